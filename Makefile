@@ -1,0 +1,79 @@
+# One command for each thing. A clean clone needs only make and python3 >= 3.11 with venv; once the
+# environment in .venv is made, nothing here touches the network.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# The stamps tell what is installed; a changed pyproject.toml installs anew.
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+# OpenBLAS reads these when it is loaded. A value exported for another machine halves every matrix
+# product of numpy: `.venv/bin/python -m actorflow.doctor` tells.
+unexport OPENBLAS_CORETYPE
+unexport OPENBLAS_L2_SIZE
+
+# pip runs, and the checkers' reports, one after the other.
+.NOTPARALLEL:
+
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test check lint types contracts bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
+	@$(BIN)/python examples/char_gpt.py $(ARGS)
+
+test: lint types contracts ## everything: lint, types, import contracts, all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types contracts ## in under a minute: lint, types, import contracts, smoke tests
+	$(BIN)/python -m pytest -m "not slow" tests/system/test_smoke.py $(ARGS)
+
+lint: $(DEV_STAMP) ## style of the code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP) ## static types
+	$(BIN)/mypy
+
+contracts: $(DEV_STAMP) ## imports only go down the floors
+	$(BIN)/lint-imports
+
+bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
+	@set -e; found=; for file in benchmarks/bench_*.py; do \
+		test -e "$$file" || continue; found=1; \
+		echo "== $$file"; $(BIN)/python "$$file" $(ARGS); \
+	done; \
+	test -n "$$found" || { echo "make bench: there is no benchmarks/bench_*.py" >&2; exit 1; }
+
+clean: ## remove .venv, caches and build products; runs and checkpoints stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A kill may have left half an environment, so it is pip that is asked and not the folder.
+$(RUN_STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "make: actorflow needs Python 3.11 or later, and '$(PYTHON)' is" \
+			"'$$($(PYTHON) --version 2>&1)'." >&2; \
+		echo "      Install it, or name another: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make: '$(PYTHON)' cannot make virtual environments: its venv module is missing." >&2; \
+		echo "      On Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		echo "make: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "make: installing actorflow into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "make: installing the tools for tests into $(VENV)"
+	@$(PIP) --editable ".[dev]"
+	@touch $@

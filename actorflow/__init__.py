@@ -1,0 +1,110 @@
+"""actorflow: an actor-based dataflow execution engine for training deep networks.
+
+    import actorflow as af
+    from actorflow import nn
+
+A function decorated with `@af.job` is traced once, compiled into a static plan of actors, and run
+from preallocated memory. See README.md, and docs/tour.md for the way of one tensor through the
+house.
+"""
+
+from actorflow.house import check_house
+
+check_house()
+
+from actorflow import data, nn, optim  # noqa: E402  # the house is checked before its rooms are entered
+from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
+from actorflow.data import DataError, DataSource  # noqa: E402
+from actorflow.functional import (  # noqa: E402
+    attention,
+    concat,
+    cos,
+    cross_entropy,
+    dropout,
+    embedding,
+    exp,
+    gelu,
+    layer_norm,
+    linear,
+    log,
+    maximum,
+    minimum,
+    mse_loss,
+    relu,
+    sigmoid,
+    silu,
+    sin,
+    softmax,
+    split,
+    sqrt,
+    square,
+    tanh,
+    where,
+)
+from actorflow.job import Job, job  # noqa: E402
+from actorflow.ports import NonFiniteLoss  # noqa: E402
+from actorflow.runner import FitResult, Runner, Stopped  # noqa: E402
+from actorflow.tensor import Tensor  # noqa: E402
+from actors.errors import ActorFailed  # noqa: E402
+from compiler.errors import (  # noqa: E402
+    ActorflowError,
+    CompileError,
+    DeviceError,
+    InternalError,
+    OutOfMemory,
+    PlanFormatError,
+)
+from compiler.plan import Plan  # noqa: E402
+from compiler.types import DType, TensorType  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActorFailed",
+    "ActorflowError",
+    "CheckpointError",
+    "CompileError",
+    "DType",
+    "DataError",
+    "DataSource",
+    "DeviceError",
+    "FitResult",
+    "InternalError",
+    "Job",
+    "NonFiniteLoss",
+    "OutOfMemory",
+    "Plan",
+    "PlanFormatError",
+    "Runner",
+    "Stopped",
+    "Tensor",
+    "TensorType",
+    "attention",
+    "concat",
+    "cos",
+    "cross_entropy",
+    "data",
+    "dropout",
+    "embedding",
+    "exp",
+    "gelu",
+    "job",
+    "layer_norm",
+    "linear",
+    "log",
+    "maximum",
+    "minimum",
+    "mse_loss",
+    "nn",
+    "optim",
+    "relu",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softmax",
+    "split",
+    "sqrt",
+    "square",
+    "tanh",
+    "where",
+]

@@ -1,0 +1,258 @@
+"""The one door to the disk: every file access of the checkpoint code is a call of an `Fs`.
+
+So the same code runs on the real disk, on one that loses power at any moment (`testing.LogFs`) and
+on one whose k-th call fails (`testing.FaultFs`). The protocol is wide for that reason: an operation
+that is not in it cannot be checked. Descriptors are plain ints, which keeps all calls at one
+object.
+
+What the durability of POSIX asks for: `fsync(fd)` makes the bytes of a file durable, but not its
+name; `fsync_dir` makes the names inside one directory durable, but not what they lead to. On Linux
+both reach the device; on macOS `fsync` stops at the drive's own cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+MAX_IO_BYTES = 8 << 20
+"""Most bytes that one `write` or `readinto` is asked for."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}\Z")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|\Z)")  # devices on some systems
+_OWNER_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """Kind, size and time of last change of a directory entry; a symbolic link is not followed."""
+
+    is_directory: bool
+    size_bytes: int
+    modified_ns: int
+
+
+class Fs(Protocol):
+    """What checkpoints ask of a file system. Every method may raise `OSError`."""
+
+    def lock(self, path: Path, owner: str) -> int:
+        """Create and lock the file, note `owner` in it, return the descriptor that holds the lock.
+
+        Raises:
+            BlockingIOError: somebody else holds it; `strerror` says who.
+        """
+        ...
+
+    def create(self, path: Path) -> int:
+        """Create a file that must not exist; return a descriptor to write it."""
+        ...
+
+    def open_read(self, directory: Path, name: str) -> int:
+        """Open the regular file `name` in `directory`, following no symbolic link at either."""
+        ...
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Append from `data`; return how many bytes were taken, which may be fewer than offered."""
+        ...
+
+    def readinto(self, fd: int, buffer: memoryview) -> int:
+        """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
+        ...
+
+    def size(self, fd: int) -> int:
+        """Return the size of an open file in bytes."""
+        ...
+
+    def fsync(self, fd: int) -> None:
+        """Make the bytes of a file durable."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor; releases the lock if it holds one."""
+        ...
+
+    def fsync_dir(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def mkdir(self, path: Path) -> None:
+        """Create a directory whose parent exists."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or directory another name, atomically."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name that is not a directory."""
+        ...
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        ...
+
+    def listdir(self, path: Path) -> list[str]:
+        """Return the names in a directory, sorted."""
+        ...
+
+    def stat(self, path: Path) -> FileStat:
+        """Return what a name leads to, without following a symbolic link."""
+        ...
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the space left for us on the file system of `path`."""
+        ...
+
+
+class RealFs:
+    """The operating system's files."""
+
+    def lock(self, path: Path, owner: str) -> int:
+        """Take a non-blocking exclusive `flock`, which the system drops when the process dies."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, _OWNER_BYTES, 0).decode("utf-8", "replace").strip()
+            os.close(fd)
+            raise BlockingIOError(error.errno, holder or "another process", str(path)) from None
+        except OSError:
+            os.close(fd)
+            raise
+        with suppress(OSError):  # a courtesy to whoever is refused: a full disk must not forbid it
+            os.ftruncate(fd, 0)
+            os.write(fd, owner.encode()[:_OWNER_BYTES])
+        return fd
+
+    def create(self, path: Path) -> int:
+        """Open with O_EXCL: a name that exists, even as a dangling link, is refused."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def open_read(self, directory: Path, name: str) -> int:
+        """Open through a descriptor of the directory; O_NONBLOCK so that a FIFO cannot block us.
+
+        Raises:
+            OSError: ENXIO if `name` is not a plain file or not a permitted name, else the system's.
+        """
+        if not is_safe_name(name):
+            raise OSError(errno.ENXIO, "not a permitted file name", repr(name))
+        directory_fd = os.open(
+            directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=directory_fd)
+        finally:
+            os.close(directory_fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.ENXIO, "not a regular file", str(directory / name))
+        return fd
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Call the system's write once."""
+        return os.write(fd, data)
+
+    def readinto(self, fd: int, buffer: memoryview) -> int:
+        """Call readv once, straight into the caller's memory."""
+        return os.readv(fd, [buffer])
+
+    def size(self, fd: int) -> int:
+        """Call fstat."""
+        return os.fstat(fd).st_size
+
+    def fsync(self, fd: int) -> None:
+        """Call the system's fsync, on the descriptor that wrote: no write-back error is missed."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Call the system's close."""
+        os.close(fd)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Call the system's fsync on a descriptor of the directory."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def mkdir(self, path: Path) -> None:
+        """Call the system's mkdir."""
+        os.mkdir(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Call the system's rename."""
+        os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Call the system's unlink."""
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Call the system's rmdir."""
+        os.rmdir(path)
+
+    def listdir(self, path: Path) -> list[str]:
+        """List and sort, since the order of a directory is the file system's own."""
+        return sorted(os.listdir(path))
+
+    def stat(self, path: Path) -> FileStat:
+        """Call lstat."""
+        status = os.lstat(path)
+        return FileStat(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime_ns)
+
+    def free_bytes(self, path: Path) -> int:
+        """Call statvfs; the reserve of the superuser is not ours."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+def is_safe_name(name: object) -> bool:
+    """Whether a manifest may name a file so: lower case, no separator, nothing hidden or reserved.
+
+    Lower case only, so that no two names fall together on a file system that ignores case.
+    """
+    return (
+        isinstance(name, str)
+        and _NAME.match(name) is not None
+        and not name.endswith(".")
+        and _RESERVED.match(name) is None
+    )
+
+
+def write_all(fs: Fs, fd: int, data: memoryview) -> None:
+    """Write every byte of `data` (a view of bytes), however short the single writes are."""
+    while data:
+        taken = fs.write(fd, data[:MAX_IO_BYTES])
+        if taken <= 0:
+            raise OSError(errno.EIO, "a write took no bytes")
+        data = data[taken:]
+
+
+def read_up_to(fs: Fs, fd: int, buffer: memoryview) -> int:
+    """Fill `buffer` (a view of bytes); return how many came, fewer only at the end of the file."""
+    filled = 0
+    while filled < len(buffer):
+        came = fs.readinto(fd, buffer[filled : filled + MAX_IO_BYTES])
+        if came == 0:
+            break
+        filled += came
+    return filled
+
+
+def remove_tree(fs: Fs, path: Path) -> None:
+    """Remove a name and all below it; a symbolic link is removed, not followed."""
+    if not fs.stat(path).is_directory:
+        fs.unlink(path)
+        return
+    for name in fs.listdir(path):
+        remove_tree(fs, path / name)
+    fs.rmdir(path)

@@ -1,0 +1,278 @@
+"""What a checkpoint says about itself: `manifest.json`, its encoder and its strict parser.
+
+The file is one line of JSON, a newline, and the xxh3_128 of the line. The hash finds damage; it
+does not prove an author. So the parser trusts nothing: every field has a type and a range, every
+file name is checked before it is opened, unknown and repeated keys are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
+from actorflow.checkpoint.fs import is_safe_name
+from actorflow.checkpoint.layout import MANIFEST_NAME, MAX_STEP
+from actorflow.checkpoint.shard import FORMAT_DTYPES, ShardDigest, ShardSpec, TensorSpec
+
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 256 << 20
+
+_HASH = re.compile(r"[0-9a-f]{32}\Z")
+_HASH_BYTES = 32
+_MAX_SIZE = 1 << 62
+_MAX_SEED = 1 << 128
+_MAX_RANK = 32
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One shard: its size and the hash of all its bytes."""
+
+    name: str
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: where it is, what it is, and the hash of its bytes (row-major, little-endian)."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that a resumed run has to know.
+
+    `attempt` is unique per save. `config`, `data_state` and `versions` hold JSON values only.
+    `data_state` is the position after the last batch that a saved step consumed; None for a source
+    without one.
+    """
+
+    format_version: int
+    attempt: str
+    step: int
+    seed: int
+    plan_hash: str
+    config: Mapping[str, Any]
+    files: tuple[FileEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    data_state: Mapping[str, Any] | None
+    data_fingerprint: str
+    versions: Mapping[str, str]
+    has_nan: bool
+
+    def shards(self) -> tuple[tuple[ShardSpec, ShardDigest], ...]:
+        """Return each file with its tensors and the hashes to expect."""
+        specs: dict[str, list[TensorSpec]] = {file.name: [] for file in self.files}
+        hashes: dict[str, dict[str, str]] = {file.name: {} for file in self.files}
+        for t in self.tensors:
+            specs[t.file].append(TensorSpec(t.name, t.dtype, t.shape))
+            hashes[t.file][t.name] = t.xxh3_128
+        return tuple(
+            (
+                ShardSpec(file.name, tuple(specs[file.name])),
+                ShardDigest(file.xxh3_128, hashes[file.name]),
+            )
+            for file in self.files
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the bytes of the file.
+
+    Raises:
+        CheckpointError: a field cannot be stored; the message names it.
+    """
+    fields = asdict(replace(manifest, config={}, data_state=None))
+    fields["config"] = plain_json(manifest.config, "config")
+    fields["data_state"] = plain_json(manifest.data_state, "data_state")
+    try:
+        body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+        _manifest_of(json.loads(body))
+    except (ValueError, CheckpointDamaged) as error:
+        raise CheckpointError(f"the checkpoint's manifest cannot be written: {error}") from error
+    return body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode()
+
+
+def decode(data: bytes) -> Manifest:
+    """Return the manifest in the bytes of a file.
+
+    Raises:
+        CheckpointDamaged: the hash is wrong, or the text is not a manifest of this format.
+    """
+    body, digest = data[: -_HASH_BYTES - 1], data[-_HASH_BYTES:]
+    if data[-_HASH_BYTES - 1 : -_HASH_BYTES] != b"\n":
+        raise CheckpointDamaged(f"{MANIFEST_NAME} is not a body, a newline and a hash: cut short?")
+    if digest != xxhash.xxh3_128_hexdigest(body).encode():
+        raise CheckpointDamaged(f"{MANIFEST_NAME} does not match its own hash")
+    try:
+        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"{MANIFEST_NAME} is not JSON: {error}") from error
+    return _manifest_of(value)
+
+
+def plain_json(value: object, where: str, depth: int = 0) -> Any:
+    """Return a copy made of dict, list, str, int, float, bool and None, which JSON keeps exactly.
+
+    Tuples become lists. Keys must be text: JSON would turn them into text without a word, and a
+    data source would get back another state than it gave.
+
+    Raises:
+        CheckpointError: a value has no place in JSON; the message names its path below `where`.
+    """
+    if depth > _MAX_DEPTH:
+        raise CheckpointError(f"{where}: nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where}: expected keys of type str, got {key!r}")
+        return {str(k): plain_json(v, f"{where}[{k!r}]", depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointError(f"{where}: JSON has no {value}; store it as text or None")
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is not None:
+        raise CheckpointError(
+            f"{where}: expected a JSON value (dict, list, str, int, float, bool or None), "
+            f"got {type(value).__module__}.{type(value).__qualname__}"
+        )
+    return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return found
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _manifest_of(value: Any) -> Manifest:
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if type(version) is int and version != FORMAT_VERSION:
+        raise CheckpointDamaged(
+            f"{MANIFEST_NAME} has format version {version}; this actorflow reads {FORMAT_VERSION}"
+        )
+    fields = _Fields(value, MANIFEST_NAME, Manifest.__slots__)
+    files = tuple(_file_of(v, f"files[{i}]") for i, v in enumerate(fields.items("files")))
+    tensors = tuple(_tensor_of(v, f"tensors[{i}]") for i, v in enumerate(fields.items("tensors")))
+    _check_names(files, tensors)
+    versions = fields.mapping("versions")
+    if not all(isinstance(v, str) for v in versions.values()):
+        raise CheckpointDamaged(f"{MANIFEST_NAME}: versions holds something other than text")
+    manifest = Manifest(
+        format_version=fields.integer("format_version", FORMAT_VERSION + 1),
+        attempt=fields.digest("attempt"),
+        step=fields.integer("step", MAX_STEP + 1),
+        seed=fields.integer("seed", _MAX_SEED),
+        plan_hash=fields.text("plan_hash"),
+        config=fields.mapping("config"),
+        files=files,
+        tensors=tensors,
+        data_state=None if value["data_state"] is None else fields.mapping("data_state"),
+        data_fingerprint=fields.text("data_fingerprint"),
+        versions=versions,
+        has_nan=fields.boolean("has_nan"),
+    )
+    for file, (spec, _) in zip(files, manifest.shards(), strict=True):
+        if spec.size_bytes() != file.size_bytes:
+            raise CheckpointDamaged(
+                f"{MANIFEST_NAME}: {file.name} is listed with {file.size_bytes} bytes, "
+                f"its tensors make {spec.size_bytes()}"
+            )
+    return manifest
+
+
+def _file_of(value: Any, where: str) -> FileEntry:
+    fields = _Fields(value, where, FileEntry.__slots__)
+    name = fields.text("name")
+    if not is_safe_name(name) or name == MANIFEST_NAME:
+        raise CheckpointDamaged(f"{where}: {name!r} is not a permitted file name")
+    return FileEntry(name, fields.integer("size_bytes", _MAX_SIZE), fields.digest("xxh3_128"))
+
+
+def _tensor_of(value: Any, where: str) -> TensorEntry:
+    fields = _Fields(value, where, TensorEntry.__slots__)
+    dtype, shape = fields.text("dtype"), fields.items("shape")
+    if dtype not in FORMAT_DTYPES:
+        raise CheckpointDamaged(f"{where}: {dtype!r} is not a dtype of this format")
+    if len(shape) > _MAX_RANK or not all(type(n) is int and 0 <= n < _MAX_SIZE for n in shape):
+        raise CheckpointDamaged(f"{where}: {str(shape)[:80]} is not a shape")
+    # Extents of an empty array count too: numpy refuses them although no byte is needed.
+    if math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize >= _MAX_SIZE:
+        raise CheckpointDamaged(f"{where}: shape {str(shape)[:80]} is larger than any memory")
+    name = fields.text("name")
+    if not name or name == "__metadata__":
+        raise CheckpointDamaged(f"{where}: {name!r} is not a permitted tensor name")
+    return TensorEntry(name, fields.text("file"), dtype, tuple(shape), fields.digest("xxh3_128"))
+
+
+def _check_names(files: tuple[FileEntry, ...], tensors: tuple[TensorEntry, ...]) -> None:
+    names = {file.name for file in files}
+    if len(names) != len(files) or len({t.name for t in tensors}) != len(tensors):
+        raise CheckpointDamaged(f"{MANIFEST_NAME}: a file or a tensor is listed twice")
+    for tensor in tensors:
+        if tensor.file not in names:
+            raise CheckpointDamaged(
+                f"{MANIFEST_NAME}: tensor {tensor.name!r} is in {tensor.file!r}, which is not there"
+            )
+
+
+class _Fields:
+    """Typed access to an untrusted JSON object with exactly these keys."""
+
+    def __init__(self, value: Any, where: str, keys: Any) -> None:
+        if not isinstance(value, dict) or set(value) != set(keys):
+            raise CheckpointDamaged(f"{where}: expected an object with {', '.join(keys)}")
+        self._value = value
+        self._where = where
+
+    def _take(self, key: str, kind: type, is_valid: bool = True) -> Any:
+        value = self._value[key]
+        if type(value) is not kind or not is_valid:
+            raise CheckpointDamaged(
+                f"{self._where}: {key} is {str(value)[:80]!r}, expected a valid {kind.__name__}"
+            )
+        return value
+
+    def text(self, key: str) -> str:
+        return str(self._take(key, str))
+
+    def integer(self, key: str, end: int) -> int:
+        """Return an int in [0, end)."""
+        value = self._value[key]
+        return int(self._take(key, int, type(value) is int and 0 <= value < end))
+
+    def boolean(self, key: str) -> bool:
+        return bool(self._take(key, bool))
+
+    def items(self, key: str) -> list[Any]:
+        return list(self._take(key, list))
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        return dict(self._take(key, dict))
+
+    def digest(self, key: str) -> str:
+        value = self._value[key]
+        return str(self._take(key, str, isinstance(value, str) and _HASH.match(value) is not None))

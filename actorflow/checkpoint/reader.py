@@ -1,0 +1,168 @@
+"""List, verify and load checkpoints. Needs no lock, creates nothing, trusts nothing on the disk.
+
+The newest checkpoint whose every byte is right is the one to resume from; a damaged one is reported
+and skipped. Steps without a valid one among them are an error, never a fresh start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from actorflow.checkpoint.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    NoValidCheckpoint,
+    os_text,
+    reading,
+)
+from actorflow.checkpoint.fs import Fs, read_up_to
+from actorflow.checkpoint.layout import MANIFEST_NAME, aside_step_of, step_name, step_of
+from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decode
+from actorflow.checkpoint.shard import Array, read_shard
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A verified checkpoint in memory: fresh, writable arrays by tensor name."""
+
+    manifest: Manifest
+    tensors: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One line of a listing, from the manifest alone; `problem` is empty if that can be read.
+
+    `modified_ns` is the file system's time of the manifest in nanoseconds since 1970, 0 if unknown.
+    """
+
+    step: int
+    path: Path
+    size_bytes: int
+    num_tensors: int
+    modified_ns: int
+    has_nan: bool
+    problem: str
+
+
+def list_steps(fs: Fs, directory: Path) -> tuple[int, ...]:
+    """Return the steps that have a final name, ascending; none if the directory does not exist."""
+    return tuple(step for name in _names(fs, directory) if (step := step_of(name)) is not None)
+
+
+def _names(fs: Fs, directory: Path) -> list[str]:
+    try:
+        return fs.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot list {directory}: {os_text(error)}") from error
+
+
+def read_manifest(fs: Fs, directory: Path, step: int) -> Manifest:
+    """Return the manifest of a step, checked against its own hash and its directory's name.
+
+    Raises:
+        CheckpointDamaged: it is missing, damaged, or of another step.
+    """
+    path = directory / step_name(step)
+    with reading(path):
+        fd = fs.open_read(path, MANIFEST_NAME)
+        try:
+            size_bytes = fs.size(fd)
+            if size_bytes > MAX_MANIFEST_BYTES:
+                raise CheckpointDamaged(f"{path}: a manifest of {size_bytes} bytes is too large")
+            data = bytearray(size_bytes)
+            came = read_up_to(fs, fd, memoryview(data))
+        finally:
+            fs.close(fd)
+    try:
+        manifest = decode(bytes(data[:came]))
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{path}: {error}") from error
+    if manifest.step != step:
+        raise CheckpointDamaged(f"{path}: its manifest is that of step {manifest.step}")
+    return manifest
+
+
+def verify_step(fs: Fs, directory: Path, step: int) -> Manifest:
+    """Read every byte of a checkpoint and compare; return its manifest. Memory: one chunk of 8 MiB.
+
+    Raises:
+        CheckpointDamaged: something is missing or differs; the message names the file.
+    """
+    return _read(fs, directory, step, is_kept=False).manifest
+
+
+def load_step(fs: Fs, directory: Path, step: int) -> LoadedCheckpoint:
+    """Read, verify and return a checkpoint, in one pass over its files.
+
+    Raises:
+        CheckpointDamaged: something is missing or differs; the message names the file.
+    """
+    return _read(fs, directory, step, is_kept=True)
+
+
+def _read(fs: Fs, directory: Path, step: int, *, is_kept: bool) -> LoadedCheckpoint:
+    manifest = read_manifest(fs, directory, step)
+    path = directory / step_name(step)
+    tensors: dict[str, Array] = {}
+    with reading(path):
+        for spec, digest in manifest.shards():
+            tensors.update(read_shard(fs, path, spec, digest, is_kept=is_kept))
+    return LoadedCheckpoint(manifest, tensors)
+
+
+def load_latest(fs: Fs, directory: Path, report: Callable[[str], None]) -> LoadedCheckpoint | None:
+    """Return the newest checkpoint that is valid; None only where there never was one.
+
+    Each damaged one is told to `report` and skipped. One that a writer removes meanwhile is passed
+    over.
+
+    Raises:
+        NoValidCheckpoint: there are checkpoints, and all are damaged.
+        CheckpointError: the system refuses to read, which says nothing about the checkpoint.
+    """
+    loaded, problems = None, []
+    for step in reversed(list_steps(fs, directory)):
+        try:
+            loaded = load_step(fs, directory, step)
+            break
+        except CheckpointDamaged as error:
+            if step not in list_steps(fs, directory):
+                # A writer removed it meanwhile, so there is a newer one: look again.
+                return load_latest(fs, directory, report)
+            problems.append(f"checkpoint of step {step} is damaged and not used: {error}")
+    for problem in problems:
+        report(problem)
+    if loaded is not None:
+        return loaded
+    asides = [name for name in _names(fs, directory) if aside_step_of(name) is not None]
+    if problems or asides:
+        listing = "".join(f"\n  {text}" for text in [*problems, *asides])
+        raise NoValidCheckpoint(
+            f"{directory} has checkpoints, but none that is valid:{listing}\n"
+            "Restore one from a copy, or choose another directory to start afresh"
+        )
+    return None
+
+
+def describe(fs: Fs, directory: Path) -> tuple[CheckpointRow, ...]:
+    """Return one row per step, ascending, without reading the tensors."""
+    return tuple(_row(fs, directory, step) for step in list_steps(fs, directory))
+
+
+def _row(fs: Fs, directory: Path, step: int) -> CheckpointRow:
+    path = directory / step_name(step)
+    try:
+        manifest = read_manifest(fs, directory, step)
+        with reading(path):
+            modified_ns = fs.stat(path / MANIFEST_NAME).modified_ns
+    except CheckpointError as error:
+        return CheckpointRow(step, path, 0, 0, 0, has_nan=False, problem=str(error))
+    size_bytes = sum(file.size_bytes for file in manifest.files)
+    return CheckpointRow(
+        step, path, size_bytes, len(manifest.tensors), modified_ns, manifest.has_nan, ""
+    )

@@ -1,0 +1,279 @@
+"""Tensor files: the safetensors format, written and read in chunks and hashed on the way.
+
+safetensors itself carries no checksum (every flipped payload bit loads silently wrong) and its
+numpy writer permutes the values of arrays that are not C-contiguous, besides building the whole
+file in memory. So the writer is our own; the files load bit for bit with
+`safetensors.numpy.load_file`.
+
+A shard's header is a function of its `ShardSpec` alone. A reader that knows the spec from the
+manifest therefore never parses a header: it compares bytes. Format:
+github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, size_text
+from actorflow.checkpoint.fs import Fs, is_safe_name, read_up_to, write_all
+
+Array = NDArray[np.generic]
+Groups = Mapping[str, Mapping[str, Array]]
+"""Tensors by name by group; group "model" becomes files `model-00001.safetensors` and on."""
+
+CHUNK_BYTES = 8 << 20
+MAX_SHARD_BYTES = 1 << 30
+FORMAT_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""numpy's name of a dtype -> the name in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, numpy dtype name and shape of one tensor in a shard."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """One file: its name and its tensors, in any order; on disk the widest dtype comes first.
+
+    The order keeps every tensor aligned to its element, which lets other readers map the file.
+    """
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+
+    def in_file_order(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors as their bytes follow each other."""
+        return tuple(sorted(self.tensors, key=lambda t: (-np.dtype(t.dtype).itemsize, t.name)))
+
+    def header(self) -> bytes:
+        """Return every byte of the file before the first tensor."""
+        entries: dict[str, Any] = {"__metadata__": {"format": "actorflow"}}
+        offset = 0
+        for tensor in self.in_file_order():
+            end = offset + tensor.size_bytes
+            entries[tensor.name] = {
+                "dtype": FORMAT_DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # the payload starts aligned
+        return struct.pack("<Q", len(text)) + text
+
+    def size_bytes(self) -> int:
+        """Return the size of the file."""
+        return len(self.header()) + sum(t.size_bytes for t in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDigest:
+    """Hashes (xxh3_128, hexadecimal) of a file and of each tensor's bytes by name."""
+
+    file: str
+    tensors: Mapping[str, str]
+
+
+def plan_shards(groups: Groups, max_bytes: int = MAX_SHARD_BYTES) -> tuple[ShardSpec, ...]:
+    """Return which tensor goes into which file; pure, whatever the order of the mappings.
+
+    A file is closed when the next tensor would take it over `max_bytes`; a tensor above that has a
+    file of its own. A group without tensors has no file.
+
+    Raises:
+        CheckpointError: a name is not permitted or used twice, a value is not an array, or its
+            dtype cannot be stored.
+    """
+    owner: dict[str, str] = {}
+    shards: list[ShardSpec] = []
+    for group in sorted(groups):
+        if not is_safe_name(f"{group}-00001.safetensors"):
+            raise CheckpointError(
+                f"checkpoint group {group!r}: expected lower-case letters, digits, '.', '_' or '-'"
+            )
+        specs = [_spec_of(group, name, groups[group][name], owner) for name in groups[group]]
+        ordered = ShardSpec("", tuple(specs)).in_file_order()
+        for number, tensors in enumerate(_fill(ordered, max_bytes), start=1):
+            shards.append(ShardSpec(f"{group}-{number:05d}.safetensors", tensors))
+    return tuple(shards)
+
+
+def _spec_of(group: str, name: str, value: object, owner: dict[str, str]) -> TensorSpec:
+    where = f"checkpoint tensor {name!r} of group {group!r}"
+    if not isinstance(name, str) or not name or name == "__metadata__":
+        raise CheckpointError(f"{where}: expected a name that is not empty or reserved")
+    if name in owner:
+        raise CheckpointError(
+            f"{where}: group {owner[name]!r} has a tensor of this name too; names are unique"
+        )
+    owner[name] = group
+    if not isinstance(value, np.ndarray):
+        raise CheckpointError(f"{where}: expected a numpy array, got {type(value).__name__}")
+    if value.dtype.name not in FORMAT_DTYPES:
+        raise CheckpointError(
+            f"{where}: dtype {value.dtype} cannot be stored; expected one of "
+            f"{', '.join(FORMAT_DTYPES)}"
+        )
+    return TensorSpec(name, value.dtype.name, value.shape)
+
+
+def _fill(ordered: tuple[TensorSpec, ...], max_bytes: int) -> list[tuple[TensorSpec, ...]]:
+    files: list[tuple[TensorSpec, ...]] = []
+    current: list[TensorSpec] = []
+    used = 0
+    for tensor in ordered:
+        if current and used + tensor.size_bytes > max_bytes:
+            files.append(tuple(current))
+            current, used = [], 0
+        current.append(tensor)
+        used += tensor.size_bytes
+    return [*files, tuple(current)] if current else files
+
+
+def tensor_hash(array: Array) -> str:
+    """Return the xxh3_128 of an array's bytes as a shard holds them."""
+    hasher = xxhash.xxh3_128()
+    for chunk in _chunks(array):
+        hasher.update(_bytes_of(chunk))
+    return str(hasher.hexdigest())
+
+
+def write_shard(
+    fs: Fs, directory: Path, spec: ShardSpec, tensors: Mapping[str, Array]
+) -> tuple[ShardDigest, bool]:
+    """Write one file and make its bytes durable; return its hashes, and whether a float is NaN.
+
+    Needs no memory beyond a copy of one tensor, and that only if it is not contiguous
+    little-endian.
+    """
+    whole = xxhash.xxh3_128()
+    per_tensor: dict[str, str] = {}
+    has_nan = False
+    fd = fs.create(directory / spec.name)
+    try:
+        header = spec.header()
+        whole.update(header)
+        write_all(fs, fd, memoryview(header))
+        for tensor in spec.in_file_order():
+            hasher = xxhash.xxh3_128()
+            for chunk in _chunks(tensors[tensor.name]):
+                has_nan = has_nan or _has_nan(chunk)
+                data = _bytes_of(chunk)
+                whole.update(data)
+                hasher.update(data)
+                write_all(fs, fd, data)
+            per_tensor[tensor.name] = hasher.hexdigest()
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+    return ShardDigest(whole.hexdigest(), per_tensor), has_nan
+
+
+def _chunks(array: Array) -> list[Array]:
+    # The one place where layout and byte order become the file's: row-major and little-endian.
+    dense = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    step = CHUNK_BYTES // dense.itemsize
+    return [dense[first : first + step] for first in range(0, dense.size, step)]
+
+
+def _bytes_of(chunk: Array) -> memoryview:
+    return chunk.view(np.uint8).data
+
+
+def _has_nan(chunk: Array) -> bool:
+    if chunk.dtype.kind != "f":
+        return False
+    with np.errstate(invalid="ignore"):
+        return bool(np.isnan(np.min(chunk)))  # min hands NaN on, and needs no temporary array
+
+
+def read_shard(
+    fs: Fs, directory: Path, spec: ShardSpec, digest: ShardDigest, *, is_kept: bool
+) -> dict[str, Array]:
+    """Read one file once, check every byte of it, and return its tensors if `is_kept` (else none).
+
+    Memory: the tensors, or one chunk when they are not kept. Sizes are compared before anything is
+    allocated, so a lying manifest cannot ask for more than the file has.
+
+    Raises:
+        CheckpointDamaged: size, header, a tensor's hash or the file's hash is another.
+        OSError: the file is missing, not regular, or cannot be read.
+    """
+    path = directory / spec.name
+    whole = xxhash.xxh3_128()
+    kept: dict[str, Array] = {}
+    fd = fs.open_read(directory, spec.name)
+    try:
+        _check_size(path, spec.size_bytes(), fs.size(fd))
+        expected = spec.header()
+        header = bytearray(len(expected))
+        if read_up_to(fs, fd, memoryview(header)) < len(header) or header != expected:
+            raise CheckpointDamaged(f"{path}: its header does not match the manifest")
+        whole.update(header)
+        scratch = None if is_kept else memoryview(bytearray(min(CHUNK_BYTES, spec.size_bytes())))
+        for tensor in spec.in_file_order():
+            if scratch is None:
+                array: Array = np.empty(tensor.shape, tensor.dtype)
+                kept[tensor.name] = array
+                found = _read_tensor(fs, fd, tensor, whole, _bytes_of(array.reshape(-1)))
+            else:
+                found = _read_tensor(fs, fd, tensor, whole, scratch)
+            if found != digest.tensors[tensor.name]:
+                raise CheckpointDamaged(f"{path}: the bytes of tensor {tensor.name!r} are damaged")
+    finally:
+        fs.close(fd)
+    if whole.hexdigest() != digest.file:
+        raise CheckpointDamaged(f"{path}: its hash is {whole.hexdigest()}, not {digest.file}")
+    return kept
+
+
+def _check_size(path: Path, expected_bytes: int, found_bytes: int) -> None:
+    if expected_bytes != found_bytes:
+        raise CheckpointDamaged(
+            f"{path}: expected {expected_bytes} bytes ({size_text(expected_bytes)}), "
+            f"found {found_bytes}"
+        )
+
+
+def _read_tensor(fs: Fs, fd: int, tensor: TensorSpec, whole: Any, buffer: memoryview) -> str:
+    # The buffer is the tensor itself, filled front to back, or a chunk that is used again and
+    # again.
+    hasher = xxhash.xxh3_128()
+    left = tensor.size_bytes
+    is_whole_tensor = len(buffer) == left
+    done = 0
+    while left:
+        start = done if is_whole_tensor else 0
+        part = buffer[start : start + min(CHUNK_BYTES, left)]
+        came = read_up_to(fs, fd, part)
+        whole.update(part[:came])
+        hasher.update(part[:came])
+        if came < len(part):
+            break  # the file shrank while it was read: the hash will tell
+        left -= came
+        done += came
+    return str(hasher.hexdigest())

@@ -1,0 +1,209 @@
+"""The command line: `actorflow run | plan | simulate | ckpt | ops | doctor`.
+
+Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
+with exit code 1, and a stop by signal exits with 128 + signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from actorflow import doctor
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.data import Tokens
+from actorflow.job import PlanCaptured, capturing_plan
+from actorflow.run import batch_fields
+from actorflow.runner import Runner
+from compiler.errors import ActorflowError, CompileError
+from compiler.plan import Plan
+from compiler.printer import print_plan, summarise
+from compiler.registry import COLUMNS, all_ops
+from memory.report import format_bytes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    own, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options = parser.parse_args(own)
+    options.rest = rest
+    try:
+        code: int = options.command(options)
+    except ActorflowError as error:
+        print(f"actorflow: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
+        return 1
+    except OSError as error:
+        print(f"actorflow: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return our arguments and the script's: all after `run SCRIPT.py`, else those after `--`."""
+    if arguments[:1] == ["run"]:
+        for index, argument in enumerate(arguments):
+            if argument.endswith(".py"):
+                return arguments[: index + 1], [a for a in arguments[index + 1 :] if a != "--"]
+    if "--" in arguments:
+        cut = arguments.index("--")
+        return arguments[:cut], arguments[cut + 1 :]
+    return arguments, []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="actorflow",
+        description="Static plans of actors for training deep networks.",
+        epilog="A script's own arguments follow it (run), or follow -- (plan, simulate).",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a script, or train from a plan file")
+    run.add_argument("file", help="a Python script, or a plan file made by 'actorflow plan --save'")
+    run.add_argument("--text", help="plan file: train on the bytes of this text file")
+    run.add_argument("--steps", type=int, help="plan file: total number of steps")
+    run.add_argument("--checkpoint", help="plan file: directory of the run")
+    run.add_argument("--seed", type=int, default=0, help="plan file: seed of the run (default 0)")
+    run.set_defaults(command=_run)
+
+    plan = commands.add_parser("plan", help="show the plan of a script's first fit, or a plan file")
+    plan.add_argument("file", help="a Python script or a plan file")
+    plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
+    plan.add_argument("--full", action="store_true", help="print every launch")
+    plan.set_defaults(command=_plan)
+
+    simulate = commands.add_parser("simulate", help="predict the timeline of a plan")
+    simulate.add_argument("file", help="a Python script or a plan file")
+    simulate.add_argument("--steps", type=int, default=100, help="steps to simulate (default 100)")
+    simulate.set_defaults(command=_simulate)
+
+    ckpt = commands.add_parser("ckpt", help="list or verify checkpoints")
+    actions = ckpt.add_subparsers(required=True, metavar="ACTION")
+    listing = actions.add_parser("ls", help="list the checkpoints of a run")
+    listing.add_argument("directory")
+    listing.set_defaults(command=_ckpt_ls)
+    verify = actions.add_parser("verify", help="check every file and tensor against its hash")
+    verify.add_argument("directory")
+    verify.add_argument("--step", type=int, help="only this step")
+    verify.set_defaults(command=_ckpt_verify)
+
+    ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
+    ops.set_defaults(command=_ops)
+
+    check = commands.add_parser(
+        "doctor", help="say what this machine offers and what holds it back"
+    )
+    check.set_defaults(command=lambda options: doctor.main())
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not _is_plan_file(options.file):
+        _run_script(options.file, options.rest)
+        return 0
+    plan = Plan.load(options.file)
+    if options.text is None or options.steps is None:
+        raise CompileError("a plan file needs --text FILE and --steps N to be trained")
+    types, lines = batch_fields(plan)
+    if set(types) != {"x", "y"} or len(types["x"].shape) != 2:
+        wanted = ", ".join(f"{n}: {t} ({lines[n]})" for n, t in types.items())
+        raise CompileError(
+            f"{options.file} wants the batch {wanted}; --text gives x and y of shape [batch, seq]."
+            " Use actorflow.Runner(Plan.load(...)).fit(data, ...) with a source of your own"
+        )
+    batch, seq = types["x"].shape
+    data = Tokens.from_files(options.text, seq=seq, batch=batch, seed=options.seed)
+    runner = Runner(plan, seed=options.seed)
+    result = runner.fit(data, steps=options.steps, checkpoint=options.checkpoint)
+    print(f"{result.last_step} steps done")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    plan = _plan_of(options.file, options.rest)
+    print("\n".join(print_plan(plan) if options.full else summarise(plan)))
+    if options.save:
+        plan.save(options.save)
+        print(f"saved to {options.save} ({format_bytes(os.path.getsize(options.save))})")
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from actors.simulate import simulate
+
+    plan = _plan_of(options.file, options.rest)
+    result = simulate(plan, options.steps)
+    print(f"{options.steps} steps of {plan.name!r} take {result.makespan_ns / 1e6:.1f} ms")
+    for stream, share in zip(plan.streams, result.utilisation, strict=True):
+        print(f"  stream {stream.name:<12} busy {share:6.1%}")
+    return 0
+
+
+def _plan_of(file: str, rest: list[str]) -> Plan:
+    if _is_plan_file(file):
+        return Plan.load(file)
+    with capturing_plan():
+        try:
+            _run_script(file, rest)
+        except PlanCaptured as captured:
+            return captured.plan
+    raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
+
+
+def _run_script(file: str, rest: list[str]) -> None:
+    if not Path(file).is_file():
+        raise FileNotFoundError(2, "no such script", file)
+    sys.argv = [file, *rest]
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    runpy.run_path(file, run_name="__main__")
+
+
+def _is_plan_file(file: str) -> bool:
+    return not file.endswith(".py")
+
+
+def _ckpt_ls(options: argparse.Namespace) -> int:
+    rows = CheckpointManager(options.directory).describe()
+    if not rows:
+        print(f"no checkpoints in {options.directory}")
+        return 1
+    for row in rows:
+        print(row)
+    return 0
+
+
+def _ckpt_verify(options: argparse.Namespace) -> int:
+    manager = CheckpointManager(options.directory)
+    steps = [options.step] if options.step is not None else list(manager.steps())
+    if not steps:
+        print(f"no checkpoints in {options.directory}")
+        return 1
+    damaged = 0
+    for step in steps:
+        try:
+            manifest = manager.verify(step)
+        except ActorflowError as error:
+            damaged += 1
+            print(f"step {step}: DAMAGED: {error}")
+            continue
+        size = sum(f.size_bytes for f in manifest.files)
+        print(f"step {step}: valid, {len(manifest.tensors)} tensors, {format_bytes(size)}")
+    return 1 if damaged else 0
+
+
+def _ops(options: argparse.Namespace) -> int:
+    names = [c.name for c in COLUMNS]
+    print("| op | " + " | ".join(names) + " |")
+    print("|---|" + "---|" * len(names))
+    for op in all_ops():
+        cells = ["yes" if c.has(op) else ("-" if c.default is None else ".") for c in COLUMNS]
+        print(f"| {op.name} | " + " | ".join(cells) + " |")
+    return 0

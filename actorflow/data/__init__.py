@@ -1,0 +1,36 @@
+"""Where batches come from: sources that seek, so that a resumed run sees the same bytes.
+
+source.py       the DataSource protocol, DataError, check_batch
+order.py        which item is seen when: a shuffled epoch without a permutation array
+fingerprint.py  length + hash of the content
+tokens.py       Tokens: windows of one long token sequence
+arrays.py       ArraySource: rows of arrays in memory or memory-mapped
+iterable.py     from_iterable: any iterator of dicts
+"""
+
+from actorflow.data.arrays import ArraySource
+from actorflow.data.iterable import IterableSource, from_iterable
+from actorflow.data.source import (
+    Batch,
+    DataError,
+    DataSource,
+    FillsBatches,
+    check_batch,
+    items_of,
+    spec_of,
+)
+from actorflow.data.tokens import Tokens
+
+__all__ = [
+    "ArraySource",
+    "Batch",
+    "DataError",
+    "DataSource",
+    "FillsBatches",
+    "IterableSource",
+    "Tokens",
+    "check_batch",
+    "from_iterable",
+    "items_of",
+    "spec_of",
+]

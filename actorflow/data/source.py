@@ -1,0 +1,207 @@
+"""What a data source must answer, and the checks that every batch passes.
+
+A source is a position in a sequence of batches. `state()` is the position after the last batch that
+was returned; the runner keeps the state of every batch in flight and saves the one that belongs to
+the last *committed* step, so a prefetcher that is k batches ahead never makes a resumed run skip k
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from compiler.errors import ActorflowError
+from compiler.types import DType, TensorType
+
+_DTYPE_NAMES = tuple(d.value for d in DType)
+
+Batch = Mapping[str, npt.NDArray[Any]]
+
+
+class DataError(ActorflowError):
+    """The user's data is too short, of the wrong type, or not what the job was compiled for."""
+
+
+class DataSource(Protocol):
+    """A seekable sequence of batches; used by one thread at a time.
+
+    Two optional attributes describe the rate of progress: `items_per_batch` (int) and `item_name`
+    (such as "tokens"); read them with `items_of`.
+    """
+
+    def spec(self) -> dict[str, TensorType]:
+        """Return the type of every array of a batch; the same for every batch."""
+
+    def __next__(self) -> Batch:
+        """Return the next batch, whose arrays the caller owns.
+
+        Raises:
+            StopIteration: there is no further batch.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch returned, as JSON-able values."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state` returned; the next batch is the one that followed there.
+
+        Raises:
+            DataError: `state` is not one of this kind of source.
+        """
+
+    def fingerprint(self) -> str:
+        """Return length, content hash and parameters: equal if and only if the stream is equal."""
+
+
+@runtime_checkable
+class FillsBatches(Protocol):
+    """A source that can write a batch into arrays that the caller already has."""
+
+    def next_into(self, out: Batch) -> None:
+        """Write the next batch into `out`, whose arrays have the types of `spec()`.
+
+        Raises:
+            StopIteration: there is no further batch; `out` is unchanged.
+        """
+
+
+def items_of(source: DataSource) -> tuple[int, str]:
+    """Return (items per batch, name of an item) of a source.
+
+    A source without these attributes counts samples: the leading extent of its first array, or 1.
+    """
+    name = str(getattr(source, "item_name", "samples"))
+    declared = getattr(source, "items_per_batch", None)
+    if declared is not None:
+        return int(declared), name
+    first = next(iter(source.spec().values()), None)
+    return (first.shape[0] if first is not None and first.shape else 1), name
+
+
+def spec_of(batch: Mapping[str, Any], where: str = "") -> dict[str, TensorType]:
+    """Return the type of every array of a batch.
+
+    Raises:
+        DataError: a value is no array, or is of an element type that no plan can hold.
+    """
+    return {name: _type_of(name, value, where) for name, value in batch.items()}
+
+
+def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") -> None:
+    """Check that `batch` has exactly the arrays that `spec` promises.
+
+    Args:
+        batch: what the user's source returned.
+        spec: the types that the plan was compiled for.
+        where: the user's own line, such as "train.py:41"; part of every message.
+
+    Raises:
+        DataError: names the entry, the type expected, the type that came, and `where`.
+    """
+    at = _at(where)
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"batch{at}: expected a dict with the keys {_listed(spec)}, came"
+            f" {type(batch).__name__}; return {{name: array}} from the data source"
+        )
+    missing = [name for name in spec if name not in batch]
+    unexpected = [name for name in batch if name not in spec]
+    if missing or unexpected:
+        raise DataError(_keys_message(at, spec, batch, missing, unexpected))
+    for name, expected in spec.items():
+        value = batch[name]
+        if not isinstance(value, np.ndarray):
+            raise DataError(_not_an_array(name, value, at, f"{expected}, "))
+        if value.shape != expected.shape or value.dtype != np.dtype(expected.dtype.value):
+            raise DataError(_mismatch(name, value, expected, at))
+
+
+def _keys_message(
+    at: str, spec: Mapping[str, Any], batch: Mapping[Any, Any], missing: list[str], extra: list[Any]
+) -> str:
+    wrong = [f"{_listed(missing)} missing"] if missing else []
+    wrong += [f"{_listed(extra)} unexpected"] if extra else []
+    return (
+        f"batch{at}: expected the keys {_listed(spec)}, came {_listed(batch)}: {', '.join(wrong)};"
+        " every batch has the keys of the source's spec()"
+    )
+
+
+def _mismatch(name: str, value: npt.NDArray[Any], expected: TensorType, at: str) -> str:
+    head = f"batch[{name!r}]{at}: expected {expected}, came {_shown(value)}; "
+    if value.shape == expected.shape:
+        return head + f"convert it in the data source: array.astype(np.{expected.dtype})"
+    if value.shape[1:] == expected.shape[1:] and value.ndim == len(expected.shape):
+        return head + "every batch has the same length: drop the last short batch, or pad it"
+    return head + "a plan has static shapes: give every batch the shape of the source's spec()"
+
+
+def _type_of(name: str, value: object, where: str) -> TensorType:
+    if not isinstance(value, np.ndarray):
+        raise DataError(_not_an_array(name, value, _at(where), ""))
+    if value.dtype.name not in _DTYPE_NAMES or not value.dtype.isnative:
+        raise DataError(
+            f"batch[{name!r}]{_at(where)}: expected one of the element types"
+            f" {', '.join(_DTYPE_NAMES)}, came {_shown(value)}; convert it with array.astype(...)"
+        )
+    return TensorType(DType(value.dtype.name), value.shape)
+
+
+def _not_an_array(name: str, value: object, at: str, expected: str) -> str:
+    return (
+        f"batch[{name!r}]{at}: expected {expected}a numpy array, came {type(value).__name__};"
+        f" convert it in the data source with np.asarray(...)"
+    )
+
+
+def _shown(value: npt.NDArray[Any]) -> str:
+    order = "" if value.dtype.isnative else "byte-swapped "
+    return f"{order}{value.dtype.name}[{', '.join(map(str, value.shape))}]"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "(none)"
+
+
+def _at(where: str) -> str:
+    return f" ({where})" if where else ""
+
+
+def position_state(kind: str, batches: int) -> dict[str, Any]:
+    """Return the state of a source whose position is the number of batches it has returned."""
+    return {"kind": kind, "batches": batches}
+
+
+def position_of(state: Mapping[str, Any], kind: str) -> int:
+    """Return the number of batches in a state made by `position_state`.
+
+    Raises:
+        DataError: the state belongs to another kind of source, or is damaged.
+    """
+    batches = state.get("batches")
+    if (
+        state.get("kind") != kind
+        or not isinstance(batches, int)
+        or isinstance(batches, bool)
+        or batches < 0
+    ):
+        raise DataError(
+            f"data source: expected a state {{'kind': {kind!r}, 'batches': n >= 0}}, came"
+            f" {dict(state)!r}; restore with the kind of source that wrote the checkpoint"
+        )
+    return batches
+
+
+def positive(name: str, value: object) -> int:
+    """Return `value` if it is an integer above 0.
+
+    Raises:
+        DataError: it is not; the message names the argument.
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0:
+        return int(value)
+    raise DataError(f"data source: expected {name}= to be an integer above 0, came {value!r}")

@@ -1,0 +1,217 @@
+"""Functions on tensors: activations, attention, losses, regularisation.
+
+Names and semantics are the field's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from actorflow.tensor import Operand, Tensor, apply, apply_many
+from actorflow.trace import Trace, current_trace, find_source
+from compiler.errors import CompileError
+from compiler.ops import activation, binary, elementwise, loss, norm, random, shape, slicing
+from compiler.ops import embedding as embedding_ops
+from compiler.ops import softmax as softmax_ops
+from compiler.ops import split as split_ops
+from compiler.types import DType, TensorType
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)."""
+    return apply(activation.RELU, x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return the Gaussian error linear unit in its tanh form (Hendrycks & Gimpel, 2016)."""
+    return apply(activation.GELU, x)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return apply(activation.SILU, x)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x))."""
+    return apply(activation.SIGMOID, x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return the hyperbolic tangent."""
+    return apply(activation.TANH, x)
+
+
+def exp(x: Tensor) -> Tensor:
+    """Return e to the power of x."""
+    return apply(elementwise.EXP, x)
+
+
+def log(x: Tensor) -> Tensor:
+    """Return the natural logarithm."""
+    return apply(elementwise.LOG, x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Return the square root."""
+    return apply(elementwise.SQRT, x)
+
+
+def cos(x: Tensor) -> Tensor:
+    """Return the cosine of x in radians."""
+    return apply(elementwise.COS, x)
+
+
+def sin(x: Tensor) -> Tensor:
+    """Return the sine of x in radians."""
+    return apply(elementwise.SIN, x)
+
+
+def square(x: Tensor) -> Tensor:
+    """Return x * x."""
+    return apply(elementwise.SQUARE, x)
+
+
+def minimum(a: Operand, b: Operand) -> Tensor:
+    """Return the smaller of two, elementwise."""
+    return apply(binary.MINIMUM, a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Tensor:
+    """Return the larger of two, elementwise."""
+    return apply(binary.MAXIMUM, a, b)
+
+
+def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
+    """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        partner = a.dtype if isinstance(a, Tensor) else b.dtype
+        a = a if isinstance(a, Tensor) else full_like_scalar(a, partner)
+        b = b if isinstance(b, Tensor) else full_like_scalar(b, partner)
+    else:
+        a, b = full_like_scalar(a, DType.FLOAT32), full_like_scalar(b, DType.FLOAT32)
+    return apply(binary.WHERE, condition, a, b)
+
+
+def full_like_scalar(value: Operand, dtype: DType) -> Tensor:
+    """Return a number as a scalar tensor of `dtype`."""
+    return apply(shape.STOP_GRADIENT, np.asarray(value, dtype.value))
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join tensors of equal shape, but for `axis`, along that axis."""
+    if not tensors:
+        raise CompileError(f"{find_source()}: concat needs at least one tensor")
+    return apply(slicing.CONCAT, *tensors, axis=axis % max(tensors[0].ndim, 1))
+
+
+def split(x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """Cut a tensor into `sections` dense parts of equal extent along `axis`."""
+    return apply_many(split_ops.SPLIT, x, axis=axis % max(x.ndim, 1), sections=int(sections))
+
+
+def softmax(x: Tensor, *, scale: float = 1.0, causal: bool = False) -> Tensor:
+    """Return the softmax of `scale * x` over the last axis.
+
+    With `causal`, x is [..., T, S] and row i sees only columns j <= i + (S - T).
+    """
+    return apply(softmax_ops.SOFTMAX, x, scale=float(scale), causal=bool(causal))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift (Ba et al., 2016)."""
+    return apply_many(norm.LAYER_NORM, x, weight, bias, eps=float(eps))[0]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias.
+
+    Args:
+        x: [..., in]; all leading axes become the rows of one matrix product.
+        weight: [out, in].
+        bias: [out], or None.
+    """
+    if x.ndim < 1 or x.shape[-1] != weight.shape[-1]:
+        raise CompileError(
+            f"{find_source()}: linear expects [..., {weight.shape[-1]}] for a weight"
+            f" {weight.type}, got {x.type}"
+        )
+    leading = x.shape[:-1]
+    rows = x.reshape(math.prod(leading), x.shape[-1])
+    y = rows @ weight.T
+    if bias is not None:
+        y = y + bias
+    return y.reshape(*leading, weight.shape[0])
+
+
+def embedding(weight: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of `weight` [V, D] at integer `ids`: ids.shape + [D].
+
+    An id outside 0..V-1 fails the step with an IndexError that names it.
+    """
+    return apply(embedding_ops.EMBEDDING, weight, ids)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al., 2017): softmax(q kT / sqrt(d)) v.
+
+    Args:
+        q: [..., T, d].
+        k: [..., S, d].
+        v: [..., S, e].
+        causal: row i attends to columns j <= i + (S - T) only.
+    """
+    scores = q @ k.swapaxes(-1, -2)
+    return softmax(scores, scale=1.0 / math.sqrt(q.shape[-1]), causal=causal) @ v
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of integer labels, a scalar.
+
+    Args:
+        logits: [..., C].
+        labels: integers of shape [...]; one outside 0..C-1 fails the step with an IndexError.
+    """
+    if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
+        raise CompileError(
+            f"{find_source()}: cross_entropy expects labels of shape {list(logits.shape[:-1])} for"
+            f" logits {logits.type}, got {labels.type}"
+        )
+    rows = math.prod(labels.shape)
+    flat = logits.reshape(rows, logits.shape[-1])
+    return apply_many(loss.CROSS_ENTROPY, flat, labels.reshape(rows))[0]
+
+
+def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of squared differences, a scalar."""
+    return square(prediction - target).mean()
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zero elements with probability p and scale the rest by 1/(1-p).
+
+    Outside training it is the identity. The mask is a pure function of (seed, step, this op,
+    element), so that it replays after a resume and under recomputation.
+    """
+    if not 0.0 <= p < 1.0:
+        raise CompileError(f"{find_source()}: dropout probability must be in [0, 1), got {p}")
+    trace = current_trace()
+    if trace is None or not trace.is_training or p == 0.0:
+        return x
+    key = trace.next_random_key()
+    return apply(random.DROPOUT, x, seed_of(trace), step_of(trace), p=float(p), key=key)
+
+
+def step_of(trace: Trace) -> Tensor:
+    """Return the number of finished steps as an int64 scalar."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("step", counter, "counter", (("kind", "zeros"),)))
+
+
+def seed_of(trace: Trace) -> Tensor:
+    """Return the seed of the run as an int64 scalar."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("seed", counter, "counter", (("kind", "seed"),)))

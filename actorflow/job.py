@@ -1,0 +1,384 @@
+"""The decorator: a Python function becomes a job, which is traced, compiled and run.
+
+    @af.job(optimizer=af.optim.AdamW(1e-3))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    train.fit(model, data, steps=1300, checkpoint="runs/demo")
+
+The function is traced once per input signature: types of the batch, parameters of the model, and
+the plain settings of its modules. A plan already compiled, in this process or on disk, is used
+again; a new signature says in one line what changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, overload
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from actorflow import functional
+from actorflow.batch import Batch
+from actorflow.checkpoint.policy import Every
+from actorflow.data import DataSource, spec_of
+from actorflow.dump import dumper
+from actorflow.log import configure, logger
+from actorflow.nn.module import Module
+from actorflow.optim import Optimizer
+from actorflow.plan_cache import PlanCache, cache_key
+from actorflow.ports import Metrics
+from actorflow.runner import FitResult, OnStep, Runner
+from actorflow.settings import Settings
+from actorflow.targets import HostTarget
+from actorflow.tensor import Tensor
+from actorflow.trace import Trace, find_source, recording
+from compiler.errors import CompileError
+from compiler.graph import NO_ATTRS, Graph, Output, Write
+from compiler.ops.update import INCREMENT
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.plan import Plan
+from compiler.types import TensorType
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Any, Any], Any]
+Signature = tuple[tuple[str, str], ...]
+
+
+class PlanCaptured(BaseException):
+    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("plan captured")
+        self.plan = plan
+
+
+_CAPTURING: ContextVar[bool] = ContextVar("actorflow_capturing", default=False)
+
+
+@contextmanager
+def capturing_plan() -> Iterator[None]:
+    """Make the next `fit` raise PlanCaptured instead of running."""
+    token = _CAPTURING.set(True)
+    try:
+        yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What `@af.job` was given.
+
+    `optimizer` changes the parameters of a training job; `train=False` makes a job that only
+    computes its outputs. `seed` keys initialisers and random ops; `max_plans` bounds the input
+    signatures per model.
+    """
+
+    optimizer: Optimizer | None
+    train: bool
+    seed: int
+    max_plans: int
+
+
+class Job:
+    """A function of (model, batch) that can be compiled and run.
+
+    A training job returns its loss, a float scalar, or a dict of scalars with the key "loss". Other
+    jobs return a tensor ("output") or a dict of tensors.
+    """
+
+    def __init__(self, function: Function, options: JobOptions) -> None:
+        self.name = function.__name__
+        self.options = options
+        self._function = function
+        self._graphs: WeakKeyDictionary[Module, dict[Signature, Graph]] = WeakKeyDictionary()
+        self._plans: dict[str, Plan] = {}
+        self._runners: WeakKeyDictionary[Module, tuple[Signature, Runner]] = WeakKeyDictionary()
+        self.__doc__ = function.__doc__
+
+    def compile(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        *,
+        every: str | int | None = None,
+    ) -> Plan:
+        """Return the plan for a model and the batches of a source (or their types).
+
+        With `every` the plan takes snapshots of the variables for checkpoints at that cadence.
+        Raises CompileError with the user's line.
+        """
+        spec = dict(data) if isinstance(data, Mapping) else data.spec()
+        settings = Settings.from_env(os.environ)
+        cadence = Every.parse(every) if every is not None else None
+        options = CompileOptions(
+            name=self.name,
+            is_training=self.options.train,
+            snapshot_every=(cadence.steps or 0) if cadence else 0,
+            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
+            verify=settings.verify,
+        )
+        graph = self._graph(model, spec)
+        target = HostTarget()
+        key = cache_key(graph, options, target.fingerprint)
+        if key not in self._plans:
+            configure(settings.log_level)
+            self._plans[key] = _compiled(key, graph, target, options, settings)
+        return self._plans[key]
+
+    def fit(
+        self,
+        model: Module,
+        data: DataSource,
+        *,
+        steps: int,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: str | int = "5s",
+        keep_last: int = 3,
+        on_nan: str = "raise",
+        progress: bool = True,
+        on_step: OnStep | None = None,
+    ) -> FitResult:
+        """Train until `steps` steps are done in total; see `Runner.fit`.
+
+        The model gets the result.
+        """
+        plan = self.compile(model, data, every=None if checkpoint is None else every)
+        if _CAPTURING.get():
+            raise PlanCaptured(plan)
+        runner = Runner(plan, values=_values_of(model), seed=self.options.seed)
+        result = runner.fit(
+            data,
+            steps=steps,
+            checkpoint=checkpoint,
+            every=every,
+            keep_last=keep_last,
+            on_nan=on_nan,
+            progress=progress,
+            on_step=on_step,
+        )
+        _give_back(model, result.variables)
+        return result
+
+    def stream(
+        self, model: Module, data: DataSource, *, steps: int | None = None
+    ) -> Iterator[Metrics]:
+        """Yield the outputs of each step; the model gets the variables when the loop ends."""
+        runner = Runner(self.compile(model, data), values=_values_of(model), seed=self.options.seed)
+        try:
+            yield from runner.stream(data, steps=steps)
+        finally:
+            _give_back(model, runner.variables())
+
+    def step(self, model: Module, batch: Mapping[str, Array]) -> Metrics:
+        """Run one step on one batch; the plan stays open until `close` or another signature.
+
+        The model's own arrays are refreshed by `close`.
+        """
+        signature = self._signature(model, spec_of(batch, f"step of job {self.name!r}"))
+        open_now = self._runners.get(model)
+        if open_now is None or open_now[0] != signature:
+            self.close(model)
+            plan = self.compile(model, spec_of(batch))
+            runner = Runner(plan, values=_values_of(model), seed=self.options.seed)
+            self._runners[model] = (signature, runner)
+        return self._runners[model][1].step(batch)
+
+    def close(self, model: Module) -> None:
+        """End a plan that `step` opened for this model, and give the model its variables."""
+        open_now = self._runners.pop(model, None)
+        if open_now is not None:
+            open_now[1].close()
+            _give_back(model, open_now[1].variables())
+
+    def _graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        signature = self._signature(model, spec)
+        graphs = self._graphs.setdefault(model, {})
+        if signature not in graphs:
+            if len(graphs) >= self.options.max_plans:
+                raise CompileError(
+                    f"{find_source()}: job {self.name!r} has met {len(graphs)} input signatures, as"
+                    f" many as max_plans={self.options.max_plans} allows, and now"
+                    f" {_difference(graphs, signature)}. Pad batches to few shapes, or raise"
+                    " max_plans"
+                )
+            if graphs:
+                logger.warning(
+                    "job %r recompiled because %s", self.name, _difference(graphs, signature)
+                )
+            graphs[signature] = self._trace(model, spec)
+        return graphs[signature]
+
+    def _signature(self, model: Module, spec: Mapping[str, TensorType]) -> Signature:
+        rows = [(f"batch[{key!r}]", str(type_)) for key, type_ in spec.items()]
+        for name, parameter in model.named_parameters():
+            frozen = " frozen" if parameter.is_frozen else ""
+            rows.append((f"parameter {name!r}", f"{parameter.type}{frozen}"))
+        for path, module in model.named_modules():
+            for key, value in vars(module).items():
+                if isinstance(value, (bool, int, float, str)):
+                    rows.append((f"{path}.{key}" if path else key, repr(value)))
+        return tuple(rows)
+
+    def _trace(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        parameters = dict(model.named_parameters())
+        names = {id(p): name for name, p in parameters.items()}
+        paths = {id(m): path for path, m in model.named_modules()}
+        trace = Trace(spec, names, paths, is_training=self.options.train)
+        with recording(trace):
+            returned = self._function(model, Batch(trace))
+            outputs = _outputs(self, returned, is_training=self.options.train)
+            b = trace.builder
+            b.outputs = [Output(name, t._value_in(trace)) for name, t in outputs.items()]
+            if self.options.train:
+                self._add_update(trace, model, outputs["loss"])
+        return b.freeze()
+
+    def _add_update(self, trace: Trace, model: Module, loss: Tensor) -> None:
+        b = trace.builder
+        b.objective = loss._value_in(trace)
+        trained = {}
+        for name, parameter in model.named_parameters():
+            if parameter.is_frozen:
+                continue
+            if not trace.has_variable(name):
+                raise CompileError(
+                    f"{parameter.source}: parameter {name!r} is not used by job {self.name!r}, so"
+                    " it has no path to the loss. Use it, remove it, or freeze it with"
+                    " parameter.freeze()"
+                )
+            trained[name] = parameter.type
+        functional.seed_of(trace)
+        step = functional.step_of(trace)._value_in(trace)
+        if self.options.optimizer is not None:
+            b.updates = list(self.options.optimizer.rules(trace, trained))
+        with trace.scope("optimizer"):
+            counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
+        b.writes.append(Write(step, counted))
+
+
+@overload
+def job(function: Function) -> Job: ...
+
+
+@overload
+def job(
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+) -> Callable[[Function], Job]: ...
+
+
+def job(
+    function: Function | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+) -> Job | Callable[[Function], Job]:
+    """Turn a function of (model, batch) into a `Job`.
+
+    Args:
+        function: the function, when the decorator is used without arguments.
+        optimizer: changes the model's parameters; a training job needs one.
+        train: False for a job that only computes its outputs.
+        seed: of initialisers and random ops.
+        max_plans: input signatures per model before a CompileError says that shapes keep changing.
+    """
+
+    def decorate(given: Function) -> Job:
+        is_training = train and optimizer is not None
+        if train and optimizer is None:
+            raise CompileError(
+                f"{find_source()}: job {given.__name__!r} has no optimizer; give"
+                " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
+            )
+        return Job(given, JobOptions(optimizer, is_training, seed, max_plans))
+
+    return decorate if function is None else decorate(function)
+
+
+def _compiled(
+    key: str, graph: Graph, target: HostTarget, options: CompileOptions, settings: Settings
+) -> Plan:
+    """Return the plan from the cache on disk, or compile it and keep it there."""
+    cache = PlanCache(settings.cache, logger.warning)
+    plan = cache.find(key) if settings.dump is None else None
+    if plan is not None:
+        logger.info("plan %r comes from %s", options.name, settings.cache)
+        return plan
+    before = time.perf_counter()
+    plan = compile_graph(graph, target, options, dumper(settings.dump))
+    seconds = time.perf_counter() - before
+    logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
+    cache.store(key, plan)
+    return plan
+
+
+def _outputs(owner: Job, returned: Any, *, is_training: bool) -> dict[str, Tensor]:
+    name = "loss" if is_training else "output"
+    outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
+    for key, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise CompileError(
+                f"job {owner.name!r} returned {type(value).__name__} as {key!r}; return a tensor,"
+                " or a dict of tensors"
+            )
+        if is_training and value.shape != ():
+            what = "the loss" if key == "loss" else f"metric {key!r}"
+            raise CompileError(
+                f"{_line(value)}: {what} of job {owner.name!r} must be a scalar, it is"
+                f" {value.type}; reduce it with .mean() or .sum()"
+            )
+    if not outputs:
+        raise CompileError(f"job {owner.name!r} returned nothing")
+    if is_training:
+        if "loss" not in outputs:
+            raise CompileError(
+                f"job {owner.name!r} returned {sorted(outputs)}; a training job's dict needs the"
+                " key 'loss'"
+            )
+        if not outputs["loss"].dtype.is_float:
+            loss = outputs["loss"]
+            raise CompileError(
+                f"{_line(loss)}: the loss of job {owner.name!r} must be a float scalar, it is"
+                f" {loss.type}"
+            )
+    return outputs
+
+
+def _line(tensor: Tensor) -> str:
+    trace = tensor._trace
+    return str(trace.builder.producer_of(tensor._value_in(trace)).source)
+
+
+def _difference(known: Mapping[Signature, object], new: Signature) -> str:
+    before, now = dict(list(known)[-1]), dict(new)
+    for key, value in now.items():
+        if key not in before:
+            return f"{key} ({value}) is new"
+        if before[key] != value:
+            return f"{key} changed from {before[key]} to {value}"
+    gone = next((key for key in before if key not in now), "the order of its parts changed")
+    return f"{gone} is gone"
+
+
+def _values_of(model: Module) -> dict[str, Array]:
+    return {n: p.data for n, p in model.named_parameters() if p.data is not None}
+
+
+def _give_back(model: Module, variables: Mapping[str, Array]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in variables:
+            parameter.data = np.array(variables[name])

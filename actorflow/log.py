@@ -1,0 +1,17 @@
+"""The library's own log: one logger, quiet below warnings unless ACTORFLOW_LOG says otherwise."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger("actorflow")
+"""Warnings reach stderr even where a program never set up logging; that is logging's own rule."""
+
+
+def configure(level: str) -> None:
+    """Set the least level that is logged; below warnings make sure that there is a handler."""
+    logger.setLevel(level)
+    if logger.level < logging.WARNING and not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("actorflow: %(message)s"))
+        logger.addHandler(handler)

@@ -1,0 +1,113 @@
+"""A module: a tree of parameters and sub-modules found in its attributes, named by path."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from actorflow.nn.parameter import Parameter
+from actorflow.trace import current_trace
+from compiler.errors import CompileError
+
+
+class Module:
+    """Base of every model. Assign parameters and modules as attributes and define `__call__`.
+
+    Lists, tuples and dicts of modules count as well; a path is the attribute names joined by dots,
+    for example `blocks.0.attn.qkv.weight`. A subclass need not call `super().__init__()`.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in cls.__dict__:
+            cls.__call__ = _inside_its_scope(cls.__dict__["__call__"])  # type: ignore[method-assign]  # same signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the module's output; to be defined by the subclass."""
+        raise CompileError(f"{type(self).__name__} has no __call__: define what it computes")
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield (path, module) for this module and all below it, depth first, each once."""
+        seen: set[int] = set()
+        for path, item in _walk(self, prefix, seen):
+            if isinstance(item, Module):
+                yield path, item
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Yield (path, parameter), each once, in order of assignment.
+
+        A shared parameter comes under its first path.
+        """
+        seen: set[int] = set()
+        for path, item in _walk(self, prefix, seen):
+            if isinstance(item, Parameter):
+                yield path, item
+
+    def num_parameters(self) -> int:
+        """Number of scalars in all parameters."""
+        return sum(p.type.num_elements for _, p in self.named_parameters())
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return copies of all parameters by path.
+
+        Raises CompileError before anything was initialised.
+        """
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        for path, parameter in self.named_parameters():
+            if parameter.data is None:
+                raise CompileError(
+                    f"parameter {path!r} has no data yet: it is initialised by the first run of a"
+                    " job"
+                )
+            arrays[path] = parameter.data.copy()
+        return arrays
+
+    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Set all parameters by path. Strict: raises CompileError for missing or unknown names."""
+        own = dict(self.named_parameters())
+        missing = [name for name in own if name not in arrays]
+        unknown = [name for name in arrays if name not in own]
+        if missing or unknown:
+            raise CompileError(
+                f"cannot load {type(self).__name__}: missing {missing or 'nothing'},"
+                f" unknown {unknown or 'nothing'}"
+            )
+        for name, parameter in own.items():
+            parameter.load(arrays[name])
+
+
+def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def scoped(self: Module, *args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        if trace is None:
+            return call(self, *args, **kwargs)
+        with trace.inside(self):
+            return call(self, *args, **kwargs)
+
+    return scoped
+
+
+def _walk(item: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, Parameter):
+        if id(item) not in seen:
+            seen.add(id(item))
+            yield path, item
+        return
+    if isinstance(item, Module):
+        if id(item) in seen:
+            return
+        seen.add(id(item))
+        yield path, item
+        children = item.__dict__.items()
+    elif isinstance(item, (list, tuple)):
+        children = {str(i): child for i, child in enumerate(item)}.items()
+    elif isinstance(item, dict):
+        children = {str(key): child for key, child in item.items()}.items()
+    else:
+        return
+    for name, child in children:
+        yield from _walk(child, f"{path}.{name}" if path else name, seen)

@@ -1,0 +1,182 @@
+"""Optimizers and learning-rate schedules.
+
+An optimizer is a recipe: while a training job is traced it declares its state as variables and says
+which update op changes each parameter. A schedule is a pure function of the step, traced into the
+graph like anything else, so there is nothing of it to checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from actorflow import functional
+from actorflow.tensor import Tensor, apply
+from actorflow.trace import Trace, find_source
+from compiler.errors import CompileError
+from compiler.graph import Attrs, UpdateRule
+from compiler.ops import elementwise, update
+from compiler.registry import Op
+from compiler.types import DType, TensorType
+
+Schedule = Callable[[Tensor], Tensor]
+"""Learning rate from the number of finished steps (float32 scalar), in tensor operations."""
+
+
+class Optimizer(Protocol):
+    """What a job needs of an optimizer."""
+
+    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
+        """Declare state and return one update rule per parameter. Called once, inside the trace."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum or Nesterov's momentum.
+
+    Sources: Polyak, 1964; for Nesterov's, Sutskever et al., 2013.
+    Follows torch.optim.SGD: weight decay is added to the gradient; the buffer starts at zero.
+    """
+
+    lr: float | Schedule
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_range("momentum", self.momentum, 0.0, 1.0)
+        if self.nesterov and not self.momentum:
+            raise CompileError(f"{find_source()}: nesterov=True needs momentum > 0")
+
+    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
+        """Return one rule per parameter; state `momentum/<name>` where momentum is used."""
+        attrs = {"weight_decay": float(self.weight_decay)}
+        states: tuple[str, ...] = ()
+        op = update.SGD_UPDATE
+        if self.momentum:
+            attrs |= {"momentum": float(self.momentum), "nesterov": self.nesterov}
+            op, states = update.MOMENTUM_UPDATE, ("momentum",)
+        return _rules(trace, parameters, op, states, Attrs(attrs), self.lr, needs_step=False)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Kingma & Ba, 2015; Loshchilov & Hutter, 2019).
+
+    Follows torch.optim.AdamW: epsilon is added after the bias correction.
+    """
+
+    lr: float | Schedule = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_range("beta1", self.betas[0], 0.0, 1.0)
+        _check_range("beta2", self.betas[1], 0.0, 1.0)
+
+    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
+        """Return one rule per parameter; state `adam_m/<name>` and `adam_v/<name>`."""
+        attrs = Attrs(
+            {
+                "beta1": float(self.betas[0]),
+                "beta2": float(self.betas[1]),
+                "eps": float(self.eps),
+                "weight_decay": float(self.weight_decay),
+            }
+        )
+        states = ("adam_m", "adam_v")
+        return _rules(
+            trace, parameters, update.ADAMW_UPDATE, states, attrs, self.lr, needs_step=True
+        )
+
+
+def constant(lr: float) -> Schedule:
+    """Return a schedule that is `lr` at every step."""
+    return lambda step: step * 0.0 + lr
+
+
+def linear(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
+    """Return a schedule that falls linearly from `lr` to `final` over `steps`, then stays."""
+    return lambda step: lr + (final - lr) * _progress(step, steps)
+
+
+def cosine(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
+    """Return a half cosine from `lr` to `final` over `steps`, then `final`.
+
+    Source: Loshchilov & Hutter, 2017.
+    """
+
+    def schedule(step: Tensor) -> Tensor:
+        wave = functional.cos(_progress(step, steps) * math.pi)
+        return final + (lr - final) * 0.5 * (1.0 + wave)
+
+    return schedule
+
+
+def warmup(schedule: float | Schedule, *, steps: int) -> Schedule:
+    """Return `schedule` scaled up linearly over its first `steps` steps.
+
+    `schedule` sees the step unshifted.
+    """
+
+    def warmed(step: Tensor) -> Tensor:
+        scale = functional.minimum((step + 1.0) / float(steps), 1.0)
+        return scale * (schedule(step) if callable(schedule) else schedule)
+
+    return warmed
+
+
+def _progress(step: Tensor, steps: int) -> Tensor:
+    if steps < 1:
+        raise CompileError(f"{find_source()}: a schedule needs steps >= 1, got {steps}")
+    return functional.minimum(step / float(steps), 1.0)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise CompileError(f"{find_source()}: {name} must be in [{low}, {high}), got {value}")
+
+
+def _rules(
+    trace: Trace,
+    parameters: dict[str, TensorType],
+    op: Op,
+    states: tuple[str, ...],
+    attrs: Attrs,
+    lr: float | Schedule,
+    *,
+    needs_step: bool,
+) -> tuple[UpdateRule, ...]:
+    step = functional.step_of(trace)
+    with trace.scope("optimizer"):
+        rate = (
+            lr(step.to(DType.FLOAT32))
+            if callable(lr)
+            else apply(elementwise.CAST, float(lr), dtype="float32")
+        )
+    if rate.type != TensorType(DType.FLOAT32, ()):
+        raise CompileError(
+            f"{find_source()}: a schedule must return a float32 scalar, it returned {rate.type}"
+        )
+    rules = []
+    for name, type_ in parameters.items():
+        scalars = [rate.to(type_.dtype)._value_in(trace)]
+        if needs_step:
+            scalars.append(step._value_in(trace))
+        zeros = (("kind", "zeros"),)
+        rules.append(
+            UpdateRule(
+                op=op,
+                variable=trace.variable(name, type_, "parameter", ()),
+                state=tuple(
+                    trace.variable(f"{s}/{name}", type_, "optimizer", zeros) for s in states
+                ),
+                scalars=tuple(scalars),
+                attrs=attrs,
+            )
+        )
+    return tuple(rules)

@@ -1,0 +1,84 @@
+"""The plan cache on disk: a compiled plan is loaded again while its key is the same.
+
+One file per key, written under a temporary name and renamed, so that a reader never sees half a
+plan. The key covers the traced graph with its user lines, the compile options, the kernels'
+fingerprint, and the sources of the compiler itself, so that a changed compiler never serves an old
+plan. A damaged file is reported and compiled anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from compiler.errors import PlanFormatError
+from compiler.graph import Graph
+from compiler.options import CompileOptions
+from compiler.pipeline import hash_graph
+from compiler.plan import PLAN_FORMAT, Plan
+
+_HOUSE = Path(__file__).resolve().parents[1]
+
+
+def cache_key(graph: Graph, options: CompileOptions, target_fingerprint: str) -> str:
+    """Return the key of a compilation: 32 hexadecimal digits."""
+    parts = (
+        hash_graph(graph, with_sources=True),
+        options.name,
+        repr(options.recorded()),
+        target_fingerprint,
+        str(PLAN_FORMAT),
+        _compiler_stamp(),
+    )
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+class PlanCache:
+    """A directory of plans. A directory of None keeps nothing."""
+
+    def __init__(self, directory: Path | None, report: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._report = report
+
+    def find(self, key: str) -> Plan | None:
+        """Return the plan stored under `key`, or None; a damaged file is reported."""
+        if self._directory is None:
+            return None
+        path = self._directory / f"{key}.plan"
+        try:
+            return Plan.load(path)
+        except FileNotFoundError:
+            return None
+        except (PlanFormatError, OSError) as error:
+            self._report(f"plan cache: {error}; compiling again")
+            return None
+
+    def store(self, key: str, plan: Plan) -> None:
+        """Keep a plan. A directory that cannot be written is reported, never an error."""
+        if self._directory is None:
+            return
+        temporary = self._directory / f".{key}-{uuid.uuid4().hex}"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(plan.to_bytes())
+            os.replace(temporary, self._directory / f"{key}.plan")
+        except OSError as error:
+            self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
+            with suppress(OSError):
+                temporary.unlink()
+
+
+@functools.cache
+def _compiler_stamp() -> str:
+    """Return sizes and modification times of the sources that decide what a plan looks like."""
+    rows = []
+    for wing in ("compiler", "memory", "actors/kernels"):
+        for path in sorted((_HOUSE / wing).rglob("*.py")):
+            facts = path.stat()
+            rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,216 @@
+"""The host's ends of a plan: the data source, the metrics sink and the checkpoint sink.
+
+Each port is bound once per slot at load and then called on a thread of its own, firing by firing.
+Nothing here decides when: that is the plan's and the machine's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from actorflow.data import DataSource, FillsBatches, check_batch
+from actors.errors import SourceExhausted
+from actors.protocol import Launch, Token
+from compiler.errors import ActorflowError
+from compiler.types import TensorType
+
+Metrics = Mapping[str, Any]
+"""Outputs of one step: floats for scalars, arrays (copies) otherwise."""
+
+
+class NonFiniteLoss(ActorflowError):
+    """The loss became NaN or infinite; the message names step and user line."""
+
+
+class DataPort:
+    """Fills batch slots from a data source and remembers the source's position after each batch.
+
+    An exception of the source ends the stream cleanly, so that all batches before it are trained on
+    and checkpointed; it is kept in `failure` and raised by the runner afterwards.
+
+    Args:
+        source: where batches come from; used only by this port's thread from now on.
+        types: type of each field of the plan's batch register.
+        lines: the user's line that reads each field, for messages.
+        first_step: number of the step before the first batch.
+        total_steps: number of the step with the last batch, or None for no such end.
+        on_end: called before the end of the stream is announced to the plan.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        types: Mapping[str, TensorType],
+        lines: Mapping[str, str],
+        first_step: int,
+        total_steps: int | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._total_steps = total_steps
+        self._on_end = on_end
+        self._is_stopping = False
+        self._types = dict(types)
+        self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
+        self._lines = lines
+        self._step = first_step
+        self._positions: dict[int, Mapping[str, Any]] = {first_step: source.state()}
+        self.failure: BaseException | None = None
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that fetches one batch into this slot."""
+        (views,) = tokens
+        source = self._source
+        fills = source if isinstance(source, FillsBatches) else None
+        if fills is not None and set(views) != set(source.spec()):
+            fills = None
+
+        def fetch() -> None:
+            try:
+                if self._is_stopping or self._step == self._total_steps:
+                    raise StopIteration
+                if fills is not None:
+                    fills.next_into(views)
+                else:
+                    self._copy(next(source), views)
+                position = source.state()
+            except StopIteration:
+                self._on_end()
+                raise SourceExhausted from None
+            except BaseException as error:
+                self.failure = error
+                self._on_end()
+                raise SourceExhausted from error
+            self._step += 1
+            self._positions[self._step] = position
+
+        return fetch
+
+    def position_after(self, step: int) -> Mapping[str, Any]:
+        """Return the source's state after the batch of `step`; states before it are forgotten."""
+        for old in [s for s in self._positions if s < step]:
+            del self._positions[old]
+        return self._positions[step]
+
+    def stop(self) -> None:
+        """Let the batch that is being fetched be the last. Safe to call from a signal handler."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Ask a source that blocks to stop, if it can be asked."""
+        close = getattr(self._source, "close", None)
+        if callable(close):
+            close()
+
+    def _copy(self, batch: Any, views: Token) -> None:
+        for name, view in views.items():
+            array: Any = batch.get(name) if isinstance(batch, Mapping) else None
+            if (
+                not isinstance(array, np.ndarray)
+                or array.shape != view.shape
+                or array.dtype != self._dtypes[name]
+            ):
+                came = {name: batch[name]} if array is not None else batch
+                check_batch(came, {name: self._types[name]}, self._lines[name])
+            np.copyto(view, array)
+
+
+class MetricsPort:
+    """Hands each step's outputs to a listener, and watches the loss.
+
+    Args:
+        on_step: called as (step, outputs) on this port's thread.
+        first_step: number of the step before the first one.
+        watched: the output that must stay finite ("loss"), or None.
+        line: the user's line of the watched output.
+        on_nan: "raise" fails the run, "warn" calls `warn` once per run.
+        warn: receives the text of the warning.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[int, Metrics], None],
+        first_step: int,
+        *,
+        watched: str | None = None,
+        line: str = "",
+        on_nan: str = "raise",
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self._on_step = on_step
+        self._step = first_step
+        self._watched = watched
+        self._line = line
+        self._on_nan = on_nan
+        self._warn = warn
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that reads the outputs of these steps."""
+
+        def read() -> None:
+            for views in tokens:
+                self._step += 1
+                outputs = {n: v.item() if v.ndim == 0 else v.copy() for n, v in views.items()}
+                if self._watched is not None and not math.isfinite(outputs[self._watched]):
+                    self._report_nan(float(outputs[self._watched]))
+                self._on_step(self._step, outputs)
+
+        return read
+
+    def close(self) -> None:
+        """Nothing blocks here."""
+
+    def _report_nan(self, value: float) -> None:
+        text = (
+            f"{self._watched} is {value} at step {self._step} ({self._line}); lower the learning"
+            " rate, clip gradients, or look at the batch; fit(..., on_nan='warn') trains on"
+        )
+        if self._on_nan == "raise":
+            raise NonFiniteLoss(text)
+        if self._warn is not None:
+            self._warn(text)
+            self._warn = None
+
+
+class CheckpointPort:
+    """Writes snapshots that are due.
+
+    A snapshot that is not due is let go at once. The last one of a run is always due: `is_ending`
+    is set before the flushed firing. An unfinished state (NaN under policy "raise") is never
+    written.
+
+    Args:
+        save: called as (step, arrays by variable name) on this port's thread; returns when durable.
+        is_due: called with the step; says whether to write.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[int, Mapping[str, np.ndarray[Any, Any]]], None],
+        is_due: Callable[[int], bool],
+        last_saved: int,
+    ) -> None:
+        self._save = save
+        self._is_due = is_due
+        self._last_saved = last_saved
+        self.is_ending = False
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that writes the staged variables."""
+        (views,) = tokens
+
+        def write() -> None:
+            step = int(views["step"][()])
+            if step == self._last_saved or not (self.is_ending or self._is_due(step)):
+                return
+            self._save(step, views)
+            self._last_saved = step
+
+        return write
+
+    def close(self) -> None:
+        """Nothing blocks here beyond one write."""

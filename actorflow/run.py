@@ -1,0 +1,201 @@
+"""One run: a plan opened on this machine's memory and driven over a data source.
+
+A run owns the arena, the loop and the ports, from `start` to `close`. `fit`, `stream` and `step` of
+a job are three ways to listen to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from actorflow.blas import set_blas_threads
+from actorflow.data import DataError, DataSource
+from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
+from actorflow.settings import Settings
+from actors.errors import ActorFailed
+from actors.kernels import catalogue
+from actors.load import load
+from actors.loop import Loop
+from actors.protocol import HostPort
+from actors.table import MachineTable
+from actors.timeline import Timeline
+from compiler.errors import ActorflowError
+from compiler.plan import Field, Plan
+from compiler.types import TensorType
+
+Array = np.ndarray[Any, Any]
+Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
+"""Write a checkpoint: step, variables by name, state of the data source after that step."""
+
+
+class Run:
+    """A plan that is open on this machine.
+
+    Args:
+        plan: what to run.
+        source: where batches come from; must give the plan's batch fields.
+        values: first value of every variable.
+        first_step: steps done before this run.
+        total_steps: step at which the run ends, or None for as many as are admitted.
+        on_step: called with (step, outputs) on the metrics thread.
+        save: writes a checkpoint on the checkpoint thread; None when the plan takes no snapshots.
+        is_due: whether a snapshot of this step is to be written.
+        on_nan: "raise" or "warn" when the loss is not finite.
+        warn: receives warnings.
+        on_finished: called once when the run is over in any way, before `wait` returns.
+        settings: where a trace goes, and whether invariants are checked.
+
+    Raises:
+        DataError: the source does not give what the plan was compiled for.
+        OutOfMemory: the arena cannot be allocated.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: DataSource,
+        *,
+        values: Mapping[str, Array],
+        first_step: int = 0,
+        total_steps: int | None = None,
+        on_step: Callable[[int, Metrics], None],
+        save: Save | None = None,
+        is_due: Callable[[int], bool] = lambda step: True,
+        on_nan: str = "raise",
+        warn: Callable[[str], None] = lambda text: None,
+        on_finished: Callable[[], object] | None = None,
+        settings: Settings,
+    ) -> None:
+        if settings.threads is not None and not set_blas_threads(settings.threads):
+            warn(
+                "ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set"
+            )
+        self.plan = plan
+        self._total_steps = total_steps
+        self._first_step = first_step
+        fields, lines = batch_fields(plan)
+        check_source(source, fields, lines)
+        self._data = DataPort(source, fields, lines, first_step, total_steps, self._on_source_end)
+        loss_line = _line_of_output(plan, "loss")
+        metrics = MetricsPort(
+            on_step,
+            first_step,
+            watched="loss" if loss_line is not None else None,
+            line=loss_line or "",
+            on_nan=on_nan,
+            warn=warn,
+        )
+        ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
+        self._checkpoint: CheckpointPort | None = None
+        if save is not None:
+            self._checkpoint = self._checkpoint_port(save, is_due)
+            ports["checkpoint"] = self._checkpoint
+        self._timeline = Timeline() if settings.trace is not None else None
+        self._trace_path = settings.trace
+        self.bound = load(plan, ports, catalogue.binders())
+        for name, array in values.items():
+            np.copyto(self.bound.variables[name], array)
+        self.loop = Loop(self.bound, timeline=self._timeline, on_finished=on_finished)
+
+    def start(self) -> None:
+        """Start the threads; with a total, admit all its steps.
+
+        One more is admitted than there are batches: the data port answers it with the end of the
+        stream, which is the one way in which a run ends, whether all steps are done, the source has
+        no more, or `stop` was called.
+        """
+        self.loop.start()
+        if self._total_steps is not None:
+            self.loop.admit(max(0, self._total_steps - self._first_step) + 1)
+
+    def stop(self) -> None:
+        """Admit no further step; those that have begun are finished and a last snapshot is written.
+
+        Safe to call from a signal handler.
+        """
+        self._data.stop()
+
+    def end(self) -> None:
+        """End a run that was started without a total, after the steps that are admitted."""
+        self.loop.end()
+
+    def wait(self) -> None:
+        """Block until the plan has ended.
+
+        Raises ActorFailed for a failed launch, the typed error itself where a port raised one of
+        ours (a checkpoint that cannot be written, a loss that is not finite), and what the data
+        source raised.
+        """
+        try:
+            self.loop.wait()
+        except ActorFailed as failed:
+            if isinstance(failed.__cause__, ActorflowError):
+                raise failed.__cause__ from failed
+            raise
+        if self._data.failure is not None:
+            raise self._data.failure
+
+    def variables(self) -> dict[str, Array]:
+        """Return copies of all variables. Only after `wait`, or between steps."""
+        return {name: view.copy() for name, view in self.bound.variables.items()}
+
+    def close(self) -> None:
+        """End all threads, write the trace if one was asked for, release the arena. Idempotent."""
+        self.loop.close()
+        if self._timeline is not None and self._trace_path is not None:
+            names = tuple(stream.name for stream in self.plan.streams)
+            self._timeline.write_chrome_trace(
+                self._trace_path,
+                MachineTable.of(self.plan),
+                stream_names=names,
+                has_arrows=True,
+            )
+            self._timeline = None
+        self.bound.release()
+
+    def _on_source_end(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.is_ending = True
+
+    def _checkpoint_port(self, save: Save, is_due: Callable[[int], bool]) -> CheckpointPort:
+        def save_with_position(step: int, arrays: Mapping[str, Array]) -> None:
+            save(step, arrays, self._data.position_after(step))
+
+        def due(step: int) -> bool:
+            return step == self._total_steps or is_due(step)
+
+        return CheckpointPort(save_with_position, due, self._first_step)
+
+
+def batch_fields(plan: Plan) -> tuple[dict[str, TensorType], dict[str, str]]:
+    """Return type and user's line of every field that the plan reads from the data source."""
+    register = next(a for a in plan.actors if a.name == "data").outputs[0].register
+    fields = [f for f in plan.fields if f.register == register]
+    types = {f.name: plan.views[f.view].type for f in fields}
+    return types, {f.name: str(plan.sources[f.source]) for f in fields}
+
+
+def check_source(
+    source: DataSource, fields: Mapping[str, TensorType], lines: Mapping[str, str]
+) -> None:
+    """Check that a source's spec gives every field of the plan. Raises DataError."""
+    spec = source.spec()
+    for name, expected in fields.items():
+        came = spec.get(name)
+        if came != expected:
+            raise DataError(
+                f"batch[{name!r}] ({lines[name]}): the plan was compiled for {expected}, the data"
+                f" source gives {came if came is not None else 'no such key'}; compile the job for"
+                " this source, or give it the source that it was compiled for"
+            )
+
+
+def _line_of_output(plan: Plan, name: str) -> str | None:
+    register = next(a for a in plan.actors if a.name == "metrics").inputs[0].register
+    found: Field | None = next(
+        (f for f in plan.fields if f.register == register and f.name == name), None
+    )
+    return None if found is None else str(plan.sources[found.source])

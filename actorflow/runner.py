@@ -1,0 +1,350 @@
+"""The runner: opens a plan and trains with it.
+
+`fit` does a whole run, `stream` is for a loop, `step` does one.
+
+    Runner(Plan.load("p.plan")).fit(data, steps=1000, checkpoint="runs/a")
+
+needs no model code: the plan knows its variables, their initialisers and its batch. A job's own
+`fit`, `stream` and `step` go through here as well.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.policy import Every
+from actorflow.data import DataSource, items_of
+from actorflow.initialise import initial_values
+from actorflow.ports import Metrics
+from actorflow.report import Reporter
+from actorflow.run import Run, batch_fields
+from actorflow.saving import Saver, Start, start_from
+from actorflow.settings import Settings
+from actorflow.sources import Mailbox
+from compiler.errors import CompileError
+from compiler.plan import Plan
+from compiler.printer import summarise
+
+Array = np.ndarray[Any, Any]
+OnStep = Callable[[int, Metrics], None]
+
+_ENDLESS = 1 << 40
+"""Steps of a stream without an end: at a microsecond each, two weeks."""
+
+_STREAM_AHEAD = 2
+"""Steps that `stream` may be ahead of its consumer, besides the plan's own slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What a run came to.
+
+    `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step and
+    `mean_loss` the mean over the last 100 steps of this run (None when it had none).
+    """
+
+    first_step: int
+    last_step: int
+    metrics: Metrics
+    mean_loss: float | None
+    variables: Mapping[str, Array]
+
+
+class Stopped(SystemExit):
+    """A signal ended `fit` cleanly: the step was finished and checkpointed.
+
+    The exit code is 128 + signal.
+    """
+
+    def __init__(self, signum: int, step: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.step = step
+
+
+class Runner:
+    """Runs one plan.
+
+    Args:
+        plan: what to run; from `job.compile` or `Plan.load`.
+        values: first values of variables by name, for those that do not start from their
+        initialiser.
+        seed: of initialisers and random ops.
+        settings: environment; read from `os.environ` by default.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        values: Mapping[str, Array] | None = None,
+        seed: int = 0,
+        settings: Settings | None = None,
+    ) -> None:
+        self.plan = plan
+        self._given = dict(values or {})
+        self._seed = seed
+        self._settings = settings or Settings.from_env(os.environ)
+        self._stepping: _Stepping | None = None
+
+    def fit(
+        self,
+        data: DataSource,
+        *,
+        steps: int,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: str | int = "5s",
+        keep_last: int = 3,
+        on_nan: str = "raise",
+        progress: bool = True,
+        on_step: OnStep | None = None,
+    ) -> FitResult:
+        """Train until `steps` steps are done in total, continuing from the newest valid checkpoint.
+
+        Args:
+            data: the source; on a resume it is sought to where the checkpoint left it.
+            steps: total number of steps, those of earlier runs included.
+            checkpoint: directory of the run; None keeps nothing. Metrics go to `metrics.jsonl` in
+            it.
+            every: seconds ("5s", "10min") or steps (500) between checkpoints.
+            keep_last: checkpoints to keep.
+            on_nan: "raise" or "warn" when the loss is not finite.
+            progress: print the plan and live progress to stdout.
+            on_step: called with (step, outputs) on the metrics thread, in order.
+
+        Raises:
+            ActorFailed: a launch or a sink failed; `__cause__` is the original error.
+            CheckpointError: a checkpoint cannot be read, locked or written.
+            DataError: the data is not what the plan, or the checkpoint, was made for.
+            Stopped: SIGINT or SIGTERM; the last finished step is checkpointed. A second signal
+            leaves
+                at once.
+        """
+        if on_nan not in ("raise", "warn"):
+            raise CompileError(f"on_nan must be 'raise' or 'warn', got {on_nan!r}")
+        if steps < 0:
+            raise CompileError(f"steps must be >= 0, got {steps}")
+        with ExitStack() as stack:
+            reporter = _reporter(checkpoint, progress)
+            stack.callback(reporter.finish)
+            for warning in self._settings.warnings:
+                reporter.notice(warning)
+            manager = None
+            if checkpoint is not None:
+                manager = CheckpointManager(
+                    os.fspath(checkpoint), keep_last=keep_last, report=reporter.notice
+                )
+            if progress:
+                for line in summarise(self.plan):
+                    reporter.notice(line)
+            if manager is not None:
+                stack.enter_context(manager)
+            start = self._start(manager, data, reporter)
+            listener = _Listener(reporter, on_step)
+            saver = None
+            if manager is not None:
+                saver = Saver(
+                    manager,
+                    self.plan,
+                    data,
+                    seed=self._seed,
+                    first_step=start.step,
+                    every=Every.parse(every),
+                    clock_ns=time.monotonic_ns,
+                    keeps_nan=on_nan == "warn",
+                    report=reporter.notice,
+                )
+            run = Run(
+                self.plan,
+                data,
+                values=start.values,
+                first_step=start.step,
+                total_steps=steps,
+                on_step=listener,
+                save=saver.save if saver else None,
+                is_due=saver.is_due if saver else lambda step: False,
+                on_nan=on_nan,
+                warn=reporter.notice,
+                settings=self._settings,
+            )
+            stack.callback(run.close)
+            items, item_name = items_of(data)
+            reporter.start(steps, start.step, items, item_name)
+            with _stopping_on_signals(run.stop) as received:
+                run.start()
+                run.wait()
+            last = listener.step if listener.metrics else start.step
+            variables = run.variables()
+            reporter.finish()
+            result = FitResult(
+                start.step, last, listener.metrics, reporter.mean_of_last(100), variables
+            )
+        if received and last < steps:
+            raise Stopped(received[0], last)
+        return result
+
+    def stream(
+        self, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
+    ) -> Iterator[Metrics]:
+        """Yield the outputs of each step, `steps` of them or until the data ends.
+
+        The plan runs at most a few steps ahead of the consumer; leaving the loop ends the run.
+        Variables continue from where this runner's last call left them.
+        """
+        outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
+        run = Run(
+            self.plan,
+            data,
+            values=initial_values(self.plan, self._given, self._seed),
+            total_steps=_ENDLESS if steps is None else steps,
+            on_step=lambda step, metrics: outputs.put(metrics),
+            on_nan=on_nan,
+            on_finished=lambda: outputs.put(None),
+            settings=self._settings,
+        )
+        with closing(run):
+            run.start()
+            metrics: Metrics | None = {}
+            try:
+                while (metrics := outputs.get()) is not None:
+                    yield metrics
+            finally:
+                run.stop()
+                while metrics is not None:  # what is under way ends; nobody reads it
+                    metrics = outputs.get()
+                self._given = run.variables()
+            run.wait()
+
+    def step(self, batch: Mapping[str, Array]) -> Metrics:
+        """Run one step on one batch and return its outputs. The plan stays open until `close`."""
+        if self._stepping is None:
+            self._stepping = _Stepping(
+                self.plan, initial_values(self.plan, self._given, self._seed), self._settings
+            )
+        return self._stepping.step(batch)
+
+    def variables(self) -> dict[str, Array]:
+        """Return copies of all variables as the last call left them."""
+        if self._stepping is not None:
+            return self._stepping.run.variables()
+        return initial_values(self.plan, self._given, self._seed)
+
+    def close(self) -> None:
+        """End a plan that `step` opened; its variables stay with the runner."""
+        if self._stepping is not None:
+            self._given = self._stepping.close()
+            self._stepping = None
+
+    def _start(
+        self, manager: CheckpointManager | None, data: DataSource, reporter: Reporter
+    ) -> Start:
+        loaded = manager.latest() if manager is not None else None
+        if loaded is None:
+            return Start(0, initial_values(self.plan, self._given, self._seed))
+        start = start_from(loaded, self.plan, data, self._seed, reporter.notice)
+        reporter.notice(f"resumed from the checkpoint of step {start.step}")
+        return start
+
+
+def _reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
+    path = None if checkpoint is None else Path(checkpoint) / "metrics.jsonl"
+    stream = sys.stdout if progress else _Silence()
+    return Reporter(stream, time.monotonic, metrics_path=path)
+
+
+class _Silence(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        """Forget the text."""
+        return len(text)
+
+
+class _Listener:
+    """Passes scalar outputs to the reporter and everything to the user; remembers the last step."""
+
+    def __init__(self, reporter: Reporter, on_step: OnStep | None) -> None:
+        self._reporter = reporter
+        self._on_step = on_step
+        self.step = 0
+        self.metrics: Metrics = {}
+
+    def __call__(self, step: int, metrics: Metrics) -> None:
+        self.step, self.metrics = step, metrics
+        scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
+        self._reporter.step(step, scalars)
+        if self._on_step is not None:
+            self._on_step(step, metrics)
+
+
+class _Stepping:
+    """A run that is fed batch by batch."""
+
+    def __init__(self, plan: Plan, values: Mapping[str, Array], settings: Settings) -> None:
+        self._mailbox = Mailbox(batch_fields(plan)[0])
+        self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
+        self.run = Run(
+            plan,
+            self._mailbox,
+            values=values,
+            on_step=lambda step, metrics: self._outputs.put(metrics),
+            on_finished=lambda: self._outputs.put(None),
+            settings=settings,
+        )
+        self.run.start()
+
+    def step(self, batch: Mapping[str, Array]) -> Metrics:
+        self._mailbox.put(batch)
+        self.run.loop.admit(1)
+        metrics = self._outputs.get()
+        if metrics is None:
+            self.run.wait()
+            raise CompileError("the plan has ended; make a new runner")
+        return metrics
+
+    def close(self) -> dict[str, Array]:
+        self.run.end()
+        self.run.loop.wait()
+        variables = self.run.variables()
+        self.run.close()
+        return variables
+
+
+@contextmanager
+def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `stop` at the first SIGINT or SIGTERM; leave the process at the second.
+
+    Yields the list of signals received. Outside of the main thread signals are not ours to handle.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) > 1:
+            os._exit(128 + signum)
+        stop()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,156 @@
+"""Between a run and its checkpoints: what is saved and restored, and whether both belong together.
+
+Saved: every variable (parameters in one group of shards, optimizer state and counters in another),
+the step, the seed, the position of the data source after that step, its fingerprint, and the plan's
+hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
+from actorflow.checkpoint.policy import Every
+from actorflow.data import DataError, DataSource
+from compiler.errors import CompileError
+from compiler.plan import Plan
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins: steps done, and the value of every variable."""
+
+    step: int
+    values: Mapping[str, Array]
+
+
+class Saver:
+    """Writes the checkpoints of one run.
+
+    Args:
+        manager: an opened manager.
+        plan: gives roles of variables and the plan's hash.
+        source: its fingerprint goes into every manifest.
+        seed: of the run.
+        first_step: step that is restored or initial, so need not be saved.
+        every: when a snapshot is due.
+        clock_ns: monotonic nanoseconds.
+        keeps_nan: False skips states with NaN or infinity, and reports them.
+        report: receives notices.
+    """
+
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        plan: Plan,
+        source: DataSource,
+        *,
+        seed: int,
+        first_step: int,
+        every: Every,
+        clock_ns: Callable[[], int],
+        keeps_nan: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self._manager = manager
+        self._roles = {v.name: v.role for v in plan.variables}
+        self._plan_hash = plan.graph_hash
+        self._config = dict(plan.options) | {"job": plan.name}
+        self._fingerprint = source.fingerprint()
+        self._seed = seed
+        self._every = every
+        self._last_step = first_step
+        self._last_ns = clock_ns()
+        self._clock_ns = clock_ns
+        self._keeps_nan = keeps_nan
+        self._report = report
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy wants a checkpoint of this step now."""
+        return self._every.is_due(
+            step=step, now_ns=self._clock_ns(), last_step=self._last_step, last_ns=self._last_ns
+        )
+
+    def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
+        """Write one checkpoint; returns when it is durable. Raises CheckpointError."""
+        if not self._keeps_nan and not all(_is_finite(a) for a in arrays.values()):
+            self._report(f"step {step} holds NaN or infinity: not saved")
+            return
+        groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
+        for name, array in arrays.items():
+            groups["model" if self._roles[name] == "parameter" else "optim"][name] = array
+        self._manager.save(
+            step,
+            groups,
+            seed=self._seed,
+            plan_hash=self._plan_hash,
+            config=self._config,
+            data_state=data_state,
+            data_fingerprint=self._fingerprint,
+        )
+        self._last_step, self._last_ns = step, self._clock_ns()
+
+
+def start_from(
+    checkpoint: LoadedCheckpoint,
+    plan: Plan,
+    source: DataSource,
+    seed: int,
+    report: Callable[[str], None],
+) -> Start:
+    """Restore the source's position and return step and variables of a checkpoint.
+
+    Raises CompileError when the variables are other than the plan's, DataError when the data is
+    another.
+    """
+    manifest = checkpoint.manifest
+    came = source.fingerprint()
+    if manifest.data_fingerprint != came:
+        raise DataError(
+            f"the checkpoint of step {manifest.step} was trained on other data: it has fingerprint"
+            f" {manifest.data_fingerprint!r}, this source {came!r}. Give the same data (same files,"
+            " same seq, batch and seed), or another checkpoint directory"
+        )
+    if manifest.seed != seed:
+        raise CompileError(
+            f"the checkpoint of step {manifest.step} was made with seed {manifest.seed}, this job"
+            f" has seed {seed}; use the same seed, or another checkpoint directory"
+        )
+    _check_variables(checkpoint, plan)
+    if manifest.plan_hash != plan.graph_hash:
+        report(
+            f"the checkpoint of step {manifest.step} was made by another version of this job: its"
+            " state fits and is restored, but the run will not equal an uninterrupted one"
+        )
+    source.restore(manifest.data_state or {})
+    return Start(manifest.step, checkpoint.tensors)
+
+
+def _check_variables(checkpoint: LoadedCheckpoint, plan: Plan) -> None:
+    own = {v.name: plan.views[v.view].type for v in plan.variables}
+    step = checkpoint.manifest.step
+    missing = [name for name in own if name not in checkpoint.tensors]
+    unknown = [name for name in checkpoint.tensors if name not in own]
+    if missing or unknown:
+        raise CompileError(
+            f"the checkpoint of step {step} does not fit this job: it lacks"
+            f" {missing or 'nothing'} and has {unknown or 'nothing'} too many; another model or"
+            " optimizer wrote it. Use another checkpoint directory"
+        )
+    for name, type_ in own.items():
+        array = checkpoint.tensors[name]
+        if tuple(array.shape) != type_.shape or str(array.dtype) != type_.dtype.value:
+            raise CompileError(
+                f"the checkpoint of step {step} does not fit this job: {name!r} is"
+                f" {array.dtype}{list(array.shape)} there, {type_} here"
+            )
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())

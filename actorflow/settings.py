@@ -1,0 +1,175 @@
+"""The environment variables that actorflow reads: one table, one reading, one frozen value.
+
+Nothing else in the four floors looks at `ACTORFLOW_*`. Whoever starts a run calls
+`Settings.from_env(os.environ)` once and passes the value down.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import ActorflowError
+
+_PREFIX = "ACTORFLOW_"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class SettingsError(ActorflowError):
+    """An `ACTORFLOW_*` variable holds a value that means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """One environment variable: name, default as a user would write it, meaning."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+ENVIRONMENT: tuple[EnvVar, ...] = (
+    EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
+    EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
+    EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
+    EnvVar("ACTORFLOW_LOG", "warning", f"least level that is logged: {', '.join(_LEVELS)}"),
+    EnvVar(
+        "ACTORFLOW_CACHE",
+        "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
+        "folder of the plan cache; off disables it",
+    ),
+    EnvVar("ACTORFLOW_THREADS", "all cores", "threads that a CPU kernel uses"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for; the fields follow `ENVIRONMENT`.
+
+    `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
+    off, `threads` is None for all cores. `warnings` are texts for the user: unknown names, and a
+    cache that has no place.
+    """
+
+    dump: Path | None = None
+    trace: Path | None = None
+    verify: bool = False
+    log_level: str = "WARNING"
+    cache: Path | None = None
+    threads: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """Read every variable once. An empty value is as good as none.
+
+        An unknown name is a warning and no error: it may belong to another version that shares the
+        shell.
+
+        Raises:
+            SettingsError: a value means nothing; names the variable, the value and what is
+            possible.
+        """
+        warnings = [_unknown_text(name) for name in unknown_names(environ)]
+        cache = _cache(environ)
+        if cache is None and not environ.get("ACTORFLOW_CACHE"):
+            warnings.append(
+                "the plan cache is off: neither HOME nor XDG_CACHE_HOME is set;"
+                " set ACTORFLOW_CACHE to a folder"
+            )
+        return cls(
+            dump=_path(environ, "ACTORFLOW_DUMP"),
+            trace=_path(environ, "ACTORFLOW_TRACE"),
+            verify=_flag(environ, "ACTORFLOW_VERIFY"),
+            log_level=_level(environ, "ACTORFLOW_LOG"),
+            cache=cache,
+            threads=_threads(environ, "ACTORFLOW_THREADS"),
+            warnings=tuple(warnings),
+        )
+
+
+def unknown_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the `ACTORFLOW_*` names of `environ` that mean nothing, sorted."""
+    known = {variable.name for variable in ENVIRONMENT}
+    return tuple(sorted(name for name in environ if name.startswith(_PREFIX) and name not in known))
+
+
+def environment_table() -> str:
+    """Return `ENVIRONMENT` as a Markdown table, for the README."""
+    rows = [
+        f"| `{v.name}` | {f'`{v.default}`' if v.default else 'unset'} | {v.meaning} |"
+        for v in ENVIRONMENT
+    ]
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
+
+
+def _unknown_text(name: str) -> str:
+    known = [variable.name.removeprefix(_PREFIX) for variable in ENVIRONMENT]
+    # Without the prefix, which alone would make any two names look alike.
+    nearest = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+    mend = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {_known_text()}"
+    return f"{name} is set, and no such setting exists; {mend}"
+
+
+def _known_text() -> str:
+    return ", ".join(variable.name for variable in ENVIRONMENT)
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    value = environ.get(name, "")
+    return _expanded(value, environ) if value else None
+
+
+def _expanded(value: str, environ: Mapping[str, str]) -> Path:
+    """Replace a leading ~/ by HOME of the mapping, not of the process."""
+    home = environ.get("HOME", "")
+    if home and (value == "~" or value.startswith("~/")):
+        return Path(home) / value[2:]
+    return Path(value)
+
+
+def _cache(environ: Mapping[str, str]) -> Path | None:
+    value = environ.get("ACTORFLOW_CACHE", "")
+    if value.lower() == "off":
+        return None
+    if value:
+        return _expanded(value, environ)
+    base = environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):  # the XDG specification: a relative path is to be ignored
+        return Path(base) / "actorflow"
+    home = environ.get("HOME", "")
+    return Path(home) / ".cache" / "actorflow" if home else None
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE or not value:
+        return False
+    raise SettingsError(f"{name}: expected 1 or 0 (or true, false), came {environ[name]!r}")
+
+
+def _level(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "") or "warning"
+    if value.lower() in _LEVELS:
+        return value.upper()
+    nearest = difflib.get_close_matches(value.lower(), _LEVELS, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise SettingsError(f"{name}: expected one of {', '.join(_LEVELS)}, came {value!r}{hint}")
+
+
+def _threads(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "").strip()
+    if not value:
+        return None
+    if value.isascii() and value.isdigit() and int(value) > 0:
+        return int(value)
+    raise SettingsError(
+        f"{name}: expected a number of threads from 1 up, came {environ[name]!r};"
+        " unset it to use all cores"
+    )

@@ -1,0 +1,38 @@
+"""The bridge from planning to kernels: `compiler.target.Target` answered by `actors.kernels`."""
+
+from __future__ import annotations
+
+from actors.kernels import catalogue
+from actors.kernels.kernel import Operand as KernelOperand
+from compiler.target import KernelCall, KernelInfo, Operand
+
+
+class HostTarget:
+    """The kernels of the host: numpy for every op.
+
+    Library kernels stand before numpy's in the catalogue.
+    """
+
+    @property
+    def device_kind(self) -> str:
+        """Always "host"."""
+        return "host"
+
+    @property
+    def fingerprint(self) -> str:
+        """Kernel libraries and versions."""
+        return catalogue.fingerprint()
+
+    def query(self, call: KernelCall) -> KernelInfo:
+        """Choose the first kernel that takes the call. Raises LookupError when there is none."""
+        name, needs = catalogue.choose(
+            call.op,
+            call.attrs,
+            tuple([_operand(o) for o in call.inputs]),
+            tuple([_operand(o) for o in call.outputs]),
+        )
+        return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+
+def _operand(operand: Operand) -> KernelOperand:
+    return KernelOperand(operand.type, operand.layout.offset_bytes, operand.layout.strides_bytes)

@@ -1,0 +1,338 @@
+"""The symbolic tensor: what a job's function computes with while it is traced.
+
+A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's broadcasting and
+needs equal dtypes; Python numbers take the dtype of the other operand. Whatever would need data
+(`if tensor:`, `float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from actorflow.trace import Trace, current_trace, find_source
+from compiler.errors import CompileError
+from compiler.graph import Attrs, AttrValue
+from compiler.ops import activation, binary, elementwise, matmul, reduce, shape, slicing, sources
+from compiler.registry import Op
+from compiler.types import DType, TensorType, ValueId
+
+Number = int | float | bool
+Operand = Any
+"""A Tensor, a Python number or a numpy array."""
+
+
+class Tensor:
+    """A value of the graph being traced."""
+
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def __init__(self, trace: Trace, value: ValueId) -> None:
+        self._trace = trace
+        self._value = value
+
+    def _value_in(self, trace: Trace) -> ValueId:
+        if self._trace is not trace:
+            raise CompileError(
+                f"{find_source()}: a tensor traced at {self._trace.source} is used in another"
+                " trace; tensors live only while their job is traced. Return it from the job"
+                " instead"
+            )
+        return self._value
+
+    @property
+    def type(self) -> TensorType:
+        """Dtype and shape."""
+        return self._trace.builder.type_of(self._value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Static shape."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.type})"
+
+    def __add__(self, other: Operand) -> Tensor:
+        return apply(binary.ADD, self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return apply(binary.ADD, other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return apply(binary.SUB, self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return apply(binary.SUB, other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return apply(binary.MUL, self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return apply(binary.MUL, other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return apply(binary.DIV, self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return apply(binary.DIV, other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return apply(binary.POW, self, other)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return apply(matmul.MATMUL, self, other)
+
+    def __rmatmul__(self, other: Operand) -> Tensor:
+        return apply(matmul.MATMUL, other, self)
+
+    def __neg__(self) -> Tensor:
+        return apply(elementwise.NEG, self)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return apply(binary.LESS, self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return apply(binary.LESS_EQUAL, self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return apply(binary.GREATER, self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return apply(binary.GREATER_EQUAL, self, other)
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, as in numpy
+        return apply(binary.EQUAL, self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, as in numpy
+        return apply(binary.NOT_EQUAL, self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return a window: integers and slices with positive steps, per axis; one `...` allowed."""
+        return _window(self, index)
+
+    def exp(self) -> Tensor:
+        """Return e to the power of each element."""
+        return apply(elementwise.EXP, self)
+
+    def log(self) -> Tensor:
+        """Return the natural logarithm of each element."""
+        return apply(elementwise.LOG, self)
+
+    def sqrt(self) -> Tensor:
+        """Return the square root of each element."""
+        return apply(elementwise.SQRT, self)
+
+    def tanh(self) -> Tensor:
+        """Return the hyperbolic tangent of each element."""
+        return apply(activation.TANH, self)
+
+    def sum(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+        """Sum over `axis` (all axes by default)."""
+        return _reduce(reduce.SUM, self, axis, keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+        """Average over `axis` (all axes by default)."""
+        return _reduce(reduce.MEAN, self, axis, keepdims)
+
+    def max(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+        """Maximum over `axis` (all axes by default)."""
+        return _reduce(reduce.MAX, self, axis, keepdims)
+
+    def argmax(self, axis: int = -1, *, keepdims: bool = False) -> Tensor:
+        """Index of the first maximum along `axis`, int64."""
+        return apply(reduce.ARGMAX, self, axis=_axis(self, axis), keepdims=keepdims)
+
+    def reshape(self, *extents: int | Sequence[int]) -> Tensor:
+        """Return the same elements under another shape; one extent may be -1."""
+        given = _flat(extents)
+        return apply(shape.RESHAPE, self, shape=_resolve_shape(self, given))
+
+    def transpose(self, *perm: int | Sequence[int]) -> Tensor:
+        """Permute the axes; without arguments reverse them."""
+        order = _flat(perm) or tuple(range(self.ndim))[::-1]
+        return apply(shape.TRANSPOSE, self, perm=tuple(_axis(self, a) for a in order))
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  # numpy's own name
+        """The tensor with its axes reversed."""
+        return self.transpose()
+
+    def swapaxes(self, first: int, second: int) -> Tensor:
+        """Exchange two axes."""
+        order = list(range(self.ndim))
+        a, b = _axis(self, first), _axis(self, second)
+        order[a], order[b] = order[b], order[a]
+        return self.transpose(order)
+
+    def broadcast_to(self, *extents: int | Sequence[int]) -> Tensor:
+        """Repeat axes of extent 1, and add leading ones, up to the given shape."""
+        return apply(shape.BROADCAST_TO, self, shape=_flat(extents))
+
+    def to(self, dtype: DType | str) -> Tensor:
+        """Convert to another element type."""
+        return apply(elementwise.CAST, self, dtype=DType(dtype).value)
+
+    def detach(self) -> Tensor:
+        """Return the same values; no gradient flows back through them."""
+        return apply(shape.STOP_GRADIENT, self)
+
+    def __bool__(self) -> NoReturn:
+        raise _no_data("a truth value")
+
+    def __float__(self) -> NoReturn:
+        raise _no_data("a number")
+
+    def __int__(self) -> NoReturn:
+        raise _no_data("a number")
+
+    def __iter__(self) -> NoReturn:
+        raise _no_data("an iterator")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise CompileError(f"{find_source()}: a scalar tensor has no length")
+        return self.shape[0]
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise _no_data("a numpy array")
+
+
+def _no_data(what: str) -> CompileError:
+    return CompileError(
+        f"{find_source()}: a traced tensor has no data yet, so it cannot become {what}. The job's"
+        " function is traced once and its plan runs many steps: decide with tensors (af.where), or"
+        " return the tensor from the job and look at it afterwards"
+    )
+
+
+def apply(op: Op, *operands: Operand, **attrs: AttrValue) -> Tensor:
+    """Record an op with one output."""
+    return apply_many(op, *operands, **attrs)[0]
+
+
+def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, ...]:
+    """Record an op; Python numbers and arrays among the operands become constants.
+
+    Raises CompileError outside of a trace and for operands of wrong types.
+    """
+    trace = current_trace()
+    if trace is None:
+        raise CompileError(
+            f"{find_source()}: {op} was called outside of a job; call it inside a function"
+            " decorated with @af.job"
+        )
+    partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
+    values = [_value_of(trace, o, partner) for o in operands]
+    made = trace.emit(op, values, Attrs(attrs))
+    return tuple(Tensor(trace, v) for v in made)
+
+
+def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
+    if isinstance(operand, Tensor):
+        return operand._value_in(trace)
+    if isinstance(operand, (bool, int, float, np.generic, np.ndarray)):
+        dtype = partner.value if isinstance(operand, (bool, int, float)) else None
+        if isinstance(operand, float) and not partner.is_float:
+            raise CompileError(
+                f"{find_source()}: a float cannot be combined with {partner} tensors; convert the"
+                " tensor first with .to('float32')"
+            )
+        array = np.ascontiguousarray(np.asarray(operand, dtype=dtype))
+        return _constant(trace, array.reshape(np.shape(operand)))
+    raise CompileError(
+        f"{find_source()}: expected a tensor, a number or a numpy array, got"
+        f" {type(operand).__name__}"
+    )
+
+
+def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
+    try:
+        dtype = DType(str(array.dtype))
+    except ValueError:
+        known = ", ".join(d.value for d in DType)
+        raise CompileError(
+            f"{find_source()}: arrays of dtype {array.dtype} are not supported; use one of {known}"
+        ) from None
+    attrs = Attrs({"dtype": dtype.value, "shape": array.shape, "data": array.tobytes()})
+    return trace.emit(sources.CONSTANT, [], attrs)[0]
+
+
+def _reduce(op: Op, tensor: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
+    if axis is None:
+        axes = tuple(range(tensor.ndim))
+    else:
+        given = (axis,) if isinstance(axis, int) else tuple(axis)
+        axes = tuple(sorted(_axis(tensor, a) for a in given))
+    return apply(op, tensor, axes=axes, keepdims=keepdims)
+
+
+def _axis(tensor: Tensor, axis: int) -> int:
+    if not -tensor.ndim <= axis < tensor.ndim:
+        raise CompileError(f"{find_source()}: axis {axis} is out of range for {tensor.type}")
+    return axis % tensor.ndim
+
+
+def _flat(extents: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
+    if len(extents) == 1 and not isinstance(extents[0], int):
+        return tuple(extents[0])
+    return tuple(int(e) for e in extents)  # type: ignore[arg-type]  # a mix raises TypeError here
+
+
+def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
+    if given.count(-1) > 1:
+        raise CompileError(f"{find_source()}: reshape to {given} has more than one -1")
+    known = 1
+    for extent in given:
+        known *= extent if extent != -1 else 1
+    total = tensor.type.num_elements
+    if -1 in given and known and total % known == 0:
+        return tuple(total // known if e == -1 else e for e in given)
+    return given
+
+
+def _window(tensor: Tensor, index: Any) -> Tensor:
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(item is Ellipsis for item in items):
+        at = next(i for i, item in enumerate(items) if item is Ellipsis)
+        fill = tensor.ndim - (len(items) - 1)
+        items[at : at + 1] = [slice(None)] * fill
+    items += [slice(None)] * (tensor.ndim - len(items))
+    if len(items) > tensor.ndim:
+        raise CompileError(f"{find_source()}: too many indices for {tensor.type}: {index!r}")
+    starts, stops, steps, kept = [], [], [], []
+    for axis, (item, extent) in enumerate(zip(items, tensor.shape, strict=True)):
+        if isinstance(item, int) and -extent <= item < extent:
+            start, stop, step = item % extent, item % extent + 1, 1
+        elif isinstance(item, slice) and (item.step is None or item.step > 0):
+            start, stop, step = item.indices(extent)
+            kept.append(axis)
+        else:
+            raise CompileError(
+                f"{find_source()}: index {item!r} of axis {axis} is not supported for"
+                f" {tensor.type}: use integers in range and slices with positive steps; for lookups"
+                " by tensor use af.embedding"
+            )
+        starts.append(start)
+        stops.append(max(start, stop))
+        steps.append(step)
+    window = apply(
+        slicing.SLICE, tensor, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps)
+    )
+    if len(kept) == tensor.ndim:
+        return window
+    return window.reshape(tuple(window.shape[a] for a in kept))

@@ -1,0 +1,40 @@
+"""How a run fails: what a launch may raise on purpose, and what reaches the caller."""
+
+from __future__ import annotations
+
+from compiler.errors import ActorflowError
+
+
+class SourceExhausted(Exception):
+    """Raised by a source's launch when there is no more data; End flows through the plan."""
+
+
+class ActorFailed(ActorflowError):
+    """A launch raised. `__cause__` is the original exception with its own traceback.
+
+    The message names actor, launch, firing and the user's line; `story` holds the last rows of what
+    happened to this actor.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        actor: str,
+        op: str,
+        scope: str,
+        source: str,
+        firing: int,
+        story: tuple[str, ...],
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.op = op
+        self.scope = scope
+        self.source = source
+        self.firing = firing
+        self.story = story
+
+
+class ProtocolError(ActorflowError):
+    """A message that the transition table does not allow; the machine is left unchanged."""

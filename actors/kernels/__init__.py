@@ -1,0 +1,12 @@
+"""The host's kernels: one numpy kernel for every op that launches.
+
+- `kernel`: what a kernel is (query at compile time, bind at load); `catalogue`: all of them, by
+  op and name.
+- `blocks`, `scratch`: how a tensor is cut into pieces that stay in cache, and how planned scratch
+  is carved.
+- `recipe`: elementwise kernels written as tables of steps; `elementwise`: the tables.
+- `reduce`, `shape`, `matmul`, `softmax`, `norm`, `loss`, `embedding`, `random`, `update`: the
+  other families.
+- `rows`, `indices`, `attributes`, `cost`: what several families share.
+- `floating_point`: what a thread must set once before it runs launches.
+"""

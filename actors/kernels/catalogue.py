@@ -1,0 +1,117 @@
+"""All kernels of the host, by op and by name.
+
+The order of `HOST_KERNELS` is the order of preference: the first kernel of an op that takes a
+call is used. numpy's come last, for they take every call; a library's go before them. A kernel
+from elsewhere is added with `register` and is preferred to ours.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from actors.kernels.elementwise import ELEMENTWISE_KERNELS
+from actors.kernels.embedding import EMBEDDING_KERNELS
+from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand
+from actors.kernels.loss import LOSS_KERNELS
+from actors.kernels.matmul import MATMUL_KERNELS
+from actors.kernels.norm import NORM_KERNELS
+from actors.kernels.random import RANDOM_KERNELS
+from actors.kernels.reduce import REDUCE_KERNELS
+from actors.kernels.shape import SHAPE_KERNELS
+from actors.kernels.softmax import SOFTMAX_KERNELS
+from actors.kernels.split import SPLIT_KERNELS
+from actors.kernels.update import UPDATE_KERNELS
+
+GENERATION = 1
+"""Part of the fingerprint: raised when kernels change their results or their scratch."""
+
+HOST_KERNELS: tuple[Kernel, ...] = (
+    *ELEMENTWISE_KERNELS,
+    *REDUCE_KERNELS,
+    *SHAPE_KERNELS,
+    *SPLIT_KERNELS,
+    *MATMUL_KERNELS,
+    *SOFTMAX_KERNELS,
+    *NORM_KERNELS,
+    *LOSS_KERNELS,
+    *EMBEDDING_KERNELS,
+    *RANDOM_KERNELS,
+    *UPDATE_KERNELS,
+)
+
+_registered: list[Kernel] = []
+
+
+def register(kernel: Kernel) -> None:
+    """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name."""
+    holder = binders().get(kernel.name)
+    if holder is not None:
+        raise ValueError(
+            f"a kernel called {kernel.name!r} exists already ({type(holder).__module__}."
+            f"{type(holder).__qualname__}, for op {holder.op!r}); give {type(kernel).__qualname__}"
+            " another name"
+        )
+    _registered.insert(0, kernel)
+
+
+def unregister(name: str) -> None:
+    """Take back a registered kernel. Raises LookupError when there is none of that name."""
+    for index, kernel in enumerate(_registered):
+        if kernel.name == name:
+            del _registered[index]
+            return
+    raise LookupError(f"no kernel called {name!r} was registered")
+
+
+def find(op: str) -> tuple[Kernel, ...]:
+    """Return the kernels of an op in order of preference."""
+    return tuple([kernel for kernel in (*_registered, *HOST_KERNELS) if kernel.op == op])
+
+
+def choose(
+    op: str, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+) -> tuple[str, KernelNeeds]:
+    """Return the name and needs of the first kernel that takes this call.
+
+    Raises LookupError, naming op, types and kernels asked, when none does.
+    """
+    asked = find(op)
+    for kernel in asked:
+        needs = kernel.query(attrs, inputs, outputs)
+        if needs is not None:
+            return kernel.name, needs
+    call = f"{op}({_types(inputs)}) -> ({_types(outputs)})"
+    if not asked:
+        raise LookupError(f"the host has no kernel for op {op!r}, called as {call}")
+    names = ", ".join(kernel.name for kernel in asked)
+    raise LookupError(f"no host kernel takes {call}; asked: {names}")
+
+
+def _types(operands: tuple[Operand, ...]) -> str:
+    return ", ".join(
+        f"{operand.type}{'' if operand.is_dense else f' strides {operand.strides_bytes}'}"
+        for operand in operands
+    )
+
+
+def binders() -> Mapping[str, Kernel]:
+    """Return every kernel by its name in the plan."""
+    return {kernel.name: kernel for kernel in (*_registered, *HOST_KERNELS)}
+
+
+def fingerprint() -> str:
+    """Return what needs and results depend on: our generation, numpy, its BLAS, the machine."""
+    config = cast("dict[str, Any]", np.show_config(mode="dicts"))
+    blas = config.get("Build Dependencies", {}).get("blas", {})
+    parts = [
+        f"host-{GENERATION}",
+        f"numpy-{np.__version__}",
+        f"{blas.get('name', 'blas')}-{blas.get('version', 'unknown')}",
+        platform.machine(),
+        *sorted(f"{kernel.op}:{kernel.name}" for kernel in _registered),
+    ]
+    return " ".join(parts)

@@ -1,0 +1,125 @@
+"""What a kernel is: asked from shapes at compile time, bound to bytes at load.
+
+`query` sees types and layouts only, so a plan can be made on any machine. `bind` gets the arrays
+and the planned scratch, prepares every view, and returns a launch: one call without arguments
+that allocates nothing and writes only its outputs and its scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from actors.protocol import Array, Launch
+from compiler.plan import PlainValue
+from compiler.types import TensorType, contiguous_strides
+
+Attrs = Mapping[str, PlainValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it at compile time; a stride of 0 repeats an axis."""
+
+    type: TensorType
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the tensor."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The element type as numpy names it."""
+        return np.dtype(self.type.dtype.value)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the bytes are those of a row-major copy."""
+        return is_dense(self.shape, self.strides_bytes, self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNeeds:
+    """What the planner must know of a kernel for one call.
+
+    `in_place` lists pairs (output, input) that may share bytes. `workspace_bytes` is scratch that
+    the launch overwrites before it reads; `duration_ns` is an estimate, the same on every
+    machine.
+    """
+
+    workspace_bytes: int = 0
+    in_place: tuple[tuple[int, int], ...] = ()
+    duration_ns: float = 0.0
+
+
+class Kernel(Protocol):
+    """One way to compute an op on the host."""
+
+    @property
+    def name(self) -> str:
+        """Name in the plan, unique in the catalogue: "numpy.gelu"."""
+        ...
+
+    @property
+    def op(self) -> str:
+        """Name of the op computed."""
+        ...
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Return what this call needs, or None when this kernel does not take it."""
+        ...
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch on these arrays.
+
+        `workspace` is a dense vector of uint8, aligned to 64 bytes, of at least the bytes that
+        `query` named for the same types and layouts (None when it named 0).
+        """
+        ...
+
+
+def is_dense(shape: tuple[int, ...], strides_bytes: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether the strides are those of a row-major copy; extents of 1 do not matter."""
+    if 0 in shape:
+        return True
+    dense = contiguous_strides(shape, itemsize)
+    return all(n == 1 or s == d for n, s, d in zip(shape, strides_bytes, dense, strict=True))
+
+
+def in_sequence(calls: Iterable[Launch]) -> Launch:
+    """Return one launch that makes these calls in order."""
+    chain = tuple(calls)
+    if len(chain) == 1:
+        return chain[0]
+
+    def launch() -> None:
+        for call in chain:
+            call()
+
+    return launch
+
+
+def equal_operands(
+    output: int, outputs: tuple[Operand, ...], inputs: tuple[Operand, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs (output, input) where an input could give its bytes to this output."""
+    out = outputs[output]
+    return tuple(
+        (output, index)
+        for index, operand in enumerate(inputs)
+        if out.is_dense and operand.is_dense and operand.type == out.type
+    )

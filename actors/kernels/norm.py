@@ -1,0 +1,169 @@
+"""Layer normalisation over the last axis and its gradient (Ba, Kiros & Hinton 2016, section 3).
+
+Every mean over a row is a product with a vector that holds 1/D (or gamma/D), every sum over rows
+a product with ones: BLAS is 3-4 times as fast as `add.reduce` there. The variance is taken from
+centred values; the shorter E[x^2] - E[x]^2 loses all digits when the mean is large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import number
+from actors.kernels.blocks import cut, num_elements, rows_per_block
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
+from actors.kernels.rows import are_row_floats
+from actors.kernels.scratch import Piece
+from actors.protocol import Array, Launch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormKernel:
+    """`layer_norm`(x [..., D], gamma [D], beta [D]) -> (y, mean [...], rstd [...]); attrs eps."""
+
+    name: str = "numpy.layer_norm"
+    op: str = "layer_norm"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take float32 and float64; scratch is two blocks and a row. y may lie over x."""
+        if not are_row_floats(inputs):
+            return None
+        x = inputs[0]
+        return KernelNeeds(
+            scratch.size_bytes(_pieces(x.shape, x.dtype)),
+            equal_operands(0, outputs, inputs[:1]),
+            cost.duration_ns((*inputs, *outputs), passes=10),
+        )
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch over row blocks."""
+        x, gamma, beta = inputs
+        columns, rank = x.shape[-1], x.ndim - 1
+        first, second, weights = scratch.carve(workspace, _pieces(x.shape, x.dtype))
+        eps = np.array(number(attrs, "eps"), x.dtype)
+        calls: list[Launch] = [partial(weights.fill, 1.0 / max(columns, 1))]
+        operands = (x, *outputs)
+        for rows, y, mean, rstd in cut(operands, rank, rows_per_block(columns, x.itemsize)):
+            t, u = scratch.window(first, rows.shape), scratch.window(second, rows.shape)
+            calls += [
+                partial(np.matmul, rows, weights, out=mean),
+                partial(np.subtract, rows, mean[..., None], out=t),
+                partial(np.multiply, t, t, out=u),
+                partial(np.matmul, u, weights, out=rstd),
+                partial(np.add, rstd, eps, out=rstd),
+                partial(np.sqrt, rstd, out=rstd),
+                partial(np.reciprocal, rstd, out=rstd),
+                partial(np.multiply, t, rstd[..., None], out=t),
+                partial(np.multiply, t, gamma, out=t),
+                partial(np.add, t, beta, out=y),
+            ]
+        return in_sequence(calls)
+
+
+def _pieces(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
+    columns = shape[-1]
+    rows = min(num_elements(shape[:-1]), rows_per_block(columns, dtype.itemsize))
+    return (
+        Piece((rows * columns,), dtype),
+        Piece((rows * columns,), dtype),
+        Piece((columns,), dtype),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormGradKernel:
+    """`layer_norm_grad`(dy, x, gamma, mean, rstd) -> (dx, dgamma, dbeta).
+
+    With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - xhat mean(g xhat)). The
+    two means are products of dy and of dy * xhat with gamma / D, so g * xhat is never formed.
+    """
+
+    name: str = "numpy.layer_norm_grad"
+    op: str = "layer_norm_grad"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take float32 and float64; scratch is two blocks and vectors. dx may lie over dy or x."""
+        if not are_row_floats(inputs):
+            return None
+        x = inputs[1]
+        return KernelNeeds(
+            scratch.size_bytes(_grad_pieces(x.shape, x.dtype)),
+            equal_operands(0, outputs, inputs[:2]),
+            cost.duration_ns((*inputs, *outputs), passes=14),
+        )
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch over row blocks; they add to dgamma and dbeta in order."""
+        dy, x, gamma, mean, rstd = inputs
+        dx, dgamma, dbeta = outputs
+        columns, rank = x.shape[-1], x.ndim - 1
+        first, second, sums, ones, weights, partials = scratch.carve(
+            workspace, _grad_pieces(x.shape, x.dtype)
+        )
+        count = np.array(max(columns, 1), x.dtype)
+        calls: list[Launch] = [
+            partial(ones.fill, 1),
+            partial(np.divide, gamma, count, out=weights),
+            partial(dgamma.fill, 0),
+            partial(dbeta.fill, 0),
+        ]
+        limit = rows_per_block(columns, x.itemsize)
+        for g, rows, m, r, result in cut((dy, x, mean, rstd, dx), rank, limit):
+            t, u = scratch.window(first, rows.shape), scratch.window(second, rows.shape)
+            c = scratch.window(sums, rows.shape[:-1])
+            calls += [
+                partial(np.subtract, rows, m[..., None], out=t),
+                partial(np.multiply, t, r[..., None], out=t),
+                partial(np.multiply, g, t, out=u),
+                *_add_columns(u, ones, partials, dgamma),
+                partial(np.matmul, u, weights, out=c),
+                partial(np.multiply, t, c[..., None], out=t),
+                # u is free now: a dense copy of dy, whose columns and rows BLAS can read.
+                partial(np.copyto, u, g),
+                *_add_columns(u, ones, partials, dbeta),
+                partial(np.matmul, u, weights, out=c),
+                partial(np.multiply, u, gamma, out=u),
+                partial(np.subtract, u, t, out=u),
+                partial(np.subtract, u, c[..., None], out=u),
+                partial(np.multiply, u, r[..., None], out=result),
+            ]
+        return in_sequence(calls)
+
+
+def _add_columns(block: Array, ones: Array, partials: Array, total: Array) -> tuple[Launch, ...]:
+    """Return the calls that add the column sums of a dense block to `total`."""
+    matrix = block.reshape(-1, total.size) if total.size else block.reshape(0, 0)
+    return (
+        partial(np.matmul, ones[: matrix.shape[0]], matrix, out=partials),
+        partial(np.add, total, partials, out=total),
+    )
+
+
+def _grad_pieces(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
+    columns = shape[-1]
+    rows = min(num_elements(shape[:-1]), rows_per_block(columns, dtype.itemsize))
+    extents = (rows * columns, rows * columns, rows, rows, columns, columns)
+    return tuple([Piece((extent,), dtype) for extent in extents])
+
+
+NORM_KERNELS = (LayerNormKernel(), LayerNormGradKernel())

@@ -1,0 +1,249 @@
+"""From a plan to something that runs: bound launches on planned memory.
+
+Every launch of every actor is bound for every *slot phase*: firing k works on the slots that follow
+those of firing k-1, so after `num_phases` firings all ports of the actor are at their first slot
+again. A launch that touches no register with several slots is bound once and shared by all phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, lcm
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from actors.arena import Views
+from actors.protocol import Array, HostPort, Launch, Token
+from compiler.errors import InternalError
+from compiler.plan import Actor, ActorKind, Constant, PlainValue, Plan, Port, RegisterKind
+from compiler.plan import Launch as PlannedLaunch
+from compiler.types import RegisterId
+
+_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
+_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+
+Chain = tuple[Launch, ...]
+
+
+class KernelBinder(Protocol):
+    """One kernel, ready to be bound to addresses."""
+
+    def bind(
+        self,
+        attrs: Mapping[str, PlainValue],
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch for these operands; `workspace` is a view of bytes, or None."""
+        ...
+
+
+class BoundPlan:
+    """A plan with memory and launches.
+
+    `chains[actor][phase]` is what firing k runs, with phase = k mod the number of phases. The
+    arrays in `variables` are views on the arena, by name of the variable.
+    """
+
+    __slots__ = ("_ports", "_views", "arena_bytes", "chains", "plan", "variables")
+
+    def __init__(self, plan: Plan, ports: Mapping[str, HostPort], views: Views) -> None:
+        self.plan = plan
+        self.arena_bytes = sum([arena.size_bytes for arena in plan.arenas])
+        self._ports = ports
+        self._views = views
+        self.variables: Mapping[str, Array] = MappingProxyType(
+            {v.name: views.get(v.view, 0) for v in plan.variables}
+        )
+        self.chains: tuple[tuple[Chain, ...], ...] = ()
+
+    @property
+    def ports(self) -> Mapping[str, HostPort]:
+        """The host ports by name of their actor."""
+        return self._ports
+
+    def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
+        """Return what the last firing of a flushed actor runs, with fewer tokens on its inputs.
+
+        The launch of a sink is bound to the tokens that are there; a chain of kernels is the one of
+        its phase, because its bytes do not depend on the number of tokens.
+        """
+        entry = self.plan.actors[actor]
+        if entry.kind in _PORTED:
+            counts = num_tokens_per_input + tuple([port.rate for port in entry.outputs])
+            tokens = _tokens(self.plan, self._views, entry, firing, counts)
+            return (self._ports[entry.name].bind(tokens),)
+        phases = self.chains[actor]
+        return phases[firing % len(phases)]
+
+    def release(self) -> None:
+        """Drop launches and views; the memory goes when no view is held elsewhere. Idempotent."""
+        self.chains = ()
+        self.variables = MappingProxyType({})
+        self._views.release()
+
+
+def load(
+    plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, KernelBinder]
+) -> BoundPlan:
+    """Allocate the arenas of a plan, fill its constants and bind all its launches.
+
+    Args:
+        plan: A verified plan.
+        ports: A host port for every SOURCE and SINK actor, by name of the actor.
+        kernels: Kernels by the name that launches use.
+
+    Raises:
+        ValueError: A port is missing, or is there for no actor.
+        InternalError: A kernel is missing, or the plan contradicts itself.
+        OutOfMemory: The machine does not give an arena's bytes.
+    """
+    _check_names(plan, ports, kernels)
+    views = Views(plan)
+    for constant in plan.constants:
+        _fill(views.get(constant.view, 0), constant)
+    bound = BoundPlan(plan, ports, views)
+    bound.chains = tuple([_bind_actor(plan, views, a, ports, kernels) for a in plan.actors])
+    return bound
+
+
+def num_phases(plan: Plan, actor: Actor) -> int:
+    """Return the smallest number of firings after which every port is at its first slot again."""
+    ports = [(plan.registers[port.register].num_slots, port.rate) for port in _ports_of(actor)]
+    return lcm(*[slots // gcd(slots, rate) for slots, rate in ports])
+
+
+def _check_names(
+    plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, KernelBinder]
+) -> None:
+    wanted = [actor.name for actor in plan.actors if actor.kind in _PORTED]
+    missing = [name for name in wanted if name not in ports]
+    unknown = [name for name in ports if name not in wanted]
+    if missing or unknown:
+        raise ValueError(
+            f"plan {plan.name!r} has the sources and sinks {wanted}; the ports lack {missing} and"
+            f" name {unknown}, which it does not have"
+        )
+    for actor in plan.actors:
+        for launch in actor.launches:
+            if launch.kernel not in kernels:
+                raise InternalError(
+                    f"actor {actor.name!r} launches kernel {launch.kernel!r} for op {launch.op!r}"
+                    f" at {plan.sources[launch.source]}; this machine has no such kernel"
+                )
+
+
+def _fill(array: Array, constant: Constant) -> None:
+    if array.nbytes != len(constant.data):
+        raise InternalError(
+            f"the constant of view {constant.view} needs {array.nbytes} bytes, the plan carries"
+            f" {len(constant.data)}"
+        )
+    array[...] = np.frombuffer(constant.data, array.dtype).reshape(array.shape)
+
+
+def _ports_of(actor: Actor) -> tuple[Port, ...]:
+    return actor.inputs + actor.outputs
+
+
+def _bind_actor(
+    plan: Plan,
+    views: Views,
+    actor: Actor,
+    ports: Mapping[str, HostPort],
+    kernels: Mapping[str, KernelBinder],
+) -> tuple[Chain, ...]:
+    phases = range(num_phases(plan, actor))
+    if actor.kind in _PORTED:
+        rates = tuple([port.rate for port in _ports_of(actor)])
+        return tuple(
+            [
+                (ports[actor.name].bind(_tokens(plan, views, actor, phase, rates)),)
+                for phase in phases
+            ]
+        )
+    rates_of = {port.register: port.rate for port in _ports_of(actor)}
+    bound: list[dict[tuple[int, ...], Launch]] = [{} for _ in actor.launches]
+    chains: list[Chain] = []
+    for phase in phases:
+        chain: list[Launch] = []
+        for index, launch in enumerate(actor.launches):
+            operands = [*launch.inputs, *launch.outputs]
+            if launch.workspace is not None:
+                operands.append(launch.workspace)
+            slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
+            if slots not in bound[index]:
+                bound[index][slots] = _bind(views, kernels[launch.kernel], launch, slots)
+            chain.append(bound[index][slots])
+        chains.append(tuple(chain))
+    return tuple(chains)
+
+
+def _slot(
+    plan: Plan,
+    actor: Actor,
+    rates_of: Mapping[RegisterId, int],
+    view: int,
+    phase: int,
+) -> int:
+    """Return the slot that a launch of this phase sees through a view."""
+    register = plan.registers[plan.views[view].register]
+    if register.kind not in _EDGES:
+        return 0
+    rate = rates_of.get(register.id)
+    if rate != 1:
+        raise InternalError(
+            f"a launch of actor {actor.name!r} touches register {register.name!r}, which "
+            + (
+                "is on none of its ports"
+                if rate is None
+                else f"moves {rate} tokens per firing; a launch sees one"
+            )
+        )
+    return phase % register.num_slots
+
+
+def _bind(
+    views: Views, kernel: KernelBinder, launch: PlannedLaunch, slots: tuple[int, ...]
+) -> Launch:
+    operands = [*launch.inputs, *launch.outputs]
+    arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=False)]
+    num_inputs = len(launch.inputs)
+    workspace = None if launch.workspace is None else views.get(launch.workspace, slots[-1])
+    attrs = MappingProxyType(dict(launch.attrs))
+    return kernel.bind(attrs, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]), workspace)
+
+
+def _tokens(
+    plan: Plan, views: Views, actor: Actor, firing: int, counts: tuple[int, ...]
+) -> tuple[Token, ...]:
+    """Return the tokens of a port's firing, `counts` of them per port.
+
+    Token i holds the fields of every DATA register that has an i-th token in this firing.
+    """
+    tokens: list[dict[str, Array]] = [{} for _ in range(_num_tokens(plan, actor, counts))]
+    for port, count in zip(_ports_of(actor), counts, strict=True):
+        register = plan.registers[port.register]
+        for field in plan.fields:
+            if field.register != port.register:
+                continue
+            for i in range(count):
+                if field.name in tokens[i]:
+                    raise InternalError(
+                        f"actor {actor.name!r} sees two fields of the name {field.name!r}"
+                    )
+                slot = (firing * port.rate + i) % register.num_slots
+                tokens[i][field.name] = views.get(field.view, slot)
+    return tuple([MappingProxyType(token) for token in tokens])
+
+
+def _num_tokens(plan: Plan, actor: Actor, counts: tuple[int, ...]) -> int:
+    data = [
+        count
+        for port, count in zip(_ports_of(actor), counts, strict=True)
+        if plan.registers[port.register].kind is RegisterKind.DATA
+    ]
+    return max(data, default=0)

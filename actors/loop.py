@@ -1,0 +1,190 @@
+"""The loop: one run of a bound plan, as the rest of the program sees it.
+
+A run has a dispatcher thread and a thread for every actor that may block (`actors.dispatch`,
+`actors.worker`); these three files are the only place with threads. A run ends when every actor has
+ended, when a firing failed, or by `close`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+
+from actors.dispatch import Dispatcher
+from actors.load import BoundPlan
+from actors.protocol import Clock
+from actors.timeline import Timeline
+from compiler.errors import ActorflowError
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatistics:
+    """What a run has done so far; tuples are by actor.
+
+    `firings` were started; `busy_ns` is time in launches. `num_waits` counts how often an actor's
+    thread found nothing to do, `num_dispatcher_waits` and `dispatcher_wait_ns` how often and how
+    long the dispatcher did.
+    """
+
+    firings: tuple[int, ...]
+    busy_ns: tuple[int, ...]
+    num_waits: tuple[int, ...]
+    num_dispatcher_waits: int
+    dispatcher_wait_ns: int
+
+
+class Loop:
+    """One run of a bound plan. Its methods may be called from any thread.
+
+    Args:
+        bound: What to run; it must outlive the loop and serve one loop at a time.
+        timeline: Where to record firings, or None.
+        clock: Nanoseconds; for statistics and timeline only.
+        on_finished: Called once on the dispatcher's thread when the run is over in any way, before
+            `wait` returns. What it raises becomes the failure of a run that had none.
+        join_timeout_s: How long `close` waits for a port to let go of its thread.
+    """
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        *,
+        timeline: Timeline | None = None,
+        clock: Clock = time.perf_counter_ns,
+        on_finished: Callable[[], object] | None = None,
+        join_timeout_s: float = 10.0,
+    ) -> None:
+        self._dispatcher = Dispatcher(bound, clock=clock, timeline=timeline)
+        self._on_finished = on_finished
+        self._join_timeout_s = join_timeout_s
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._is_started = self._is_ended = self._is_closed = False
+        self._steps_admitted = 0
+        self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Start the threads. Raises RuntimeError when the loop was started or closed before."""
+        with self._lock:
+            if self._is_started or self._is_closed:
+                raise RuntimeError("a loop runs once; make a new Loop for another run")
+            self._is_started = True
+            for worker in self._dispatcher.workers.values():
+                worker.thread.start()
+            self._thread.start()
+
+    @property
+    def steps_admitted(self) -> int:
+        """Number of steps that were admitted."""
+        return self._steps_admitted
+
+    def admit(self, steps: int) -> None:
+        """Permit `steps` more steps of every source.
+
+        No effect when a source has no more data or the run is over. Raises ValueError for less than
+        one step, RuntimeError after `end` or `close`.
+        """
+        if steps < 1:
+            raise ValueError(f"expected one step or more to admit, got {steps}")
+        with self._lock:
+            if self._is_ended or self._is_closed:
+                raise RuntimeError("steps were admitted after the end of the run was asked for")
+            self._steps_admitted += steps
+            self._dispatcher.command(partial(self._dispatcher.admit, steps))
+
+    def end(self) -> None:
+        """Let the run finish cleanly with the steps that are admitted. Idempotent."""
+        with self._lock:
+            if not self._is_ended:
+                self._is_ended = True
+                self._dispatcher.command(self._dispatcher.end_admission)
+
+    stop_admission = end
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over; return whether every actor ended.
+
+        False means that `timeout` seconds passed, or that the loop was closed before the end.
+        Raises ActorFailed when a launch raised, with the original exception as its cause.
+        """
+        if not self._over.wait(timeout):
+            return False
+        if self._dispatcher.failure is not None:
+            raise self._dispatcher.failure
+        return self._dispatcher.machine.is_finished
+
+    def close(self) -> None:
+        """End the run in whatever state it is, close the ports and join the threads. Idempotent.
+
+        Raises what a port's `close` raised, and ActorflowError when a port does not let its thread
+        go within the timeout.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        dispatcher = self._dispatcher
+        dispatcher.is_closing = True
+        dispatcher.command(dispatcher.halt)
+        errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
+        if self._is_started:
+            self._join()
+        self._over.set()
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def __enter__(self) -> Loop:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def statistics(self) -> LoopStatistics:
+        """Return what was done so far; exact once the run is over."""
+        dispatcher = self._dispatcher
+        every = range(dispatcher.table.num_actors)
+        busy, waits = list(dispatcher.busy_ns), [0 for _ in every]
+        for actor, worker in dispatcher.workers.items():
+            busy[actor], waits[actor] = worker.busy_ns, worker.num_waits
+        firings = [dispatcher.machine.firing_index(actor) + 1 for actor in every]
+        return LoopStatistics(
+            tuple(firings), tuple(busy), tuple(waits), dispatcher.num_waits, dispatcher.wait_ns
+        )
+
+    def _run(self) -> None:
+        dispatcher = self._dispatcher
+        dispatcher.run()
+        try:
+            if self._on_finished is not None:
+                self._on_finished()
+        except BaseException as error:
+            if dispatcher.failure is None:
+                dispatcher.failure = error
+        self._over.set()
+
+    def _join(self) -> None:
+        here = threading.current_thread()
+        if self._thread is not here:
+            self._thread.join()
+        deadline = time.monotonic() + self._join_timeout_s
+        for worker in self._dispatcher.workers.values():
+            if worker.thread is not here:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        stuck = [w.name for w in self._dispatcher.workers.values() if w.thread.is_alive()]
+        stuck = [name for name in stuck if f"actorflow-{name}" != here.name]
+        if stuck:
+            raise ActorflowError(
+                f"the ports of {stuck} did not let their threads go {self._join_timeout_s} s after"
+                " close; a port's close must make a launch that blocks return or raise"
+            )

@@ -1,0 +1,223 @@
+"""What the machine must know of a plan, in columns of ints.
+
+Every pair (register of kind DATA or CONTROL, consumer) is an *edge* with a rate at either end and a
+number of slots; a register with several consumers is several edges with the same producer, so a
+slot is free only when every consumer has freed it. Every source has one more edge from outside, its
+*admission*: a token on it is the permission for one firing, and its end is the end of the run.
+
+Repetition counts are the smallest integer solution of the balance equations, one per connected part
+(Lee & Messerschmitt, "Synchronous Data Flow", 1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+
+from compiler.errors import InternalError
+from compiler.plan import ActorKind, Plan, RegisterKind
+
+OUTSIDE = -1
+"""The producer of an admission edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One consumer's view of one register: tokens per firing at either end, and slots between."""
+
+    name: str
+    producer: int
+    consumer: int
+    produce: int
+    consume: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTable:
+    """The actor graph in columns; index is the actor's id, or the edge's number in `edges`.
+
+    `inputs[a]` are the edges of actor a's input ports in the order of its ports (without
+    admission), `outputs[a]` all edges that it fills. `admission[a]` is the admission edge of a
+    source, else None. `firings_per_step[a]` is how often source a fires per step (0 for other
+    actors); `repetitions[a]` is the balance of actor a. A detached actor is run by a thread of its
+    own.
+    """
+
+    names: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    admission: tuple[int | None, ...]
+    is_flushed: tuple[bool, ...]
+    is_detached: tuple[bool, ...]
+    streams: tuple[int, ...]
+    repetitions: tuple[int, ...]
+    firings_per_step: tuple[int, ...]
+
+    @property
+    def num_actors(self) -> int:
+        """Number of actors."""
+        return len(self.names)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The actors with an admission edge, in order."""
+        return tuple([a for a, edge in enumerate(self.admission) if edge is not None])
+
+    def all_inputs(self, actor: int) -> tuple[int, ...]:
+        """Return the edges that an actor consumes, admission last."""
+        admission = self.admission[actor]
+        return self.inputs[actor] if admission is None else (*self.inputs[actor], admission)
+
+    @staticmethod
+    def of(plan: Plan) -> MachineTable:
+        """Return the table of a plan.
+
+        Raises InternalError when the plan's edges cannot work: see `from_edges`.
+        """
+        makers = {port.register: (a, port.rate) for a in plan.actors for port in a.outputs}
+        edges: list[Edge] = []
+        for actor in plan.actors:
+            for port in actor.inputs:
+                register = plan.registers[port.register]
+                if register.kind not in (RegisterKind.DATA, RegisterKind.CONTROL):
+                    raise InternalError(
+                        f"actor {actor.name!r} has an input port on register {register.name!r} of"
+                        f" kind {register.kind.value}; only data and control registers are edges"
+                    )
+                if port.register not in makers:
+                    raise InternalError(
+                        f"actor {actor.name!r} consumes register {register.name!r}, which no actor"
+                        " produces"
+                    )
+                producer, rate = makers[port.register]
+                edges.append(
+                    Edge(register.name, producer.id, actor.id, rate, port.rate, register.num_slots)
+                )
+        return MachineTable.from_edges(
+            [actor.name for actor in plan.actors],
+            edges,
+            sources=[a.id for a in plan.actors if a.kind is ActorKind.SOURCE],
+            flushed=[a.id for a in plan.actors if a.is_flushed],
+            detached=[a.id for a in plan.actors if plan.streams[a.stream].is_host_thread],
+            streams=[a.stream for a in plan.actors],
+        )
+
+    @staticmethod
+    def from_edges(
+        names: Sequence[str],
+        edges: Sequence[Edge],
+        *,
+        sources: Sequence[int],
+        flushed: Sequence[int] = (),
+        detached: Sequence[int] = (),
+        streams: Sequence[int] | None = None,
+    ) -> MachineTable:
+        """Return the table of a graph; without `streams` every actor has a stream of its own.
+
+        Raises InternalError when rates do not balance, an edge has too few slots ever to move a
+        token, an actor has no input, or a source is flushed.
+        """
+        num_actors = len(names)
+        every = range(num_actors)
+        is_flushed, is_detached = set(flushed), set(detached)
+        for edge in edges:
+            _check_slots(edge, names)
+        admission: list[int | None] = [None] * num_actors
+        all_edges = list(edges)
+        for source in sources:
+            admission[source] = len(all_edges)
+            all_edges.append(Edge("admission", OUTSIDE, source, 1, 1, 0))
+        inputs: list[list[int]] = [[] for _ in every]
+        outputs: list[list[int]] = [[] for _ in every]
+        for index, edge in enumerate(edges):
+            inputs[edge.consumer].append(index)
+            outputs[edge.producer].append(index)
+        for a in every:
+            if not inputs[a] and admission[a] is None:
+                raise InternalError(
+                    f"actor {names[a]!r} has no input and is no source: it never ends"
+                )
+            if admission[a] is not None and a in is_flushed:
+                raise InternalError(f"source {names[a]!r} is marked to be flushed; it has no input")
+        repetitions, firings_per_step = _balance(names, edges, sources)
+        return MachineTable(
+            names=tuple(names),
+            edges=tuple(all_edges),
+            inputs=tuple([tuple(row) for row in inputs]),
+            outputs=tuple([tuple(row) for row in outputs]),
+            admission=tuple(admission),
+            is_flushed=tuple([a in is_flushed for a in every]),
+            is_detached=tuple([a in is_detached for a in every]),
+            streams=tuple(every if streams is None else streams),
+            repetitions=repetitions,
+            firings_per_step=firings_per_step,
+        )
+
+
+def _check_slots(edge: Edge, names: Sequence[str]) -> None:
+    between = f"register {edge.name!r} from {names[edge.producer]!r} to {names[edge.consumer]!r}"
+    if edge.produce < 1 or edge.consume < 1:
+        raise InternalError(f"{between} has rates {edge.produce} and {edge.consume}; expected >= 1")
+    least = edge.produce + edge.consume - gcd(edge.produce, edge.consume)
+    if edge.num_slots < least:
+        raise InternalError(
+            f"{between} has {edge.num_slots} slots; rates {edge.produce} and {edge.consume} need"
+            f" at least {least}"
+        )
+
+
+def _balance(
+    names: Sequence[str], edges: Sequence[Edge], sources: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Solve the balance equations; return repetitions per actor and firings per step per source."""
+    neighbours: list[list[tuple[int, Fraction, Edge]]] = [[] for _ in names]
+    for edge in edges:
+        ratio = Fraction(edge.produce, edge.consume)
+        neighbours[edge.producer].append((edge.consumer, ratio, edge))
+        neighbours[edge.consumer].append((edge.producer, 1 / ratio, edge))
+    repetitions = [0] * len(names)
+    per_step = [0] * len(names)
+    share: dict[int, Fraction] = {}
+    for root in range(len(names)):
+        if root in share:
+            continue
+        share[root] = Fraction(1)
+        part = [root]
+        for actor in part:
+            for other, ratio, edge in neighbours[actor]:
+                expected = share[actor] * ratio
+                if other not in share:
+                    share[other] = expected
+                    part.append(other)
+                elif share[other] != expected:
+                    raise InternalError(
+                        f"the rates do not balance at register {edge.name!r} between"
+                        f" {names[edge.producer]!r} and {names[edge.consumer]!r}"
+                    )
+        _scale(part, share, names, set(sources), repetitions, per_step)
+    return tuple(repetitions), tuple(per_step)
+
+
+def _scale(
+    part: list[int],
+    share: dict[int, Fraction],
+    names: Sequence[str],
+    sources: set[int],
+    repetitions: list[int],
+    per_step: list[int],
+) -> None:
+    """Make one connected part integral, and a step of its sources as small as can be."""
+    whole = lcm(*[share[a].denominator for a in part])
+    counts = {a: int(share[a] * whole) for a in part}
+    period = gcd(*counts.values())
+    step = gcd(*[counts[a] for a in part if a in sources])
+    if not step:
+        raise InternalError(f"no source feeds actor {names[part[0]]!r}: it can never fire")
+    for a in part:
+        repetitions[a] = counts[a] // period
+        if a in sources:
+            per_step[a] = counts[a] // step

@@ -1,0 +1,12 @@
+"""The compiler: from a logical graph to a physical plan.
+
+It knows no user API, no device and no thread. In processing order:
+
+- `types`, `placement`, `errors`: the words everything else is written in.
+- `graph`: the immutable logical graph and its builder; `registry`: typed columns of op knowledge.
+- `ops/`: one file per family of ops, each registering what it knows.
+- `passes/`: one file per rewrite, `graph -> graph`; `pipeline` lists them in order.
+- `target`: what a device's kernels must tell the compiler; `lower`: graph to actors and launches.
+- `plan`: the physical plan, the one contract with the runtime; `verify` proves it, `printer` shows
+  it.
+"""

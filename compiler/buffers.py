@@ -1,0 +1,145 @@
+"""From values to buffers: the launches, what they need, and who may share bytes in place.
+
+A *draft* is a launch with its kernel chosen by the target. A *buffer* is the bytes of one or more
+roots: an output takes over the buffer of an input that dies in the same launch, when the kernel
+allows that pair and both are dense and equal in size. Live intervals are in launches, half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.errors import CompileError
+from compiler.graph import Graph, Node
+from compiler.registry import is_source, writes
+from compiler.storage import Storage, is_dense
+from compiler.target import KernelCall, KernelInfo, Operand, Target
+from compiler.types import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDraft:
+    """A launch to be: its node and the kernel the target chose."""
+
+    node: Node
+    info: KernelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes of the chain: the first root that lives here, and the live interval in launches."""
+
+    root: ValueId
+    size_bytes: int
+    interval: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """All buffers of a chain; `of_root` maps every root made by a launch to its buffer."""
+
+    buffers: tuple[Buffer, ...]
+    of_root: dict[ValueId, int]
+
+
+def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[LaunchDraft, ...]:
+    """Choose a kernel for every launch. Raises CompileError when the target has none for an op."""
+    drafts: list[LaunchDraft] = []
+    answers: dict[KernelCall, KernelInfo] = {}
+    for index, node in enumerate(graph.nodes):
+        if not storage.is_launch[index]:
+            continue
+        call = KernelCall(
+            node.op.name,
+            node.attrs,
+            _operands(graph, storage, node.inputs),
+            _operands(graph, storage, node.outputs),
+        )
+        if call not in answers:
+            try:
+                answers[call] = target.query(call)
+            except LookupError as error:
+                raise CompileError(f"{node.source}: {error.args[0]}") from None
+        drafts.append(LaunchDraft(node, answers[call]))
+    return tuple(drafts)
+
+
+def assign_buffers(
+    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], fixed: Iterable[ValueId]
+) -> Buffers:
+    """Give every root made by a launch a buffer. O(launches).
+
+    `fixed` are roots with bytes of their own elsewhere (outputs in registers): they get no buffer
+    and are never shared. Roots of sources and variables get none either.
+    """
+    last_use = _last_uses(storage, drafts)
+    owned_elsewhere = set(fixed)
+    for node in graph.nodes:
+        if is_source.get(node.op):
+            owned_elsewhere.update(node.outputs)
+    of_root: dict[ValueId, int] = {}
+    roots: list[ValueId] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for index, draft in enumerate(drafts):
+        donors = _donors(graph, storage, draft, index, last_use, of_root)
+        for position, value in enumerate(draft.node.outputs):
+            root = storage.root[value]
+            if root in owned_elsewhere or root != value:
+                continue
+            buffer = donors.get(position)
+            if buffer is None:
+                buffer = len(roots)
+                roots.append(root)
+                starts.append(index)
+                ends.append(index + 1)
+            of_root[root] = buffer
+            ends[buffer] = max(ends[buffer], last_use.get(root, index) + 1)
+    buffers = tuple(
+        Buffer(root, graph.types[root].size_bytes, (start, end))
+        for root, start, end in zip(roots, starts, ends, strict=True)
+    )
+    return Buffers(buffers, of_root)
+
+
+def _operands(graph: Graph, storage: Storage, values: tuple[ValueId, ...]) -> tuple[Operand, ...]:
+    return tuple([Operand(graph.types[v], storage.layout[v]) for v in values])
+
+
+def _last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:
+    last: dict[ValueId, int] = {}
+    for index, draft in enumerate(drafts):
+        for value in draft.node.inputs:
+            last[storage.root[value]] = index
+    return last
+
+
+def _donors(
+    graph: Graph,
+    storage: Storage,
+    draft: LaunchDraft,
+    index: int,
+    last_use: dict[ValueId, int],
+    of_root: dict[ValueId, int],
+) -> dict[int, int]:
+    """Return, per output position, the buffer of an input it may overwrite."""
+    chosen: dict[int, int] = {}
+    node = draft.node
+    if writes.get(node.op):
+        return chosen
+    for output, given in draft.info.in_place:
+        value = node.inputs[given]
+        root = storage.root[value]
+        if output in chosen or root not in of_root or last_use[root] != index:
+            continue
+        same_root = [v for v in node.inputs if storage.root[v] == root]
+        out_type = graph.types[node.outputs[output]]
+        if (
+            of_root[root] not in chosen.values()
+            and out_type.size_bytes == graph.types[root].size_bytes
+            and all(is_dense(graph.types[v], storage.layout[v]) for v in same_root)
+            and all(graph.types[v].size_bytes == out_type.size_bytes for v in same_root)
+        ):
+            chosen[output] = of_root[root]
+    return chosen

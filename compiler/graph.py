@@ -1,0 +1,282 @@
+"""The logical graph: immutable, typed, with the user's own lines.
+
+A `Node` applies an op to values; a `Value` is an id, and every fact about it is a column of the
+`Graph` indexed by that id. Nodes stand in topological order. `source` is the user's file and line,
+`scope` the module path ("blocks.0.attn"); both survive to the plan, the trace and every error.
+Inputs of the job, variables and constants are nodes too (ops `input`, `variable`, `constant`), so
+that every value has exactly one producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+from compiler.errors import CompileError
+from compiler.registry import Op, OpTypeError, infer_type
+from compiler.types import TensorType, ValueId
+
+AttrValue = int | float | bool | str | bytes | None | tuple["AttrValue", ...]
+
+
+class Attrs(Mapping[str, AttrValue]):
+    """An immutable, hashable mapping of attribute names to plain values, with typed getters."""
+
+    __slots__ = ("_data", "_hash")
+
+    def __init__(self, data: Mapping[str, AttrValue] | None = None) -> None:
+        self._data = dict(sorted(data.items())) if data else {}
+        self._hash = hash(tuple(self._data.items()))
+
+    def __getitem__(self, key: str) -> AttrValue:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attrs) and self._data == other._data
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{k}={v!r}" for k, v in self._data.items())
+
+    def int_(self, key: str) -> int:
+        """Return an int attribute."""
+        return cast("int", self._data[key])
+
+    def float_(self, key: str) -> float:
+        """Return a float attribute."""
+        return cast("float", self._data[key])
+
+    def bool_(self, key: str) -> bool:
+        """Return a bool attribute."""
+        return cast("bool", self._data[key])
+
+    def str_(self, key: str) -> str:
+        """Return a str attribute."""
+        return cast("str", self._data[key])
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        """Return a tuple-of-int attribute."""
+        return cast("tuple[int, ...]", self._data[key])
+
+
+NO_ATTRS = Attrs()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+UNKNOWN_SOURCE = Source("<unknown>", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an op. `outputs` are the values it produces, in order."""
+
+    op: Op
+    inputs: tuple[ValueId, ...]
+    outputs: tuple[ValueId, ...]
+    attrs: Attrs
+    scope: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A value the job returns at every step: a metric or a prediction."""
+
+    name: str
+    value: ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How the optimizer changes one variable, before autodiff knows the gradient.
+
+    The update node reads `(variable, gradient, *state, *scalars)` and writes `(variable, *state)`.
+    """
+
+    op: Op
+    variable: ValueId
+    state: tuple[ValueId, ...]
+    scalars: tuple[ValueId, ...]
+    attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """At the end of the step the storage of `variable` holds `value`."""
+
+    variable: ValueId
+    value: ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
+
+    `objective` and `updates` are what autodiff consumes; afterwards they are None and empty, and
+    the gradients and update nodes are ordinary nodes with `writes`.
+    """
+
+    nodes: tuple[Node, ...]
+    types: tuple[TensorType, ...]
+    outputs: tuple[Output, ...]
+    objective: ValueId | None = None
+    updates: tuple[UpdateRule, ...] = ()
+    writes: tuple[Write, ...] = ()
+
+    def producers(self) -> list[int]:
+        """Return, per value, the index of the node that produces it (-1 for unused ids)."""
+        column = [-1] * len(self.types)
+        for index, node in enumerate(self.nodes):
+            for value in node.outputs:
+                column[value] = index
+        return column
+
+    def roots(self) -> tuple[ValueId, ...]:
+        """Return the values that must be computed: outputs, objective, written values."""
+        values = [o.value for o in self.outputs] + [w.value for w in self.writes]
+        if self.objective is not None:
+            values.append(self.objective)
+        for rule in self.updates:
+            values += [rule.variable, *rule.state, *rule.scalars]
+        return tuple(dict.fromkeys(values))
+
+
+class GraphBuilder:
+    """Grow a graph node by node; types are inferred, and errors carry op and user line.
+
+    One builder serves the trace, gradient rules and rewriting passes alike.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.types: list[TensorType] = []
+        self._producers: list[int] = []
+        self.outputs: list[Output] = []
+        self.objective: ValueId | None = None
+        self.updates: list[UpdateRule] = []
+        self.writes: list[Write] = []
+        self._scope = ""
+        self._source = UNKNOWN_SOURCE
+
+    @contextmanager
+    def at(self, scope: str, source: Source) -> Iterator[None]:
+        """Give all nodes emitted inside this scope and source."""
+        saved = self._scope, self._source
+        self._scope, self._source = scope, source
+        try:
+            yield
+        finally:
+            self._scope, self._source = saved
+
+    def emit(
+        self, op: Op, inputs: Sequence[ValueId], attrs: Attrs | Mapping[str, AttrValue] = NO_ATTRS
+    ) -> tuple[ValueId, ...]:
+        """Append a node and return its output values. Raises CompileError on wrong input types."""
+        frozen = attrs if isinstance(attrs, Attrs) else Attrs(attrs)
+        input_types = tuple([self.types[v] for v in inputs])
+        try:
+            output_types = infer_type.get(op)(input_types, frozen)
+        except OpTypeError as error:
+            came = ", ".join(map(str, input_types))
+            raise CompileError(
+                f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
+            ) from None
+        first = len(self.types)
+        outputs = tuple([ValueId(first + i) for i in range(len(output_types))])
+        self.types.extend(output_types)
+        self._producers.extend([len(self.nodes)] * len(output_types))
+        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, self._scope, self._source))
+        return outputs
+
+    def one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
+        """Append a node of an op with one output and return that value."""
+        return self.emit(op, inputs, Attrs(attrs) if attrs else NO_ATTRS)[0]
+
+    def type_of(self, value: ValueId) -> TensorType:
+        """Return the type of a value emitted earlier."""
+        return self.types[value]
+
+    def producer_of(self, value: ValueId) -> Node:
+        """Return the node that produces a value emitted earlier. O(1)."""
+        return self.nodes[self._producers[value]]
+
+    def freeze(self) -> Graph:
+        """Return the graph built so far."""
+        return Graph(
+            tuple(self.nodes),
+            tuple(self.types),
+            tuple(self.outputs),
+            self.objective,
+            tuple(self.updates),
+            tuple(self.writes),
+        )
+
+    @staticmethod
+    def continuing(graph: Graph) -> GraphBuilder:
+        """Return a builder that holds `graph` already, with the same value ids."""
+        b = GraphBuilder()
+        b.nodes, b.types = list(graph.nodes), list(graph.types)
+        b._producers = graph.producers()
+        b.outputs, b.objective = list(graph.outputs), graph.objective
+        b.updates, b.writes = list(graph.updates), list(graph.writes)
+        return b
+
+
+def remap(graph: Graph, new_id: Mapping[ValueId, ValueId] | Sequence[ValueId]) -> dict[str, object]:
+    """Return outputs, objective, updates and writes of `graph` under new value ids.
+
+    For passes that copy the nodes themselves: `replace(built, **remap(graph, ids))`.
+    """
+    return {
+        "outputs": tuple(Output(o.name, new_id[o.value]) for o in graph.outputs),
+        "objective": None if graph.objective is None else new_id[graph.objective],
+        "updates": tuple(
+            replace(
+                u,
+                variable=new_id[u.variable],
+                state=tuple(new_id[v] for v in u.state),
+                scalars=tuple(new_id[v] for v in u.scalars),
+            )
+            for u in graph.updates
+        ),
+        "writes": tuple(Write(new_id[w.variable], new_id[w.value]) for w in graph.writes),
+    }
+
+
+def consumers(graph: Graph) -> list[list[int]]:
+    """Return, per value, the indices of the nodes that read it, in order."""
+    column: list[list[int]] = [[] for _ in graph.types]
+    for index, node in enumerate(graph.nodes):
+        for value in dict.fromkeys(node.inputs):
+            column[value].append(index)
+    return column
+
+
+def frozen_ids(values: Iterable[int]) -> tuple[ValueId, ...]:
+    """Return plain ints as value ids."""
+    return tuple(ValueId(v) for v in values)
+
+
+def _in_scope(scope: str) -> str:
+    return f" in '{scope}'" if scope else ""

@@ -1,0 +1,13 @@
+"""What is known about each op, one file per family; `standard` imports and registers all.
+
+In reading order:
+
+- `signature`: the checks that `infer_type` functions share. `sources`: input, variable, constant.
+- `rule`: how most cells are written.
+- `elementwise`, `binary`, `reduce`, `shape`, `slicing`, `split`: the core; `core_gradients`: its
+  gradients, apart as they are written in terms of one another.
+- `activation`, `matmul`, `softmax`, `norm`, `loss`, `embedding`, `random`: what models are made of.
+- `update`: the optimizers' writes.
+
+A family file defines its op constants and fills the columns of `compiler.registry` for them.
+"""

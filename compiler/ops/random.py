@@ -1,0 +1,80 @@
+"""Dropout by a counter-based generator: the mask is a pure function, so backward needs no copy.
+
+Generator: Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), as
+numpy.random.Philox has it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.rule import Grads, Values, gradient_of
+from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, simplify
+from compiler.types import DType, TensorType, ValueId
+
+DROPOUT = define("dropout")
+"""x, seed [], step [] -> x * mask / (1 - p). x floats, seed and step int64.
+
+Attrs: p (0 <= p < 1), key (an int that tells the dropouts of a job apart). The mask depends only on
+seed, step, key and the row-major index of the element.
+"""
+
+_WORDS = 2**64
+
+_COUNT = TensorType(DType.INT64, ())
+
+
+@infer_type.of(DROPOUT)
+def _dropout_type(inputs: Types, attrs: Attrs) -> Types:
+    x, seed, step = expect_inputs(inputs, "x", "seed", "step")
+    expect_float(inputs, "x")
+    expect_type(seed, "seed", _COUNT)
+    expect_type(step, "step", _COUNT)
+    if not 0 <= attrs.float_("p") < 1:
+        raise OpTypeError(f"needs 0 <= p < 1, got {attrs.float_('p')}")
+    return (x,)
+
+
+def dropout_mask(seed: int, step: int, key: int, p: float, n: int) -> Array:
+    """Return which of `n` elements are kept, as bool [n].
+
+    The generator's key is (seed, key) and its counter starts at step * 2^128, all modulo 2^64.
+    Every element takes 32 bits of the stream, the low half of a word first; it is kept when the
+    upper 24 of them make a number of at least p * 2^24, which is how `Generator.random` makes a
+    float32.
+    """
+    counter = np.array([0, 0, step % _WORDS, 0], np.uint64)
+    keys = np.array([seed % _WORDS, key % _WORDS], np.uint64)
+    generator = np.random.Philox(counter=counter, key=keys)
+    bits = generator.random_raw((n + 1) // 2).astype("<u8").view("<u4")[:n]
+    kept: Array = bits >> 8 >= math.ceil(p * 2**24)
+    return kept
+
+
+@reference.of(DROPOUT)
+def _dropout_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    x, seed, step = inputs
+    p = attrs.float_("p")
+    kept = dropout_mask(int(seed), int(step), attrs.int_("key"), p, x.size).reshape(x.shape)
+    return (np.asarray(x * np.where(kept, 1 / (1 - p), 0.0).astype(x.dtype)),)
+
+
+@cost.of(DROPOUT)
+def _dropout_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    """Ten rounds of about 12 integer operations make 8 elements' bits."""
+    return Cost(16.0 * inputs[0].num_elements, 2.0 * inputs[0].size_bytes)
+
+
+@gradient_of(DROPOUT)
+def _dropout_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    _, seed, step = node.inputs
+    return *b.emit(DROPOUT, (dy, seed, step), node.attrs), None, None
+
+
+@simplify.of(DROPOUT)
+def _simplify_dropout(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    return inputs[:1] if node.attrs.float_("p") == 0 else None

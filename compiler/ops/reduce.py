@@ -1,0 +1,155 @@
+"""Reductions over axes, and `sum_to`, which undoes a broadcast.
+
+Gradients are in `core_gradients`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.rule import Values
+from compiler.ops.shape import reshape_to
+from compiler.ops.signature import (
+    Array,
+    Types,
+    expect_axes,
+    expect_float,
+    expect_inputs,
+    expect_number,
+)
+from compiler.registry import (
+    Cost,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    reference,
+    simplify,
+)
+from compiler.types import DType, TensorType, ValueId
+
+SUM = define("sum")
+"""x -> sum over axes, in the dtype of x; 0 over no elements. Attrs: axes, keepdims."""
+
+MEAN = define("mean")
+"""x -> mean over axes. Floats. Attrs: axes, keepdims."""
+
+MAX = define("max")
+"""x -> maximum over axes, NaN where one is; ties share the gradient. Attrs: axes, keepdims."""
+
+ARGMAX = define("argmax")
+"""x -> int64 index of the first largest element along an axis. Attrs: axis, keepdims."""
+
+
+def sum_to(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
+    """Emit the sum of `value` over the axes along which `shape` was stretched to its shape.
+
+    The adjoint of broadcasting; emits nothing when the shapes are equal.
+    """
+    wide = b.type_of(value).shape
+    narrow = (1,) * (len(wide) - len(shape)) + shape
+    axes = tuple(i for i, (n, m) in enumerate(zip(wide, narrow, strict=True)) if n != m)
+    if axes:
+        value = b.one(SUM, value, axes=axes, keepdims=False)
+    return reshape_to(b, value, shape)
+
+
+def kept_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `shape` with extents of 1 on the reduced axes."""
+    return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+
+
+def reduced_shape(attrs: Attrs, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a reduction over attrs `axes` and `keepdims`."""
+    axes = attrs.ints("axes")
+    if attrs.bool_("keepdims"):
+        return kept_shape(shape, axes)
+    return tuple(n for axis, n in enumerate(shape) if axis not in axes)
+
+
+def num_reduced(attrs: Attrs, shape: tuple[int, ...]) -> int:
+    """Return how many elements go into one element of the result."""
+    return math.prod(shape[axis] for axis in attrs.ints("axes"))
+
+
+@infer_type.of(SUM)
+def _sum_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    expect_number(x, "x")
+    expect_axes(attrs.ints("axes"), x.rank)
+    return (TensorType(x.dtype, reduced_shape(attrs, x.shape)),)
+
+
+@infer_type.of(MEAN)
+def _mean_type(inputs: Types, attrs: Attrs) -> Types:
+    expect_float(expect_inputs(inputs, "x"), "x")
+    return _max_type(inputs, attrs)
+
+
+@infer_type.of(MAX)
+def _max_type(inputs: Types, attrs: Attrs) -> Types:
+    (result,) = _sum_type(inputs, attrs)
+    if num_reduced(attrs, inputs[0].shape) == 0:
+        raise OpTypeError(
+            f"needs at least one element along axes {attrs.ints('axes')},"
+            f" got shape {list(inputs[0].shape)}"
+        )
+    return (result,)
+
+
+@infer_type.of(ARGMAX)
+def _argmax_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    one = Attrs({"axes": (attrs.int_("axis"),), "keepdims": attrs["keepdims"]})
+    return (TensorType(DType.INT64, _max_type((x,), one)[0].shape),)
+
+
+@reference.of(SUM)
+def _sum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    (x,) = inputs
+    if num_reduced(attrs, x.shape) == 1:
+        return (_alone(attrs, x),)
+    return (np.asarray(np.sum(x, attrs.ints("axes"), x.dtype, keepdims=attrs.bool_("keepdims"))),)
+
+
+@reference.of(MEAN)
+def _mean_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    (x,) = inputs
+    if num_reduced(attrs, x.shape) == 1:
+        return (_alone(attrs, x),)
+    return (np.asarray(np.mean(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims"))),)
+
+
+def _alone(attrs: Attrs, x: Array) -> Array:
+    """Return the sum of single elements: the elements. Numpy starts from 0.0 and loses a -0.0."""
+    return x.reshape(reduced_shape(attrs, x.shape)).copy()
+
+
+@reference.of(MAX)
+def _max_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    kept = attrs.bool_("keepdims")
+    return (np.asarray(np.max(inputs[0], attrs.ints("axes"), keepdims=kept)),)
+
+
+@reference.of(ARGMAX)
+def _argmax_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    index = np.argmax(inputs[0], attrs.int_("axis"), keepdims=attrs.bool_("keepdims"))
+    return (np.asarray(index, np.int64),)
+
+
+@cost.of(SUM, MEAN, MAX, ARGMAX)
+def _reduction_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    moved = inputs[0].size_bytes + outputs[0].size_bytes
+    return Cost(float(inputs[0].num_elements), float(moved))
+
+
+@simplify.of(SUM, MEAN, MAX)
+def _simplify_reduction(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    """A reduction of single elements is a reshape."""
+    shape = b.type_of(inputs[0]).shape
+    if num_reduced(node.attrs, shape) != 1:
+        return None
+    return (reshape_to(b, inputs[0], reduced_shape(node.attrs, shape)),)

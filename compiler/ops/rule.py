@@ -1,0 +1,48 @@
+"""How most cells are written: gradients of ops with one output, references of one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.signature import Array
+from compiler.registry import Op, Reference, gradient
+from compiler.types import ValueId
+
+Grads = tuple[ValueId | None, ...]
+"""One gradient per input of a node; None where nothing flows."""
+
+Values = tuple[ValueId, ...]
+"""Inputs of a node, or replacements of its outputs."""
+
+Rule = Callable[[GraphBuilder, Node, ValueId], Grads]
+
+
+def gradient_of(*ops: Op) -> Callable[[Rule], Rule]:
+    """Return a decorator that registers the gradient of ops with one output.
+
+    The rule gets the gradient of that output, which is never None.
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        def pull(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
+            (dy,) = grads
+            return (None,) * len(node.inputs) if dy is None else rule(b, node, dy)
+
+        for op in ops:
+            gradient.register(op, pull, rule.__code__.co_filename)
+        return rule
+
+    return decorate
+
+
+def pointwise(function: Callable[..., Any]) -> Reference:
+    """Return the reference that is one numpy function of all inputs, without attributes."""
+
+    def evaluate(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+        return (np.asarray(function(*inputs)),)
+
+    return evaluate

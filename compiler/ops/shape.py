@@ -1,0 +1,239 @@
+"""The same elements under another shape: mostly views that cost no launch.
+
+Gradients are in `core_gradients`. The rule for reshaping without a copy is numpy's
+(`_attempt_nocopy_reshape`, numpy/_core/src/multiarray/shape.c), restated on layouts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.rule import Values
+from compiler.ops.signature import Array, Types, broadcast_shape, expect_inputs
+from compiler.registry import (
+    Cost,
+    Layout,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    reference,
+    simplify,
+    view,
+)
+from compiler.types import TensorType, ValueId, contiguous_strides
+
+RESHAPE = define("reshape")
+"""x -> the elements in row-major order under another shape. Attrs: shape (no -1)."""
+
+TRANSPOSE = define("transpose")
+"""x -> axes reordered: axis i of the result is axis perm[i] of x. Attrs: perm."""
+
+BROADCAST_TO = define("broadcast_to")
+"""x -> x stretched to a shape by numpy's rule. Attrs: shape."""
+
+STOP_GRADIENT = define("stop_gradient")
+"""x -> x, and nothing flows back."""
+
+COPY = define("copy")
+"""x -> x in bytes of its own, dense."""
+
+
+def reshape_to(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
+    """Emit a reshape, or nothing when `value` has the shape already."""
+    return value if b.type_of(value).shape == shape else b.one(RESHAPE, value, shape=shape)
+
+
+def broadcast_value(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
+    """Emit a broadcast_to, or nothing when `value` has the shape already."""
+    return value if b.type_of(value).shape == shape else b.one(BROADCAST_TO, value, shape=shape)
+
+
+def swap_last_axes(b: GraphBuilder, value: ValueId) -> ValueId:
+    """Emit the transpose of the last two axes, or undo the one that produced `value`."""
+    if is_swapped(b, value):
+        return b.producer_of(value).inputs[0]
+    return b.one(TRANSPOSE, value, perm=swapping_perm(b.type_of(value).rank))
+
+
+def is_swapped(b: GraphBuilder, value: ValueId) -> bool:
+    """Whether `value` is a transpose of the last two axes."""
+    node = b.producer_of(value)
+    return node.op is TRANSPOSE and node.attrs["perm"] == swapping_perm(b.type_of(value).rank)
+
+
+def swapping_perm(rank: int) -> tuple[int, ...]:
+    """Return the permutation that swaps the last two axes."""
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+@infer_type.of(RESHAPE)
+def _reshape_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    shape = attrs.ints("shape")
+    if any(extent < 0 for extent in shape):
+        raise OpTypeError(f"needs extents of 0 or more, got shape {list(shape)}")
+    result = TensorType(x.dtype, shape)
+    if result.num_elements != x.num_elements:
+        raise OpTypeError(
+            f"needs a shape of {x.num_elements} elements like {list(x.shape)},"
+            f" but {list(shape)} has {result.num_elements}"
+        )
+    return (result,)
+
+
+@infer_type.of(TRANSPOSE)
+def _transpose_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    perm = attrs.ints("perm")
+    if sorted(perm) != list(range(x.rank)):
+        raise OpTypeError(f"needs each of the {x.rank} axes once in perm, got {perm}")
+    return (TensorType(x.dtype, tuple(x.shape[axis] for axis in perm)),)
+
+
+@infer_type.of(BROADCAST_TO)
+def _broadcast_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    shape = attrs.ints("shape")
+    if broadcast_shape(x.shape, shape) != shape:
+        raise OpTypeError(
+            f"cannot stretch shape {list(x.shape)} to {list(shape)}: only extents of 1 and new"
+            " leading axes stretch"
+        )
+    return (TensorType(x.dtype, shape),)
+
+
+@infer_type.of(STOP_GRADIENT, COPY)
+def _same_type(inputs: Types, attrs: Attrs) -> Types:
+    return expect_inputs(inputs, "x")
+
+
+@reference.of(RESHAPE)
+def _reshape_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (inputs[0].reshape(attrs.ints("shape")).copy(),)
+
+
+@reference.of(TRANSPOSE)
+def _transpose_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (inputs[0].transpose(attrs.ints("perm")).copy(),)
+
+
+@reference.of(BROADCAST_TO)
+def _broadcast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (np.broadcast_to(inputs[0], attrs.ints("shape")).copy(),)
+
+
+@reference.of(STOP_GRADIENT, COPY)
+def _copy_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (inputs[0].copy(),)
+
+
+@cost.of(RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY)
+def _copying_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(0.0, float(inputs[0].size_bytes + outputs[0].size_bytes))
+
+
+@view.of(RESHAPE)
+def _reshape_view(
+    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+) -> Layout | None:
+    strides = reshaped_strides(
+        input_type.shape, layout.strides_bytes, output_type.shape, input_type.dtype.itemsize
+    )
+    return None if strides is None else Layout(layout.offset_bytes, strides)
+
+
+def reshaped_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...], itemsize: int
+) -> tuple[int, ...] | None:
+    """Return the strides of `new_shape` over the same storage, or None where elements must move.
+
+    Walks both shapes in groups of equal products; a group of old axes that lies evenly (each stride
+    is the next extent times the next stride) can be cut anew. Axes of extent 1 have no say.
+    O(rank).
+    """
+    if 0 in shape:
+        return contiguous_strides(new_shape, itemsize)
+    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    wide = [axis for axis, n in enumerate(new_shape) if n != 1]
+    result = list(contiguous_strides(new_shape, itemsize))
+    i = j = 0
+    while i < len(old):
+        i_end, j_end = i + 1, j + 1
+        old_product, new_product = old[i][0], new_shape[wide[j]]
+        while old_product != new_product:
+            if old_product < new_product:
+                if old[i_end - 1][1] != old[i_end][0] * old[i_end][1]:
+                    return None
+                old_product *= old[i_end][0]
+                i_end += 1
+            else:
+                new_product *= new_shape[wide[j_end]]
+                j_end += 1
+        step = old[i_end - 1][1]
+        for axis in reversed(wide[j:j_end]):
+            result[axis] = step
+            step *= new_shape[axis]
+        i, j = i_end, j_end
+    return tuple(result)
+
+
+@view.of(TRANSPOSE)
+def _transpose_view(
+    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+) -> Layout | None:
+    strides = tuple([layout.strides_bytes[axis] for axis in attrs.ints("perm")])
+    return Layout(layout.offset_bytes, strides)
+
+
+@view.of(BROADCAST_TO)
+def _broadcast_view(
+    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+) -> Layout | None:
+    new_axes = output_type.rank - input_type.rank
+    strides = [0] * new_axes
+    for old, new, stride in zip(
+        input_type.shape, output_type.shape[new_axes:], layout.strides_bytes, strict=True
+    ):
+        strides.append(stride if old == new else 0)
+    return Layout(layout.offset_bytes, tuple(strides))
+
+
+@view.of(STOP_GRADIENT)
+def _same_view(
+    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+) -> Layout | None:
+    return layout
+
+
+@simplify.of(RESHAPE)
+def _simplify_reshape(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    shape = node.attrs.ints("shape")
+    before = b.producer_of(inputs[0])
+    if before.op is RESHAPE:
+        return (reshape_to(b, before.inputs[0], shape),)
+    return inputs if b.type_of(inputs[0]).shape == shape else None
+
+
+@simplify.of(TRANSPOSE)
+def _simplify_transpose(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    perm = node.attrs.ints("perm")
+    value = inputs[0]
+    before = b.producer_of(value)
+    if before.op is TRANSPOSE:
+        earlier = before.attrs.ints("perm")
+        perm = tuple(earlier[axis] for axis in perm)
+        value = before.inputs[0]
+    if perm == tuple(range(len(perm))):
+        return (value,)
+    return (b.one(TRANSPOSE, value, perm=perm),) if value != inputs[0] else None
+
+
+@simplify.of(BROADCAST_TO)
+def _simplify_broadcast(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    shape = node.attrs.ints("shape")
+    before = b.producer_of(inputs[0])
+    if before.op is BROADCAST_TO:
+        return (broadcast_value(b, before.inputs[0], shape),)
+    return inputs if b.type_of(inputs[0]).shape == shape else None

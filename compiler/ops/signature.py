@@ -1,0 +1,102 @@
+"""Checks that `infer_type` functions share: number of inputs, dtypes, broadcasting.
+
+Each raises `OpTypeError` with what was expected, what came and how to mend it; the builder puts op,
+input types and the user's line in front.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compiler.registry import OpTypeError
+from compiler.types import DType, TensorType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+"""What references take and return; dtype and rank are the op's business."""
+
+Types = tuple[TensorType, ...]
+"""Types of the inputs or of the outputs of a node."""
+
+SIGNED = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
+
+
+def expect_inputs(inputs: Types, *names: str) -> Types:
+    """Return `inputs` when there is one for each name."""
+    if len(inputs) != len(names):
+        listed = ", ".join(names) or "none"
+        raise OpTypeError(f"expects {_count(len(names))} ({listed}), got {len(inputs)}")
+    return inputs
+
+
+def expect_float(inputs: Types, *names: str) -> None:
+    """Check that each input of a name is of a float dtype."""
+    for type_, name in zip(inputs, names, strict=False):
+        if not type_.dtype.is_float:
+            raise OpTypeError(
+                f"needs {name} of a float dtype, got {type_.dtype}; cast it with .to('float32')"
+            )
+
+
+def expect_integer(type_: TensorType, name: str) -> None:
+    """Check that an input can index an axis."""
+    if not type_.dtype.is_integer:
+        raise OpTypeError(
+            f"needs {name} of an integer dtype, got {type_.dtype}; cast it with .to('int64')"
+        )
+
+
+def expect_number(type_: TensorType, name: str) -> None:
+    """Check that an input is not bool."""
+    if type_.dtype is DType.BOOL:
+        raise OpTypeError(f"needs numbers for {name}, got bool; cast it with .to('int64')")
+
+
+def expect_type(type_: TensorType, name: str, expected: TensorType) -> None:
+    """Check that an input has exactly this dtype and shape."""
+    if type_ != expected:
+        raise OpTypeError(f"needs {name} of type {expected}, got {type_}")
+
+
+def expect_equal_dtypes(inputs: Types) -> DType:
+    """Return the one dtype of the inputs; nothing is promoted silently."""
+    dtypes = list(dict.fromkeys(t.dtype for t in inputs))
+    if len(dtypes) != 1:
+        raise OpTypeError(
+            f"needs equal dtypes, got {' and '.join(map(str, dtypes))};"
+            " cast one of them with .to(...)"
+        )
+    return dtypes[0]
+
+
+def expect_axes(axes: tuple[int, ...], rank: int) -> None:
+    """Check that axes are sorted, different and inside a rank."""
+    if any(not 0 <= axis < rank for axis in axes):
+        listed = ", ".join(map(str, axes))
+        raise OpTypeError(f"has axes ({listed}) outside 0..{rank - 1} of an input of rank {rank}")
+    if list(axes) != sorted(set(axes)):
+        raise OpTypeError(f"needs each axis once and in ascending order, got {axes}")
+
+
+def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the common shape: aligned at the last axis, extents of 1 stretch (numpy's rule)."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    rank = max(len(shape) for shape in shapes)
+    result: list[int] = []
+    for back in range(rank, 0, -1):
+        extents = [shape[-back] for shape in shapes if len(shape) >= back]
+        wide = dict.fromkeys(extent for extent in extents if extent != 1)
+        if len(wide) > 1:
+            listed = " and ".join(str(list(shape)) for shape in shapes)
+            raise OpTypeError(
+                f"cannot broadcast shapes {listed}: axis {-back} has extents"
+                f" {' and '.join(map(str, wide))}; equal extents or 1 are needed"
+            )
+        result.append(next(iter(wide), 1))
+    return tuple(result)
+
+
+def _count(number: int) -> str:
+    return "1 input" if number == 1 else f"{number} inputs"

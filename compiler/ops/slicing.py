@@ -1,0 +1,213 @@
+"""Taking parts and putting parts together: slice and its adjoint pad, and concat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.rule import Grads, Values, gradient_of
+from compiler.ops.signature import Array, Types, expect_equal_dtypes, expect_inputs
+from compiler.registry import (
+    Cost,
+    Layout,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    reference,
+    simplify,
+    view,
+)
+from compiler.types import TensorType, ValueId
+
+SLICE = define("slice")
+"""x -> x[starts:stops:steps], a view. Attrs: starts, stops, steps: one per axis, steps >= 1."""
+
+PAD = define("pad")
+"""x -> zeros with x placed into them, the adjoint of slice. Attrs: low, high, steps: one per axis.
+
+An extent n > 0 becomes low + (n - 1) * step + 1 + high; an extent of 0 becomes low + high.
+"""
+
+CONCAT = define("concat")
+"""x0, x1, ... -> the inputs one after another along an axis. Attrs: axis."""
+
+
+@infer_type.of(SLICE)
+def _slice_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    starts, stops, steps = attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps")
+    if not len(starts) == len(stops) == len(steps) == x.rank:
+        raise OpTypeError(f"needs a start, stop and step for each of the {x.rank} axes")
+    for axis, (n, start, stop, step) in enumerate(zip(x.shape, starts, stops, steps, strict=True)):
+        if step < 1:
+            raise OpTypeError(f"needs steps of 1 or more, got {step} for axis {axis}")
+        if not 0 <= start <= stop <= n:
+            raise OpTypeError(
+                f"has {start}:{stop} for axis {axis}, outside 0 <= start <= stop <= {n}"
+            )
+    return (TensorType(x.dtype, _sliced_shape(attrs)),)
+
+
+@infer_type.of(PAD)
+def _pad_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    low, high, steps = attrs.ints("low"), attrs.ints("high"), attrs.ints("steps")
+    if not len(low) == len(high) == len(steps) == x.rank:
+        raise OpTypeError(f"needs low, high and step for each of the {x.rank} axes")
+    if any(n < 0 for n in (*low, *high)) or any(step < 1 for step in steps):
+        raise OpTypeError(
+            f"needs low and high of 0 or more and steps of 1 or more,"
+            f" got low={low}, high={high}, steps={steps}"
+        )
+    extents = zip(low, high, x.shape, steps, strict=True)
+    return (TensorType(x.dtype, tuple(l_ + h + _span(n, step) for l_, h, n, step in extents)),)
+
+
+@infer_type.of(CONCAT)
+def _concat_type(inputs: Types, attrs: Attrs) -> Types:
+    if not inputs:
+        raise OpTypeError("needs at least one input, got none")
+    dtype = expect_equal_dtypes(inputs)
+    axis, first = attrs.int_("axis"), inputs[0]
+    if not 0 <= axis < first.rank:
+        raise OpTypeError(f"has axis {axis} outside 0..{first.rank - 1}; scalars need a reshape")
+    for index, type_ in enumerate(inputs):
+        if not _agree(type_.shape, first.shape, axis):
+            raise OpTypeError(
+                f"needs equal extents on all axes but {axis}: input 0 is {list(first.shape)},"
+                f" input {index} is {list(type_.shape)}"
+            )
+    total = sum(type_.shape[axis] for type_ in inputs)
+    return (TensorType(dtype, (*first.shape[:axis], total, *first.shape[axis + 1 :])),)
+
+
+def _agree(shape: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
+    return len(shape) == len(other) and all(
+        n == m for i, (n, m) in enumerate(zip(shape, other, strict=True)) if i != axis
+    )
+
+
+def _sliced_shape(attrs: Attrs) -> tuple[int, ...]:
+    ranges = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
+    return tuple(len(range(start, stop, step)) for start, stop, step in ranges)
+
+
+def _span(extent: int, step: int) -> int:
+    """Return how many positions `extent` elements cover that lie `step` apart."""
+    return (extent - 1) * step + 1 if extent else 0
+
+
+@reference.of(SLICE)
+def _slice_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    ranges = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
+    return (inputs[0][tuple(slice(*r) for r in ranges)].copy(),)
+
+
+@reference.of(PAD)
+def _pad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    (x,) = inputs
+    low, high, steps = attrs.ints("low"), attrs.ints("high"), attrs.ints("steps")
+    spans = tuple(_span(n, step) for n, step in zip(x.shape, steps, strict=True))
+    shape = tuple(l_ + span + h for l_, span, h in zip(low, spans, high, strict=True))
+    result = np.zeros(shape, x.dtype)
+    index = zip(low, spans, steps, strict=True)
+    result[tuple(slice(l_, l_ + span, step) for l_, span, step in index)] = x
+    return (result,)
+
+
+@reference.of(CONCAT)
+def _concat_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (np.concatenate(inputs, attrs.int_("axis")),)
+
+
+@cost.of(SLICE, CONCAT)
+def _moving_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(0.0, 2.0 * outputs[0].size_bytes)
+
+
+@cost.of(PAD)
+def _pad_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(0.0, float(inputs[0].size_bytes + outputs[0].size_bytes))
+
+
+@view.of(SLICE)
+def _slice_view(
+    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+) -> Layout | None:
+    strides = layout.strides_bytes
+    steps = attrs.ints("steps")
+    offset = layout.offset_bytes
+    if 0 not in output_type.shape:  # an empty view stays at an address inside the storage
+        offset += sum(n * stride for n, stride in zip(attrs.ints("starts"), strides, strict=True))
+    return Layout(offset, tuple([s * step for s, step in zip(strides, steps, strict=True)]))
+
+
+@gradient_of(SLICE)
+def _slice_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    low, steps = node.attrs.ints("starts"), node.attrs.ints("steps")
+    extents = zip(b.type_of(node.inputs[0]).shape, low, b.type_of(dy).shape, steps, strict=True)
+    high = tuple(n - start - _span(kept, step) for n, start, kept, step in extents)
+    return (b.one(PAD, dy, low=low, high=high, steps=steps),)
+
+
+@gradient_of(PAD)
+def _pad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    starts, steps = node.attrs.ints("low"), node.attrs.ints("steps")
+    extents = zip(starts, b.type_of(node.inputs[0]).shape, steps, strict=True)
+    stops = tuple(start + _span(n, step) for start, n, step in extents)
+    return (b.one(SLICE, dy, starts=starts, stops=stops, steps=steps),)
+
+
+@gradient_of(CONCAT)
+def _concat_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    axis = node.attrs.int_("axis")
+    whole = b.type_of(dy).shape
+    zeros, ones = (0,) * len(whole), (1,) * len(whole)
+    parts: list[ValueId] = []
+    start = 0
+    for value in node.inputs:
+        stop = start + b.type_of(value).shape[axis]
+        starts = (*zeros[:axis], start, *zeros[axis + 1 :])
+        stops = (*whole[:axis], stop, *whole[axis + 1 :])
+        parts.append(b.one(SLICE, dy, starts=starts, stops=stops, steps=ones))
+        start = stop
+    return tuple(parts)
+
+
+@simplify.of(SLICE)
+def _simplify_slice(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    if b.type_of(inputs[0]).shape == _sliced_shape(node.attrs):
+        return inputs
+    before = b.producer_of(inputs[0])
+    if before.op is not SLICE:
+        return None
+    starts: list[int] = []
+    stops: list[int] = []
+    steps: list[int] = []
+    for outer, inner in zip(_ranges(node.attrs), _ranges(before.attrs), strict=True):
+        both = inner[outer.start : outer.stop : outer.step]
+        starts.append(both.start)
+        stops.append(both.start + _span(len(both), both.step))
+        steps.append(both.step)
+    return b.emit(
+        SLICE,
+        before.inputs,
+        {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)},
+    )
+
+
+def _ranges(attrs: Attrs) -> list[range]:
+    parts = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
+    return [range(*part) for part in parts]
+
+
+@simplify.of(PAD)
+def _simplify_pad(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    before = (b.type_of(inputs[0]),)
+    return inputs if _pad_type(before, node.attrs) == before else None
+
+
+@simplify.of(CONCAT)
+def _simplify_concat(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
+    return inputs if len(inputs) == 1 else None

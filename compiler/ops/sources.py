@@ -1,0 +1,112 @@
+"""Where values come from: inputs of the job, variables, constants. No launch and no kernel."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.ops.signature import Array, Types, expect_inputs
+from compiler.registry import (
+    Cost,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    is_source,
+    reference,
+)
+from compiler.types import DType, TensorType, ValueId
+
+INPUT = define("input")
+"""() -> x. A tensor of the batch. Attrs: name, dtype, shape."""
+
+VARIABLE = define("variable")
+"""() -> x. Persistent state. Attrs: name, dtype, shape, role, init (pairs)."""
+
+CONSTANT = define("constant")
+"""() -> x. Attrs: dtype, shape, data (bytes, dense and row-major)."""
+
+ROLES = ("parameter", "optimizer", "counter")
+"""What a variable is for: trained, state of an optimizer, or a count of steps."""
+
+for _op in (INPUT, VARIABLE, CONSTANT):
+    is_source.register(_op, True)
+
+
+def constant(b: GraphBuilder, array: Array) -> ValueId:
+    """Emit a constant that holds a copy of `array`."""
+    return b.one(CONSTANT, dtype=str(array.dtype), shape=tuple(array.shape), data=array.tobytes())
+
+
+def scalar(b: GraphBuilder, value: float, dtype: DType) -> ValueId:
+    """Emit a constant of shape () and the given dtype."""
+    return constant(b, np.array(value, dtype.value))
+
+
+def constant_array(node: Node) -> Array:
+    """Return what a constant node holds, as a read-only array."""
+    data = cast("bytes", node.attrs["data"])
+    return np.frombuffer(data, node.attrs.str_("dtype")).reshape(node.attrs.ints("shape"))
+
+
+def is_scalar_constant(b: GraphBuilder, value: ValueId, number: float) -> bool:
+    """Whether `value` is a constant of one element with exactly these bits: 0.0 is not -0.0."""
+    node = b.producer_of(value)
+    if node.op is not CONSTANT or b.type_of(value).num_elements != 1:
+        return False
+    return node.attrs["data"] == np.array(number).astype(node.attrs.str_("dtype")).tobytes()
+
+
+def declared_type(attrs: Attrs) -> TensorType:
+    """Return the type that attrs `dtype` and `shape` declare. Raises OpTypeError."""
+    shape = attrs.ints("shape")
+    if any(extent < 0 for extent in shape):
+        raise OpTypeError(f"needs extents of 0 or more, got shape {list(shape)}")
+    return TensorType(declared_dtype(attrs), shape)
+
+
+def declared_dtype(attrs: Attrs) -> DType:
+    """Return the dtype that attr `dtype` names. Raises OpTypeError."""
+    name = attrs.str_("dtype")
+    try:
+        return DType(name)
+    except ValueError:
+        known = ", ".join(dtype.value for dtype in DType)
+        raise OpTypeError(f"knows no dtype {name!r}; one of: {known}") from None
+
+
+@infer_type.of(INPUT)
+def _input_type(inputs: Types, attrs: Attrs) -> Types:
+    expect_inputs(inputs)
+    return (declared_type(attrs),)
+
+
+@infer_type.of(VARIABLE)
+def _variable_type(inputs: Types, attrs: Attrs) -> Types:
+    expect_inputs(inputs)
+    if attrs["role"] not in ROLES:
+        raise OpTypeError(f"knows no role {attrs['role']!r}; one of: {', '.join(ROLES)}")
+    return (declared_type(attrs),)
+
+
+@infer_type.of(CONSTANT)
+def _constant_type(inputs: Types, attrs: Attrs) -> Types:
+    expect_inputs(inputs)
+    type_ = declared_type(attrs)
+    came = len(cast("bytes", attrs["data"]))
+    if came != type_.size_bytes:
+        raise OpTypeError(f"needs {type_.size_bytes} bytes of data for {type_}, got {came}")
+    return (type_,)
+
+
+@reference.of(CONSTANT)
+def _constant_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    data = cast("bytes", attrs["data"])
+    return (np.frombuffer(data, attrs.str_("dtype")).reshape(attrs.ints("shape")).copy(),)
+
+
+@cost.of(INPUT, VARIABLE, CONSTANT)
+def _no_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(0.0, 0.0)

@@ -1,0 +1,44 @@
+"""Import this module to register every op that ships with the compiler.
+
+A third party's op needs no entry here: its own file registers it when it is imported.
+"""
+
+from __future__ import annotations
+
+from compiler.ops import (
+    activation,
+    binary,
+    core_gradients,
+    elementwise,
+    embedding,
+    loss,
+    matmul,
+    norm,
+    random,
+    reduce,
+    shape,
+    slicing,
+    softmax,
+    sources,
+    split,
+    update,
+)
+
+__all__ = [
+    "activation",
+    "binary",
+    "core_gradients",
+    "elementwise",
+    "embedding",
+    "loss",
+    "matmul",
+    "norm",
+    "random",
+    "reduce",
+    "shape",
+    "slicing",
+    "softmax",
+    "sources",
+    "split",
+    "update",
+]

@@ -1,0 +1,143 @@
+"""Writes over variables: the step counter and the optimizers' updates. They have no gradient.
+
+Semantics are torch.optim's: SGD with weight decay added to the gradient, heavy-ball momentum
+without dampening (Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with
+decoupled decay (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from compiler.graph import Attrs
+from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, writes
+from compiler.types import DType, TensorType
+
+INCREMENT = define("increment")
+"""step [] -> step + 1, over step. int64."""
+
+SGD_UPDATE = define("sgd_update")
+"""param, grad, lr [] -> param', over param. Floats. Attrs: weight_decay."""
+
+MOMENTUM_UPDATE = define("momentum_update")
+"""param, grad, buffer, lr [] -> param', buffer', over both.
+
+Attrs: momentum, nesterov, weight_decay.
+
+g = grad + weight_decay * param; buffer' = momentum * buffer + g;
+param' = param - lr * (g + momentum * buffer' if nesterov else buffer').
+"""
+
+ADAMW_UPDATE = define("adamw_update")
+"""param, grad, m, v, lr [], step [] -> param', m', v', over them.
+
+Attrs: beta1, beta2, eps, weight_decay. step is int64 and counts the updates done; the bias
+correction uses t = step + 1.
+"""
+
+_STEP = TensorType(DType.INT64, ())
+
+writes.register(INCREMENT, ((0, 0),))
+writes.register(SGD_UPDATE, ((0, 0),))
+writes.register(MOMENTUM_UPDATE, ((0, 0), (1, 2)))
+writes.register(ADAMW_UPDATE, ((0, 0), (1, 2), (2, 3)))
+
+
+@infer_type.of(INCREMENT)
+def _increment_type(inputs: Types, attrs: Attrs) -> Types:
+    expect_type(expect_inputs(inputs, "step")[0], "step", _STEP)
+    return (_STEP,)
+
+
+@infer_type.of(SGD_UPDATE)
+def _sgd_type(inputs: Types, attrs: Attrs) -> Types:
+    param, grad, lr = expect_inputs(inputs, "param", "grad", "lr")
+    _expect_like(param, lr, grad=grad)
+    return (param,)
+
+
+@infer_type.of(MOMENTUM_UPDATE)
+def _momentum_type(inputs: Types, attrs: Attrs) -> Types:
+    param, grad, buffer, lr = expect_inputs(inputs, "param", "grad", "buffer", "lr")
+    _expect_like(param, lr, grad=grad, buffer=buffer)
+    _expect_fraction(attrs, "momentum")
+    return param, buffer
+
+
+@infer_type.of(ADAMW_UPDATE)
+def _adamw_type(inputs: Types, attrs: Attrs) -> Types:
+    param, grad, m, v, lr, step = expect_inputs(inputs, "param", "grad", "m", "v", "lr", "step")
+    _expect_like(param, lr, grad=grad, m=m, v=v)
+    expect_type(step, "step", _STEP)
+    _expect_fraction(attrs, "beta1")
+    _expect_fraction(attrs, "beta2")
+    return param, m, v
+
+
+def _expect_like(param: TensorType, lr: TensorType, **others: TensorType) -> None:
+    expect_float((param,), "param")
+    for name, type_ in others.items():
+        expect_type(type_, name, param)
+    expect_type(lr, "lr", TensorType(param.dtype, ()))
+
+
+def _expect_fraction(attrs: Attrs, name: str) -> None:
+    if not 0 <= attrs.float_(name) < 1:
+        raise OpTypeError(f"needs 0 <= {name} < 1, got {attrs.float_(name)}")
+
+
+@reference.of(INCREMENT)
+def _increment_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    return (np.asarray(inputs[0] + 1),)
+
+
+@reference.of(SGD_UPDATE)
+def _sgd_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    param, grad, lr = inputs
+    return (np.asarray(param - lr * (grad + attrs.float_("weight_decay") * param)),)
+
+
+@reference.of(MOMENTUM_UPDATE)
+def _momentum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    param, grad, buffer, lr = inputs
+    momentum = attrs.float_("momentum")
+    g = grad + attrs.float_("weight_decay") * param
+    new = momentum * buffer + g
+    direction = g + momentum * new if attrs.bool_("nesterov") else new
+    return np.asarray(param - lr * direction), np.asarray(new)
+
+
+@reference.of(ADAMW_UPDATE)
+def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    param, grad, m, v, lr, step = inputs
+    beta1, beta2 = attrs.float_("beta1"), attrs.float_("beta2")
+    t = int(step) + 1
+    decayed = param - lr * attrs.float_("weight_decay") * param
+    new_m = beta1 * m + (1 - beta1) * grad
+    new_v = beta2 * v + (1 - beta2) * np.square(grad)
+    denominator = np.sqrt(new_v) / math.sqrt(1 - beta2**t) + attrs.float_("eps")
+    new = decayed - lr / (1 - beta1**t) * new_m / denominator
+    return np.asarray(new), np.asarray(new_m), np.asarray(new_v)
+
+
+@cost.of(SGD_UPDATE)
+def _sgd_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return _update_cost(4.0, inputs, outputs)
+
+
+@cost.of(MOMENTUM_UPDATE)
+def _momentum_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return _update_cost(8.0, inputs, outputs)
+
+
+@cost.of(ADAMW_UPDATE)
+def _adamw_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return _update_cost(16.0, inputs, outputs)
+
+
+def _update_cost(flops: float, inputs: Types, outputs: Types) -> Cost:
+    moved = sum(t.size_bytes for t in (*inputs, *outputs))
+    return Cost(flops * inputs[0].num_elements, float(moved))

@@ -1,0 +1,35 @@
+"""What a plan is compiled for, besides the graph.
+
+The options are part of the plan's key and are recorded in the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+from compiler.plan import PlainValue
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Options of one compilation.
+
+    `snapshot_every`: steps between two snapshots of the variables for the checkpoint writer.
+    `snapshot_seconds`: the same by time; lowering turns it into steps by the estimated duration of
+    one, four snapshots to a period, so that the writer finds one soon after it is due. Both 0: no
+    snapshots. `is_training`: whether the graph has an objective. `verify`: run the graph verifier
+    between passes.
+    """
+
+    name: str
+    is_training: bool = True
+    snapshot_every: int = 0
+    snapshot_seconds: float = 0.0
+    alignment: int = 64
+    verify: bool = False
+
+    def recorded(self) -> tuple[tuple[str, PlainValue], ...]:
+        """Return the options that change the plan, for its record and its key."""
+        names = [f.name for f in fields(self)]
+        pairs = zip(names, astuple(self), strict=True)
+        return tuple((n, v) for n, v in pairs if n not in ("name", "verify"))

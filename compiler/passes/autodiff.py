@@ -1,0 +1,98 @@
+"""Reverse-mode differentiation as a graph rewrite.
+
+Source: Griewank & Walther, Evaluating Derivatives, 2008, ch. 3.
+
+Walks the nodes backwards from the objective; each op's `gradient` column emits ordinary nodes into
+the same graph, with the scope and source of the forward node. Contributions to one value are added
+in the order in which the walk meets them, so the result is deterministic. Then the update rules
+become update nodes.
+
+Guarantees: objective None, updates empty, one write per updated variable and state.
+"""
+
+from __future__ import annotations
+
+from compiler.errors import CompileError
+from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
+from compiler.ops.binary import ADD
+from compiler.ops.sources import scalar
+from compiler.registry import gradient, writes
+from compiler.types import ValueId
+
+
+def run(graph: Graph) -> Graph:
+    """Return the graph with gradients and update nodes.
+
+    Raises CompileError naming op and user line.
+    """
+    if graph.objective is None:
+        return graph
+    b = GraphBuilder.continuing(graph)
+    wanted = tuple(rule.variable for rule in graph.updates)
+    gradients = _differentiate(b, graph, graph.objective, wanted)
+    for rule in graph.updates:
+        _emit_update(b, rule, gradients.get(rule.variable))
+    b.objective, b.updates = None, []
+    return b.freeze()
+
+
+def _differentiate(
+    b: GraphBuilder, graph: Graph, objective: ValueId, wanted: tuple[ValueId, ...]
+) -> dict[ValueId, ValueId]:
+    depends = _depends_on(graph, wanted)
+    gradients: dict[ValueId, ValueId] = {}
+    if not depends[objective]:
+        return gradients
+    producer = graph.nodes[graph.producers()[objective]]
+    with b.at(producer.scope, producer.source):
+        gradients[objective] = scalar(b, 1.0, graph.types[objective].dtype)
+    for node in reversed(graph.nodes):
+        flowing = tuple([gradients.get(v) for v in node.outputs])
+        if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
+            continue
+        with b.at(node.scope, node.source):
+            for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
+                if gradient_value is None or not depends[value]:
+                    continue
+                earlier = gradients.get(value)
+                gradients[value] = (
+                    gradient_value if earlier is None else b.one(ADD, earlier, gradient_value)
+                )
+    return gradients
+
+
+def _pull(
+    b: GraphBuilder, node: Node, flowing: tuple[ValueId | None, ...]
+) -> tuple[ValueId | None, ...]:
+    if not gradient.has(node.op):
+        raise CompileError(
+            f"{node.source}: {node.op} has no gradient, but a parameter is reached only through it;"
+            " cut the path with .detach(), or register a gradient for the op"
+        )
+    return gradient.get(node.op)(b, node, flowing)
+
+
+def _depends_on(graph: Graph, wanted: tuple[ValueId, ...]) -> list[bool]:
+    depends = [False] * len(graph.types)
+    for value in wanted:
+        depends[value] = True
+    for node in graph.nodes:
+        if any([depends[v] for v in node.inputs]):
+            for value in node.outputs:
+                depends[value] = graph.types[value].dtype.is_float
+    return depends
+
+
+def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> None:
+    variable = b.producer_of(rule.variable)
+    if grad is None:
+        raise CompileError(
+            f"{variable.source}: parameter {variable.attrs['name']!r} has no path to the loss: its"
+            " gradient would always be zero. Use it in the loss, remove it, or freeze it with"
+            " parameter.freeze()"
+        )
+    with b.at("optimizer", variable.source):
+        inputs = (rule.variable, grad, *rule.state, *rule.scalars)
+        outputs = b.emit(rule.op, inputs, rule.attrs)
+    for output, over in writes.get(rule.op):
+        b.writes.append(Write(inputs[over], outputs[output]))

@@ -1,0 +1,115 @@
+"""Order the nodes so that the peak of live bytes is small, and no update overtakes a reader.
+
+The launches with the bytes they read and write go to `memory.order`, which returns the better of
+the given and the peak-aware order by exact simulation. Sources come first; a view stands behind the
+launch whose bytes it shows. Weight updates move up to where their gradient is ready when that
+lowers the peak.
+
+Guarantees: topological order, every reader of a variable before the node that overwrites it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from compiler.errors import InternalError
+from compiler.graph import Graph, Node
+from compiler.registry import is_source
+from compiler.storage import Storage, assign_storage, write_after_read
+from memory.order import better_order
+
+
+def run(graph: Graph) -> Graph:
+    """Return the graph with its nodes reordered. O(n log n)."""
+    storage = assign_storage(graph)
+    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    made_by = _launch_of_values(graph, storage)
+    order = _order_launches(graph, storage, launches, made_by)
+    return replace(graph, nodes=_with_views(graph, storage, made_by, order))
+
+
+def _launch_of_values(graph: Graph, storage: Storage) -> list[int]:
+    """Return, per value, the node index of the launch that made its bytes; -1 for sources."""
+    made_by = [-1] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        if storage.is_launch[index]:
+            made = index
+        else:
+            made = made_by[node.inputs[0]] if node.inputs else -1
+        for value in node.outputs:
+            made_by[value] = made
+    return made_by
+
+
+def _order_launches(
+    graph: Graph, storage: Storage, launches: list[int], made_by: list[int]
+) -> list[int]:
+    edges = [(made_by[v], n) for n in launches for v in graph.nodes[n].inputs if made_by[v] >= 0]
+    edges += [
+        (reader, writer)
+        for reader, writer in write_after_read(graph, storage)
+        if storage.is_launch[reader]
+    ]
+    legal = _legal_order(graph, launches, edges)
+    position = {node: i for i, node in enumerate(legal)}
+    predecessors: list[list[int]] = [[] for _ in legal]
+    for before, after in edges:
+        predecessors[position[after]].append(position[before])
+    sizes = [
+        t.size_bytes if storage.root[v] == v and made_by[v] >= 0 else 0
+        for v, t in enumerate(graph.types)
+    ]
+    chosen = better_order(
+        len(legal),
+        [_roots(storage, graph.nodes[n].inputs) for n in legal],
+        [_roots(storage, graph.nodes[n].outputs) for n in legal],
+        sizes,
+        predecessors,
+        keep_alive=[int(storage.root[o.value]) for o in graph.outputs],
+    )
+    return [legal[i] for i in chosen.order]
+
+
+def _legal_order(graph: Graph, launches: list[int], edges: list[tuple[int, int]]) -> list[int]:
+    """Return the launches in an order that obeys all edges, nearest to the given one (Kahn, 1962).
+
+    Raises InternalError when an update must run both before and after something.
+    """
+    waiting = dict.fromkeys(launches, 0)
+    successors: dict[int, list[int]] = {n: [] for n in launches}
+    for before, after in edges:
+        waiting[after] += 1
+        successors[before].append(after)
+    ready = [n for n in launches if waiting[n] == 0]
+    order: list[int] = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for after in successors[node]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heapq.heappush(ready, after)
+    if len(order) < len(launches):
+        stuck = next(n for n in launches if waiting[n])
+        raise InternalError(f"{graph.nodes[stuck].op} at {graph.nodes[stuck].source} waits forever")
+    return order
+
+
+def _roots(storage: Storage, values: tuple[int, ...]) -> list[int]:
+    return list(dict.fromkeys([int(storage.root[v]) for v in values]))
+
+
+def _with_views(
+    graph: Graph, storage: Storage, made_by: list[int], order: list[int]
+) -> tuple[Node, ...]:
+    views_behind: dict[int, list[Node]] = {}
+    for index, node in enumerate(graph.nodes):
+        if not storage.is_launch[index] and not is_source.get(node.op):
+            views_behind.setdefault(made_by[node.outputs[0]], []).append(node)
+    nodes = [n for n in graph.nodes if is_source.get(n.op)]
+    nodes += views_behind.get(-1, [])
+    for index in order:
+        nodes.append(graph.nodes[index])
+        nodes += views_behind.get(index, [])
+    return tuple(nodes)

@@ -1,0 +1,89 @@
+"""Compile: the passes in the order in which they run, then lowering and proof.
+
+    trace -> check -> autodiff -> simplify -> outputs -> order -> lower -> verify
+
+One visible tuple, `PASSES`; a new pass is one new file and one line here. With `options.verify` the
+graph verifier runs after every pass; the plan verifier always runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack
+
+import compiler.ops.standard  # noqa: F401  # registers what the passes read
+from compiler.graph import Graph
+from compiler.lower import lower
+from compiler.options import CompileOptions
+from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes.check import check
+from compiler.plan import Plan
+from compiler.target import Target
+from compiler.verify import verify_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite: its name, what must have happened before, what holds afterwards."""
+
+    name: str
+    run: Callable[[Graph], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("autodiff", autodiff.run, (), ("gradients",)),
+    Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
+    Pass("outputs", outputs.run, ("minimal",), ("owned outputs",)),
+    Pass("order", order.run, ("owned outputs",), ("order",)),
+)
+
+Watch = Callable[[str, Graph], None]
+"""Called with the name of each pass and the graph it returned."""
+
+
+def compile_graph(
+    graph: Graph, target: Target, options: CompileOptions, watch: Watch | None = None
+) -> Plan:
+    """Return the verified plan of a traced graph.
+
+    Raises CompileError for what the user can mend, InternalError for a bug of ours.
+    """
+    fingerprint = hash_graph(graph)
+    if options.verify:
+        check(graph, "trace")
+    for step in PASSES:
+        graph = step.run(graph)
+        if options.verify:
+            check(graph, step.name)
+        if watch is not None:
+            watch(step.name, graph)
+    plan = lower(graph, target, options, fingerprint)
+    verify_plan(plan)
+    return plan
+
+
+def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
+    """Return a hash of what the graph computes; `with_sources` adds scopes and user lines."""
+    nodes = []
+    for node in graph.nodes:
+        row: list[object] = [node.op.name, node.inputs, node.outputs, tuple(node.attrs.items())]
+        if with_sources:
+            row += [node.scope, node.source.file, node.source.line]
+        nodes.append(row)
+    rules = [
+        (u.op.name, u.variable, u.state, u.scalars, tuple(u.attrs.items())) for u in graph.updates
+    ]
+    body = [
+        nodes,
+        [(t.dtype.value, t.shape) for t in graph.types],
+        [(o.name, o.value) for o in graph.outputs],
+        graph.objective,
+        rules,
+        [(w.variable, w.value) for w in graph.writes],
+    ]
+    return hashlib.blake2b(msgpack.packb(body, use_bin_type=True), digest_size=16).hexdigest()

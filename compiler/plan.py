@@ -1,0 +1,356 @@
+"""The physical plan: the one contract between compiler and actors.
+
+A plan is a value. It serialises to msgpack and back unchanged, hashes, and runs in another process
+without the user's code: actors with their launches, registers with their slots and offsets,
+streams, variables with their initialisers, and the lines of the user's program for every message.
+
+How to read it: `Actor.launches` is a chain, run in order on the actor's stream. A launch names its
+kernel and its operands as indices into `Plan.views`; a view is a typed, strided window on a
+register. A register lives in an arena at one offset per slot. Actors meet only at registers of kind
+DATA and CONTROL: those are the edges of a synchronous dataflow graph (Lee & Messerschmitt, 1987),
+with a rate at either end. All other registers belong to one actor or to the plan: TEMPORARY bytes
+of a chain, VARIABLE and CONSTANT state.
+
+Slot of a firing: firing k of a producer with rate p writes slots (k*p .. k*p+p-1) mod num_slots,
+and consumers read tokens in the same order; so slots need no bookkeeping beyond counters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from compiler.errors import PlanFormatError
+from compiler.placement import Device
+from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
+
+PLAN_FORMAT = 1
+_MAGIC = "actorflow-plan"
+
+PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
+"""What an attribute may be: everything msgpack carries, with tuples for sequences."""
+
+
+class ActorKind(Enum):
+    """What an actor does.
+
+    SOURCE and SINK are bound to a host port by name; the others run launches.
+    """
+
+    SOURCE = "source"
+    COMPUTE = "compute"
+    COPY = "copy"
+    COMM = "comm"
+    SINK = "sink"
+
+
+class RegisterKind(Enum):
+    """What a register is for. DATA and CONTROL are edges between actors."""
+
+    DATA = "data"
+    CONTROL = "control"
+    TEMPORARY = "temporary"
+    VARIABLE = "variable"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An order of execution on a device.
+
+    `is_host_thread`: it is a thread of its own, for blocking host work.
+    """
+
+    id: StreamId
+    device: Device
+    name: str
+    is_host_thread: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One block of memory, allocated at load.
+
+    Every offset of its registers is a multiple of `alignment`.
+    """
+
+    device: Device
+    size_bytes: int
+    alignment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One end of an edge: a register, and tokens (slots) produced or consumed per firing."""
+
+    register: RegisterId
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Bytes with an owner. `offsets_bytes[s]` is where slot s begins in arena `arena`.
+
+    `interval` is [first, last) in launches of the owning chain for TEMPORARY registers and the
+    whole step otherwise. A CONTROL register has no bytes: its slots are credits. `reason` says why
+    it has as many slots as it has, for the reader of the plan.
+    """
+
+    id: RegisterId
+    name: str
+    kind: RegisterKind
+    arena: int
+    size_bytes: int
+    num_slots: int
+    offsets_bytes: tuple[int, ...]
+    interval: tuple[int, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A typed, strided window on a register; the same in every slot."""
+
+    register: RegisterId
+    offset_bytes: int
+    type: TensorType
+    strides_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named tensor inside a DATA register: what a port of a source or sink sees.
+
+    `view` indexes views.
+    """
+
+    name: str
+    register: RegisterId
+    view: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One prebound kernel call. Operands index `Plan.views`; `source` indexes `Plan.sources`."""
+
+    kernel: str
+    op: str
+    attrs: tuple[tuple[str, PlainValue], ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    workspace: int | None
+    scope: str
+    source: int
+    duration_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A static thread of launches with ports.
+
+    It fires when every input port has `rate` ready tokens and every output port `rate` free slots.
+    `is_flushed`: at the end of the run it fires once more, with the tokens that are left (perhaps
+    none).
+    """
+
+    id: ActorId
+    name: str
+    kind: ActorKind
+    stream: StreamId
+    launches: tuple[Launch, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    is_flushed: bool
+    duration_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """State that outlives the step. `init` names an initialiser of the roof with its parameters."""
+
+    name: str
+    role: str
+    view: int
+    init: tuple[tuple[str, PlainValue], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A register filled once at load with `data` (dense, row-major)."""
+
+    view: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCertificate:
+    """What is proven about an arena: its planned peak against the lower bound.
+
+    The lower bound holds for this order of launches.
+    """
+
+    peak_bytes: int
+    lower_bound_bytes: int
+    variable_bytes: int
+    step_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the runtime obeys. See the module's docstring."""
+
+    name: str
+    streams: tuple[Stream, ...]
+    arenas: tuple[Arena, ...]
+    registers: tuple[Register, ...]
+    views: tuple[View, ...]
+    actors: tuple[Actor, ...]
+    fields: tuple[Field, ...]
+    variables: tuple[Variable, ...]
+    constants: tuple[Constant, ...]
+    sources: tuple[SourceLine, ...]
+    memory: tuple[MemoryCertificate, ...]
+    graph_hash: str
+    target: str
+    options: tuple[tuple[str, PlainValue], ...]
+
+    def to_bytes(self) -> bytes:
+        """Serialise. Equal plans give equal bytes."""
+        body = cast("bytes", msgpack.packb(_pack(self), use_bin_type=True))
+        digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+        head = {"magic": _MAGIC, "format": PLAN_FORMAT, "digest": digest, "body": body}
+        return cast("bytes", msgpack.packb(head, use_bin_type=True))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the whole plan, 32 hexadecimal digits."""
+        return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file."""
+        Path(path).write_bytes(self.to_bytes())
+
+    @staticmethod
+    def from_bytes(data: bytes, where: str = "plan") -> Plan:
+        """Read a plan back.
+
+        Raises PlanFormatError when it is damaged or of another format version.
+        """
+        try:
+            head = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        except ValueError as error:
+            raise PlanFormatError(
+                f"{where} is not a plan file, or it is damaged: {error}"
+            ) from None
+        if not isinstance(head, dict) or head.get("magic") != _MAGIC:
+            raise PlanFormatError(f"{where} is not an actorflow plan file")
+        if head.get("format") != PLAN_FORMAT:
+            raise PlanFormatError(
+                f"{where} has plan format {head.get('format')}, this actorflow reads format"
+                f" {PLAN_FORMAT}; compile the job again with this version"
+            )
+        body = head.get("body")
+        if not isinstance(body, bytes) or hashlib.blake2b(
+            body, digest_size=16
+        ).hexdigest() != head.get("digest"):
+            raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
+        return cast("Plan", _unpack(Plan, msgpack.unpackb(body, raw=False)))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file. Raises PlanFormatError, or OSError when it cannot be read."""
+        return Plan.from_bytes(Path(path).read_bytes(), str(path))
+
+    def producer(self, register: RegisterId) -> Actor | None:
+        """Return the actor that produces a DATA or CONTROL register."""
+        for actor in self.actors:
+            if any(port.register == register for port in actor.outputs):
+                return actor
+        return None
+
+    def option(self, name: str, default: PlainValue = None) -> PlainValue:
+        """Return a compile option recorded in the plan."""
+        return dict(self.options).get(name, default)
+
+
+def _pack(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_pack(getattr(value, f.name)) for f in fields(value)]
+    if isinstance(value, tuple):
+        return [_pack(v) for v in value]
+    if isinstance(value, Enum):
+        return value.value
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return tuple([_plain(v) for v in value]) if isinstance(value, list) else value
+
+
+_HINTS: dict[type, list[Any]] = {}
+
+
+def _hints(cls: type) -> list[Any]:
+    if cls not in _HINTS:
+        by_name = get_type_hints(cls)
+        _HINTS[cls] = [by_name[f.name] for f in fields(cls)]
+    return _HINTS[cls]
+
+
+def _unpack(hint: Any, value: Any) -> Any:
+    if isinstance(hint, type):
+        if is_dataclass(hint):
+            hints = _hints(hint)
+            if not isinstance(value, list) or len(value) != len(hints):
+                raise PlanFormatError(
+                    f"damaged plan: {hint.__name__} has the wrong number of fields"
+                )
+            return hint(*[_unpack(h, v) for h, v in zip(hints, value, strict=True)])
+        if issubclass(hint, Enum):
+            return hint(value)
+        return value
+    if get_origin(hint) is tuple:
+        args = get_args(hint)
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple([_unpack(args[0], v) for v in value])
+        return tuple([_unpack(h, v) for h, v in zip(args, value, strict=True)])
+    return _plain(value)
+
+
+__all__ = [
+    "PLAN_FORMAT",
+    "Actor",
+    "ActorKind",
+    "Arena",
+    "Constant",
+    "DType",
+    "Field",
+    "Launch",
+    "MemoryCertificate",
+    "Plan",
+    "Port",
+    "Register",
+    "RegisterKind",
+    "SourceLine",
+    "Stream",
+    "Variable",
+    "View",
+]

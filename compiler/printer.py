@@ -1,0 +1,84 @@
+"""Plans and graphs as text, for people."""
+
+from __future__ import annotations
+
+from compiler.graph import Graph
+from compiler.plan import Plan, RegisterKind
+from memory.report import format_bytes
+
+
+def summarise(plan: Plan) -> list[str]:
+    """Return a plan in about a dozen lines: actors, registers with slots and reasons, memory."""
+    launches = sum(len(a.launches) for a in plan.actors)
+    parameters = sum(
+        plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
+    )
+    lines = [
+        f"plan {plan.name!r} {plan.fingerprint[:12]} on {plan.arenas[0].device}:"
+        f" {len(plan.actors)} actors, {launches} launches, {len(plan.streams)} streams,"
+        f" {parameters:,} parameters"
+    ]
+    for actor in plan.actors:
+        stream = plan.streams[actor.stream]
+        place = "own thread" if stream.is_host_thread else f"stream {stream.name}"
+        work = f", {len(actor.launches)} launches" if actor.launches else ""
+        reads = " + ".join(_port(plan, p.register, p.rate) for p in actor.inputs)
+        makes = " + ".join(_port(plan, p.register, p.rate) for p in actor.outputs)
+        lines.append(f"  {actor.name:<10} {reads or '-'} -> {makes or '-'}  ({place}{work})")
+    lines.extend(
+        f"  register {register.name:<8} {register.num_slots} x"
+        f" {format_bytes(register.size_bytes)}  slots {register.reason}"
+        for register in plan.registers
+        if register.kind in (RegisterKind.DATA, RegisterKind.CONTROL)
+    )
+    for arena, proof in zip(plan.arenas, plan.memory, strict=True):
+        lines.append(
+            f"  arena {arena.device}: {format_bytes(arena.size_bytes)} ="
+            f" variables {format_bytes(proof.variable_bytes)}"
+            f" + step {format_bytes(proof.step_bytes)}"
+        )
+        lines.append(f"  {proof.text}")
+    return lines
+
+
+def print_graph(graph: Graph) -> list[str]:
+    """Return one line per node: values, op, types, attributes, scope, user line."""
+    lines = []
+    for node in graph.nodes:
+        made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
+        read = ", ".join(f"%{v}" for v in node.inputs)
+        attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
+        shown = f" {attrs}" if attrs else ""
+        lines.append(f"{made} = {node.op}({read}){shown}  # {node.scope} {node.source}")
+    lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
+    lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)
+    return lines
+
+
+def print_plan(plan: Plan) -> list[str]:
+    """Return the whole plan: the summary, then every launch with its kernel and operands."""
+    lines = summarise(plan)
+    for actor in plan.actors:
+        if actor.launches:
+            lines.append(f"chain of {actor.name}:")
+        for index, launch in enumerate(actor.launches):
+            made = ", ".join(_operand(plan, v) for v in launch.outputs)
+            read = ", ".join(_operand(plan, v) for v in launch.inputs)
+            where = plan.sources[launch.source]
+            scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
+            lines.append(
+                f"  {index:>4} {launch.kernel}: {made} <- {read}{scratch}  # {launch.scope} {where}"
+            )
+    return lines
+
+
+def _port(plan: Plan, register: int, rate: int) -> str:
+    name = plan.registers[register].name
+    return name if rate == 1 else f"{rate} {name}"
+
+
+def _operand(plan: Plan, index: int) -> str:
+    view = plan.views[index]
+    register = plan.registers[view.register]
+    offset = register.offsets_bytes[0] + view.offset_bytes if register.offsets_bytes else 0
+    return f"{view.type}@{offset}"

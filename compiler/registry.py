@@ -1,0 +1,214 @@
+"""Ops and the typed columns of knowledge about them.
+
+An `Op` is only a name. What is known about it lives in columns (`OpAttr`), each registered from the
+file that owns the knowledge, with the column object itself as the key, so that a typo is an
+ImportError. A column is declared once, here, with its meaning, its default and its readers; a
+second registration of the same cell raises and names both files. A new op is one new file under
+`compiler/ops/`, or one in a user's own package: nothing here has to change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from compiler.types import TensorType, ValueId
+
+if TYPE_CHECKING:
+    from compiler.graph import Attrs, GraphBuilder, Node
+
+T = TypeVar("T")
+
+
+class OpTypeError(Exception):
+    """Raised by `infer_type` for inputs an op cannot take; the builder adds op and user line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """The identity of an operation. Compare with `is` or by name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
+        return find_op, (self.name,)
+
+
+_OPS: dict[str, Op] = {}
+
+
+def define(name: str) -> Op:
+    """Create the op `name`. Raises ValueError when the name is taken."""
+    if name in _OPS:
+        raise ValueError(f"op {name!r} is defined twice")
+    op = _OPS[name] = Op(name)
+    return op
+
+
+def find_op(name: str) -> Op:
+    """Return the op called `name`. Raises KeyError when there is none."""
+    return _OPS[name]
+
+
+def all_ops() -> tuple[Op, ...]:
+    """Return every defined op, sorted by name."""
+    return tuple(_OPS[name] for name in sorted(_OPS))
+
+
+class OpAttr(Generic[T]):
+    """One column of the table op x knowledge."""
+
+    def __init__(self, name: str, doc: str, default: T | None = None) -> None:
+        self.name = name
+        self.doc = doc
+        self.default = default
+        self._cells: dict[str, tuple[T, str]] = {}
+        COLUMNS.append(self)
+
+    def register(self, op: Op, fact: T, where: str | None = None) -> T:
+        """Fill the cell of `op`; `where` is the file that knows, by default the caller's.
+
+        Raises ValueError when the cell is filled already, naming both files.
+        """
+        where = where or sys._getframe(1).f_code.co_filename
+        if op.name in self._cells:
+            first = self._cells[op.name][1]
+            raise ValueError(f"{self.name} of {op} is registered twice: in {first} and in {where}")
+        self._cells[op.name] = (fact, where)
+        return fact
+
+    def of(self, *ops: Op) -> Callable[[T], T]:
+        """Return a decorator that registers a function for each of `ops`."""
+        where = sys._getframe(1).f_code.co_filename
+
+        def decorate(fact: T) -> T:
+            for op in ops:
+                self.register(op, fact, where)
+            return fact
+
+        return decorate
+
+    def has(self, op: Op) -> bool:
+        """Whether the cell of `op` is filled."""
+        return op.name in self._cells
+
+    def get(self, op: Op) -> T:
+        """Return the fact for `op`, or the default. Raises LookupError when there is neither."""
+        cell = self._cells.get(op.name)
+        if cell is not None:
+            return cell[0]
+        if self.default is None:
+            raise LookupError(f"op {op} has no {self.name}")
+        return self.default
+
+
+COLUMNS: list[OpAttr[Any]] = []
+
+
+class InferType(Protocol):
+    """Types of the outputs from the types of the inputs. Raises OpTypeError."""
+
+    def __call__(self, inputs: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        """Return one type per output. Raises OpTypeError."""
+        ...
+
+
+class Gradient(Protocol):
+    """Emit the gradient of `node` into `b`.
+
+    `grads` holds one value per output of the node, None where nothing flows back; the result holds
+    one value per input of the node, None where nothing flows. Each gradient has the type of its
+    input.
+    """
+
+    def __call__(
+        self, b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
+    ) -> tuple[ValueId | None, ...]:
+        """Return one gradient, or None, per input of `node`."""
+        ...
+
+
+class Reference(Protocol):
+    """Numpy semantics, allocating, any float width: the oracle and the constant folder."""
+
+    def __call__(self, attrs: Attrs, *inputs: Any) -> tuple[Any, ...]:
+        """Return one new array per output; the inputs are left unchanged."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one execution: floating point operations and bytes read plus written."""
+
+    flops: float
+    bytes: float
+
+
+class CostOf(Protocol):
+    """Cost of an op from the types of its inputs and outputs."""
+
+    def __call__(
+        self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
+    ) -> Cost:
+        """Return the work of one execution."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a value lies in its storage: byte offset of the first element and byte strides."""
+
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+
+
+class ViewOf(Protocol):
+    """Layout of the output inside the storage of input 0, or None where bytes must be copied."""
+
+    def __call__(
+        self, input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
+    ) -> Layout | None:
+        """Return the output's layout in the storage whose input 0 has `layout`, or None."""
+        ...
+
+
+class Simplify(Protocol):
+    """Rewrite `node` while it is copied into `b`: return replacements of its outputs, or None."""
+
+    def __call__(
+        self, b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]
+    ) -> tuple[ValueId, ...] | None:
+        """Return one value of `b` per output, or None to keep `node`; `inputs` are in `b`."""
+        ...
+
+
+def _streaming_cost(
+    inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
+) -> Cost:
+    elements = sum(t.num_elements for t in outputs)
+    moved = sum(t.size_bytes for t in inputs) + sum(t.size_bytes for t in outputs)
+    return Cost(float(elements), float(moved))
+
+
+infer_type = OpAttr[InferType]("infer_type", "output types from input types; read by the builder")
+gradient = OpAttr[Gradient]("gradient", "the op's vector-Jacobian product; read by autodiff")
+reference = OpAttr[Reference]("reference", "numpy semantics; read by folding, eager mode and tests")
+cost = OpAttr[CostOf](
+    "cost", "flops and bytes; read by targets and schedulers", default=_streaming_cost
+)
+view = OpAttr[ViewOf]("view", "output as a view of input 0; read by lowering")
+writes = OpAttr[tuple[tuple[int, int], ...]](
+    "writes",
+    "pairs (output, input): the output is written over the input's storage, which must be a"
+    " variable; read by ordering and lowering",
+    default=(),
+)
+simplify = OpAttr[Simplify]("simplify", "local algebraic rewrite; read by the simplify pass")
+is_source = OpAttr[bool](
+    "is_source", "the op has no inputs and no launch; read by lowering", default=False
+)

@@ -1,0 +1,107 @@
+"""Which values share bytes: views on another value, and updates written over a variable.
+
+A value's *root* is the value that owns the bytes; its *layout* says where in them it lies. View ops
+cost no launch. Update ops (column `writes`) have their variable as root, so every other reader of
+that variable must run before them: `write_after_read` lists those pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.errors import InternalError
+from compiler.graph import Graph, Node
+from compiler.registry import Layout, is_source, view, writes
+from compiler.types import TensorType, ValueId, contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Per value its root and layout; per node whether it is a launch.
+
+    A launch is a node that is neither a source nor a view.
+    """
+
+    root: tuple[ValueId, ...]
+    layout: tuple[Layout, ...]
+    is_launch: tuple[bool, ...]
+
+
+def dense_layout(type_: TensorType) -> Layout:
+    """Return the row-major layout of a value that owns its bytes."""
+    return Layout(0, contiguous_strides(type_.shape, type_.dtype.itemsize))
+
+
+def is_dense(type_: TensorType, layout: Layout) -> bool:
+    """Whether a value covers a whole row-major block from offset 0."""
+    return layout.offset_bytes == 0 and all(
+        extent <= 1 or stride == dense
+        for extent, stride, dense in zip(
+            type_.shape,
+            layout.strides_bytes,
+            contiguous_strides(type_.shape, type_.dtype.itemsize),
+            strict=True,
+        )
+    )
+
+
+def assign_storage(graph: Graph) -> Storage:
+    """Resolve views and updates of a graph. O(nodes)."""
+    root: list[ValueId] = [ValueId(-1)] * len(graph.types)
+    layout: list[Layout] = [Layout(0, ())] * len(graph.types)
+    is_launch: list[bool] = []
+    for node in graph.nodes:
+        is_launch.append(not is_source.get(node.op) and not _place_view(graph, node, root, layout))
+        over = dict(writes.get(node.op))
+        for index, value in enumerate(node.outputs):
+            if root[value] != -1:
+                continue
+            layout[value] = dense_layout(graph.types[value])
+            root[value] = root[node.inputs[over[index]]] if index in over else value
+    return Storage(tuple(root), tuple(layout), tuple(is_launch))
+
+
+def write_after_read(graph: Graph, storage: Storage) -> list[tuple[int, int]]:
+    """Return pairs (reader, writer) of node indices: the reader must run before the writer.
+
+    Raises InternalError when two nodes write one variable.
+    """
+    writer_of: dict[ValueId, int] = {}
+    for index, node in enumerate(graph.nodes):
+        for output, _ in writes.get(node.op):
+            variable = storage.root[node.outputs[output]]
+            if variable in writer_of:
+                raise InternalError(f"{node.op} at {node.source} writes a variable written before")
+            writer_of[variable] = index
+    pairs: list[tuple[int, int]] = []
+    if not writer_of:
+        return pairs
+    written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
+    is_after = list(_values_after(graph, storage, written))
+    for index, node in enumerate(graph.nodes):
+        for value in node.inputs:
+            writer = writer_of.get(storage.root[value], index)
+            if writer != index and not is_after[value]:
+                pairs.append((index, writer))
+    return pairs
+
+
+def _values_after(graph: Graph, storage: Storage, written: set[ValueId]) -> list[bool]:
+    """Mark values that already are the updated variable, or a view on it."""
+    is_after = [False] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        for value in node.outputs:
+            is_view = not storage.is_launch[index] and bool(node.inputs)
+            is_after[value] = value in written or (is_view and is_after[node.inputs[0]])
+    return is_after
+
+
+def _place_view(graph: Graph, node: Node, root: list[ValueId], layout: list[Layout]) -> bool:
+    if not view.has(node.op):
+        return False
+    source, target = node.inputs[0], node.outputs[0]
+    placed = view.get(node.op)(graph.types[source], layout[source], graph.types[target], node.attrs)
+    if placed is None:
+        return False
+    root[target], layout[target] = root[source], placed
+    return True

@@ -1,0 +1,65 @@
+"""What a device's kernels must tell the compiler, so that planning for a device needs no device.
+
+The roof fills this protocol from `actors/kernels`. A kernel has two lives: `query` here, at compile
+time, from shapes alone; `bind` at load, with addresses (see `actors/protocol.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from compiler.graph import Attrs
+from compiler.registry import Layout
+from compiler.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it: type and layout; strides of 0 repeat an axis."""
+
+    type: TensorType
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One launch to plan: op, attributes, operands."""
+
+    op: str
+    attrs: Attrs
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What the planner must know of the kernel chosen for a call.
+
+    `in_place` lists pairs (output, input) that may share bytes when both are dense, equal in size
+    and the input dies here. `workspace_bytes` is scratch, planned like any tensor and live during
+    the launch only.
+    """
+
+    kernel: str
+    workspace_bytes: int = 0
+    in_place: tuple[tuple[int, int], ...] = ()
+    duration_ns: float = 0.0
+
+
+class Target(Protocol):
+    """The kernels of one kind of device."""
+
+    @property
+    def device_kind(self) -> str:
+        """Kind of the devices these kernels run on: "host", "cuda"."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything the answers depend on (libraries, versions): part of the plan's key."""
+        ...
+
+    def query(self, call: KernelCall) -> KernelInfo:
+        """Choose a kernel. Raises LookupError when the device has none for this op."""
+        ...

@@ -1,0 +1,94 @@
+"""Element types, tensor types and the dense ids of graph and plan.
+
+A `TensorType` is a dtype and a static shape; nothing in the engine is dynamic. Ids are `NewType`s
+over int, dense from 0, so that a fact about every value is a tuple indexed by id.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+ValueId = NewType("ValueId", int)
+NodeId = NewType("NodeId", int)
+ActorId = NewType("ActorId", int)
+RegisterId = NewType("RegisterId", int)
+StreamId = NewType("StreamId", int)
+
+
+class DType(Enum):
+    """Element type; the value is numpy's name of it."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether gradients can flow through values of this type."""
+        return self.value.startswith("float")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values of this type may index an axis."""
+        return self.value.startswith(("int", "uint"))
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_ITEMSIZE = {
+    d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8 for d in DType
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Dtype and static shape of a value."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the extents; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a dense copy."""
+        return self.num_elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the byte strides of a dense row-major array of `shape`."""
+    strides: list[int] = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

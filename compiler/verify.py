@@ -1,0 +1,155 @@
+"""Prove a plan before it runs, from the plan alone, trusting nothing the lowering believed.
+
+Checked: ids and ranges; every view inside its register; the balance equations of the rates have a
+solution; one period of the token game completes with the slots given; recomputed from the launches
+themselves, no two tensors that are live together overlap in an arena, every temporary is written
+before it is read, and every chain writes all fields of its output registers.
+"""
+
+from __future__ import annotations
+
+from compiler.errors import CompileError, InternalError
+from compiler.plan import ActorKind, Plan, RegisterKind, View
+from compiler.types import RegisterId
+from memory.registers import Edge, RatesError, play_period, repetition_vector
+from memory.verify import OverlapError, check_no_overlap
+
+
+def verify_plan(plan: Plan) -> tuple[int, ...]:
+    """Return the repetition vector (firings per period of each actor).
+
+    Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
+    """
+    _check_ranges(plan)
+    intervals = _accessed_intervals(plan)
+    _check_memory(plan, intervals)
+    return _check_liveness(plan)
+
+
+def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
+    """Return the edges of the dataflow graph and, for each, its register."""
+    edges: list[Edge] = []
+    registers: list[RegisterId] = []
+    consumers: dict[RegisterId, list[tuple[int, int]]] = {}
+    for actor in plan.actors:
+        for port in actor.inputs:
+            consumers.setdefault(port.register, []).append((actor.id, port.rate))
+    for actor in plan.actors:
+        for port in actor.outputs:
+            for consumer, rate in consumers.get(port.register, []):
+                slots = plan.registers[port.register].num_slots
+                edges.append(Edge(actor.id, consumer, port.rate, rate, slots))
+                registers.append(port.register)
+    return edges, registers
+
+
+def _check_liveness(plan: Plan) -> tuple[int, ...]:
+    edges, registers = edges_of(plan)
+    try:
+        repetitions = repetition_vector(len(plan.actors), edges)
+    except RatesError as error:
+        raise CompileError(f"plan {plan.name!r}: {error}") from None
+    deadlock = play_period(len(plan.actors), edges, repetitions)
+    if deadlock is None:
+        return repetitions
+    waits = []
+    for wait in deadlock.waits:
+        actor = plan.actors[wait.actor].name
+        register = plan.registers[registers[wait.edge]].name
+        wanted = "free slots" if wait.is_for_slots else "tokens"
+        waits.append(f"{actor} waits for {wait.needed} {wanted} of register {register!r}")
+    cycle = " -> ".join(plan.registers[registers[e]].name for e in deadlock.cycle)
+    raise CompileError(
+        f"plan {plan.name!r} deadlocks within one period: {'; '.join(waits)}; cycle: {cycle}."
+        " Give the register that lacks a slot one more"
+    )
+
+
+def _check_ranges(plan: Plan) -> None:
+    for register in plan.registers:
+        arena = plan.arenas[register.arena]
+        if len(register.offsets_bytes) != register.num_slots:
+            raise InternalError(f"register {register.name!r} has offsets for other than its slots")
+        for offset in register.offsets_bytes:
+            if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
+                raise InternalError(f"register {register.name!r} lies outside its arena")
+    for view in plan.views:
+        if _last_byte(view) > plan.registers[view.register].size_bytes:
+            name = plan.registers[view.register].name
+            raise InternalError(f"a view {view.type} reaches beyond register {name!r}")
+
+
+def _last_byte(view: View) -> int:
+    if view.type.num_elements == 0:
+        return view.offset_bytes
+    reach = sum(
+        (n - 1) * stride for n, stride in zip(view.type.shape, view.strides_bytes, strict=True)
+    )
+    return view.offset_bytes + reach + view.type.dtype.itemsize
+
+
+def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
+    """Return, per TEMPORARY register, first and last access in launches, half-open."""
+    spans: dict[RegisterId, tuple[int, int]] = {}
+    for actor in plan.actors:
+        for index, launch in enumerate(actor.launches):
+            reads = [plan.views[v].register for v in launch.inputs]
+            written = [plan.views[v].register for v in launch.outputs]
+            if launch.workspace is not None:
+                written.append(plan.views[launch.workspace].register)
+            for register in reads:
+                if plan.registers[register].kind is not RegisterKind.TEMPORARY:
+                    continue
+                if register not in spans:
+                    name = plan.registers[register].name
+                    raise InternalError(
+                        f"launch {index} ({launch.op}) of {actor.name} reads {name!r} before"
+                        " anything wrote it"
+                    )
+                spans[register] = (spans[register][0], index + 1)
+            for register in written:
+                if plan.registers[register].kind is RegisterKind.TEMPORARY:
+                    first = spans.get(register, (index, 0))[0]
+                    spans[register] = (first, index + 1)
+        _check_outputs_written(plan, actor.id)
+    return spans
+
+
+def _check_outputs_written(plan: Plan, actor_id: int) -> None:
+    actor = plan.actors[actor_id]
+    if actor.kind in (ActorKind.SOURCE, ActorKind.SINK):
+        return
+    written = {view for launch in actor.launches for view in launch.outputs}
+    ports = {port.register for port in actor.outputs}
+    for item in plan.fields:
+        if item.register in ports and item.view not in written:
+            raise InternalError(f"{actor.name} never writes field {item.name!r}")
+
+
+def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
+    horizon = max([1, *[len(a.launches) for a in plan.actors]])
+    for index, arena in enumerate(plan.arenas):
+        names: list[str] = []
+        offsets: list[int] = []
+        lower: list[int] = []
+        upper: list[int] = []
+        sizes: list[int] = []
+        for register in plan.registers:
+            if register.arena != index or register.size_bytes == 0:
+                continue
+            start, end = (0, horizon)
+            if register.kind is RegisterKind.TEMPORARY:
+                start, end = spans.get(register.id, register.interval)
+            for slot, offset in enumerate(register.offsets_bytes):
+                names.append(f"{register.name}[{slot}]")
+                offsets.append(offset)
+                lower.append(start)
+                upper.append(end)
+                sizes.append(register.size_bytes)
+        try:
+            check_no_overlap(
+                offsets, lower, upper, sizes, arena.size_bytes, alignment=arena.alignment
+            )
+        except OverlapError as error:
+            culprits = ", ".join(names[i] for i in error.buffers)
+            raise InternalError(f"registers {culprits}: {error}") from None

@@ -1,0 +1,84 @@
+"""A character GPT on the sources of Python's own standard library, or on any text.
+
+    python examples/char_gpt.py [--text FILE] [--steps 1300] [--checkpoint runs/demo]
+
+Stop it with ^C or kill -9 at any moment and start it again: it continues, bit-exact.
+"""
+
+import argparse
+import os
+import pathlib
+
+import numpy as np
+
+import actorflow as af
+from actorflow import nn
+
+SEQ, BATCH, VOCAB = 64, 32, 128
+
+
+class CharLM(nn.Module):
+    def __init__(self, d=128):
+        self.emb, self.pos = nn.Embedding(VOCAB, d), nn.Embedding(SEQ, d)
+        self.blocks = [nn.TransformerBlock(d, heads=4, causal=True) for _ in range(2)]
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, VOCAB)
+
+    def __call__(self, x):
+        h = self.emb(x) + self.pos.weight
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+@af.job(optimizer=af.optim.AdamW(1e-3))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+@af.job(train=False)
+def predict(model, batch):
+    return {"probabilities": af.softmax(model(batch.x))}
+
+
+def read_text(path=None):
+    """The ASCII bytes of a file, or of the standard library's top-level modules in sorted order."""
+    if path is not None:
+        files = [pathlib.Path(path)]
+    else:
+        files = sorted(pathlib.Path(os.__file__).parent.glob("*.py"))
+    text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
+    return np.frombuffer(text.encode("ascii", "ignore"), np.uint8)
+
+
+def sample(model, prompt, length=400, seed=0):
+    """Continue `prompt` by `length` characters, each drawn from the model's distribution."""
+    rng = np.random.default_rng(seed)
+    codes = list(prompt.encode("ascii"))
+    for _ in range(length):
+        window = codes[-SEQ:]
+        x = np.zeros((1, SEQ), np.int32)
+        x[0, : len(window)] = window
+        probabilities = predict.step(model, {"x": x})["probabilities"][0, len(window) - 1]
+        codes.append(int(rng.choice(VOCAB, p=probabilities / probabilities.sum())))
+    predict.close(model)
+    return bytes(codes).decode("ascii")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train a character GPT and let it write.")
+    parser.add_argument("--text", help="a text file; default: Python's standard library")
+    parser.add_argument("--steps", type=int, default=1300, help="total steps (default 1300)")
+    parser.add_argument("--checkpoint", default="runs/demo", help="directory of the run")
+    args = parser.parse_args()
+
+    data = af.data.Tokens(read_text(args.text), seq=SEQ, batch=BATCH, seed=0)
+    model = CharLM()
+    result = train.fit(model, data, steps=args.steps, checkpoint=args.checkpoint)
+    if result.mean_loss is not None:
+        print(f"mean loss of the last 100 steps: {result.mean_loss:.4f}")
+    print("-" * 72)
+    print(sample(model, "def "))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""First-fit packing: buffers in some order, each at the lowest offset that is free all its life.
+
+No single order wins, so several run and the smallest peak stays; the run ends as soon as a peak
+equals the lower bound. Two engines give the same answer where both apply:
+
+- Orders by start or by end are a sweep over time. What has been placed and overlaps is exactly what
+  is live, so a list of free gaps suffices: array work of O(gaps) per buffer, however many are live.
+- Any other order needs the placed neighbours of a buffer. Buffers lie sorted by start, and at every
+  B-th of them the set that is live is kept (a checkpoint). The neighbours of a buffer are among its
+  checkpoint and one contiguous range: O(m log m) per buffer for m of them.
+
+The second engine is limited by counted work, so that a plan depends on its input alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+
+from memory.liveness import IntArray
+from memory.sections import Instance, Packing
+
+_WORK_PER_PLACEMENT = 800
+"""The fixed cost of placing a buffer, in units of one examined neighbour: about 15 us to 20 ns."""
+
+_WORK_LIMIT, _WORK_LIMIT_PER_BUFFER = 20_000_000, 1_500
+"""Work over all neighbour orders of one call, about 0.4 s + 30 us per buffer; an order that would
+pass it does not begin. All orders run below some 2,500 buffers, whatever their lifetimes."""
+
+_ABOVE_ALL = 1 << 62
+"""Above every end: the length of the gap on top, and the limit that no peak reaches."""
+
+
+def pack(instance: Instance) -> Packing:
+    """Return the best first-fit packing over several orders; the first of them on ties.
+
+    The two sweeps always run, the other orders while their work stays below a fixed limit. An order
+    is given up at the first buffer that would reach the best peak so far.
+    """
+    best = Packing(np.zeros(instance.size.size, np.int64), _ABOVE_ALL, "")
+    for name, is_reversed in (("start", False), ("end", True)):
+        best = _better(best, instance, sweep(instance, is_reversed, best.peak), name)
+        if best.peak == instance.bound:
+            return best
+
+    work_left = _WORK_LIMIT + _WORK_LIMIT_PER_BUFFER * instance.size.size
+    work = neighbour_work(instance)
+    if work > work_left:
+        return best
+    index = OverlapIndex.build(instance)
+    for name, order in neighbour_orders(instance):
+        work_left -= work
+        if best.peak == instance.bound or work_left < 0:
+            break
+        best = _better(best, instance, place(instance, index, order, best.peak), name)
+    return best
+
+
+def _better(best: Packing, instance: Instance, offsets: IntArray | None, name: str) -> Packing:
+    if offsets is None:
+        return best
+    peak = int((offsets + instance.size).max(initial=0))
+    return Packing(offsets, peak, f"first-fit by {name}")
+
+
+def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
+    """First-fit by ascending start (larger first), or by descending end where `is_reversed`.
+
+    Returns None as soon as a buffer would end at or above `limit`.
+    """
+    lower, upper, size = instance.lower, instance.upper, instance.size
+    if is_reversed:
+        lower, upper = instance.num_sections - upper, instance.num_sections - lower
+    by_start = np.lexsort((-size, lower)).tolist()
+    by_end = np.argsort(upper, kind="stable").tolist()
+    starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
+    offsets = [0] * len(sizes)
+    gaps = _Gaps(len(sizes))
+    num_ended = 0
+    for i in by_start:
+        while ends[by_end[num_ended]] <= starts[i]:
+            ended = by_end[num_ended]
+            gaps.give(offsets[ended], sizes[ended])
+            num_ended += 1
+        offsets[i] = gaps.take(sizes[i])
+        if offsets[i] + sizes[i] >= limit:
+            return None
+    return np.array(offsets, np.int64)
+
+
+class _Gaps:
+    """The free address ranges, ascending and never adjacent; the last one is endless."""
+
+    __slots__ = ("length", "num_gaps", "start")
+
+    def __init__(self, num_buffers: int) -> None:
+        self.start = np.zeros(num_buffers + 2, np.int64)
+        self.length = np.zeros(num_buffers + 2, np.int64)
+        self.length[0] = _ABOVE_ALL
+        self.num_gaps = 1
+
+    def take(self, size: int) -> int:
+        """Cut `size` bytes from the lowest gap that holds them; return their offset."""
+        start, length, n = self.start, self.length, self.num_gaps
+        g = int((length[:n] >= size).argmax())
+        offset = int(start[g])
+        if length[g] == size:
+            start[g : n - 1] = start[g + 1 : n]
+            length[g : n - 1] = length[g + 1 : n]
+            self.num_gaps = n - 1
+        else:
+            start[g] += size
+            if g < n - 1:
+                length[g] -= size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """Return a range, joined with the gaps that touch it."""
+        start, length, n = self.start, self.length, self.num_gaps
+        g = int(start[:n].searchsorted(offset))
+        touches_above = offset + size == start[g]
+        touches_below = g > 0 and start[g - 1] + length[g - 1] == offset
+        if touches_above and touches_below:
+            length[g - 1] = _ABOVE_ALL if g == n - 1 else length[g - 1] + size + length[g]
+            start[g : n - 1] = start[g + 1 : n]
+            length[g : n - 1] = length[g + 1 : n]
+            self.num_gaps = n - 1
+        elif touches_above:
+            start[g] = offset
+            if g < n - 1:
+                length[g] += size
+        elif touches_below:
+            length[g - 1] += size
+        else:
+            start[g + 1 : n + 1] = start[g:n]
+            length[g + 1 : n + 1] = length[g:n]
+            start[g], length[g] = offset, size
+            self.num_gaps = n + 1
+
+
+def neighbour_orders(instance: Instance) -> tuple[tuple[str, IntArray], ...]:
+    """Return the orders that need the overlap index, by name; ties end at the buffer's number."""
+    lower, size = instance.lower, instance.size
+    duration = instance.upper - lower
+    area = size.astype(np.float64) * duration
+    return (
+        ("size", np.lexsort((lower, -duration, -size))),
+        ("size x duration", np.lexsort((-size, -area))),
+        ("size x sqrt(duration)", np.lexsort((lower, -size * np.sqrt(duration)))),
+        ("duration", np.lexsort((-size, -duration))),
+    )
+
+
+def neighbour_work(instance: Instance) -> int:
+    """Return the work of placing all buffers in one order, in examined neighbours."""
+    by_start = np.sort(instance.lower)
+    n = by_start.size
+    step = _checkpoint_step(n)
+    block_begin = np.arange(0, n, step)
+    num_live = block_begin - np.searchsorted(
+        np.sort(instance.upper), by_start[block_begin], side="right"
+    )
+    in_range = np.searchsorted(by_start, instance.upper) - np.searchsorted(by_start, instance.lower)
+    of_blocks = int((num_live * np.minimum(step, n - block_begin)).sum())
+    return of_blocks + int(in_range.sum()) + n * (step // 2 + _WORK_PER_PLACEMENT)
+
+
+def _checkpoint_step(num_buffers: int) -> int:
+    return max(32, isqrt(num_buffers))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OverlapIndex:
+    """Where to look for the buffers that overlap a buffer; shared by all orders.
+
+    A *position* is a place in the order by start. rank[i] is the position of buffer i; lower, upper
+    and size are columns by position. live_at[k] are the positions before k * step that are live
+    where the buffer at position k * step starts. No position from end[p] on overlaps position p.
+    """
+
+    rank: IntArray
+    lower: IntArray
+    upper: IntArray
+    size: IntArray
+    end: IntArray
+    step: int
+    live_at: tuple[IntArray, ...]
+
+    @classmethod
+    def build(cls, instance: Instance) -> OverlapIndex:
+        """Build the index in O(n sqrt(n)) array work."""
+        by_start = np.argsort(instance.lower, kind="stable")
+        lower, upper = instance.lower[by_start], instance.upper[by_start]
+        n = by_start.size
+        rank = np.empty(n, np.int64)
+        rank[by_start] = np.arange(n)
+        step = _checkpoint_step(n)
+        live = np.zeros(0, np.int64)
+        live_at = [live]
+        for begin in range(step, n, step):
+            live = np.concatenate((live, np.arange(begin - step, begin)))
+            live = live[upper[live] > lower[begin]]
+            live_at.append(live)
+        end = np.searchsorted(lower, upper)
+        return cls(rank, lower, upper, instance.size[by_start], end, step, tuple(live_at))
+
+
+def place(instance: Instance, index: OverlapIndex, order: IntArray, limit: int) -> IntArray | None:
+    """First-fit in the given order of buffers.
+
+    Returns None as soon as a buffer would end at or above `limit`.
+    """
+    n = order.size
+    step, live_at = index.step, index.live_at
+    lower, size, end = index.lower.tolist(), index.size.tolist(), index.end.tolist()
+    # What is not placed yet ends before everything: one comparison tells placed and overlapping.
+    placed_upper = np.full(n, -1, np.int64)
+    offset, top = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for p in index.rank[order].tolist():
+        block = p // step
+        begin = block * step
+        earlier = live_at[block]
+        earlier = earlier[placed_upper[earlier] > lower[p]]
+        later = (placed_upper[begin : end[p]] > lower[p]).nonzero()[0] + begin
+        near = np.concatenate((earlier, later))
+        x = _lowest_fit(offset[near], top[near], size[p])
+        if x + size[p] >= limit:
+            return None
+        offset[p], top[p], placed_upper[p] = x, x + size[p], index.upper[p]
+    return offset[index.rank]
+
+
+def _lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
+    """Return the lowest x where [x, x + size) meets none of the ranges [offset, top)."""
+    if offset.size == 0:
+        return 0
+    by_offset = offset.argsort()
+    offset = offset[by_offset]
+    if offset[0] >= size:
+        return 0
+    # A running maximum: ranges that do not overlap each other in time may nest in address.
+    top = np.maximum.accumulate(top[by_offset])
+    fits = offset[1:] - top[:-1] >= size
+    gap = int(fits.argmax()) if fits.size else 0
+    return int(top[gap]) if fits.size and fits[gap] else int(top[-1])

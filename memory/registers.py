@@ -1,0 +1,386 @@
+"""Registers as the edges of a synchronous dataflow graph: rates, slots, deadlock.
+
+Lee & Messerschmitt, "Synchronous data flow", Proc. IEEE 75(9), 1987. An actor produces and consumes
+a fixed number of tokens per firing on each edge. Before anything runs, three questions have
+answers: do the rates fit (the balance equations), how often does each actor fire in one period (the
+repetition vector), and does a period complete within the slots there are (the token game).
+
+A token occupies a slot from the start of the firing that writes it until the end of the one that
+reads it. So an actor fires when each input has enough tokens and each output has enough free slots
+*at the same time*. A register with several consumers is one edge per consumer, each with all its
+slots: a slot is free when every consumer has freed it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, gcd, lcm
+
+from memory.report import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A register as one consumer sees it.
+
+    produce, consume: tokens per firing of the producer and of the consumer, at least 1. num_slots:
+    tokens it can hold. initial: tokens in it before the first firing.
+    """
+
+    producer: int
+    consumer: int
+    produce: int
+    consume: int
+    num_slots: int
+    initial: int = 0
+
+
+class RatesError(ValueError):
+    """The balance equations have no solution: tokens would pile up on an edge, or run out.
+
+    `edge` indexes the edge that contradicts the others; `produce` and `consume` are its rates.
+    """
+
+    def __init__(self, message: str, *, edge: int, produce: int, consume: int) -> None:
+        super().__init__(message)
+        self.edge = edge
+        self.produce = produce
+        self.consume = consume
+
+
+class SlotBudgetError(ValueError):
+    """The fewest slots with which an edge can work do not fit its byte budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a stuck actor cannot fire: an edge, and what is short there.
+
+    is_for_slots: True where the actor waits for free slots, False where it waits for tokens. needed
+    and available count those.
+    """
+
+    actor: int
+    edge: int
+    is_for_slots: bool
+    needed: int
+    available: int
+
+    def __str__(self) -> str:
+        what = "free slots" if self.is_for_slots else "tokens"
+        return (
+            f"actor {self.actor} waits for {what} on edge {self.edge} "
+            f"(needs {self.needed}, has {self.available})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlock:
+    """A period that cannot complete.
+
+    waits: one reason per stuck actor, in actor order. cycle: indices into `waits`, each waiting for
+    the actor of the next one, and the last for that of the first.
+    """
+
+    waits: tuple[Wait, ...]
+    cycle: tuple[int, ...]
+
+    @property
+    def cycle_edges(self) -> tuple[int, ...]:
+        """The edges along the cycle, one per actor in it."""
+        return tuple(self.waits[i].edge for i in self.cycle)
+
+    @property
+    def short_edges(self) -> tuple[int, ...]:
+        """The edges of the cycle on which slots are short: more slots on one of them may mend it.
+
+        Empty where every actor of the cycle waits for tokens: then an initial token is missing.
+        """
+        return tuple(self.waits[i].edge for i in self.cycle if self.waits[i].is_for_slots)
+
+    def __str__(self) -> str:
+        return "deadlock: " + "; ".join(str(self.waits[i]) for i in self.cycle)
+
+
+def repetition_vector(num_actors: int, edges: Sequence[Edge]) -> tuple[int, ...]:
+    """Return how often each actor fires in one period: the smallest such numbers per component.
+
+    They solve the balance equations: on every edge, firings of the producer times its rate equal
+    firings of the consumer times its rate. Actors without edges fire once. O(actors + edges)
+    operations on fractions.
+
+    Raises:
+        RatesError: the equations have no positive solution.
+        ValueError: an edge names a missing actor, or a rate is below 1.
+    """
+    touching = _edges_of(num_actors, edges)
+    result = [0] * num_actors
+    for root in range(num_actors):
+        if result[root] == 0:
+            firings = _relative_firings(root, edges, touching)
+            scale = lcm(*(f.denominator for f in firings.values()))
+            whole = [int(f * scale) for f in firings.values()]
+            divisor = gcd(*whole)
+            for actor, count in zip(firings, whole, strict=True):
+                result[actor] = count // divisor
+    return tuple(result)
+
+
+def _relative_firings(
+    root: int, edges: Sequence[Edge], touching: Sequence[Sequence[int]]
+) -> dict[int, Fraction]:
+    """Return the firings of each actor in the component of `root` per firing of `root`."""
+    firings = {root: Fraction(1)}
+    component = [root]
+    for actor in component:  # grows while it is walked
+        for index in touching[actor]:
+            edge = edges[index]
+            is_producer = actor == edge.producer
+            other = edge.consumer if is_producer else edge.producer
+            ratio = Fraction(edge.produce, edge.consume)
+            theirs = firings[actor] * ratio if is_producer else firings[actor] / ratio
+            if other not in firings:
+                firings[other] = theirs
+                component.append(other)
+            elif firings[other] != theirs:
+                raise _rates_error(index, edge, firings[edge.consumer] / firings[edge.producer])
+    return firings
+
+
+def play_period(
+    num_actors: int, edges: Sequence[Edge], repetitions: Sequence[int]
+) -> Deadlock | None:
+    """Play one period of the token game; return None if it completes, else why it cannot.
+
+    Every actor fires as often as `repetitions` says, whenever it can. The order does not matter: a
+    firing never takes away what makes another actor ready (the class-S algorithms of Lee &
+    Messerschmitt). Firings in a row are played at once, so the cost is at most firings times edges
+    per actor.
+
+    Raises:
+        ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
+            balanced by
+            `repetitions`.
+    """
+    game = _Game(num_actors, edges, repetitions)
+    queue = deque(range(num_actors))
+    is_queued = [True] * num_actors
+    while queue:
+        actor = queue.popleft()
+        is_queued[actor] = False
+        if not game.fire(actor):
+            continue
+        for other in game.neighbours[actor]:
+            if not is_queued[other] and game.left[other]:
+                is_queued[other] = True
+                queue.append(other)
+    return game.deadlock()
+
+
+class _Game:
+    """Tokens on edges, firings left, and the `neighbours` that a firing may make ready."""
+
+    __slots__ = ("_edges", "_inputs", "_outputs", "_tokens", "left", "neighbours")
+
+    def __init__(self, num_actors: int, edges: Sequence[Edge], repetitions: Sequence[int]) -> None:
+        if len(repetitions) != num_actors:
+            raise ValueError(f"expected {num_actors} repetitions, got {len(repetitions)}")
+        touching = _edges_of(num_actors, edges)
+        for index, edge in enumerate(edges):
+            _check_playable(index, edge, repetitions)
+        self._edges = edges
+        self._inputs = [
+            [i for i in own if edges[i].consumer == a] for a, own in enumerate(touching)
+        ]
+        self._outputs = [
+            [i for i in own if edges[i].producer == a] for a, own in enumerate(touching)
+        ]
+        self.neighbours = [
+            tuple(dict.fromkeys(edges[i].producer + edges[i].consumer - a for i in own))
+            for a, own in enumerate(touching)
+        ]
+        self._tokens = [edge.initial for edge in edges]
+        self.left = list(repetitions)
+
+    def fire(self, actor: int) -> bool:
+        """Fire `actor` as often in a row as it can; return whether it fired at all."""
+        edges, tokens = self._edges, self._tokens
+        times = self.left[actor]
+        for i in self._inputs[actor]:
+            times = min(times, tokens[i] // edges[i].consume)
+        for i in self._outputs[actor]:
+            times = min(times, (edges[i].num_slots - tokens[i]) // edges[i].produce)
+        if times <= 0:
+            return False
+        self.left[actor] -= times
+        for i in self._inputs[actor]:
+            tokens[i] -= times * edges[i].consume
+        for i in self._outputs[actor]:
+            tokens[i] += times * edges[i].produce
+        return True
+
+    def deadlock(self) -> Deadlock | None:
+        """Say who is stuck and why, once nothing can fire; None where the period is complete."""
+        waits = [self._wait(actor) for actor, left in enumerate(self.left) if left]
+        if not waits:
+            return None
+        # By balance, whoever is waited for has firings left too; so the waits end in a cycle.
+        place = {wait.actor: i for i, wait in enumerate(waits)}
+        seen: dict[int, int] = {}
+        path: list[int] = []
+        i = 0
+        while i not in seen:
+            seen[i] = len(path)
+            path.append(i)
+            edge = self._edges[waits[i].edge]
+            i = place[edge.producer + edge.consumer - waits[i].actor]
+        return Deadlock(tuple(waits), tuple(path[seen[i] :]))
+
+    def _wait(self, actor: int) -> Wait:
+        for i in self._inputs[actor]:
+            if self._tokens[i] < self._edges[i].consume:
+                return Wait(actor, i, False, self._edges[i].consume, self._tokens[i])
+        for i in self._outputs[actor]:
+            free = self._edges[i].num_slots - self._tokens[i]
+            if free < self._edges[i].produce:
+                return Wait(actor, i, True, self._edges[i].produce, free)
+        raise AssertionError(f"actor {actor} can fire, so nothing is stuck")
+
+
+def min_slots(produce: int, consume: int, initial: int = 0) -> int:
+    """Return the fewest slots with which an edge between two actors completes a period.
+
+    produce + consume - g + initial mod g with g their greatest common divisor, or `initial` itself
+    where that is more. Source: Bhattacharyya, Murthy & Lee, "Software Synthesis from Dataflow
+    Graphs", 1996.
+
+    Raises:
+        ValueError: a rate is below 1 or `initial` is negative.
+    """
+    if produce < 1 or consume < 1 or initial < 0:
+        raise ValueError(
+            f"expected rates of at least 1 and no negative tokens, "
+            f"got {produce}, {consume} and {initial}"
+        )
+    divisor = gcd(produce, consume)
+    return max(produce + consume - divisor + initial % divisor, initial)
+
+
+def choose_slots(
+    produce: int,
+    consume: int,
+    producer_ns: float,
+    consumer_ns: float,
+    *,
+    is_same_stream: bool,
+    size_bytes: int,
+    budget_bytes: int,
+    latency_ns: float = 0.0,
+    names: tuple[str, str] = ("producer", "consumer"),
+) -> tuple[int, str]:
+    """Return the number of slots for an edge, and the reason in words: "2: io overlaps compute".
+
+    Within a stream nothing overlaps: the fewest slots that work. Across streams double buffering:
+    one set of tokens is written while the other is read. More where latency demands it: a slot is
+    taken for producer_ns + latency_ns + consumer_ns and tokens pass once per period, that of the
+    slower side, so ceil(time / period) of them are under way. Never more than the budget holds.
+
+    Args:
+        produce: tokens per firing of the producer.
+        consume: tokens per firing of the consumer.
+        producer_ns: duration of a firing of the producer.
+        consumer_ns: duration of a firing of the consumer.
+        is_same_stream: whether both ends run in one order of execution.
+        size_bytes: bytes of one slot.
+        budget_bytes: the most bytes that all slots may take.
+        latency_ns: from the end of a producer's firing until the consumer can read (a wire, a
+            jitter).
+        names: of the two ends, for the reason.
+
+    Raises:
+        SlotBudgetError: even the fewest slots that work exceed the budget.
+        ValueError: a rate is below 1.
+    """
+    least = min_slots(produce, consume)
+    if least * size_bytes > budget_bytes:
+        raise SlotBudgetError(
+            f"rates {produce}:{consume} need {least} slots of {format_bytes(size_bytes)}, "
+            f"{format_bytes(least * size_bytes)} in all, "
+            f"but the budget is {format_bytes(budget_bytes)}"
+        )
+    if is_same_stream:
+        return least, f"{least}: one stream, nothing overlaps"
+    double = 2 * max(produce, consume)
+    period_ns = max(producer_ns / produce, consumer_ns / consume)
+    under_way = ceil((producer_ns + latency_ns + consumer_ns) / period_ns) if period_ns > 0 else 0
+    wanted = max(double, under_way)
+    # Slots beyond the least help in steps of the common divisor only.
+    divisor = gcd(produce, consume)
+    wanted = least + -(-(wanted - least) // divisor) * divisor
+    affordable = budget_bytes // size_bytes if size_bytes else wanted
+    count = min(wanted, least + (affordable - least) // divisor * divisor)
+    return count, f"{count}: {_slots_reason(count, wanted, double, least, names, budget_bytes)}"
+
+
+def _slots_reason(
+    count: int,
+    wanted: int,
+    double: int,
+    least: int,
+    names: tuple[str, str],
+    budget_bytes: int,
+) -> str:
+    if count < wanted:
+        effect = "no overlap" if count == least else "less overlap"
+        return f"{effect}, the budget of {format_bytes(budget_bytes)} holds no more than {count}"
+    if wanted > double:
+        return f"{names[0]} overlaps {names[1]}, latency keeps that many under way"
+    return f"{names[0]} overlaps {names[1]}"
+
+
+def _edges_of(num_actors: int, edges: Sequence[Edge]) -> list[list[int]]:
+    """Return the edges that touch each actor, once each, after checking them."""
+    touching: list[list[int]] = [[] for _ in range(num_actors)]
+    for index, edge in enumerate(edges):
+        for actor in (edge.producer, edge.consumer):
+            if not 0 <= actor < num_actors:
+                raise ValueError(f"edge {index} names actor {actor}, but there are {num_actors}")
+        if edge.produce < 1 or edge.consume < 1:
+            raise ValueError(
+                f"edge {index} has rates {edge.produce}:{edge.consume}; both must be at least 1"
+            )
+        touching[edge.producer].append(index)
+        if edge.consumer != edge.producer:
+            touching[edge.consumer].append(index)
+    return touching
+
+
+def _rates_error(index: int, edge: Edge, ratio: Fraction) -> RatesError:
+    """`ratio`: firings of the consumer per firing of the producer, as the other edges demand."""
+    own = Fraction(edge.produce, edge.consume)
+    return RatesError(
+        f"edge {index} (actor {edge.producer} -> actor {edge.consumer}) produces {edge.produce} "
+        f"and consumes {edge.consume} tokens per firing: that is {own} firings of actor "
+        f"{edge.consumer} per firing of actor {edge.producer}, but the other edges demand {ratio}; "
+        "change a rate on one of them",
+        edge=index,
+        produce=edge.produce,
+        consume=edge.consume,
+    )
+
+
+def _check_playable(index: int, edge: Edge, repetitions: Sequence[int]) -> None:
+    if not 0 <= edge.initial <= edge.num_slots:
+        raise ValueError(
+            f"edge {index} starts with {edge.initial} tokens in {edge.num_slots} slots"
+        )
+    produced = repetitions[edge.producer] * edge.produce
+    consumed = repetitions[edge.consumer] * edge.consume
+    if produced != consumed:
+        raise ValueError(
+            f"edge {index} produces {produced} and consumes {consumed} tokens in a period; "
+            "pass the repetition vector of these edges"
+        )

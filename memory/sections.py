@@ -1,0 +1,83 @@
+"""An instance of the placement problem, stripped to what decides it.
+
+Left out: buffers that occupy no bytes, and those over the whole horizon, which lie at the bottom of
+every best packing. Time is merged into *sections*: walking through the events with ends before
+starts, a new section opens only at a start that follows an end. Which buffers overlap and the lower
+bound stay as they were, and there are fewer sections than events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memory.liveness import IntArray, lower_bound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """Columns of the buffers that are left to place.
+
+    lower, upper: half-open intervals of sections, each at least one section long. size: bytes,
+    rounded up, each at least 1. bound: the most live bytes of these buffers.
+    """
+
+    lower: IntArray
+    upper: IntArray
+    size: IntArray
+    num_sections: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """One offset per buffer of an instance, the highest end among them, and who found it."""
+
+    offsets: IntArray
+    peak: int
+    algorithm: str
+
+
+def make_instance(lower: IntArray, upper: IntArray, size: IntArray) -> Instance:
+    """Return the instance of buffers that all occupy bytes; O(n log n).
+
+    Args:
+        lower: first step of each buffer.
+        upper: step after the last, above `lower`.
+        size: bytes, at least 1.
+    """
+    section_lower, section_upper = merge_times(lower, upper)
+    return Instance(
+        lower=section_lower,
+        upper=section_upper,
+        size=size,
+        num_sections=int(section_upper.max(initial=0)),
+        bound=lower_bound(lower, upper, size)[0],
+    )
+
+
+def merge_times(lower: IntArray, upper: IntArray) -> tuple[IntArray, IntArray]:
+    """Map half-open intervals, none of them empty, to intervals of sections with the same overlaps.
+
+    O(n log n).
+    """
+    if lower.size == 0:
+        return lower, upper
+    starts = np.unique(lower)
+    num_ended = np.searchsorted(np.sort(upper), starts, side="right")
+    opens = np.concatenate(([0], (np.diff(num_ended) > 0).astype(np.int64)))
+    section = np.cumsum(opens)
+    section_lower = section[np.searchsorted(starts, lower)]
+    section_upper = section[np.searchsorted(starts, upper) - 1] + 1
+    return section_lower, section_upper
+
+
+def whole_horizon(lower: IntArray, upper: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which buffers live from the first start of all to the last end of all."""
+    if lower.size == 0:
+        return np.zeros(0, np.bool_)
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = (lower == lower.min()) & (
+        upper == upper.max()
+    )
+    return mask

@@ -1,0 +1,371 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from actorflow.checkpoint import manager as manager_module
+from actorflow.checkpoint.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointLocked,
+    NoValidCheckpoint,
+)
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.shard import plan_shards
+
+ATTEMPT = "0" * 32
+
+
+def names(run):
+    return run.fs.listdir(run.directory)
+
+
+def test_a_saved_state_comes_back_with_all_it_needs_to_go_on(real_run):
+    with real_run.manager as manager:
+        path = real_run.save(500, data_state={"kind": "tokens", "batches": 500})
+        assert path == real_run.directory / "step-0000000500"
+        loaded = manager.latest()
+    real_run.assert_holds(500, loaded)
+    manifest = loaded.manifest
+    assert manifest.seed == 7
+    assert manifest.plan_hash == "plan"
+    assert manifest.config == {"lr": 1e-3}
+    assert manifest.data_state == {"kind": "tokens", "batches": 500}
+    assert manifest.data_fingerprint == "data"
+    assert manifest.versions["numpy"] == np.__version__
+    assert not manifest.has_nan
+    assert real_run.reports == []
+
+
+def test_the_files_are_plain_safetensors_one_or_more_per_group(real_run):
+    with real_run.manager:
+        path = real_run.save(1)
+    assert sorted(os.listdir(path)) == [
+        "manifest.json",
+        "model-00001.safetensors",
+        "optim-00001.safetensors",
+    ]
+    for group, tensors in real_run.groups(1).items():
+        found = load_file(path / f"{group}-00001.safetensors")
+        assert {k: v.tobytes() for k, v in found.items()} == {
+            k: v.tobytes() for k, v in tensors.items()
+        }
+    assert json.loads((path / "manifest.json").read_text().splitlines()[0])["step"] == 1
+
+
+def test_large_groups_are_spread_over_several_shards(memory_run, monkeypatch):
+    monkeypatch.setattr(manager_module, "plan_shards", lambda groups: plan_shards(groups, 1500))
+    memory_run.save(1)
+    assert names(memory_run)[1:] == ["step-0000000001"]
+    shards = memory_run.fs.listdir(memory_run.directory / "step-0000000001")
+    assert shards == ["manifest.json", *(f"{n}.safetensors" for n in (
+        "model-00001", "model-00002", "optim-00001"))]  # fmt: skip
+    memory_run.assert_holds(1, memory_run.manager.latest())
+
+
+def test_a_state_without_tensors_and_a_source_without_state_are_kept(memory_run):
+    memory_run.save(1, {"model": {}, "optim": {}}, data_state=None)
+    loaded = memory_run.manager.latest()
+    assert loaded.tensors == {}
+    assert loaded.manifest.data_state is None
+
+
+def test_nan_is_flagged(memory_run):
+    memory_run.save(1, {"model": {"a": np.zeros(3), "w": np.array([1.0, np.nan])}})
+    assert memory_run.manager.verify(1).has_nan
+    assert [row.has_nan for row in memory_run.manager.describe()] == [True]
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 5])
+def test_the_last_ones_are_kept(make_run, memory_run, keep_last):
+    memory_run.manager.close()
+    run = make_run(memory_run.fs, memory_run.directory, keep_last)
+    with run.manager:
+        for step in range(1, 8):
+            run.save(step)
+            assert run.manager.steps() == tuple(range(max(1, step + 1 - keep_last), step + 1))
+    assert all(name == ".lock" or name.startswith("step-") for name in names(run))
+
+
+@pytest.mark.parametrize("keep_last", [0, -1, 1.5, None, True])
+def test_at_least_one_is_kept(tmp_path, keep_last):
+    with pytest.raises(CheckpointError, match="keep_last: expected an int of 1 or more"):
+        CheckpointManager(tmp_path, keep_last=keep_last)
+
+
+def test_a_step_saved_again_with_the_same_state_is_kept_as_it_is(memory_run):
+    memory_run.save(1)
+    before = memory_run.manager.verify(1)
+    log = len(memory_run.fs.log)
+    memory_run.save(1)
+    assert memory_run.manager.verify(1).attempt == before.attempt
+    assert len(memory_run.fs.log) == log + 1, "nothing but the sync of the run directory"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 8}, {"data_state": {"batches": 2}}, {"data_fingerprint": "x"}],
+    ids=str,
+)
+def test_a_step_saved_again_with_other_facts_is_replaced(memory_run, change):
+    memory_run.save(1)
+    memory_run.save(1, **change)
+    manifest = memory_run.manager.verify(1)
+    assert {key: getattr(manifest, key) for key in change} == change
+    assert names(memory_run) == [".lock", "step-0000000001"]
+
+
+def test_a_step_saved_again_with_other_tensors_is_replaced(memory_run):
+    memory_run.save(1)
+    changed = memory_run.groups(1)
+    changed["optim"]["w.m"][3] += 1
+    memory_run.save(1, changed)
+    loaded = memory_run.manager.latest()
+    np.testing.assert_array_equal(loaded.tensors["w.m"], changed["optim"]["w.m"])
+    assert names(memory_run) == [".lock", "step-0000000001"]
+    assert memory_run.reports == []
+
+
+def test_a_rollback_discards_the_newer_ones_only(make_run, memory_run):
+    memory_run.manager.close()
+    run = make_run(memory_run.fs, memory_run.directory, keep_last=9)
+    with run.manager:
+        for step in (1, 2, 3, 4):
+            run.save(step)
+        run.manager.rollback(2)
+        assert run.manager.steps() == (1, 2)
+        assert run.manager.latest().manifest.step == 2
+        run.manager.rollback(2)
+    assert names(run) == [".lock", "step-0000000001", "step-0000000002"]
+
+
+def test_a_second_manager_in_the_same_process_is_refused(real_run):
+    second = CheckpointManager(real_run.directory)
+    with real_run.manager:
+        expected = rf"{real_run.directory} is being written by process {os.getpid()} on "
+        with pytest.raises(CheckpointLocked, match=expected) as raised:
+            second.open()
+        assert raised.value.directory == real_run.directory
+        with pytest.raises(CheckpointLocked):
+            real_run.manager.open()
+        real_run.save(1)
+    with second:
+        assert second.steps() == (1,)
+
+
+HOLDER = """
+import sys
+from actorflow.checkpoint.manager import CheckpointManager
+with CheckpointManager(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_writer_in_another_process_is_refused_until_that_one_dies(real_run):
+    real_run.directory.mkdir(parents=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(real_run.directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointLocked, match=f"process {process.pid} on ") as raised:
+            real_run.manager.open()
+        assert str(real_run.directory) in str(raised.value)
+        assert real_run.manager.latest() is None, "reading needs no lock"
+        process.kill()
+    with real_run.manager:
+        real_run.save(1)
+
+
+def test_a_lock_refused_leaves_the_other_writers_work_alone(real_run):
+    with real_run.manager:
+        tmp = real_run.directory / f".tmp-0000000001-{ATTEMPT}"
+        tmp.mkdir()
+        with pytest.raises(CheckpointLocked):
+            CheckpointManager(real_run.directory).open()
+        assert tmp.exists()
+
+
+def test_writing_needs_an_open_manager(tmp_path, make_run):
+    run = make_run(None, tmp_path / "run")
+    for call in (lambda: run.save(1), lambda: run.manager.rollback(1)):
+        with pytest.raises(CheckpointError, match=r"not its writer; call open\(\)"):
+            call()
+    run.manager.close()
+    assert not run.directory.exists()
+
+
+def test_reading_creates_nothing_and_changes_nothing(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        real_run.save(2)
+    (real_run.directory / ".lock").unlink()
+    (real_run.directory / f".tmp-0000000003-{ATTEMPT}").mkdir()
+
+    def snapshot():
+        return sorted(
+            (str(p), p.stat().st_mtime_ns, p.stat().st_ino)
+            for p in [real_run.directory, *real_run.directory.rglob("*")]
+        )
+
+    before = snapshot()
+    reader = CheckpointManager(real_run.directory)
+    reader.latest()
+    reader.verify(1)
+    reader.load(2)
+    reader.describe()
+    with pytest.raises(CheckpointDamaged):
+        reader.verify(99)
+    assert snapshot() == before
+
+
+def test_reading_where_there_is_nothing_finds_nothing(tmp_path):
+    reader = CheckpointManager(tmp_path / "none" / "here")
+    assert reader.latest() is None
+    assert reader.steps() == ()
+    assert reader.describe() == ()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_fresh_directory_has_no_latest(real_run):
+    with real_run.manager as manager:
+        assert manager.latest() is None
+
+
+def test_opening_removes_what_a_crash_left_and_nothing_else(real_run):
+    with real_run.manager:
+        real_run.save(1)
+    kept = [
+        "metrics.jsonl",
+        ".tmp-notes",
+        ".trash-step-1",
+        f".tmp-1-{ATTEMPT}",
+        ".tmp-0000000001-x",
+    ]
+    for name in kept:
+        (real_run.directory / name).mkdir()
+    for name in (f".tmp-0000000002-{ATTEMPT}", f".trash-step-0000000001-{ATTEMPT}"):
+        (real_run.directory / name / "deep").mkdir(parents=True)
+        (real_run.directory / name / "deep" / "file").write_text("x")
+    with real_run.manager:
+        found = sorted(os.listdir(real_run.directory))
+    assert found == sorted([*kept, ".lock", "step-0000000001"])
+
+
+def test_a_version_set_aside_by_a_killed_writer_is_put_back(real_run):
+    with real_run.manager:
+        real_run.save(1)
+    aside = real_run.directory / f".aside-step-0000000001-{ATTEMPT}"
+    (real_run.directory / "step-0000000001").rename(aside)
+    with pytest.raises(NoValidCheckpoint, match="aside-step-0000000001"):
+        real_run.manager.latest()
+    with real_run.manager:
+        real_run.assert_holds(1, real_run.manager.latest())
+    assert not aside.exists()
+
+
+def test_a_version_set_aside_and_replaced_is_removed(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        aside = real_run.directory / f".aside-step-0000000001-{ATTEMPT}"
+        aside.mkdir()
+    with real_run.manager:
+        assert not aside.exists()
+        real_run.assert_holds(1, real_run.manager.latest())
+
+
+def test_missing_parents_are_created(tmp_path):
+    with CheckpointManager(tmp_path / "a" / "b" / "c") as manager:
+        assert manager.directory.is_dir()
+
+
+def test_a_relative_directory_and_a_link_mean_the_place_they_lead_to(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    manager = CheckpointManager("link/run")
+    monkeypatch.chdir("/")
+    with manager:
+        assert manager.directory == (tmp_path / "real" / "run").resolve()
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(CheckpointError, match=r"cannot open the run directory.*ENOTDIR"):
+            CheckpointManager(path).open()
+    with pytest.raises(CheckpointError, match="cannot list"):
+        CheckpointManager(tmp_path / "file").steps()
+
+
+@pytest.mark.parametrize("step", [-1, 10**10, 1.0, "1", None, True])
+def test_a_step_that_is_no_count_is_refused(memory_run, step):
+    with pytest.raises(CheckpointError, match="step: expected an int"):
+        memory_run.save(step, {})
+
+
+def test_arguments_that_cannot_be_stored_are_refused_before_the_disk_is_touched(memory_run):
+    log = len(memory_run.fs.log)
+    for change, message in [
+        ({"groups": {"model": {"w": [1.0]}}}, "expected a numpy array, got list"),
+        ({"data_state": {"n": np.int64(1)}}, "data_state"),
+        ({"config": {"f": print}}, "config"),
+        ({"seed": -1}, "seed"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            memory_run.save(1, **change)
+    assert len(memory_run.fs.log) == log
+
+
+def test_a_listing_gives_size_and_problems_without_reading_the_tensors(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        real_run.save(2)
+    (real_run.directory / "step-0000000001" / "manifest.json").write_text("{}")
+    damaged, good = real_run.manager.describe()
+    assert (damaged.step, good.step) == (1, 2)
+    assert "manifest.json" in damaged.problem
+    assert good.problem == ""
+    assert good.num_tensors == 3
+    files = [p for p in good.path.iterdir() if p.suffix == ".safetensors"]
+    assert good.size_bytes == sum(p.stat().st_size for p in files)
+    assert good.modified_ns == (good.path / "manifest.json").stat().st_mtime_ns
+
+
+def test_a_reader_whose_checkpoint_is_collected_meanwhile_takes_the_newer_one(memory_run, make_run):
+    memory_run.save(1)
+
+    class Racing:
+        is_first = True
+
+        def __getattr__(self, name):
+            return getattr(memory_run.fs, name)
+
+        def open_read(self, directory, name):
+            if self.is_first:
+                self.is_first = False
+                memory_run.save(2)
+                memory_run.save(3)
+            return memory_run.fs.open_read(directory, name)
+
+    reader = make_run(Racing(), memory_run.directory)
+    memory_run.assert_holds(3, reader.manager.latest())
+    assert reader.reports == []
+
+
+def test_by_default_reports_are_warnings(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        real_run.save(2)
+    (real_run.directory / "step-0000000002" / "manifest.json").write_text("{}")
+    with pytest.warns(RuntimeWarning, match="step 2 is damaged"):
+        loaded = CheckpointManager(real_run.directory).latest()
+    assert loaded.manifest.step == 1

@@ -1,0 +1,249 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
+from actorflow.checkpoint.manifest import (
+    FORMAT_VERSION,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    decode,
+    encode,
+)
+from actorflow.checkpoint.shard import ShardSpec, TensorSpec
+
+HASH = "0123456789abcdef0123456789abcdef"
+SPEC = ShardSpec("model-00001.safetensors", (TensorSpec("w", "float32", (2, 3)),))
+MANIFEST = Manifest(
+    format_version=FORMAT_VERSION,
+    attempt=HASH,
+    step=12,
+    seed=5,
+    plan_hash="abc",
+    config={"lr": 0.1, "betas": [0.9, 0.95]},
+    files=(FileEntry(SPEC.name, SPEC.size_bytes(), HASH),),
+    tensors=(TensorEntry("w", SPEC.name, "float32", (2, 3), HASH),),
+    data_state={"kind": "tokens", "batches": 3},
+    data_fingerprint="def",
+    versions={"numpy": "2"},
+    has_nan=False,
+)
+
+
+def sealed(value):
+    """A manifest file with a right hash over any JSON value or text."""
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode()
+
+
+def as_json():
+    return json.loads(encode(MANIFEST).splitlines()[0])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    config=st.dictionaries(st.text(), json_values, max_size=3),
+    state=st.none() | st.dictionaries(st.text(), json_values, max_size=3),
+    seed=st.integers(0, 2**128 - 1),
+    step=st.integers(0, 10**10 - 1),
+    text=st.text(),
+    has_nan=st.booleans(),
+)
+def test_a_manifest_comes_back_as_it_was(config, state, seed, step, text, has_nan):
+    manifest = replace(
+        MANIFEST,
+        config=config,
+        data_state=state,
+        seed=seed,
+        step=step,
+        plan_hash=text,
+        has_nan=has_nan,
+        versions={text: text},
+    )
+    assert decode(encode(manifest)) == manifest
+
+
+def test_the_file_is_a_line_of_json_a_newline_and_its_hash():
+    body, _, digest = encode(MANIFEST).partition(b"\n")
+    assert json.loads(body)["step"] == 12
+    assert digest.decode() == xxhash.xxh3_128(body).hexdigest()
+
+
+def test_every_flipped_bit_every_cut_and_every_appended_byte_is_found():
+    data = encode(MANIFEST)
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CheckpointDamaged):
+            decode(bytes(damaged))
+    for length in range(len(data)):
+        with pytest.raises(CheckpointDamaged):
+            decode(data[:length])
+    for extra in (b"\n", b" ", b"\0", data):
+        with pytest.raises(CheckpointDamaged):
+            decode(data + extra)
+
+
+def hostile():
+    """Well-hashed manifests that lie: one change each."""
+    file, tensor = "files", "tensors"
+    for name in [
+        "../x", "/etc/passwd", "..", ".", "", "a/b", "A", "x\n", "con", "manifest.json", ".lock",
+        "x" * 500, "é", None, 3, ["x"],
+    ]:  # fmt: skip
+        yield f"file {name!r}", (file, 0, "name"), name
+    for size in [-1, 2**63, 1e3, "3", None, True, 0, 10**30, SPEC.size_bytes() + 1]:
+        yield f"size {size!r}", (file, 0, "size_bytes"), size
+    for shape in [
+        None, 3, "23", [-1, 3], [2.0, 3], [True, 3], ["2", 3], [2**70], [2**40, 2**40, 0],
+        [1] * 100, [[2, 3]], {}, [2, 4],
+    ]:  # fmt: skip
+        yield f"shape {str(shape)[:30]}", (tensor, 0, "shape"), shape
+    for dtype in ["object", "O", "|O", "complex64", "float33", "", "f4", None, 1, "F32"]:
+        yield f"dtype {dtype!r}", (tensor, 0, "dtype"), dtype
+    for name in ["", "__metadata__", None, 5]:
+        yield f"tensor {name!r}", (tensor, 0, "name"), name
+    for target in ["other.safetensors", "../x", None, 1]:
+        yield f"tensor in {target!r}", (tensor, 0, "file"), target
+    for digest in [None, 0, "", "0" * 31, "0" * 33, HASH.upper(), "g" * 32, HASH + "\n"]:
+        yield f"hash {digest!r}", (tensor, 0, "xxh3_128"), digest
+        yield f"file hash {digest!r}", (file, 0, "xxh3_128"), digest
+        yield f"attempt {digest!r}", ("attempt",), digest
+    for step in [-1, 10**10, 1.0, "1", None, True, 10**400]:
+        yield f"step {str(step)[:20]}", ("step",), step
+    for seed in [-1, 2**128, 0.5, None, "1", False]:
+        yield f"seed {seed!r}", ("seed",), seed
+    for version in [0, FORMAT_VERSION + 1, -1, True, None, "1", 1.0]:
+        yield f"version {version!r}", ("format_version",), version
+    for key, wrong in [
+        ("config", []), ("config", None), ("files", {}), ("files", None), ("files", [None]),
+        ("tensors", "x"), ("tensors", [[]]), ("data_state", []), ("data_state", 0),
+        ("versions", {"a": 1}), ("versions", []), ("has_nan", 0), ("has_nan", None),
+        ("plan_hash", None), ("data_fingerprint", 7),
+    ]:  # fmt: skip
+        yield f"{key} {wrong!r}", (key,), wrong
+
+
+HOSTILE = list(hostile())
+
+
+@pytest.mark.parametrize(("path", "value"), [h[1:] for h in HOSTILE], ids=[h[0] for h in HOSTILE])
+def test_a_well_hashed_lie_is_refused(path, value):
+    lie = as_json()
+    place = lie
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    if path == ("files", 0, "name"):
+        lie["tensors"][0]["file"] = value  # so that nothing but the name itself is wrong
+    with pytest.raises(CheckpointDamaged):
+        decode(sealed(lie))
+
+
+@pytest.mark.parametrize("where", [(), ("files", 0), ("tensors", 0)])
+def test_missing_and_unknown_fields_are_refused(where):
+    for edit in ("drop", "add"):
+        for name in list(encode_place(as_json(), where)):
+            lie = as_json()
+            place = encode_place(lie, where)
+            if edit == "drop":
+                del place[name]
+            else:
+                place[name + "_"] = place[name]
+            with pytest.raises(CheckpointDamaged, match="expected an object"):
+                decode(sealed(lie))
+
+
+def encode_place(value, where):
+    for key in where:
+        value = value[key]
+    return value
+
+
+def test_what_is_listed_twice_is_refused():
+    for key in ("files", "tensors"):
+        lie = as_json()
+        lie[key] *= 2
+        with pytest.raises(CheckpointDamaged, match="listed twice"):
+            decode(sealed(lie))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"3", b'"x"', b"{", b"\xff\xfe", b"[" * 100_000, b"NaN", b"{}",
+        b'{"step": 1, "step": 2}', b"1" * 10_000,
+    ],
+    ids=lambda b: repr(b[:20]),
+)  # fmt: skip
+def test_text_that_is_no_manifest_is_refused(body):
+    with pytest.raises(CheckpointDamaged):
+        decode(sealed(body))
+
+
+def test_a_repeated_key_is_refused_even_if_the_last_one_is_right():
+    body = encode(MANIFEST).splitlines()[0]
+    with pytest.raises(CheckpointDamaged, match="occurs twice"):
+        decode(sealed(b'{"step":1,' + body[1:]))
+
+
+@pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
+def test_numbers_that_json_does_not_have_are_refused(constant):
+    body = encode(MANIFEST).splitlines()[0].replace(b'"lr":0.1', b'"lr":' + constant)
+    with pytest.raises(CheckpointDamaged, match="is not JSON"):
+        decode(sealed(body))
+
+
+def test_a_newer_format_says_so():
+    lie = as_json() | {"format_version": 9, "something": "new"}
+    with pytest.raises(CheckpointDamaged, match="format version 9; this actorflow reads 1"):
+        decode(sealed(lie))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"n": np.int64(3)}, r"data_state\['n'\]: .*numpy.int64"),
+        ({"a": [1, {"b": {1, 2}}]}, r"data_state\['a'\]\[1\]\['b'\]: .*set"),
+        ({1: 2}, "keys of type str, got 1"),
+        ({"x": float("nan")}, "JSON has no nan"),
+        ({"x": float("-inf")}, "JSON has no -inf"),
+        ({"x": b"bytes"}, "bytes"),
+    ],
+)
+def test_state_that_json_would_change_is_refused_by_its_path(state, message):
+    with pytest.raises(CheckpointError, match=message):
+        encode(replace(MANIFEST, data_state=state))
+
+
+def test_state_without_end_is_refused():
+    state = {}
+    state["self"] = state
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        encode(replace(MANIFEST, data_state=state))
+
+
+def test_numbers_of_subclasses_are_stored_by_value():
+    stored = decode(encode(replace(MANIFEST, config={"lr": np.float64(0.1), "betas": (1, 2)})))
+    assert stored.config == {"lr": 0.1, "betas": [1, 2]}
+    assert type(stored.config["lr"]) is float
+
+
+@pytest.mark.parametrize("change", [{"seed": -1}, {"seed": "x"}, {"plan_hash": None}])
+def test_a_manifest_that_could_not_be_read_back_is_not_written(change):
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        encode(replace(MANIFEST, **change))

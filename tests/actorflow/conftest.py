@@ -1,0 +1,48 @@
+import pytest
+
+from actorflow.nn.module import Module
+from actorflow.tensor import Tensor
+from actorflow.trace import Trace, recording
+from compiler.graph import Output
+from compiler.types import DType, TensorType
+
+
+@pytest.fixture
+def traced():
+    """Run a function of (batch tensors...) in a trace and return the graph it records."""
+
+    def run(function, model=None, *, is_training=True, **shapes):
+        spec = {
+            name: shape if isinstance(shape, TensorType) else TensorType(DType.FLOAT32, shape)
+            for name, shape in shapes.items()
+        }
+        model = model if model is not None else Module()
+        names = {id(p): n for n, p in model.named_parameters()}
+        paths = {id(m): n for n, m in model.named_modules()}
+        trace = Trace(spec, names, paths, is_training=is_training)
+        with recording(trace):
+            inputs = [Tensor(trace, trace.batch_input(name)) for name in spec]
+            made = function(*inputs)
+            trace.builder.outputs = [Output("y", made._value_in(trace))]
+        return trace.builder.freeze()
+
+    return run
+
+
+@pytest.fixture
+def evaluate():
+    """Evaluate the first output of a graph with the ops' reference semantics."""
+    from compiler.ops.sources import INPUT, VARIABLE
+    from compiler.registry import reference
+
+    def run(graph, **feeds):
+        column = {}
+        for node in graph.nodes:
+            if node.op in (INPUT, VARIABLE):
+                column[node.outputs[0]] = feeds[node.attrs["name"].replace(".", "_")]
+                continue
+            made = reference.get(node.op)(node.attrs, *[column[v] for v in node.inputs])
+            column.update(zip(node.outputs, made, strict=True))
+        return column[graph.outputs[0].value]
+
+    return run

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from actorflow.data import ArraySource, DataError, FillsBatches, Tokens, check_batch, from_iterable
+from actorflow.data.fingerprint import content_hash
+from actorflow.data.source import items_of, spec_of
+from compiler.types import DType, TensorType
+
+SPEC = {"x": TensorType(DType.INT32, (32, 64)), "y": TensorType(DType.FLOAT32, (32,))}
+GOOD = {"x": np.zeros((32, 64), np.int32), "y": np.zeros(32, np.float32)}
+
+
+def refused(batch, where="train.py:41"):
+    with pytest.raises(DataError) as caught:
+        check_batch(batch, SPEC, where)
+    return str(caught.value)
+
+
+def test_a_batch_of_the_spec_passes():
+    check_batch(GOOD, SPEC, "train.py:41")
+    check_batch(dict(reversed(GOOD.items())), SPEC)
+    check_batch({**GOOD, "y": np.zeros(64, np.float32)[::2]}, SPEC)
+
+
+def test_a_wrong_element_type_names_entry_both_types_line_and_mend():
+    assert refused({**GOOD, "x": GOOD["x"].astype(np.int64)}) == (
+        "batch['x'] (train.py:41): expected int32[32, 64], came int64[32, 64];"
+        " convert it in the data source: array.astype(np.int32)"
+    )
+
+
+def test_byte_swapped_numbers_are_not_taken_for_plain_ones():
+    assert "came byte-swapped int32[32, 64]" in refused({**GOOD, "x": GOOD["x"].astype(">i4")})
+
+
+def test_a_short_batch_gets_the_advice_for_short_batches():
+    message = refused({**GOOD, "y": np.zeros(7, np.float32)})
+    assert "batch['y'] (train.py:41): expected float32[32], came float32[7]" in message
+    assert "drop the last short batch, or pad it" in message
+
+
+def test_another_shape_gets_the_advice_for_shapes():
+    message = refused({**GOOD, "x": np.zeros((32, 65), np.int32)})
+    assert "expected int32[32, 64], came int32[32, 65]; a plan has static shapes" in message
+
+
+def test_missing_and_unexpected_keys_are_listed():
+    assert refused({"x": GOOD["x"], "z": 1}) == (
+        "batch (train.py:41): expected the keys 'x', 'y', came 'x', 'z': 'y' missing,"
+        " 'z' unexpected; every batch has the keys of the source's spec()"
+    )
+    assert "came (none): 'x', 'y' missing" in refused({})
+
+
+@pytest.mark.parametrize(("value", "kind"), [([1], "list"), (None, "NoneType"), (1.5, "float")])
+def test_a_value_that_is_no_array_is_named_with_its_type(value, kind):
+    message = refused({**GOOD, "y": value})
+    assert message.startswith(
+        f"batch['y'] (train.py:41): expected float32[32], a numpy array, came {kind};"
+    )
+    assert "np.asarray" in message
+
+
+def test_a_batch_that_is_no_dict_is_refused():
+    assert refused((GOOD["x"], GOOD["y"])).startswith(
+        "batch (train.py:41): expected a dict with the keys 'x', 'y', came tuple;"
+    )
+
+
+def test_without_a_line_the_message_has_no_empty_brackets():
+    assert refused({}, where="").startswith("batch: expected the keys")
+
+
+def test_spec_of_reads_the_types_and_refuses_what_no_plan_can_hold():
+    assert spec_of(GOOD) == SPEC
+    for foreign in (np.zeros(2, complex), np.zeros(2, ">f4"), np.array([None])):
+        with pytest.raises(DataError, match=r"batch\['x'\] \(a\.py:1\): expected one of"):
+            spec_of({"x": foreign}, "a.py:1")
+
+
+def test_progress_counts_what_the_source_declares_or_samples():
+    assert items_of(Tokens(np.arange(99), seq=4, batch=3)) == (12, "tokens")
+    assert items_of(ArraySource({"x": np.zeros((9, 2))}, batch=3)) == (3, "samples")
+    assert items_of(from_iterable(lambda: iter(()), SPEC)) == (32, "samples")
+    assert items_of(from_iterable(lambda: iter(()), {"x": TensorType(DType.BOOL, ())}))[0] == 1
+
+
+def test_only_sources_with_next_into_are_of_the_fast_kind():
+    assert isinstance(Tokens(np.arange(99), seq=4, batch=3), FillsBatches)
+    assert not isinstance(from_iterable(lambda: iter(()), SPEC), FillsBatches)
+
+
+def test_a_hash_depends_on_content_type_and_shape_and_not_on_layout():
+    array = np.random.default_rng(0).normal(size=(3000, 1000))  # more than one chunk
+    changed = array.copy()
+    changed[-1, -1] += 1
+    assert content_hash(array) == content_hash(np.asfortranarray(array))
+    different = [array, changed, array.reshape(1000, 3000), array.view(np.int64), array[:0]]
+    assert len({content_hash(one) for one in different}) == len(different)

@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.errors import CompileError
+from compiler.types import DType, TensorType
+
+
+class Model(nn.Module):
+    def __init__(self):
+        self.emb = nn.Embedding(10, 8)
+        self.blocks = [nn.TransformerBlock(8, heads=2) for _ in range(2)]
+        self.heads = {"a": nn.Linear(8, 3), "b": nn.Linear(8, 3, bias=False)}
+
+
+def test_parameters_are_named_by_path_in_order_of_assignment():
+    names = [name for name, _ in Model().named_parameters()]
+    assert names[0] == "emb.weight"
+    assert "blocks.1.attn.qkv.weight" in names
+    assert names[-3:] == ["heads.a.weight", "heads.a.bias", "heads.b.weight"]
+    assert len(names) == len(set(names))
+
+
+def test_a_shared_parameter_counts_once_under_its_first_path():
+    class Tied(nn.Module):
+        def __init__(self):
+            self.emb = nn.Embedding(10, 8)
+            self.head = nn.Linear(8, 10, bias=False)
+            self.head.weight = self.emb.weight
+
+    assert [n for n, _ in Tied().named_parameters()] == ["emb.weight"]
+    assert Tied().num_parameters() == 80
+
+
+def test_the_char_gpt_of_the_readme_has_the_promised_number_of_parameters():
+    class CharLM(nn.Module):
+        def __init__(self, d=128):
+            self.emb, self.pos = nn.Embedding(128, d), nn.Embedding(64, d)
+            self.blocks = [nn.TransformerBlock(d, heads=4, causal=True) for _ in range(2)]
+            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 128)
+
+    assert CharLM().num_parameters() == 437_888
+
+
+def test_loading_is_strict_about_names_shapes_and_dtypes():
+    model = nn.Linear(2, 3)
+    good = {"weight": np.ones((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+    model.load(good)
+    np.testing.assert_array_equal(model.state()["weight"], good["weight"])
+    with pytest.raises(CompileError, match=r"missing \['bias'\]"):
+        model.load({"weight": good["weight"]})
+    with pytest.raises(CompileError, match=r"unknown \['extra'\]"):
+        model.load({**good, "extra": good["bias"]})
+    with pytest.raises(CompileError, match=r"expected float32\[3, 2\], got float64\[3, 2\]"):
+        model.load({**good, "weight": np.ones((3, 2))})
+
+
+def test_state_before_the_first_run_is_an_error_that_says_so():
+    with pytest.raises(CompileError, match="initialised by the first run"):
+        nn.Linear(2, 3).state()
+
+
+def test_nodes_know_the_module_they_were_made_in(traced):
+    class Outer(nn.Module):
+        def __init__(self):
+            self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x + 1.0
+
+    model = Outer()
+    graph = traced(model, model, x=(2, 4))
+    scopes = [n.scope for n in graph.nodes if n.op.name in ("matmul", "add")]
+    assert scopes == ["layers.0", "layers.0", "layers.1", "layers.1", ""]
+
+
+def test_attention_is_causal_and_matches_the_textbook(traced, evaluate):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 5, 3)).astype(np.float32) for _ in range(3))
+    graph = traced(
+        lambda q, k, v: af.attention(q, k, v, causal=True), q=q.shape, k=k.shape, v=v.shape
+    )
+    scores = np.einsum("btd,bsd->bts", q, k) / np.sqrt(3)
+    scores[:, np.triu(np.ones((5, 5), bool), 1)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(evaluate(graph, q=q, k=k, v=v), weights @ v, rtol=1e-5)
+
+
+def test_multi_head_attention_equals_heads_computed_one_by_one(traced, evaluate):
+    layer = nn.Attention(6, heads=3)
+    graph = traced(layer, layer, x=(2, 4, 6))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 4, 6)).astype(np.float32)
+    w = {n: rng.normal(size=p.shape).astype(np.float32) for n, p in layer.named_parameters()}
+    got = evaluate(graph, x=x, **{n.replace(".", "_"): a for n, a in w.items()})
+    q, k, v = np.split(x @ w["qkv.weight"].T + w["qkv.bias"], 3, axis=-1)
+    heads = []
+    for h in range(3):
+        part = slice(2 * h, 2 * h + 2)
+        s = np.exp(q[..., part] @ k[..., part].transpose(0, 2, 1) / np.sqrt(2))
+        heads.append(s / s.sum(-1, keepdims=True) @ v[..., part])
+    expected = np.concatenate(heads, -1) @ w["proj.weight"].T + w["proj.bias"]
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_dropout_is_the_identity_outside_training(traced):
+    drop = nn.Dropout(0.5)
+    assert "dropout" in [n.op.name for n in traced(drop, drop, x=(4,)).nodes]
+    assert "dropout" not in [n.op.name for n in traced(drop, drop, x=(4,), is_training=False).nodes]
+
+
+def test_every_dropout_of_a_model_has_a_key_of_its_own(traced):
+    a, b = nn.Dropout(0.5), nn.Dropout(0.5)
+    graph = traced(lambda x: a(b(x)) + a(x), x=(4,))
+    keys = [n.attrs["key"] for n in graph.nodes if n.op.name == "dropout"]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Attention(10, heads=3), "dim divisible by heads, got 10 and 3"),
+        (lambda: nn.Module()(), "has no __call__"),
+    ],
+)
+def test_wrong_modules_are_errors(make, words):
+    with pytest.raises(CompileError, match=words):
+        make()
+
+
+def test_wrong_inputs_of_functions_name_what_was_expected(traced):
+    labels = TensorType(DType.INT32, (3,))
+    with pytest.raises(CompileError, match=r"labels of shape \[2\]"):
+        traced(lambda x, y: af.cross_entropy(x, y), x=(2, 5), y=labels)
+    layer = nn.Linear(4, 2)
+    with pytest.raises(CompileError, match=r"linear expects \[\.\.\., 4\]"):
+        traced(layer, layer, x=(2, 5))
+    with pytest.raises(CompileError, match=r"dropout probability"):
+        traced(lambda x: af.dropout(x, 1.0), x=(2,))
+
+
+def test_a_parameter_of_another_model_is_refused_with_the_line_that_made_it(traced):
+    stranger = nn.Linear(4, 4)
+    with pytest.raises(CompileError, match=r"test_nn.py:\d+ is not part of the model"):
+        traced(stranger, nn.Linear(1, 1), x=(2, 4))

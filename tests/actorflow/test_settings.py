@@ -1,0 +1,154 @@
+import logging
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from actorflow.settings import ENVIRONMENT, Settings, SettingsError, environment_table
+
+HOME = {"HOME": "/home/ann"}
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert Settings.from_env(HOME) == Settings(cache=Path("/home/ann/.cache/actorflow"))
+    assert Settings().log_level == "WARNING"
+
+
+def test_every_variable_is_read():
+    settings = Settings.from_env(
+        {
+            "ACTORFLOW_DUMP": "out/dump",
+            "ACTORFLOW_TRACE": "~/trace.json",
+            "ACTORFLOW_VERIFY": "1",
+            "ACTORFLOW_LOG": "Debug",
+            "ACTORFLOW_CACHE": "/big/cache",
+            "ACTORFLOW_THREADS": "3",
+            **HOME,
+        }
+    )
+    assert settings == Settings(
+        dump=Path("out/dump"),
+        trace=Path("/home/ann/trace.json"),
+        verify=True,
+        log_level="DEBUG",
+        cache=Path("/big/cache"),
+        threads=3,
+    )
+
+
+def test_each_variable_of_the_table_is_known_and_changes_something():
+    values = {"ACTORFLOW_LOG": "error"}
+    for variable in ENVIRONMENT:
+        changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
+        assert changed != Settings.from_env(HOME)
+        assert changed.warnings == ()
+
+
+def test_an_empty_value_is_as_good_as_none():
+    assert Settings.from_env({v.name: "" for v in ENVIRONMENT} | HOME) == Settings.from_env(HOME)
+
+
+@pytest.mark.parametrize(
+    ("environ", "cache"),
+    [
+        ({"XDG_CACHE_HOME": "/x"}, "/x/actorflow"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/ann/.cache/actorflow"),
+        ({"XDG_CACHE_HOME": ""}, "/home/ann/.cache/actorflow"),
+        ({"ACTORFLOW_CACHE": "~"}, "/home/ann"),
+        ({"ACTORFLOW_CACHE": "~bob/x"}, "~bob/x"),
+        ({"ACTORFLOW_CACHE": "plans", "XDG_CACHE_HOME": "/x"}, "plans"),
+    ],
+)
+def test_the_cache_follows_the_xdg_convention(environ, cache):
+    assert Settings.from_env({**HOME, **environ}).cache == Path(cache)
+
+
+@pytest.mark.parametrize("off", ["off", "OFF"])
+def test_the_cache_can_be_turned_off_without_a_warning(off):
+    assert Settings.from_env({"ACTORFLOW_CACHE": off}) == Settings()
+
+
+def test_a_cache_without_a_home_is_off_and_says_so():
+    settings = Settings.from_env({})
+    assert settings.cache is None
+    assert settings.warnings == (
+        "the plan cache is off: neither HOME nor XDG_CACHE_HOME is set;"
+        " set ACTORFLOW_CACHE to a folder",
+    )
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_flags_that_are_true(text):
+    assert Settings.from_env({**HOME, "ACTORFLOW_VERIFY": text}).verify is True
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "off"])
+def test_flags_that_are_false(text):
+    assert Settings.from_env({**HOME, "ACTORFLOW_VERIFY": text}).verify is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "ACTORFLOW_VERIFY",
+            "2",
+            "ACTORFLOW_VERIFY: expected 1 or 0 (or true, false), came '2'",
+        ),
+        (
+            "ACTORFLOW_LOG",
+            "debgu",
+            "ACTORFLOW_LOG: expected one of debug, info, warning, error, came 'debgu';"
+            " did you mean debug?",
+        ),
+        (
+            "ACTORFLOW_LOG",
+            "7",
+            "ACTORFLOW_LOG: expected one of debug, info, warning, error, came '7'",
+        ),
+        (
+            "ACTORFLOW_THREADS",
+            "0",
+            "ACTORFLOW_THREADS: expected a number of threads from 1 up, came '0';"
+            " unset it to use all cores",
+        ),
+    ],
+)
+def test_a_value_that_means_nothing_names_variable_value_and_choice(name, value, message):
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env({**HOME, name: value})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "two", "\u0663", "1e3", "+2"])
+def test_threads_are_plain_digits(value):
+    with pytest.raises(SettingsError, match="came"):
+        Settings.from_env({**HOME, "ACTORFLOW_THREADS": value})
+
+
+def test_unknown_names_are_warned_of_with_the_nearest_known_name():
+    settings = Settings.from_env({**HOME, "ACTORFLOW_CAHCE": "x", "ACTORFLOW_Q": "", "OTHER": "1"})
+    assert len(settings.warnings) == 2
+    assert settings.warnings[0] == (
+        "ACTORFLOW_CAHCE is set, and no such setting exists; did you mean ACTORFLOW_CACHE?"
+    )
+    assert "known are ACTORFLOW_DUMP, ACTORFLOW_TRACE" in settings.warnings[1]
+
+
+def test_log_levels_are_names_that_logging_knows():
+    for level in ("debug", "info", "warning", "error"):
+        name = Settings.from_env({**HOME, "ACTORFLOW_LOG": level}).log_level
+        assert isinstance(logging.getLevelNamesMapping()[name], int)
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Settings().verify = True
+
+
+def test_the_table_has_a_row_for_each_variable():
+    header, rule, *rows = environment_table().splitlines()
+    assert header.count("|") == rule.count("|") == 4
+    assert [row.split("`")[1] for row in rows] == [v.name for v in ENVIRONMENT]
+    assert all(row.count("|") == 4 for row in rows)
+    assert "| unset |" in rows[0]

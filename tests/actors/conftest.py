@@ -1,0 +1,221 @@
+"""Actor graphs for tests: hand-made chains, and random ones that are live by construction."""
+
+import pytest
+
+from actors.table import Edge, MachineTable
+from compiler.placement import HOST
+from compiler.plan import (
+    Actor,
+    ActorKind,
+    Arena,
+    Field,
+    Launch,
+    Plan,
+    Port,
+    Register,
+    RegisterKind,
+    SourceLine,
+    Stream,
+    View,
+)
+from compiler.types import (
+    ActorId,
+    DType,
+    RegisterId,
+    StreamId,
+    TensorType,
+    contiguous_strides,
+)
+
+
+def chain_table(num_actors, num_slots=1, **options):
+    names = [f"a{i}" for i in range(num_actors)]
+    edges = [Edge(f"r{i}", i, i + 1, 1, 1, num_slots) for i in range(num_actors - 1)]
+    return MachineTable.from_edges(names, edges, sources=[0], **options)
+
+
+def random_table(rng):
+    """A DAG with rates 1-3, shared registers, one or two sources, and slots for one schedule.
+
+    Rates balance because they are derived from chosen repetitions. The slots of an edge are what
+    one sequential schedule of a period needs at most, plus a random extra; so a schedule exists,
+    and by determinacy every order of events finishes.
+    """
+    num_actors = rng.randint(2, 7)
+    num_sources = rng.randint(1, min(2, num_actors))
+    repeat = [rng.randint(1, 3) for _ in range(num_actors)]
+    ends = []
+    for consumer in range(num_sources, num_actors):
+        for producer in sorted(rng.sample(range(consumer), min(consumer, rng.randint(1, 3)))):
+            register = rng.randint(0, 1)
+            produce = rng.choice([1, 2, 3])
+            shared = [e for e in ends if e[0] == (producer, register)]
+            if shared:
+                produce = shared[0][3]
+            consume, rest = divmod(produce * repeat[producer], repeat[consumer])
+            if rest or consume not in (1, 2, 3):
+                register = 2 + consumer
+                produce, consume = repeat[consumer], repeat[producer]
+            ends.append(((producer, register), producer, consumer, produce, consume))
+    need = schedule_slots(repeat, ends)
+    extra = rng.choice([0, 0, 1, 3])
+    edges = [
+        Edge(
+            f"r{register[0]}.{register[1]}", producer, consumer, produce, consume,
+            extra + max(n for n, e in zip(need, ends, strict=True) if e[0] == register),
+        )
+        for register, producer, consumer, produce, consume in ends
+    ]  # fmt: skip
+    flushed = [a for a in range(num_sources, num_actors) if rng.random() < 0.3]
+    return MachineTable.from_edges(
+        [f"a{i}" for i in range(num_actors)], edges, sources=range(num_sources), flushed=flushed
+    )
+
+
+def schedule_slots(repeat, ends):
+    """The most tokens on each edge in the eager sequential schedule of one period."""
+    left = list(repeat)
+    tokens = [0] * len(ends)
+    most = [0] * len(ends)
+    while any(left):
+        for actor in range(len(repeat)):
+            inputs = [i for i, e in enumerate(ends) if e[2] == actor]
+            if not left[actor] or any(tokens[i] < ends[i][4] for i in inputs):
+                continue
+            left[actor] -= 1
+            for i, (_, producer, _, produce, _) in enumerate(ends):
+                if producer == actor:
+                    tokens[i] += produce
+                    most[i] = max(most[i], tokens[i])
+            for i in inputs:
+                tokens[i] -= ends[i][4]
+    return most
+
+
+@pytest.fixture(scope="session")
+def make_chain():
+    return chain_table
+
+
+@pytest.fixture(scope="session")
+def make_random():
+    return random_table
+
+
+class PlanMaker:
+    """Builds a small plan: one register per edge, holding one float32 field `x` of shape [2]."""
+
+    def __init__(self):
+        self.streams = []
+        self.registers = []
+        self.views = []
+        self.fields = []
+        self.sources = [SourceLine("train.py", 0)]
+        self.constants = []
+        self.variables = []
+        self.actors = []
+        self.size = 0
+
+    def register(self, name, kind, num_slots=1, size=8):
+        offsets = tuple(self.size + 64 * slot for slot in range(num_slots))
+        self.size += 64 * num_slots
+        index = len(self.registers)
+        self.registers.append(
+            Register(RegisterId(index), name, kind, 0, size, num_slots, offsets, (0, 1), "")
+        )
+        return index
+
+    def view(self, register, dtype=DType.FLOAT32, shape=(2,), offset=0):
+        type_ = TensorType(dtype, shape)
+        strides = contiguous_strides(shape, dtype.itemsize)
+        self.views.append(View(RegisterId(register), offset, type_, strides))
+        return len(self.views) - 1
+
+    def edge(self, name, num_slots=1, field="x"):
+        """A DATA register with its field; returns the register."""
+        register = self.register(name, RegisterKind.DATA, num_slots)
+        self.sources.append(SourceLine("train.py", len(self.sources)))
+        view = self.view(register)
+        self.fields.append(Field(field, RegisterId(register), view, len(self.sources) - 1))
+        return register
+
+    def actor(self, name, kind, inputs=(), outputs=(), launches=(), **options):
+        is_thread = options.pop("is_thread", kind in (ActorKind.SOURCE, ActorKind.SINK))
+        stream = StreamId(len(self.streams))
+        self.streams.append(Stream(stream, HOST, name, is_thread))
+        self.actors.append(
+            Actor(
+                ActorId(len(self.actors)),
+                name,
+                kind,
+                stream,
+                tuple(launches),
+                tuple(Port(RegisterId(r), rate) for r, rate in inputs),
+                tuple(Port(RegisterId(r), rate) for r, rate in outputs),
+                options.pop("is_flushed", False),
+                options.pop("duration_ns", 1000.0),
+            )
+        )
+        assert not options
+        return len(self.actors) - 1
+
+    def launch(self, kernel, inputs=(), outputs=(), attrs=(), workspace=None):
+        self.sources.append(SourceLine("train.py", len(self.sources)))
+        source = len(self.sources) - 1
+        return Launch(
+            kernel, f"op_{kernel}", tuple(attrs), tuple(inputs), tuple(outputs), workspace,
+            f"scope.{kernel}", source, 10.0,
+        )  # fmt: skip
+
+    def field_view(self, register):
+        return next(f.view for f in self.fields if f.register == register)
+
+    def plan(self, size=None):
+        return Plan(
+            "test", tuple(self.streams), (Arena(HOST, self.size if size is None else size, 64),),
+            tuple(self.registers), tuple(self.views), tuple(self.actors), tuple(self.fields),
+            tuple(self.variables), tuple(self.constants), tuple(self.sources), (), "", "", (),
+        )  # fmt: skip
+
+
+class FakeKernel:
+    """Calls `body(inputs, outputs)` and records what it was bound to."""
+
+    def __init__(self, body=lambda inputs, outputs: None):
+        self.body = body
+        self.bound = []
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        self.bound.append((dict(attrs), inputs, outputs, workspace))
+        return lambda: self.body(inputs, outputs)
+
+
+class FakePort:
+    """Calls `body(tokens)`; records what it was bound to and how often it was closed."""
+
+    def __init__(self, body=lambda tokens: None):
+        self.body = body
+        self.bound = []
+        self.num_closed = 0
+
+    def bind(self, tokens):
+        self.bound.append(tokens)
+        return lambda: self.body(tokens)
+
+    def close(self):
+        self.num_closed += 1
+
+
+@pytest.fixture(scope="session")
+def plan_maker():
+    return PlanMaker
+
+
+@pytest.fixture(scope="session")
+def fake_kernel():
+    return FakeKernel
+
+
+@pytest.fixture(scope="session")
+def fake_port():
+    return FakePort

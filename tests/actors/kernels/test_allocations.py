@@ -1,0 +1,126 @@
+"""No launch allocates arrays: at a medium size, launches stay under a few KiB and keep none."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from actors.kernels import catalogue
+
+LAUNCHES = 20
+LIMIT_BYTES = 16 * 1024
+KEPT_BYTES = 4 * 1024  # numpy keeps a few blocks of under 1 KiB for reuse, however many launches
+SHAPE = (64, 6, 64)
+
+
+def floats(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape, dtype=np.float32)
+
+
+def ids(high, *shape):
+    return np.random.default_rng(1).integers(0, high, shape).astype(np.int32)
+
+
+def scalars():
+    return np.array(0.01, np.float32), np.array(3, np.int64)
+
+
+def types(*pairs):
+    return tuple(np.zeros(shape, dtype) for shape, dtype in pairs)
+
+
+def f32(*shapes):
+    return types(*[(shape, "float32") for shape in shapes])
+
+
+def cases():
+    x, y, flat = floats(*SHAPE), floats(*SHAPE) ** 2, floats(384, 64)
+    lr, step = scalars()
+    row, rows = floats(64), np.abs(floats(384)) + 1
+    adamw = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+    sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+    soft = {"scale": 0.5, "causal": True}
+    bounds = {"starts": (1, 0, 0), "stops": (63, 6, 64), "steps": (2, 1, 3)}
+    padding = {"low": (1, 0, 2), "high": (0, 0, 0), "steps": (1, 1, 2)}
+    reduced = {"axes": (1,), "keepdims": False}
+    labels, table = ids(64, 384), floats(50, 64)
+    heads = floats(8, 32, 4, 16)
+    yield "cast", {"dtype": "float64"}, (x,), types((SHAPE, "float64"))
+    yield "where", {}, (x > 0, x, row), f32(SHAPE)
+    yield "add", {}, (x, row), f32(SHAPE)
+    yield "mul", {}, (x, x[..., :1]), f32(SHAPE)
+    yield "mul", {}, (floats(64, 384), flat.T), f32((64, 384))
+    yield "sum", {"axes": (1, 2), "keepdims": False}, (x,), f32((64,))
+    yield "sum", {"axes": (0,), "keepdims": True}, (x,), f32((1, 6, 64))
+    yield "sum", {"axes": (0, 1, 2), "keepdims": False}, (x,), f32(())
+    for op in ("sum", "mean", "max"):
+        yield op, reduced, (x,), f32((64, 64))
+        yield op, {"axes": (0,), "keepdims": False}, (flat.T,), f32((384,))
+    for axis, shape in ((0, (6, 64)), (2, (64, 6))):
+        yield "argmax", {"axis": axis, "keepdims": False}, (x,), types((shape, "int64"))
+    yield "copy", {}, (x,), f32(SHAPE)
+    yield "stop_gradient", {}, (x,), f32(SHAPE)
+    yield "transpose", {"perm": (2, 0, 1)}, (x,), f32((64, 64, 6))
+    yield "broadcast_to", {"shape": SHAPE}, (row,), f32(SHAPE)
+    yield "slice", bounds, (x,), f32((31, 6, 22))
+    yield "reshape", {"shape": (384, 64)}, (x.swapaxes(0, 2),), f32((384, 64))
+    yield "pad", padding, (x,), f32((65, 6, 129))
+    yield "concat", {"axis": 1}, (x, y), f32((64, 12, 64))
+    yield "split", {"axis": 2, "sections": 2}, (x,), f32((64, 6, 32), (64, 6, 32))
+    yield "matmul", {}, (x, floats(64, 30)), f32((64, 6, 30))
+    yield "matmul", {}, (flat.T, flat), f32((64, 64))
+    yield "matmul", {}, (x[..., ::2], floats(60, 64).T[::2]), f32((64, 6, 60))
+    split, keys = heads.transpose(0, 2, 1, 3), heads.transpose(0, 2, 3, 1)
+    yield "matmul", {}, (split, keys), f32((8, 4, 32, 32))
+    merged = f32((8, 32, 4, 16))[0].transpose(0, 2, 1, 3)
+    yield "matmul", {}, (floats(8, 4, 32, 32), split), (merged,)
+    yield "softmax", soft, (x,), f32(SHAPE)
+    yield "softmax", {"scale": 1.0, "causal": False}, (x * 200,), f32(SHAPE)
+    yield "softmax_grad", {"scale": 0.5}, (x, y), f32(SHAPE)
+    yield "layer_norm", {"eps": 1e-5}, (x, row, row), f32(SHAPE, SHAPE[:2], SHAPE[:2])
+    yield "layer_norm_grad", {}, (flat, flat, row, rows, rows), f32((384, 64), (64,), (64,))
+    yield "cross_entropy", {}, (flat, labels), f32((), (384,))
+    yield "cross_entropy", {}, (flat * 200, labels), f32((), (384,))
+    yield "cross_entropy_grad", {}, (lr, flat, labels, rows), f32((384, 64))
+    yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
+    yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
+    yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
+    yield "increment", {}, (step,), types(((), "int64"))
+    yield "sgd_update", {**sgd, "momentum": 0.0}, (x, y, lr), f32(SHAPE)
+    yield "momentum_update", sgd, (x, y, y, lr), f32(SHAPE, SHAPE)
+    yield "adamw_update", adamw, (x, y, y, y, lr, step), f32(SHAPE, SHAPE, SHAPE)
+    covered = {"cast", "where"}
+    for kernel in catalogue.ELEMENTWISE_KERNELS:
+        if kernel.op in covered:
+            continue
+        arity = 2 if any("b" in str(step[1]).replace("bits", "") for step in kernel.recipe) else 1
+        is_comparison = kernel.op in ("equal", "not_equal") or kernel.op.startswith(
+            ("less", "great")
+        )
+        out = types((SHAPE, "bool" if is_comparison else "float32"))
+        yield kernel.op, {}, (y, y)[:arity], out
+
+
+CASES = list(cases())
+
+
+def test_every_kernel_is_measured():
+    assert {case[0] for case in CASES} == {kernel.op for kernel in catalogue.HOST_KERNELS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
+def test_launches_allocate_no_arrays(case, harness):
+    op, attrs, inputs, outputs = case
+    launch, _, _ = harness.bind(op, attrs, inputs, outputs)
+    tracemalloc.start()
+    try:
+        launch()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(LAUNCHES):
+            launch()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < LIMIT_BYTES
+    assert after - before < KEPT_BYTES

@@ -1,0 +1,161 @@
+import threading
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from actors.kernels import catalogue, scratch
+from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.kernel import KernelNeeds, Operand
+from actors.kernels.scratch import Piece
+from compiler.errors import InternalError
+from compiler.types import DType, TensorType, contiguous_strides
+
+OP_TABLE = (
+    "neg abs square exp log sqrt rsqrt reciprocal sin cos tanh sigmoid relu gelu silu cast "
+    "relu_grad gelu_grad tanh_grad sigmoid_grad silu_grad "
+    "add sub mul div pow maximum minimum equal not_equal less less_equal greater "
+    "greater_equal where sum mean max argmax reshape transpose broadcast_to slice pad "
+    "concat split stop_gradient copy "
+    "matmul softmax softmax_grad layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
+    "embedding embedding_grad dropout increment sgd_update momentum_update adamw_update "
+)
+
+
+def operand(shape, dtype=DType.FLOAT32, strides=None):
+    dense = contiguous_strides(shape, dtype.itemsize)
+    return Operand(TensorType(dtype, shape), 0, strides or dense)
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """A kernel from elsewhere that takes vectors only."""
+
+    name: str = "elsewhere.neg"
+    op: str = "neg"
+
+    def query(self, attrs, inputs, outputs):
+        return KernelNeeds() if len(inputs[0].shape) == 1 else None
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        return lambda: None
+
+
+@pytest.fixture
+def doubling():
+    kernel = Doubling()
+    catalogue.register(kernel)
+    yield kernel
+    catalogue.unregister(kernel.name)
+
+
+def test_every_op_of_the_table_has_a_kernel_and_nothing_else_has():
+    assert sorted(OP_TABLE.split()) == sorted({kernel.op for kernel in catalogue.HOST_KERNELS})
+
+
+def test_names_are_unique_and_lead_back_to_the_kernel():
+    binders = catalogue.binders()
+    assert len(binders) == len(catalogue.HOST_KERNELS)
+    assert all(binders[kernel.name] is kernel for kernel in catalogue.HOST_KERNELS)
+
+
+def test_a_registered_kernel_is_preferred_where_it_takes_the_call(doubling):
+    vector, matrix = operand((3,)), operand((3, 2))
+    assert catalogue.find("neg")[0] is doubling
+    assert catalogue.choose("neg", {}, (vector,), (vector,))[0] == "elsewhere.neg"
+    assert catalogue.choose("neg", {}, (matrix,), (matrix,))[0] == "numpy.neg"
+    assert "neg:elsewhere.neg" in catalogue.fingerprint()
+
+
+def test_a_name_that_is_taken_is_refused_with_its_holder(doubling):
+    with pytest.raises(
+        ValueError, match=r"'elsewhere\.neg' exists already .*Doubling, for op 'neg'"
+    ):
+        catalogue.register(Doubling())
+    with pytest.raises(ValueError, match=r"'numpy\.neg' exists already"):
+        catalogue.register(Doubling(name="numpy.neg"))
+
+
+def test_taking_back_an_unknown_kernel_is_a_lookup_error():
+    with pytest.raises(LookupError, match=r"no kernel called 'numpy\.neg' was registered"):
+        catalogue.unregister("numpy.neg")
+
+
+def test_an_unknown_op_and_a_refused_call_are_told_apart():
+    x = operand((2, 3))
+    with pytest.raises(
+        LookupError, match=r"no kernel for op 'fft', called as fft\(float32\[2, 3\]\)"
+    ):
+        catalogue.choose("fft", {}, (x,), (x,))
+    i = operand((4,), DType.INT64)
+    with pytest.raises(LookupError, match=r"no host kernel takes exp\(int64\[4\]\).*numpy\.exp"):
+        catalogue.choose("exp", {}, (i,), (i,))
+
+
+def test_refusals_show_strides_that_are_not_dense():
+    weight, ids = operand((3, 2)), operand((4,), DType.INT64)
+    out = operand((4, 2), strides=(4, 16))
+    with pytest.raises(LookupError, match=r"float32\[4, 2\] strides \(4, 16\)"):
+        catalogue.choose("embedding", {}, (weight, ids), (out,))
+
+
+def test_needs_are_the_same_at_every_query_and_grow_with_the_call():
+    small, large = operand((4, 4)), operand((512, 512))
+    needs = [catalogue.choose("gelu", {}, (x,), (x,))[1] for x in (small, large, large)]
+    assert needs[1] == needs[2]
+    assert 0 < needs[0].duration_ns < needs[1].duration_ns
+    assert needs[0].workspace_bytes < needs[1].workspace_bytes < large.type.size_bytes
+
+
+def test_the_fingerprint_names_numpy_and_its_blas():
+    assert f"numpy-{np.__version__}" in catalogue.fingerprint()
+    assert "blas" in catalogue.fingerprint()
+
+
+def test_missing_and_wrong_attributes_are_our_own_bug_by_name():
+    x = operand((2, 2))
+    with pytest.raises(InternalError, match="'causal' is missing"):
+        catalogue.choose("softmax", {"scale": 1.0}, (x,), (x,))
+    with pytest.raises(InternalError, match="'causal' should be a bool, not 1"):
+        catalogue.choose("softmax", {"scale": 1.0, "causal": 1}, (x,), (x,))
+
+
+def test_scratch_pieces_do_not_overlap_and_are_aligned():
+    pieces = (
+        Piece((3,), np.dtype(np.float32)),
+        Piece((), np.dtype(np.int64)),
+        Piece((0, 2), np.dtype(bool)),
+    )
+    raw = np.zeros(scratch.size_bytes(pieces) + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    arrays = scratch.carve(raw[start:], pieces)
+    assert scratch.size_bytes(pieces) == 128
+    assert [a.ctypes.data - raw[start:].ctypes.data for a in arrays[:2]] == [0, 64]
+    assert [a.shape for a in arrays] == [(3,), (), (0, 2)]
+
+
+def test_too_little_scratch_is_our_own_bug_with_both_sizes():
+    piece = Piece((3,), np.dtype(np.float32))
+    with pytest.raises(InternalError, match="needs 64 bytes of workspace and was given 0"):
+        scratch.carve(None, (piece,))
+
+
+def test_a_quiet_thread_does_not_warn_and_others_still_do():
+    caught = []
+
+    def overflow(is_quiet):
+        if is_quiet:
+            quiet_floating_point()
+        try:
+            np.exp(np.array([1000.0]))
+        except RuntimeWarning as warning:
+            caught.append((is_quiet, str(warning)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for is_quiet in (True, False):
+            thread = threading.Thread(target=overflow, args=(is_quiet,))
+            thread.start()
+            thread.join()
+    assert caught == [(False, "overflow encountered in exp")]

@@ -1,0 +1,304 @@
+"""The machine's rule, its end, and its refusals, by hand; random orders are in test_explore."""
+
+import pytest
+
+from actors.errors import ProtocolError
+from actors.machine import Machine
+from actors.table import Edge, MachineTable
+from actors.transitions import Message, State, message
+from compiler.errors import InternalError
+
+
+def settle(machine):
+    """Deliver everything in order."""
+    while machine.outbox:
+        machine.receive(machine.outbox.popleft())
+    machine.validate()
+
+
+def done(machine, actor):
+    """End the firing of an actor that was started."""
+    started = machine.fireable if actor in machine.fireable else machine.flushing
+    started.remove(actor)
+    machine.receive(message(Message.DONE, actor))
+    settle(machine)
+
+
+def state_of(machine):
+    names = [n for n in machine.__slots__ if not n.startswith("_s") or n == "_state"]
+    return [repr(getattr(machine, n)) for n in names if n not in ("_note", "_wiring", "table")]
+
+
+@pytest.fixture
+def pair():
+    """A source and a sink over two slots; checked again at the end of the test."""
+    table = MachineTable.from_edges(["data", "step"], [Edge("batch", 0, 1, 1, 1, 2)], sources=[0])
+    machine = Machine(table)
+    yield machine
+    machine.validate()
+
+
+def test_nothing_fires_before_it_is_admitted(pair):
+    assert not pair.fireable
+    pair.admit(0, 1)
+    assert list(pair.fireable) == [0]
+    assert pair.state(0) is State.FIRING
+
+
+def test_a_producer_runs_ahead_until_its_slots_are_full(pair):
+    pair.admit(0, 5)
+    done(pair, 0)
+    assert list(pair.fireable) == [0, 1]
+    done(pair, 0)
+    assert list(pair.fireable) == [1]
+    assert pair.waits_for(0) == ("1 more slots of 'batch'",)
+    done(pair, 1)
+    assert list(pair.fireable) == [1, 0]
+
+
+def test_firings_are_numbered_from_zero(pair):
+    assert pair.firing_index(0) == -1
+    pair.admit(0, 2)
+    assert pair.firing_index(0) == 0
+    done(pair, 0)
+    assert pair.firing_index(0) == 1
+
+
+def test_a_register_is_free_when_every_consumer_has_freed_it():
+    edges = [Edge("r", 0, 1, 1, 1, 1), Edge("r", 0, 2, 1, 1, 1)]
+    machine = Machine(MachineTable.from_edges(["a", "b", "c"], edges, sources=[0]))
+    machine.admit(0, 2)
+    done(machine, 0)
+    assert list(machine.fireable) == [1, 2]
+    done(machine, 1)
+    assert list(machine.fireable) == [2]
+    done(machine, 2)
+    assert list(machine.fireable) == [0]
+
+
+def test_rates_gather_and_scatter_tokens():
+    edges = [Edge("micro", 0, 1, 1, 3, 3), Edge("part", 1, 2, 2, 1, 2)]
+    machine = Machine(MachineTable.from_edges(["a", "b", "c"], edges, sources=[0]))
+    machine.admit(0, 3)
+    for _ in range(2):
+        done(machine, 0)
+        assert 1 not in machine.fireable
+    done(machine, 0)
+    assert list(machine.fireable) == [1]
+    done(machine, 1)
+    done(machine, 2)
+    assert list(machine.fireable) == [2]
+    done(machine, 2)
+    assert machine.firing_index(2) == 1
+
+
+def test_detached_actors_are_named_apart():
+    table = MachineTable.from_edges(
+        ["data", "step"], [Edge("batch", 0, 1, 1, 1, 1)], sources=[0], detached=[0]
+    )
+    machine = Machine(table)
+    machine.admit(0, 1)
+    assert (list(machine.detached), list(machine.fireable)) == ([0], [])
+
+
+def test_end_flows_behind_the_last_token_and_brings_every_slot_home(pair):
+    pair.admit(0, 1)
+    pair.end_admission(0)
+    done(pair, 0)
+    assert pair.state(0) is State.DRAINING
+    assert not pair.is_finished
+    done(pair, 1)
+    assert pair.state(0) is State.ENDED
+    assert pair.is_finished
+
+
+def test_a_run_without_steps_ends_at_once(pair):
+    pair.end_admission(0)
+    settle(pair)
+    assert pair.is_finished
+
+
+def test_ending_admission_twice_is_allowed_and_admitting_after_it_is_not(pair):
+    pair.end_admission(0)
+    pair.end_admission(0)
+    settle(pair)
+    pair.admit(0, 1)
+    assert not pair.fireable
+
+
+def test_admitting_after_the_end_of_admission_raises(pair):
+    pair.admit(0, 1)
+    pair.end_admission(0)
+    with pytest.raises(ProtocolError, match="'data' was admitted to 1 firings; expected one"):
+        pair.admit(0, 1)
+
+
+def test_admission_can_be_cut_to_a_limit(pair):
+    pair.admit(0, 9)
+    pair.end_admission(0, limit=2)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert pair.is_finished
+    assert pair.firing_index(0) == 1
+
+
+def test_a_limit_lowers_an_admission_that_has_already_ended(pair):
+    pair.admit(0, 9)
+    pair.end_admission(0)
+    done(pair, 0)
+    done(pair, 0)
+    pair.end_admission(0, limit=1)
+    settle(pair)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert pair.is_finished
+    assert pair.firing_index(1) == 1
+
+
+def test_only_a_source_can_be_admitted(pair):
+    with pytest.raises(ProtocolError, match="actor 1 is no source"):
+        pair.admit(1, 1)
+
+
+def test_an_exhausted_source_takes_its_slots_back_and_ends(pair):
+    pair.admit(0, 9)
+    done(pair, 0)
+    done(pair, 1)
+    pair.fireable.clear()
+    pair.receive(message(Message.EXHAUSTED, 0))
+    settle(pair)
+    assert pair.is_finished
+    assert pair.firing_index(0) == 0
+
+
+def flushed(rate=3, num_slots=3):
+    edges = [Edge("updated", 0, 1, 1, rate, num_slots), Edge("staging", 1, 2, 1, 1, 1)]
+    return Machine(
+        MachineTable.from_edges(["step", "snap", "write"], edges, sources=[0], flushed=[1])
+    )
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+def test_a_flushed_actor_fires_once_more_with_what_is_left(steps):
+    machine = flushed()
+    if steps:
+        machine.admit(0, steps)
+    machine.end_admission(0)
+    settle(machine)
+    while machine.fireable or machine.flushing:
+        done(machine, (machine.fireable or machine.flushing)[0])
+    assert machine.is_finished
+    assert machine.firing_index(1) == steps // 3
+    assert machine.firing_index(2) == steps // 3
+    assert machine.flush_tokens(1) == (steps % 3,)
+
+
+def test_the_last_firing_of_a_flushed_actor_waits_for_its_output_slot():
+    machine = flushed(rate=1, num_slots=1)
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    settle(machine)
+    done(machine, 0)
+    done(machine, 1)
+    assert machine.state(1) is State.CLOSING
+    done(machine, 2)
+    assert machine.state(1) is State.FLUSHING
+    assert list(machine.flushing) == [1]
+
+
+def test_tokens_that_no_firing_will_read_are_handed_back():
+    machine = Machine(MachineTable.from_edges(["a", "b"], [Edge("r", 0, 1, 1, 3, 3)], sources=[0]))
+    machine.admit(0, 2)
+    machine.end_admission(0)
+    while machine.fireable:
+        done(machine, machine.fireable[0])
+    assert machine.is_finished
+    assert machine.firing_index(1) == -1
+
+
+def test_a_failure_halts_the_machine_and_lets_what_runs_finish(pair):
+    pair.admit(0, 5)
+    done(pair, 0)
+    pair.receive(message(Message.FAILED, 1))
+    assert pair.is_halted
+    assert not pair.is_quiescent
+    pair.receive(message(Message.DONE, 0))
+    settle(pair)
+    assert pair.is_quiescent
+    assert not pair.is_finished
+    assert (pair.state(0), pair.state(1)) == (State.WAITING, State.FAILED)
+
+
+ILLEGAL = [
+    ("DONE of an actor that waits", message(Message.DONE, 1)),
+    ("FAILED of an actor that waits", message(Message.FAILED, 1)),
+    ("EXHAUSTED of an actor that is no source", message(Message.EXHAUSTED, 1)),
+    ("a slot too many", message(Message.FREE, 0)),
+    ("an unknown kind", 7),
+    ("an unknown edge", message(Message.READY, 5)),
+    ("an unknown actor", message(Message.DONE, 1 << 20)),
+]
+
+
+@pytest.mark.parametrize("code", [c for _, c in ILLEGAL], ids=[n for n, _ in ILLEGAL])
+def test_an_illegal_message_raises_and_changes_nothing(pair, code):
+    before = state_of(pair)
+    with pytest.raises(ProtocolError):
+        pair.receive(code)
+    assert state_of(pair) == before
+
+
+def test_a_second_end_on_an_edge_is_illegal(pair):
+    pair.admit(0, 1)
+    done(pair, 0)
+    pair.receive(message(Message.END, 0))
+    before = state_of(pair)
+    with pytest.raises(ProtocolError, match="END 'batch' data -> step"):
+        pair.receive(message(Message.END, 0))
+    assert state_of(pair) == before
+
+
+def test_a_refusal_tells_the_story_of_the_actor(pair):
+    pair.admit(0, 1)
+    done(pair, 0)
+    done(pair, 1)
+    with pytest.raises(ProtocolError) as caught:
+        pair.receive(message(Message.DONE, 1))
+    assert str(caught.value) == (
+        "DONE step is not allowed now: actor 'step' is WAITING in firing 0. Its last messages:\n"
+        "  DONE data\n  DONE step"
+    )
+
+
+def test_the_story_of_a_long_run_is_bounded(pair):
+    pair.admit(0, 500)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert len(pair.story(1)) == 12
+
+
+def test_a_stall_names_who_waits_for_what(pair):
+    pair.admit(0, 2)
+    done(pair, 0)
+    done(pair, 0)
+    assert "'data' waits for 1 more tokens of 'admission', 1 more slots of 'batch'" in pair.stall()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "text"),
+    [
+        (lambda m: m._level.__setitem__(1, 5), "'batch' from 'data' to 'step' accounts for 6"),
+        (lambda m: m._level.__setitem__(0, -2), "has -1 ready tokens"),
+        (lambda m: m._level.__setitem__(1, -2), "has -1 free slots"),
+        (lambda m: m._unmet.__setitem__(1, 0), "'step' counts 0 unmet conditions and has 1"),
+        (lambda m: setattr(m, "_num_open", 1), "1 actors are counted as not ended, 2 are"),
+        (lambda m: m.outbox.append(message(Message.FREE, 0)), "accounts for 3 of its 2 slots"),
+    ],
+)  # fmt: skip
+def test_validate_finds_what_does_not_add_up(break_it, text):
+    table = MachineTable.from_edges(["data", "step"], [Edge("batch", 0, 1, 1, 1, 2)], sources=[0])
+    machine = Machine(table)
+    machine.validate()
+    break_it(machine)
+    with pytest.raises(InternalError, match=text):
+        machine.validate()

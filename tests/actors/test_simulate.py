@@ -1,0 +1,92 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.simulate import simulate
+from actors.table import Edge, MachineTable
+from compiler.errors import InternalError
+from compiler.plan import ActorKind
+
+
+def pipeline(durations, num_slots, streams=None):
+    names = [f"a{i}" for i in range(len(durations))]
+    edges = [Edge(f"r{i}", i, i + 1, 1, 1, num_slots) for i in range(len(durations) - 1)]
+    return MachineTable.from_edges(names, edges, sources=[0], streams=streams)
+
+
+durations_lists = st.lists(st.integers(1, 50), min_size=2, max_size=5)
+
+
+@given(durations_lists, st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_enough_slots_let_the_slowest_actor_set_the_pace(durations, steps):
+    run = simulate(pipeline(durations, num_slots=steps + 1), steps, durations)
+    assert run.makespan_ns == sum(durations) + (steps - 1) * max(durations)
+
+
+@given(durations_lists, st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_one_slot_makes_neighbours_take_turns(durations, steps):
+    run = simulate(pipeline(durations, num_slots=1), steps, durations)
+    turns = max(a + b for a, b in pairwise(durations))
+    assert run.makespan_ns == sum(durations) + (steps - 1) * turns
+
+
+@given(durations_lists, st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_actors_on_one_stream_never_overlap(durations, steps):
+    run = simulate(pipeline(durations, 3, streams=[0] * len(durations)), steps, durations)
+    assert run.makespan_ns == steps * sum(durations)
+    assert run.utilisation == (1.0,)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_jitter_and_delays_change_times_and_never_firings(seed):
+    table = pipeline([10, 20, 30], 2)
+    run = simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9, message_delay_ns=25)
+    assert run.firings == (9, 9, 9)
+    assert run == simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9, message_delay_ns=25)
+    assert sum(run.busy_ns) == sum(end - start for _, _, start, end in run.rows)
+
+
+def test_a_message_delay_adds_up_along_the_way():
+    run = simulate(pipeline([10, 10, 10], 2), 1, [10, 10, 10], message_delay_ns=5)
+    assert run.makespan_ns == 40
+
+
+def test_no_steps_take_no_time():
+    run = simulate(pipeline([10, 10], 1), 0, [10, 10])
+    assert (run.makespan_ns, run.firings, run.rows) == (0, (0, 0), ())
+    assert run.utilisation == (0.0, 0.0)
+
+
+def test_a_plan_is_simulated_with_its_own_durations(plan_maker):
+    make = plan_maker()
+    batch = make.edge("batch", 2)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], duration_ns=100.0)
+    make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 1)], duration_ns=300.0)
+    run = simulate(make.plan(), 4)
+    assert run.makespan_ns == 100 + 4 * 300
+    assert run.utilisation == (400 / 1300, 1200 / 1300)
+
+
+def test_a_table_without_durations_is_refused():
+    with pytest.raises(ValueError, match="durations_ns for 2 actors, got none"):
+        simulate(pipeline([1, 1], 1), 1)
+    with pytest.raises(ValueError, match="for 2 actors, got 1"):
+        simulate(pipeline([1, 1], 1), 1, [1])
+
+
+def test_a_plan_that_cannot_finish_is_an_error_that_names_who_waits():
+    # c needs three tokens of a before its first firing, and the direct edge has room for one.
+    edges = [
+        Edge("direct", 0, 2, 1, 1, 1),
+        Edge("fast", 0, 1, 1, 3, 3),
+        Edge("gathered", 1, 2, 3, 1, 3),
+    ]
+    table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0])
+    with pytest.raises(InternalError, match="'b' waits for 2 more tokens of 'fast'"):
+        simulate(table, 3, [1, 1, 1])

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from compiler.errors import CompileError
+from compiler.graph import Attrs, Output, Source, UpdateRule
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.elementwise import EXP, SQUARE
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import ARGMAX, SUM
+from compiler.ops.shape import STOP_GRADIENT
+from compiler.ops.update import SGD_UPDATE
+from compiler.passes import autodiff
+from compiler.passes.check import check
+from compiler.registry import define, infer_type
+
+
+def with_sgd(s, loss, variables, lr=0.5):
+    """Finish a sketch as a training graph whose update is variable - lr * gradient."""
+    s.b.objective = loss
+    s.b.outputs = [Output("loss", loss)]
+    rate = s.constant(np.float64(lr))
+    attrs = Attrs({"weight_decay": 0.0})
+    s.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in variables]
+    return s.b.freeze()
+
+
+def gradients_of(graph, evaluate, feeds, names, lr=0.5):
+    _, written = evaluate(autodiff.run(graph), feeds)
+    return {n: (feeds[n] - written[n]) / lr for n in names}
+
+
+def numeric_gradient(graph, evaluate, feeds, name, eps=1e-6):
+    result = np.zeros_like(feeds[name])
+    for index in np.ndindex(result.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = dict(feeds)
+            moved[name] = feeds[name].copy()
+            moved[name][index] += sign * eps
+            sides.append(evaluate(graph, moved)[0]["loss"])
+        result[index] = (sides[0] - sides[1]) / (2 * eps)
+    return result
+
+
+def sum_all(s, value):
+    axes = tuple(range(s.b.type_of(value).rank))
+    return s.b.one(SUM, value, axes=axes, keepdims=False)
+
+
+def test_gradients_of_a_shared_and_branching_graph_match_finite_differences(sketch, evaluate):
+    x = sketch.input("x", (3, 4))
+    w = sketch.variable("w", (4, 2))
+    c = sketch.variable("c", (2,))
+    h = sketch.b.one(ADD, sketch.b.one(MATMUL, x, w), c)
+    both = sketch.b.one(MUL, h, sketch.b.one(EXP, h))
+    loss = sum_all(sketch, sketch.b.one(ADD, both, sketch.b.one(SQUARE, h)))
+    graph = with_sgd(sketch, loss, [w, c])
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(3, 4)), "w": rng.normal(size=(4, 2)), "c": rng.normal(size=2)}
+    got = gradients_of(graph, evaluate, feeds, ["w", "c"])
+    for name in ("w", "c"):
+        np.testing.assert_allclose(
+            got[name], numeric_gradient(graph, evaluate, feeds, name), rtol=1e-6, atol=1e-7
+        )
+
+
+def test_a_value_used_twice_by_one_node_gets_both_contributions(sketch, evaluate):
+    w = sketch.variable("w", (3,))
+    loss = sum_all(sketch, sketch.b.one(MUL, w, w))
+    feeds = {"w": np.array([1.0, -2.0, 3.0])}
+    got = gradients_of(with_sgd(sketch, loss, [w]), evaluate, feeds, ["w"])
+    np.testing.assert_allclose(got["w"], 2 * feeds["w"])
+
+
+def test_the_result_is_a_valid_graph_with_one_write_per_variable(sketch):
+    w = sketch.variable("w", (3,))
+    graph = autodiff.run(with_sgd(sketch, sum_all(sketch, w), [w]))
+    check(graph, "autodiff")
+    assert graph.objective is None
+    assert graph.updates == ()
+    assert [write.variable for write in graph.writes] == [w]
+
+
+def test_gradient_nodes_carry_scope_and_line_of_their_forward_node(sketch):
+    w = sketch.variable("w", (3,))
+    with sketch.b.at("blocks.0", Source("train.py", 41)):
+        y = sketch.b.one(SQUARE, w)
+    graph = autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))
+    new = [n for n in graph.nodes if n.scope == "blocks.0"]
+    assert len(new) > 1
+    assert {str(n.source) for n in new} == {"train.py:41"}
+
+
+def test_a_parameter_without_a_path_to_the_loss_is_named(sketch):
+    w = sketch.variable("w", (3,))
+    with sketch.b.at("", Source("model.py", 7)):
+        lonely = sketch.variable("head.bias", (3,))
+    graph = with_sgd(sketch, sum_all(sketch, w), [w, lonely])
+    with pytest.raises(CompileError, match=r"model\.py:7: parameter 'head\.bias' has no path"):
+        autodiff.run(graph)
+
+
+def test_a_detached_path_gives_no_gradient(sketch):
+    w = sketch.variable("w", (3,))
+    loss = sum_all(sketch, sketch.b.one(STOP_GRADIENT, w))
+    with pytest.raises(CompileError, match="has no path to the loss"):
+        autodiff.run(with_sgd(sketch, loss, [w]))
+
+
+def test_integers_stop_the_flow_without_an_error(sketch, evaluate):
+    w = sketch.variable("w", (3,))
+    sketch.b.one(ARGMAX, w, axis=0, keepdims=False)
+    feeds = {"w": np.array([1.0, 2.0, 3.0])}
+    got = gradients_of(with_sgd(sketch, sum_all(sketch, w), [w]), evaluate, feeds, ["w"])
+    np.testing.assert_allclose(got["w"], np.ones(3))
+
+
+def test_an_op_without_a_gradient_is_named_with_its_line(sketch):
+    opaque = define("opaque_for_autodiff_test")
+    infer_type.register(opaque, lambda inputs, attrs: inputs)
+    w = sketch.variable("w", (3,))
+    with sketch.b.at("", Source("user.py", 3)):
+        y = sketch.b.one(opaque, w)
+    with pytest.raises(CompileError, match=r"user\.py:3: opaque_for_autodiff_test has no gradient"):
+        autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))
+
+
+def test_a_graph_without_an_objective_is_returned_as_it_is(sketch):
+    x = sketch.input("x", (2,))
+    sketch.b.outputs = [Output("y", sketch.b.one(EXP, x))]
+    graph = sketch.b.freeze()
+    assert autodiff.run(graph) is graph

@@ -1,0 +1,334 @@
+"""Gradient rules against central differences in float64, once and twice."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from compiler.errors import CompileError
+from compiler.graph import GraphBuilder
+from compiler.ops import standard
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.loss import CROSS_ENTROPY
+from compiler.ops.matmul import MATMUL
+from compiler.ops.norm import LAYER_NORM
+from compiler.ops.reduce import SUM, sum_to
+from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
+from compiler.ops.sources import INPUT, constant, scalar
+from compiler.registry import Op, find_op, gradient, reference, writes
+from compiler.types import DType
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape):
+    return np.random.default_rng(sum(shape) + len(shape)).standard_normal(shape)
+
+
+def positive(*shape):
+    return np.random.default_rng(sum(shape) + len(shape)).uniform(0.5, 2.0, shape)
+
+
+def evaluate(b, feeds):
+    values = dict(feeds)
+    for node in b.nodes:
+        if node.op is not INPUT:
+            results = reference.get(node.op)(node.attrs, *[values[v] for v in node.inputs])
+            values.update(zip(node.outputs, results, strict=True))
+    return values
+
+
+def pull(b, output, seed, wanted):
+    """Return the gradients of sum(seed * output), by the rules alone."""
+    grads = {output: seed}
+    for node in reversed(list(b.nodes)):
+        flowing = tuple(grads.get(v) for v in node.outputs)
+        if not node.inputs or all(g is None for g in flowing):
+            continue
+        results = gradient.get(node.op)(b, node, flowing)
+        assert len(results) == len(node.inputs)
+        for value, grad in zip(node.inputs, results, strict=True):
+            if grad is not None:
+                assert b.type_of(grad) == b.type_of(value), node.op
+                grads[value] = b.one(ADD, grads[value], grad) if value in grads else grad
+    return [grads.get(v) for v in wanted]
+
+
+def feed(b, array):
+    return b.one(INPUT, name="x", dtype=str(array.dtype), shape=tuple(array.shape))
+
+
+def emitting(name, **attrs):
+    return lambda b, *inputs: b.emit(find_op(name), inputs, attrs)[0]
+
+
+def check(build, *arrays, tolerance=1e-6):
+    """Compare every float input's gradient with central differences."""
+    b = GraphBuilder()
+    inputs = [feed(b, a) for a in arrays]
+    output = build(b, *inputs)
+    weights = np.random.default_rng(99).standard_normal(b.type_of(output).shape)
+    seed = feed(b, weights)
+    feeds = dict(zip(inputs, arrays, strict=True)) | {seed: weights}
+    grads = pull(b, output, seed, inputs)
+    values = evaluate(b, feeds)
+    for value, array, grad in zip(inputs, arrays, grads, strict=True):
+        if array.dtype.kind != "f":
+            assert grad is None
+            continue
+        expected = np.zeros(array.shape)
+        for index in np.ndindex(array.shape):
+            sides = []
+            for step in (1e-6, -1e-6):
+                moved = array.copy()
+                moved[index] += step
+                results = evaluate(b, feeds | {value: moved})
+                sides.append(np.sum(weights * results[output]))
+            expected[index] = (sides[0] - sides[1]) / 2e-6
+        got = np.zeros(array.shape) if grad is None else values[grad]
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+LABELS = np.array([2, 0, 1, 2])
+IDS = np.array([[1, 0, 1], [3, 1, 3]])
+AXES = {"axes": (0, 2), "keepdims": False}
+ONCE = {
+    "neg": ("neg", {}, normal(2, 3)),
+    "abs": ("abs", {}, np.array([-1.5, 2.0, 0.3])),
+    "square": ("square", {}, normal(2, 3)),
+    "exp": ("exp", {}, normal(2, 3)),
+    "log": ("log", {}, positive(2, 3)),
+    "sqrt": ("sqrt", {}, positive(2, 3)),
+    "rsqrt": ("rsqrt", {}, positive(2, 3)),
+    "reciprocal": ("reciprocal", {}, positive(2, 3)),
+    "sin": ("sin", {}, normal(2, 3)),
+    "cos": ("cos", {}, normal(2, 3)),
+    "cast to the same": ("cast", {"dtype": "float64"}, normal(2, 3)),
+    "tanh": ("tanh", {}, normal(2, 3)),
+    "sigmoid": ("sigmoid", {}, normal(2, 3)),
+    "relu": ("relu", {}, np.array([-1.5, 2.0, 0.3])),
+    "gelu": ("gelu", {}, 2 * normal(2, 3)),
+    "silu": ("silu", {}, 2 * normal(2, 3)),
+    "tanh_grad": ("tanh_grad", {}, normal(2, 3), normal(2, 3)),
+    "sigmoid_grad": ("sigmoid_grad", {}, normal(2, 3), normal(2, 3)),
+    "relu_grad": ("relu_grad", {}, normal(3), np.array([-0.4, 2.0, 0.3])),
+    "add of equal shapes": ("add", {}, normal(2, 3), positive(2, 3)),
+    "add of a row": ("add", {}, normal(2, 3), normal(3)),
+    "add of empty": ("add", {}, normal(0, 3), normal(3)),
+    "sub of a column": ("sub", {}, normal(2, 3), normal(2, 1)),
+    "mul of both ways": ("mul", {}, normal(2, 1, 3), normal(4, 1)),
+    "mul of a scalar": ("mul", {}, normal(), normal(2, 3)),
+    "div": ("div", {}, normal(2, 1, 3), positive(2, 3)),
+    "pow": ("pow", {}, positive(2, 3), normal(3)),
+    "maximum": ("maximum", {}, normal(2, 3), positive(3)),
+    "maximum of ties": ("maximum", {}, np.array([1.0, 2.0]), np.array([1.0, 3.0])),
+    "minimum of ties": ("minimum", {}, np.array([1.0, 2.0]), np.array([1.0, 3.0])),
+    "where": ("where", {}, np.array([[True], [False]]), normal(2, 3), normal(3)),
+    "sum": ("sum", AXES, normal(2, 3, 4)),
+    "sum kept": ("sum", AXES | {"keepdims": True}, normal(2, 3, 4)),
+    "sum of nothing": ("sum", {"axes": (), "keepdims": False}, normal(2, 3)),
+    "mean": ("mean", AXES, normal(2, 3, 4)),
+    "mean of a scalar": ("mean", {"axes": (), "keepdims": True}, normal()),
+    "max": ("max", AXES, RNG.permutation(np.arange(24.0)).reshape(2, 3, 4)),
+    "max kept": (
+        "max",
+        AXES | {"keepdims": True},
+        RNG.permutation(np.arange(24.0)).reshape(2, 3, 4),
+    ),
+    "max of two ties": (
+        "max",
+        {"axes": (1,), "keepdims": False},
+        np.array([[1.0, 3, 3], [2, 1, 2]]),
+    ),
+    "reshape": ("reshape", {"shape": (3, 1, 2)}, normal(2, 3)),
+    "transpose": ("transpose", {"perm": (2, 0, 1)}, normal(2, 3, 4)),
+    "broadcast_to": ("broadcast_to", {"shape": (2, 3, 4)}, normal(3, 1)),
+    "copy": ("copy", {}, normal(3)),
+    "slice": ("slice", {"starts": (1, 0), "stops": (4, 5), "steps": (2, 3)}, normal(4, 6)),
+    "slice of nothing": ("slice", {"starts": (2,), "stops": (2,), "steps": (1,)}, normal(4)),
+    "pad": ("pad", {"low": (1, 0), "high": (0, 2), "steps": (2, 1)}, normal(3, 2)),
+    "concat": ("concat", {"axis": 1}, normal(2, 3), normal(2, 0), normal(2, 1)),
+    "split": ("split", {"axis": 1, "sections": 2}, normal(2, 6)),
+    "matmul": ("matmul", {}, normal(2, 3), normal(3, 4)),
+    "matmul of batches": ("matmul", {}, normal(2, 1, 2, 3), normal(4, 3, 2)),
+    "matmul of many rows": ("matmul", {}, normal(2, 4, 2, 3), normal(3, 2)),
+    "matmul under batches": ("matmul", {}, normal(2, 3), normal(4, 3, 2)),
+    "softmax": ("softmax", {"scale": 0.7, "causal": False}, normal(2, 3)),
+    "softmax causal": ("softmax", {"scale": 0.7, "causal": True}, normal(2, 3, 4)),
+    "layer_norm": ("layer_norm", {"eps": 1e-3}, normal(2, 3, 4), normal(4), positive(4)),
+    "layer_norm of a vector": ("layer_norm", {"eps": 1e-3}, normal(4), normal(4), positive(4)),
+    "cross_entropy": ("cross_entropy", {}, normal(4, 3), LABELS),
+    "embedding": ("embedding", {}, normal(4, 2), IDS),
+    "embedding_grad": ("embedding_grad", {"rows": 4}, normal(2, 3, 2), IDS),
+    "dropout": ("dropout", {"p": 0.4, "key": 3}, normal(3, 5), np.array(1), np.array(2)),
+}
+
+
+@pytest.mark.parametrize("case", ONCE)
+def test_a_gradient_rule_agrees_with_central_differences(case):
+    name, attrs, *arrays = ONCE[case]
+    check(emitting(name, **attrs), *arrays)
+
+
+# fmt: off
+TWICE = (
+    "neg", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh",
+    "sigmoid", "abs", "relu", "div", "pow", "mean", "max", "transpose", "slice", "pad",
+    "split", "embedding", "dropout", "mul of both ways", "matmul of many rows",
+    "matmul of batches",
+)
+# fmt: on
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_a_gradient_can_be_differentiated_again(case):
+    name, attrs, *arrays = ONCE[case]
+    build = emitting(name, **attrs)
+
+    def first_gradient(b, *inputs):
+        output = build(b, *inputs)
+        seed = constant(b, positive(*b.type_of(output).shape))
+        return pull(b, output, seed, inputs[:1])[0]
+
+    check(first_gradient, *arrays, tolerance=1e-5)
+
+
+def shipped_ops():
+    """Return the ops of the standard families; other tests may have defined more."""
+    families = [getattr(standard, name) for name in standard.__all__]
+    found = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
+    return sorted(found, key=str)
+
+
+def test_every_differentiable_op_is_checked_above():
+    checked = {name for name, *_ in ONCE.values()} | {"stop_gradient"}
+    ours = shipped_ops()
+    assert {op.name for op in ours if gradient.has(op)} == checked
+    assert not [op for op in ours if gradient.has(op) and writes.get(op)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes=hnp.mutually_broadcastable_shapes(num_shapes=2, min_side=0, max_side=3, max_dims=3))
+def test_sums_undo_any_broadcast(shapes):
+    first, second = (normal(*shape) for shape in shapes.input_shapes)
+    check(emitting("mul"), first, second)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    data=st.data(),
+    name=st.sampled_from(("sum", "mean", "max")),
+)
+def test_reductions_over_any_axes_spread_their_gradient(shape, data, name):
+    axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1)))))
+    x = (
+        RNG.permutation(np.arange(float(np.prod(shape)))).reshape(shape)
+        if name == "max"
+        else normal(*shape)
+    )
+    check(emitting(name, axes=axes, keepdims=data.draw(st.booleans())), x, tolerance=1e-5)
+
+
+def test_three_tied_maxima_share_the_gradient():
+    b = GraphBuilder()
+    x = feed(b, np.zeros(4))
+    y = emitting("max", axes=(0,), keepdims=False)(b, x)
+    (grad,) = pull(b, y, scalar(b, 6.0, DType.FLOAT64), [x])
+    values = evaluate(b, {x: np.array([5.0, 1.0, 5.0, 5.0])})
+    np.testing.assert_array_equal(values[grad], [2.0, 0.0, 2.0, 2.0])
+
+
+def test_abs_and_relu_have_gradient_zero_at_zero():
+    for name in ("abs", "relu"):
+        b = GraphBuilder()
+        x = feed(b, np.zeros(2))
+        (grad,) = pull(b, emitting(name)(b, x), constant(b, np.ones(2)), [x])
+        np.testing.assert_array_equal(evaluate(b, {x: np.array([0.0, -0.0])})[grad], [0, 0])
+
+
+def test_a_constant_exponent_zero_gives_gradient_zero_even_at_zero():
+    b = GraphBuilder()
+    x = feed(b, np.zeros(2))
+    y = emitting("pow")(b, x, scalar(b, 0.0, DType.FLOAT64))
+    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(evaluate(b, {x: np.array([0.0, 2.0])})[grad], [0, 0])
+
+
+def test_powers_of_negative_numbers_with_a_constant_exponent_have_finite_gradients():
+    check(lambda b, x: emitting("pow")(b, x, scalar(b, 3.0, DType.FLOAT64)), np.array([-1.5, 2.0]))
+
+
+def test_nothing_flows_back_through_stop_gradient():
+    b = GraphBuilder()
+    x = feed(b, np.ones(2))
+    y = b.one(MUL, x, b.one(STOP_GRADIENT, x))
+    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
+    np.testing.assert_array_equal(evaluate(b, {x: np.array([3.0, 4.0])})[grad], [3.0, 4.0])
+
+
+def test_integers_get_no_gradient_through_a_cast_and_floats_get_their_own_width():
+    b = GraphBuilder()
+    x = feed(b, np.ones(2, np.float32))
+    y = emitting("cast", dtype="float64")(b, x)
+    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
+    assert b.type_of(grad).dtype is DType.FLOAT32
+    i = feed(b, np.ones(2, np.int64))
+    assert pull(b, emitting("cast", dtype="float64")(b, i), constant(b, np.ones(2)), [i]) == [None]
+
+
+def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
+    b = GraphBuilder()
+    x, w = feed(b, normal(5, 2, 3)), feed(b, normal(4, 3))
+    y = b.one(MATMUL, x, b.one(TRANSPOSE, w, perm=(1, 0)))
+    seed = feed(b, normal(5, 2, 4))
+    dx, dw = pull(b, y, seed, [x, w])
+    assert b.producer_of(dx).op is MATMUL
+    assert b.producer_of(dx).inputs == (seed, w)
+    last = b.producer_of(dw)
+    assert last.op is TRANSPOSE
+    assert b.producer_of(last.inputs[0]).op is TRANSPOSE
+    assert b.producer_of(b.producer_of(last.inputs[0]).inputs[0]).op is MATMUL
+    assert SUM not in [node.op for node in b.nodes]
+    check(
+        lambda b, x, w: b.one(MATMUL, x, b.one(TRANSPOSE, w, perm=(1, 0))),
+        normal(5, 2, 3),
+        normal(4, 3),
+    )
+
+
+def test_a_transposed_first_operand_gets_its_gradient_too():
+    check(
+        lambda b, x, w: b.one(MATMUL, b.one(TRANSPOSE, x, perm=(0, 2, 1)), w),
+        normal(2, 3, 4),
+        normal(2, 3, 5),
+    )
+    check(
+        lambda b, x, w: b.one(MATMUL, b.one(TRANSPOSE, x, perm=(1, 0)), w),
+        normal(3, 4),
+        normal(2, 3, 5),
+    )
+
+
+def test_summing_to_the_same_shape_emits_nothing():
+    b = GraphBuilder()
+    x = feed(b, np.ones((2, 3)))
+    assert sum_to(b, x, (2, 3)) == x
+    assert len(b.nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "attrs", "message"),
+    [
+        (LAYER_NORM, [normal(2, 4), normal(4), normal(4)], {"eps": 1e-5}, "mean and rstd"),
+        (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
+    ],
+)
+def test_saved_outputs_refuse_a_gradient_by_name(op, arrays, attrs, message):
+    b = GraphBuilder()
+    outputs = b.emit(op, [feed(b, a) for a in arrays], attrs)
+    flowing = (None, *outputs[1:])
+    with pytest.raises(CompileError, match=message):
+        gradient.get(op)(b, b.nodes[-1], flowing)

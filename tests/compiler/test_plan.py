@@ -1,0 +1,151 @@
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.errors import CompileError, InternalError, PlanFormatError
+from compiler.graph import Output
+from compiler.ops.binary import ADD
+from compiler.ops.elementwise import EXP
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import SUM
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.plan import PLAN_FORMAT, Plan, Port, RegisterKind
+from compiler.verify import verify_plan
+
+
+@pytest.fixture
+def plan(sketch, fake_target):
+    x = sketch.input("x", (8, 16), "float32")
+    w = sketch.variable("w", (16, 16), "float32")
+    c = sketch.constant(np.float32(2))
+    h = sketch.b.one(ADD, sketch.b.one(MATMUL, x, w), c)
+    both = sketch.b.one(ADD, h, sketch.b.one(MATMUL, sketch.b.one(EXP, h), w))
+    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0, 1), keepdims=False))]
+    options = CompileOptions("job", is_training=False, snapshot_every=2)
+    return compile_graph(sketch.b.freeze(), fake_target, options)
+
+
+def test_a_plan_survives_serialisation_unchanged(plan, tmp_path):
+    plan.save(tmp_path / "p.plan")
+    loaded = Plan.load(tmp_path / "p.plan")
+    assert loaded == plan
+    assert loaded.fingerprint == plan.fingerprint
+    assert loaded.to_bytes() == plan.to_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_plan_file_is_always_refused(plan_bytes, data):
+    position = data.draw(st.integers(0, len(plan_bytes) - 1))
+    bit = data.draw(st.integers(0, 7))
+    damaged = bytearray(plan_bytes)
+    damaged[position] ^= 1 << bit
+    with pytest.raises(PlanFormatError):
+        Plan.from_bytes(bytes(damaged))
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_a_truncated_plan_file_is_always_refused(plan_bytes, cut):
+    with pytest.raises(PlanFormatError):
+        Plan.from_bytes(plan_bytes[: min(cut, len(plan_bytes) - 1)])
+
+
+@pytest.fixture(scope="module")
+def plan_bytes():
+    from compiler.graph import GraphBuilder
+    from compiler.ops.sources import INPUT
+
+    class Target:
+        device_kind = fingerprint = "fake"
+
+        def query(self, call):
+            from compiler.target import KernelInfo
+
+            return KernelInfo(f"fake.{call.op}")
+
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(4,))
+    b.outputs = [Output("y", b.one(EXP, x))]
+    return compile_graph(b.freeze(), Target(), CompileOptions("j", is_training=False)).to_bytes()
+
+
+def test_another_format_version_is_named(plan):
+    head = msgpack.unpackb(plan.to_bytes())
+    head["format"] = PLAN_FORMAT + 1
+    with pytest.raises(
+        PlanFormatError, match=rf"old\.plan has plan format {PLAN_FORMAT + 1}, this"
+    ):
+        Plan.from_bytes(msgpack.packb(head), "old.plan")
+
+
+def test_a_file_that_is_no_plan_is_refused_by_name():
+    with pytest.raises(PlanFormatError, match=r"readme\.txt is not"):
+        Plan.from_bytes(b"hello", "readme.txt")
+
+
+def moved(plan, index, **changes):
+    registers = list(plan.registers)
+    registers[index] = replace(registers[index], **changes)
+    return replace(plan, registers=tuple(registers))
+
+
+def test_a_good_plan_gives_the_repetitions_of_one_period(plan):
+    assert verify_plan(plan) == (2, 2, 2, 1, 1)
+
+
+def test_two_live_registers_on_the_same_bytes_are_found(plan):
+    w = next(r for r in plan.registers if r.name == "w")
+    other = next(r for r in plan.registers if r.kind is RegisterKind.TEMPORARY)
+    bad = moved(plan, other.id, offsets_bytes=w.offsets_bytes)
+    with pytest.raises(InternalError, match="w"):
+        verify_plan(bad)
+
+
+def test_a_register_outside_its_arena_is_found(plan):
+    bad = moved(plan, 0, offsets_bytes=(plan.arenas[0].size_bytes,))
+    with pytest.raises(InternalError, match="outside its arena"):
+        verify_plan(bad)
+
+
+def test_a_view_beyond_its_register_is_found(plan):
+    views = list(plan.views)
+    views[0] = replace(views[0], offset_bytes=1 << 20)
+    with pytest.raises(InternalError, match="reaches beyond"):
+        verify_plan(replace(plan, views=tuple(views)))
+
+
+def test_a_chain_that_reads_what_nothing_wrote_is_found(plan):
+    step = plan.actors[1]
+    bad = replace(step, launches=step.launches[::-1])
+    actors = (plan.actors[0], bad, *plan.actors[2:])
+    with pytest.raises(InternalError, match="before anything wrote it"):
+        verify_plan(replace(plan, actors=actors))
+
+
+def test_a_chain_that_forgets_an_output_field_is_found(plan):
+    step = plan.actors[1]
+    bad = replace(step, launches=step.launches[:-1])
+    actors = (plan.actors[0], bad, *plan.actors[2:])
+    with pytest.raises(InternalError, match="never writes field 'y'"):
+        verify_plan(replace(plan, actors=actors))
+
+
+def test_too_few_slots_are_a_deadlock_that_names_actor_and_register(plan):
+    updated = next(r for r in plan.registers if r.name == "updated")
+    bad = moved(plan, updated.id, num_slots=1, offsets_bytes=(0,))
+    with pytest.raises(CompileError, match=r"deadlocks.*updated"):
+        verify_plan(bad)
+
+
+def test_rates_without_a_balance_are_an_error(plan):
+    snapshot, metrics = plan.actors[3], plan.actors[1].outputs[0].register
+    greedy = replace(snapshot, inputs=(*snapshot.inputs, Port(metrics, 1)))
+    actors = (*plan.actors[:3], greedy, *plan.actors[4:])
+    with pytest.raises(CompileError, match="rate"):
+        verify_plan(replace(plan, actors=actors))

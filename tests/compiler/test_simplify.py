@@ -1,0 +1,100 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.graph import GraphBuilder, Output, Write
+from compiler.ops.binary import ADD, MUL, SUB
+from compiler.ops.elementwise import ABS, NEG, SQUARE
+from compiler.ops.shape import RESHAPE, TRANSPOSE
+from compiler.ops.sources import CONSTANT, INPUT
+from compiler.ops.update import INCREMENT
+from compiler.passes import simplify
+from compiler.passes.check import check
+
+
+def ops_of(graph):
+    return [str(n.op) for n in graph.nodes]
+
+
+def test_nodes_that_no_output_needs_are_dropped(sketch):
+    x = sketch.input("x", (2,))
+    sketch.b.one(NEG, x)
+    sketch.b.outputs = [Output("y", sketch.b.one(SQUARE, x))]
+    assert ops_of(simplify.run(sketch.b.freeze())) == ["input", "square"]
+
+
+def test_equal_nodes_are_merged_and_different_attributes_are_not(sketch):
+    x = sketch.input("x", (2, 3))
+    a, b = (sketch.b.one(RESHAPE, x, shape=(3, 2)) for _ in range(2))
+    c = sketch.b.one(RESHAPE, x, shape=(6,))
+    sketch.b.outputs = [Output("y", sketch.b.one(ADD, a, b)), Output("z", c)]
+    assert ops_of(simplify.run(sketch.b.freeze())).count("reshape") == 2
+
+
+def test_constant_expressions_are_folded_to_their_value(sketch, evaluate):
+    a, b = sketch.constant(np.float64(3)), sketch.constant(np.float64(4))
+    x = sketch.input("x", ())
+    y = sketch.b.one(MUL, x, sketch.b.one(ADD, a, b))
+    sketch.b.outputs = [Output("y", y)]
+    graph = simplify.run(sketch.b.freeze())
+    assert ops_of(graph).count("add") == 0
+    assert evaluate(graph, {"x": 2.0})[0]["y"] == 14.0
+
+
+def test_large_constants_are_computed_at_run_time_instead_of_stored(sketch):
+    big = sketch.constant(np.ones(simplify.FOLD_LIMIT_BYTES // 8 + 1))
+    sketch.b.outputs = [Output("y", sketch.b.one(SQUARE, big))]
+    assert "square" in ops_of(simplify.run(sketch.b.freeze()))
+
+
+def test_updates_are_never_merged(sketch):
+    step = sketch.variable("step", (), "int64", "counter")
+    other = sketch.variable("other", (), "int64", "counter")
+    writes = [Write(v, sketch.b.one(INCREMENT, v)) for v in (step, other)]
+    sketch.b.writes = writes
+    assert ops_of(simplify.run(sketch.b.freeze())).count("increment") == 2
+
+
+UNARY = (NEG, ABS, SQUARE)
+BINARY = (ADD, SUB, MUL)
+
+
+@st.composite
+def graphs(draw):
+    """A random graph of exact integer-valued arithmetic over two inputs and a few constants."""
+    b = GraphBuilder()
+    values = [b.one(INPUT, name=n, dtype="float64", shape=(2, 3)) for n in ("p", "q")]
+    for number in (0.0, 1.0, 2.0):
+        data = np.full((2, 3), number)
+        values.append(b.one(CONSTANT, dtype="float64", shape=(2, 3), data=data.tobytes()))
+    for _ in range(draw(st.integers(1, 25))):
+        kind = draw(st.integers(0, 2))
+        pick = st.sampled_from(values)
+        if kind == 0:
+            values.append(b.one(draw(st.sampled_from(UNARY)), draw(pick)))
+        elif kind == 1:
+            values.append(b.one(draw(st.sampled_from(BINARY)), draw(pick), draw(pick)))
+        else:
+            turned = b.one(TRANSPOSE, draw(pick), perm=(1, 0))
+            values.append(b.one(TRANSPOSE, turned, perm=(1, 0)))
+    b.outputs = [Output(f"o{i}", draw(st.sampled_from(values))) for i in range(3)]
+    return b.freeze()
+
+
+@given(graphs(), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_every_rewrite_gives_bit_identical_outputs(evaluate_graphs, graph, seed):
+    rng = np.random.default_rng(seed)
+    feeds = {n: rng.integers(-3, 4, (2, 3)).astype(float) for n in ("p", "q")}
+    smaller = check(simplify.run(graph), "simplify")
+    assert len(smaller.nodes) <= len(graph.nodes)
+    before, after = evaluate_graphs(graph, feeds)[0], evaluate_graphs(smaller, feeds)[0]
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes()
+
+
+@given(graphs())
+@settings(max_examples=30, deadline=None)
+def test_a_second_run_changes_nothing(graph):
+    once = simplify.run(graph)
+    assert simplify.run(once) == once

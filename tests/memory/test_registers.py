@@ -1,0 +1,333 @@
+from fractions import Fraction
+from math import gcd
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from memory.registers import (
+    Deadlock,
+    Edge,
+    RatesError,
+    SlotBudgetError,
+    Wait,
+    choose_slots,
+    min_slots,
+    play_period,
+    repetition_vector,
+)
+
+
+def edge(producer, consumer, produce=1, consume=1, num_slots=1, initial=0):
+    return Edge(producer, consumer, produce, consume, num_slots, initial)
+
+
+@st.composite
+def consistent_graphs(draw):
+    """Edges whose rates follow from drawn firings, so that a repetition vector exists."""
+    firings = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    edges = []
+    for _ in range(draw(st.integers(0, 7))):
+        a, b = (draw(st.integers(0, len(firings) - 1)) for _ in range(2))
+        common = gcd(firings[a], firings[b])
+        factor = draw(st.integers(1, 2))
+        produce, consume = factor * firings[b] // common, factor * firings[a] // common
+        num_slots = draw(st.integers(1, 10))
+        initial = draw(st.integers(0, num_slots))
+        edges.append(Edge(a, b, produce, consume, num_slots, initial))
+    return len(firings), edges
+
+
+def solve_balance(num_actors, edges):
+    """A basis of the null space of the topology matrix, by elimination over fractions."""
+    rows = []
+    for e in edges:
+        row = [Fraction(0)] * num_actors
+        row[e.producer] += e.produce
+        row[e.consumer] -= e.consume
+        rows.append(row)
+    pivots = {}
+    for row in rows:
+        for column, pivot in pivots.items():
+            row = [x - row[column] * y for x, y in zip(row, pivot, strict=True)]
+        first = next((i for i, x in enumerate(row) if x), None)
+        if first is None:
+            continue
+        row = [x / row[first] for x in row]
+        for column, pivot in pivots.items():
+            pivots[column] = [x - pivot[first] * y for x, y in zip(pivot, row, strict=True)]
+        pivots[first] = row
+    free = [i for i in range(num_actors) if i not in pivots]
+    return {
+        f: [Fraction(int(i == f)) if i not in pivots else -pivots[i][f] for i in range(num_actors)]
+        for f in free
+    }
+
+
+@given(consistent_graphs())
+def test_the_repetition_vector_solves_the_balance_equations(graph):
+    num_actors, edges = graph
+    firings = repetition_vector(num_actors, edges)
+    assert all(n >= 1 for n in firings)
+    assert all(firings[e.producer] * e.produce == firings[e.consumer] * e.consume for e in edges)
+
+
+@given(consistent_graphs())
+def test_the_repetition_vector_is_the_smallest_of_each_component(graph):
+    num_actors, edges = graph
+    firings = repetition_vector(num_actors, edges)
+    # One basis vector of the null space per component; its support is the component.
+    for vector in solve_balance(num_actors, edges).values():
+        component = [i for i in range(num_actors) if vector[i]]
+        assert len({Fraction(firings[i]) / vector[i] for i in component}) == 1
+        assert gcd(*(firings[i] for i in component)) == 1
+
+
+rates = st.integers(1, 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), rates, rates), max_size=6))
+def test_rates_are_refused_exactly_where_an_actor_would_never_fire(rows):
+    edges = [edge(*row) for row in rows]
+    has_solution = {i for v in solve_balance(4, edges).values() for i in range(4) if v[i]}
+    if has_solution == set(range(4)):
+        assert len(repetition_vector(4, edges)) == 4
+    else:
+        with pytest.raises(RatesError) as caught:
+            repetition_vector(4, edges)
+        bad = edges[caught.value.edge]
+        assert (bad.produce, bad.consume) == (caught.value.produce, caught.value.consume)
+
+
+def test_gradient_accumulation_is_a_rate():
+    # data -> micro-step -> update after four of them
+    assert repetition_vector(3, [edge(0, 1), edge(1, 2, 1, 4)]) == (4, 4, 1)
+
+
+def test_components_are_scaled_on_their_own():
+    assert repetition_vector(5, [edge(0, 1, 2, 3), edge(2, 3, 1, 5)]) == (3, 2, 5, 1, 1)
+
+
+def test_a_rates_error_names_the_edge_and_both_rates():
+    with pytest.raises(RatesError) as caught:
+        repetition_vector(2, [edge(0, 1, 1, 1), edge(0, 1, 3, 2)])
+    assert str(caught.value) == (
+        "edge 1 (actor 0 -> actor 1) produces 3 and consumes 2 tokens per firing: that is 3/2 "
+        "firings of actor 1 per firing of actor 0, but the other edges demand 1; "
+        "change a rate on one of them"
+    )
+    assert (caught.value.edge, caught.value.produce, caught.value.consume) == (1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (edge(0, 2), "edge 0 names actor 2, but there are 2"),
+        (edge(-1, 0), "edge 0 names actor -1"),
+        (edge(0, 1, 0, 1), "edge 0 has rates 0:1; both must be at least 1"),
+    ],
+)
+def test_an_edge_that_is_not_one_is_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        repetition_vector(2, [bad])
+
+
+def play_naively(num_actors, edges, repetitions):
+    """Fire any actor that can, one firing at a time, until none can; return what is left."""
+    tokens = [e.initial for e in edges]
+    left = list(repetitions)
+
+    def can_fire(actor):
+        return (
+            left[actor] > 0
+            and all(tokens[i] >= e.consume for i, e in enumerate(edges) if e.consumer == actor)
+            and all(
+                e.num_slots - tokens[i] >= e.produce
+                for i, e in enumerate(edges)
+                if e.producer == actor
+            )
+        )
+
+    while ready := [actor for actor in range(num_actors) if can_fire(actor)]:
+        actor = ready[-1]
+        left[actor] -= 1
+        for i, e in enumerate(edges):
+            tokens[i] += e.produce * (e.producer == actor) - e.consume * (e.consumer == actor)
+    return left
+
+
+@given(consistent_graphs())
+def test_a_period_completes_exactly_where_single_firings_complete_it(graph):
+    num_actors, edges = graph
+    repetitions = repetition_vector(num_actors, edges)
+    left = play_naively(num_actors, edges, repetitions)
+    deadlock = play_period(num_actors, edges, repetitions)
+    stuck = [actor for actor in range(num_actors) if left[actor]]
+    assert [wait.actor for wait in deadlock.waits] == stuck if deadlock else stuck == []
+
+
+@given(consistent_graphs())
+def test_the_waits_along_a_deadlock_close_a_cycle(graph):
+    num_actors, edges = graph
+    deadlock = play_period(num_actors, edges, repetition_vector(num_actors, edges))
+    assume(deadlock is not None)
+    assert deadlock.cycle
+    for k, i in enumerate(deadlock.cycle):
+        wait = deadlock.waits[i]
+        ahead = deadlock.waits[deadlock.cycle[(k + 1) % len(deadlock.cycle)]]
+        e = edges[wait.edge]
+        assert wait.available < wait.needed
+        if wait.is_for_slots:
+            assert (e.producer, e.consumer) == (wait.actor, ahead.actor)
+        else:
+            assert (e.consumer, e.producer) == (wait.actor, ahead.actor)
+
+
+def test_a_pipeline_completes_with_one_slot_per_edge():
+    edges = [edge(0, 1), edge(1, 2)]
+    assert play_period(3, edges, (1, 1, 1)) is None
+
+
+def test_an_accumulation_with_too_few_slots_names_the_edge_that_needs_more():
+    deadlock = play_period(2, [edge(0, 1, 1, 4, num_slots=3)], (4, 1))
+    assert deadlock == Deadlock(
+        waits=(Wait(0, 0, True, 1, 0), Wait(1, 0, False, 4, 3)), cycle=(0, 1)
+    )
+    assert deadlock.short_edges == (0,)
+    assert deadlock.cycle_edges == (0, 0)
+    assert str(deadlock) == (
+        "deadlock: actor 0 waits for free slots on edge 0 (needs 1, has 0); "
+        "actor 1 waits for tokens on edge 0 (needs 4, has 3)"
+    )
+
+
+def test_a_loop_without_an_initial_token_waits_for_tokens_only():
+    deadlock = play_period(3, [edge(0, 1), edge(1, 0), edge(1, 2)], (1, 1, 1))
+    assert deadlock.cycle_edges == (1, 0)
+    assert deadlock.short_edges == ()
+    assert [wait.actor for wait in deadlock.waits] == [0, 1, 2]
+    assert play_period(3, [edge(0, 1), edge(1, 0, initial=1), edge(1, 2)], (1, 1, 1)) is None
+
+
+def test_state_carried_to_oneself_needs_a_slot_to_read_and_one_to_write():
+    deadlock = play_period(1, [edge(0, 0, num_slots=1, initial=1)], (1,))
+    assert deadlock.short_edges == (0,)
+    assert play_period(1, [edge(0, 0, num_slots=2, initial=1)], (1,)) is None
+
+
+def test_a_register_is_free_only_when_all_its_consumers_have_freed_it():
+    # Both consumers read register 0 of one slot; the second also waits for the second token.
+    edges = [edge(0, 1, 1, 1), edge(0, 2, 1, 2)]
+    assert play_period(3, edges, (2, 2, 1)).short_edges == (1,)
+    edges = [edge(0, 1, 1, 1, num_slots=2), edge(0, 2, 1, 2, num_slots=2)]
+    assert play_period(3, edges, (2, 2, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("edges", "repetitions", "message"),
+    [
+        ([edge(0, 1, num_slots=1, initial=2)], (1, 1), "edge 0 starts with 2 tokens in 1 slots"),
+        ([edge(0, 1)], (2, 1), "edge 0 produces 2 and consumes 1 tokens in a period"),
+        ([], (1,), "expected 2 repetitions, got 1"),
+    ],
+)
+def test_a_game_that_cannot_be_played_is_refused(edges, repetitions, message):
+    with pytest.raises(ValueError, match=message):
+        play_period(2, edges, repetitions)
+
+
+@pytest.mark.parametrize("produce", range(1, 7))
+@pytest.mark.parametrize("consume", range(1, 7))
+def test_min_slots_is_the_smallest_number_that_completes_a_period(produce, consume):
+    for initial in range(15):
+        repetitions = repetition_vector(2, [edge(0, 1, produce, consume)])
+        completes = [
+            n
+            for n in range(initial, 40)
+            if not any(play_naively(2, [Edge(0, 1, produce, consume, n, initial)], repetitions))
+        ]
+        assert min_slots(produce, consume, initial) == completes[0]
+
+
+def test_min_slots_refuses_rates_below_one():
+    with pytest.raises(ValueError, match="got 0, 1 and 0"):
+        min_slots(0, 1)
+
+
+def choose(produce=1, consume=1, producer_ns=10.0, consumer_ns=10.0, **options):
+    given_options = {"is_same_stream": False, "size_bytes": 1, "budget_bytes": 1 << 30}
+    return choose_slots(produce, consume, producer_ns, consumer_ns, **(given_options | options))
+
+
+def test_inside_a_stream_one_set_of_tokens_suffices():
+    assert choose(is_same_stream=True) == (1, "1: one stream, nothing overlaps")
+    assert choose(1, 4, is_same_stream=True)[0] == 4
+
+
+def test_across_streams_slots_are_doubled():
+    assert choose(names=("io", "compute")) == (2, "2: io overlaps compute")
+    assert choose(1, 4)[0] == 8
+
+
+def test_latency_keeps_more_slots_under_way():
+    count, reason = choose(latency_ns=25.0)
+    assert count == 5  # (10 + 25 + 10) / 10, rounded up
+    assert reason == "5: producer overlaps consumer, latency keeps that many under way"
+
+
+def test_a_free_pair_of_actors_still_gets_two_slots():
+    assert choose(producer_ns=0.0, consumer_ns=0.0, size_bytes=0)[0] == 2
+
+
+def test_a_tight_budget_gives_up_the_overlap_and_says_so():
+    count, reason = choose(size_bytes=800 << 20, budget_bytes=1 << 30)
+    assert count == 1
+    assert reason == "1: no overlap, the budget of 1.0 GiB holds no more than 1"
+
+
+def test_slots_that_help_nobody_are_not_taken():
+    # Rates 4:4 gain nothing from slots 5, 6 and 7.
+    assert choose(4, 4, budget_bytes=7)[0] == 4
+    assert choose(1, 4, budget_bytes=7) == (
+        7,
+        "7: less overlap, the budget of 7 B holds no more than 7",
+    )
+
+
+def test_a_budget_below_the_least_slots_is_refused_with_both_sizes():
+    with pytest.raises(SlotBudgetError) as caught:
+        choose(1, 4, size_bytes=1 << 30, budget_bytes=2 << 30)
+    assert str(caught.value) == (
+        "rates 1:4 need 4 slots of 1.0 GiB, 4.0 GiB in all, but the budget is 2.0 GiB"
+    )
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.floats(0, 1e9),
+    st.floats(0, 1e9),
+    st.booleans(),
+    st.integers(0, 50),
+    st.integers(0, 2000),
+)
+def test_slots_stay_within_the_budget_and_always_complete_a_period(
+    produce, consume, producer_ns, consumer_ns, is_same_stream, size_bytes, budget_bytes
+):
+    try:
+        count, reason = choose_slots(
+            produce,
+            consume,
+            producer_ns,
+            consumer_ns,
+            is_same_stream=is_same_stream,
+            size_bytes=size_bytes,
+            budget_bytes=budget_bytes,
+        )
+    except SlotBudgetError:
+        assert min_slots(produce, consume) * size_bytes > budget_bytes
+        return
+    assert count * size_bytes <= budget_bytes
+    assert reason.startswith(f"{count}: ")
+    edges = [Edge(0, 1, produce, consume, count)]
+    assert play_period(2, edges, repetition_vector(2, edges)) is None

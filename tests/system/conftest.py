@@ -1,0 +1,84 @@
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_plan_cache(tmp_path, monkeypatch):
+    """Every test has a plan cache of its own, and no setting of the person who runs it."""
+    for name in [n for n in os.environ if n.startswith("ACTORFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "plan-cache"))
+    monkeypatch.setenv("ACTORFLOW_VERIFY", "1")
+
+
+class MLP(nn.Module):
+    def __init__(self, width=16, classes=5, dropout=0.0):
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, classes)
+        self.drop = nn.Dropout(dropout)
+
+    def __call__(self, x):
+        return self.down(self.drop(af.relu(self.up(x))))
+
+
+@pytest.fixture
+def mlp():
+    return MLP
+
+
+@pytest.fixture
+def classification():
+    """Rows of 8 floats with a learnable class: the argmax of a fixed projection."""
+
+    def make(batch=16, samples=320, seed=0):
+        rng = np.random.default_rng(1)
+        x = rng.normal(size=(samples, 8)).astype(np.float32)
+        y = (x @ rng.normal(size=(8, 5))).argmax(1).astype(np.int32)
+        return af.data.ArraySource({"x": x, "y": y}, batch=batch, seed=seed)
+
+    return make
+
+
+@pytest.fixture
+def classify():
+    """A fresh training job."""
+
+    def make(**options):
+        settings = {"optimizer": af.optim.AdamW(1e-2), **options}
+
+        @af.job(**settings)
+        def train(model, batch):
+            return af.cross_entropy(model(batch.x), batch.y)
+
+        return train
+
+    return make
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a program in a process of its own, in `tmp_path`; return the finished process."""
+
+    def run(code, *arguments, check=True, **env):
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(code))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        if check and done.returncode:
+            raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run

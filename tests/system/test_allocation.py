@@ -1,0 +1,50 @@
+"""Steady-state steps allocate nothing: every tensor of a step lives in the arena."""
+
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+
+import actorflow as af
+from actorflow import nn
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        self.emb, self.pos = nn.Embedding(64, 32), nn.Embedding(32, 32)
+        self.block = nn.TransformerBlock(32, heads=4, causal=True, dropout=0.1)
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64)
+
+    def __call__(self, x):
+        return self.head(self.norm(self.block(self.emb(x) + self.pos.weight)))
+
+
+@af.job(optimizer=af.optim.AdamW(1e-3))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+def test_steady_state_steps_allocate_less_than_64_kib_net_and_at_their_peak():
+    data = af.data.Tokens(np.arange(50_000) % 64, seq=32, batch=32)
+    warmup, measured = 10, 40
+    seen = []
+
+    def watch(step, metrics):
+        if step == warmup:
+            tracemalloc.start()
+        elif step > warmup:
+            current, peak = tracemalloc.get_traced_memory()
+            seen.append((current, peak))
+            tracemalloc.reset_peak()
+
+    try:
+        train.fit(GPT(), data, steps=warmup + measured, progress=False, on_step=watch)
+    finally:
+        tracemalloc.stop()
+    settled = seen[5:]
+    activation_bytes = 32 * 32 * 128 * 4
+    assert activation_bytes > 64 << 10  # a single leaked activation would show
+    net = [b[0] - a[0] for a, b in pairwise(settled)]
+    peak = [b[1] - a[0] for a, b in pairwise(settled)]
+    assert max(net) < 64 << 10
+    assert max(peak) < 64 << 10

@@ -1,0 +1,338 @@
+"""Bad input gets a clear error, and nothing is lost."""
+
+import errno
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.checkpoint.errors import CheckpointSpaceError, NoValidCheckpoint
+from actorflow.checkpoint.manager import CheckpointManager
+from compiler.types import DType, TensorType
+
+HERE = os.path.basename(__file__)
+
+
+class Source:
+    """Batches from a function of the step; counts are its state."""
+
+    def __init__(self, make, spec=None):
+        self.make, self.at = make, 0
+        self._spec = spec or {
+            "x": TensorType(DType.FLOAT32, (4, 8)),
+            "y": TensorType(DType.INT32, (4,)),
+        }
+
+    def spec(self):
+        return self._spec
+
+    def __next__(self):
+        self.at += 1
+        return self.make(self.at)
+
+    def state(self):
+        return {"at": self.at}
+
+    def restore(self, state):
+        self.at = state["at"]
+
+    def fingerprint(self):
+        return "source"
+
+
+def good(step):
+    rng = np.random.default_rng(step)
+    return {
+        "x": rng.normal(size=(4, 8)).astype(np.float32),
+        "y": rng.integers(0, 5, 4).astype(np.int32),
+    }
+
+
+def bad_at(step, **changes):
+    """Batches that are good but for one step; None removes a key."""
+
+    def make(at):
+        batch = good(at)
+        if at == step:
+            batch.update(changes)
+        return {k: v for k, v in batch.items() if v is not None}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": np.zeros((4, 8))}, ["batch['x']", "float32[4, 8]", "float64[4, 8]"]),
+        ({"x": np.zeros((3, 8), np.float32)}, ["batch['x']", "float32[4, 8]", "float32[3, 8]"]),
+        ({"y": None}, ["'y'", "missing"]),
+        ({"x": [[1.0] * 8] * 4}, ["batch['x']", "list"]),
+    ],
+)
+def test_a_wrong_batch_names_key_both_types_and_the_users_line(mlp, classify, changes, words):
+    with pytest.raises(af.DataError) as caught:
+        classify().fit(mlp(), Source(bad_at(3, **changes)), steps=9, progress=False)
+    message = str(caught.value)
+    for word in [*words, "conftest.py:"]:
+        assert word in message
+
+
+def test_a_batch_key_that_the_source_lacks_is_named_at_compile_time(mlp):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return model(batch.z).mean()
+
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: the batch has no 'z'.*'x': float32"):
+        train.fit(mlp(), Source(good), steps=1, progress=False)
+
+
+def test_a_loss_that_is_no_scalar_is_an_error_with_the_users_line(mlp):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return model(batch.x)
+
+    with pytest.raises(af.CompileError, match=r"must be a scalar, it is float32\[4, 5\]"):
+        train.fit(mlp(), Source(good), steps=1, progress=False)
+
+
+def test_a_parameter_used_by_no_path_to_the_loss_is_named_where_it_was_made():
+    class Model(nn.Module):
+        def __init__(self):
+            self.used, self.idle = nn.Linear(8, 5), nn.Linear(8, 5)
+
+        def __call__(self, x):
+            return self.used(x)
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: parameter 'idle.weight'"):
+        train.fit(Model(), Source(good), steps=1, progress=False)
+
+
+def test_wrong_shapes_name_both_types_and_the_users_line(mlp):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return (model(batch.x) + batch.x).mean()
+
+    with pytest.raises(
+        af.CompileError, match=rf"{HERE}:\d+: add\(float32\[4, 5\], float32\[4, 8\]\)"
+    ):
+        train.fit(mlp(), Source(good), steps=1, progress=False)
+
+
+def test_python_control_flow_on_a_tensor_is_explained(mlp):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        loss = model(batch.x).mean()
+        return loss if loss > 0 else -loss
+
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: .*truth value.*af.where"):
+        train.fit(mlp(), Source(good), steps=1, progress=False)
+
+
+def test_data_too_short_for_one_batch_says_how_much_is_needed():
+    with pytest.raises(af.DataError, match=r"10"):
+        af.data.Tokens(np.zeros(10, np.uint8), seq=64, batch=32)
+
+
+def test_a_source_that_raises_surfaces_after_the_last_finished_step_was_kept(
+    mlp, classify, tmp_path
+):
+    def make(at):
+        if at == 6:
+            raise RuntimeError("the disk of the data went away")
+        return good(at)
+
+    with pytest.raises(RuntimeError, match="went away") as caught:
+        classify().fit(
+            mlp(), Source(make), steps=50, checkpoint=tmp_path / "run", every="1h", progress=False
+        )
+    assert any(entry.name == "make" for entry in caught.traceback)
+    assert CheckpointManager(tmp_path / "run").latest().manifest.step == 5
+
+
+def test_a_source_that_ends_early_ends_the_run_with_its_last_step_kept(mlp, classify, tmp_path):
+    def make(at):
+        if at == 4:
+            raise StopIteration
+        return good(at)
+
+    result = classify().fit(
+        mlp(), Source(make), steps=50, checkpoint=tmp_path / "run", every="1h", progress=False
+    )
+    assert result.last_step == 3
+    assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
+
+
+def test_a_label_out_of_range_fails_the_step_with_op_and_users_line(mlp, classify):
+    labels = np.array([0, 1, 9, 2], np.int32)
+    with pytest.raises(af.ActorFailed) as caught:
+        classify().fit(mlp(), Source(bad_at(2, y=labels)), steps=5, progress=False)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "9" in str(caught.value.__cause__)
+    assert caught.value.op == "cross_entropy"
+    assert "conftest.py:" in caught.value.source
+    assert caught.value.firing == 1
+
+
+def exploding(step):
+    batch = good(step)
+    batch["x"] = batch["x"] * np.float32(np.nan if step == 3 else 1)
+    return batch
+
+
+def test_a_loss_that_is_not_finite_raises_with_step_and_line(mlp, classify, tmp_path):
+    with pytest.raises(af.NonFiniteLoss, match=r"loss is nan at step 3 \(.*conftest.py:\d+\)"):
+        classify().fit(
+            mlp(), Source(exploding), steps=9, checkpoint=tmp_path / "run", every=1, progress=False
+        )
+    newest = CheckpointManager(tmp_path / "run").latest()
+    assert all(np.isfinite(a).all() for a in newest.tensors.values())
+
+
+def test_a_loss_that_is_not_finite_may_be_a_warning(mlp, classify, capsys):
+    result = classify().fit(mlp(), Source(exploding), steps=5, on_nan="warn")
+    assert result.last_step == 5
+    assert capsys.readouterr().out.count("loss is nan at step 3") == 1
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint_and_names_path_and_bytes(
+    mlp, classify, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    classify().fit(mlp(), Source(good), steps=4, checkpoint=run, every=1, progress=False)
+    real = os.write
+
+    def full(fd, data):
+        if len(data) > 200:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CheckpointSpaceError, match=rf"{run}"):
+        classify().fit(mlp(), Source(good), steps=9, checkpoint=run, every=1, progress=False)
+    monkeypatch.undo()
+    assert CheckpointManager(run).latest().manifest.step == 4
+    assert not list(run.glob(".tmp-*"))
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(
+    mlp, classify, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    classify().fit(mlp(), Source(good), steps=4, checkpoint=run, every=1, progress=False)
+    newest = max(run.glob("step-*"))
+    flip_a_bit(next(newest.glob("model*.safetensors")))
+    result = classify().fit(mlp(), Source(good), steps=6, checkpoint=run, every=1)
+    assert result.first_step == 3
+    assert "step-0000000004" in capsys.readouterr().out
+
+
+def test_if_no_checkpoint_is_valid_the_run_refuses_to_start_fresh(mlp, classify, tmp_path):
+    run = tmp_path / "run"
+    classify().fit(mlp(), Source(good), steps=4, checkpoint=run, every=1, progress=False)
+    for directory in run.glob("step-*"):
+        (directory / "manifest.json").write_bytes(b"{")
+    with pytest.raises(NoValidCheckpoint):
+        classify().fit(mlp(), Source(good), steps=6, checkpoint=run, every=1, progress=False)
+
+
+def test_other_data_than_the_checkpoint_was_trained_on_is_refused(mlp, classify, tmp_path):
+    run = tmp_path / "run"
+    classify().fit(mlp(), Source(good), steps=2, checkpoint=run, progress=False)
+    other = Source(good)
+    other.fingerprint = lambda: "another corpus"
+    with pytest.raises(af.DataError, match="another corpus"):
+        classify().fit(mlp(), other, steps=4, checkpoint=run, progress=False)
+
+
+def test_another_model_than_the_checkpoint_holds_is_refused(mlp, classify, tmp_path):
+    run = tmp_path / "run"
+    classify().fit(mlp(), Source(good), steps=2, checkpoint=run, progress=False)
+    with pytest.raises(af.CompileError, match=r"float32\[16, 8\] there, float32\[32, 8\] here"):
+        classify().fit(mlp(width=32), Source(good), steps=4, checkpoint=run, progress=False)
+
+
+def test_a_second_run_on_the_same_directory_is_refused(mlp, classify, tmp_path):
+    with CheckpointManager(tmp_path / "run"), pytest.raises(af.CheckpointError, match="run"):
+        classify().fit(mlp(), Source(good), steps=2, checkpoint=tmp_path / "run", progress=False)
+
+
+def test_a_changed_batch_shape_recompiles_and_says_why(mlp, classify, caplog):
+    train, model = classify(), mlp()
+    train.step(model, good(1))
+    train.step(model, {k: v[:2] for k, v in good(2).items()})
+    train.close(model)
+    reason = "recompiled because batch['x'] changed from float32[4, 8] to float32[2, 8]"
+    assert reason in caplog.text
+
+
+def test_ever_changing_shapes_are_stopped_by_max_plans(mlp, classify):
+    train, model = classify(max_plans=2), mlp()
+    try:
+        for rows in (4, 3):
+            train.step(model, {k: v[:rows] for k, v in good(1).items()})
+        with pytest.raises(af.CompileError, match=r"2 input sig.*max_plans=2.*float32\[2, 8\]"):
+            train.step(model, {k: v[:2] for k, v in good(1).items()})
+    finally:
+        train.close(model)
+
+
+def test_a_failed_job_can_run_again_in_the_same_process(mlp, classify):
+    train = classify()
+    with pytest.raises(af.ActorFailed):
+        train.fit(mlp(), Source(bad_at(1, y=np.full(4, 9, np.int32))), steps=2, progress=False)
+    assert train.fit(mlp(), Source(good), steps=3, progress=False).last_step == 3
+
+
+def test_a_foreign_package_called_memory_is_named_with_the_mend(run_python, tmp_path):
+    foreign = tmp_path / "memory"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("")
+    done = run_python("import actorflow", check=False)
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert str(foreign) in done.stderr
+    assert "Rename or move" in done.stderr
+
+
+def test_no_user_input_ends_the_process_with_a_signal(run_python):
+    done = run_python(
+        """
+        import numpy as np
+        import actorflow as af
+        from actorflow import nn
+
+        bad = [
+            lambda: nn.Linear(4, 4)(None),
+            lambda: nn.Attention(10, heads=3),
+            lambda: af.optim.SGD(0.1, nesterov=True),
+            lambda: af.data.Tokens(np.zeros((2, 2)), seq=1, batch=1),
+            lambda: af.data.Tokens(np.zeros(0, np.uint8), seq=1, batch=1),
+            lambda: af.Plan.from_bytes(b""),
+            lambda: af.job()(lambda model, batch: None),
+            lambda: af.optim.cosine(1.0, steps=0)(None),
+        ]
+        for attempt in bad:
+            try:
+                attempt()
+            except Exception as error:
+                print(type(error).__name__)
+            else:
+                print("no error")
+        """
+    )
+    names = done.stdout.split("\n")
+    assert "no error" not in names
+    assert done.returncode not in {-signal.SIGSEGV, -signal.SIGABRT}

@@ -1,0 +1,106 @@
+"""A plan is enough: another process trains from the file without the model's code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        self.emb, self.head = nn.Embedding(128, 16), nn.Linear(16, 128)
+
+    def __call__(self, x):
+        return self.head(self.emb(x))
+
+@af.job(optimizer=af.optim.AdamW(1e-2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+if __name__ == "__main__":
+    data = af.data.Tokens.from_files("text.txt", seq=8, batch=4)
+    train.fit(Model(), data, steps=12, checkpoint="by-script", every=4, progress=False)
+"""
+
+
+@pytest.fixture
+def actorflow(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+
+    def run(*arguments, code=0):
+        program = "import sys; from actorflow.cli import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def newest(run):
+    manifest = max(run.glob("step-*")) / "manifest.json"
+    body = json.loads(manifest.read_text().splitlines()[0])
+    return body["step"], sorted((t["name"], t["xxh3_128"]) for t in body["tensors"])
+
+
+def test_a_plan_file_trains_to_the_same_bytes_as_the_script(actorflow, tmp_path):
+    shown = actorflow("plan", "script.py", "--save", "p.plan").stdout
+    assert "plan 'train'" in shown
+    assert "snapshot" in shown
+    assert not (tmp_path / "by-script").exists()
+    actorflow("run", "script.py")
+    (tmp_path / "script.py").unlink()
+    actorflow("run", "p.plan", "--text", "text.txt", "--steps", "12", "--checkpoint", "by-plan")
+    assert newest(tmp_path / "by-plan") == newest(tmp_path / "by-script")
+    listed = actorflow("ckpt", "ls", "by-plan").stdout
+    assert "12" in listed
+    assert actorflow("ckpt", "verify", "by-plan").stdout.count("valid") >= 1
+
+
+def test_the_whole_plan_can_be_printed_and_simulated(actorflow):
+    actorflow("plan", "script.py", "--save", "p.plan")
+    assert "numpy.matmul" in actorflow("plan", "p.plan", "--full").stdout
+    assert "stream compute" in actorflow("simulate", "p.plan", "--steps", "50").stdout
+
+
+def test_damage_is_found_by_verify_with_exit_code_1(actorflow, tmp_path):
+    actorflow("run", "script.py")
+    shard = next((tmp_path / "by-script").glob("step-*/model*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert "DAMAGED" in actorflow("ckpt", "verify", "by-script", code=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "nowhere.py"), "nowhere.py"),
+        (("plan", "nowhere.plan"), "nowhere.plan"),
+        (("run", "text.txt", "--text", "text.txt", "--steps", "1"), "text.txt is not"),
+        (("ckpt", "ls", "nowhere"), "no checkpoints in nowhere"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_line_with_exit_code_1(actorflow, arguments, words):
+    done = actorflow(*arguments, code=1)
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ops_prints_the_table_of_ops_and_columns(actorflow):
+    table = actorflow("ops").stdout
+    assert "| matmul |" in table
+    assert "gradient" in table.splitlines()[0]

@@ -1,0 +1,77 @@
+import threading
+
+import numpy as np
+
+import actorflow as af
+
+
+def test_a_small_job_learns(mlp, classification, classify):
+    losses = []
+    model = mlp()
+    result = classify().fit(
+        model,
+        classification(),
+        steps=200,
+        progress=False,
+        on_step=lambda step, metrics: losses.append(metrics["loss"]),
+    )
+    assert len(losses) == 200
+    assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:5])
+    assert result.last_step == 200
+    assert result.metrics["loss"] == losses[-1]
+    np.testing.assert_array_equal(model.up.weight.data, result.variables["up.weight"])
+
+
+def test_no_thread_outlives_a_run(mlp, classification, classify):
+    before = threading.active_count()
+    classify().fit(mlp(), classification(), steps=3, progress=False)
+    assert threading.active_count() == before
+
+
+def test_step_and_stream_give_what_fit_gives(mlp, classification, classify):
+    train = classify()
+    by_fit = []
+    train.fit(
+        mlp(), classification(), steps=6, progress=False,
+        on_step=lambda step, metrics: by_fit.append(metrics["loss"]),
+    )  # fmt: skip
+    by_stream = [m["loss"] for m in train.stream(mlp(), classification(), steps=6)]
+    model, data = mlp(), classification()
+    by_step = [train.step(model, next(data))["loss"] for _ in range(6)]
+    train.close(model)
+    assert by_fit == by_stream == by_step
+
+
+def test_leaving_a_stream_early_keeps_what_was_learned_and_ends_all_threads(
+    mlp, classification, classify
+):
+    before = threading.active_count()
+    model = mlp()
+    stream = classify().stream(model, classification())
+    next(stream)
+    stream.close()
+    assert threading.active_count() == before
+    assert model.up.weight.data is not None
+
+
+def test_a_job_without_training_computes_its_outputs(mlp):
+    @af.job(train=False)
+    def predict(model, batch):
+        return {"logits": model(batch.x), "twice": batch.x * 2.0}
+
+    @af.job(optimizer=af.optim.SGD(0.0))
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    model = mlp()
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    train.step(model, {"x": x})
+    train.close(model)
+    out = predict.step(model, {"x": x})
+    predict.close(model)
+    w1, b1, w2, b2 = (
+        model.state()[n] for n in ("up.weight", "up.bias", "down.weight", "down.bias")
+    )
+    expected = np.maximum(x @ w1.T + b1, 0) @ w2.T + b2
+    np.testing.assert_allclose(out["logits"], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out["twice"], 2 * x)

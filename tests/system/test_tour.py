@@ -1,0 +1,48 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks_of(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_code_of_the_tour_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "tour.md")
+    assert len(blocks) >= 8
+    run_python("\n".join(blocks))
+
+
+def test_the_readme_example_is_the_shipped_example_in_short(run_python):
+    blocks = blocks_of(ROOT / "README.md")
+    code = blocks[0]
+    assert "@af.job" in code
+    short = code.replace("steps=1300", "steps=2")
+    assert short != code
+    done = run_python(short, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stdout
+
+
+def test_the_example_trains_samples_and_resumes(tmp_path):
+    def demo(steps):
+        return subprocess.run(
+            [
+                sys.executable, str(ROOT / "examples" / "char_gpt.py"), "--steps", str(steps),
+                "--checkpoint", str(tmp_path / "run"), "--text", str(ROOT / "docs" / "tour.md"),
+            ],
+            cwd=ROOT, capture_output=True, text=True, timeout=100, check=True,
+        ).stdout  # fmt: skip
+
+    first = demo(2)
+    assert "plan 'train'" in first
+    assert "step 2/2" in first
+    second = demo(3)
+    assert "resumed from the checkpoint of step 2" in second
+    assert "step 3/3" in second
+    text = second.split("-" * 72)[1]
+    assert text.strip().startswith("def ")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 2
