@@ -39,8 +39,9 @@ from actorflow.settings import Settings
 from actorflow.targets import HostTarget
 from actorflow.tensor import Tensor
 from actorflow.trace import Trace, find_source, recording
+from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
-from compiler.graph import NO_ATTRS, Graph, Output, Write
+from compiler.graph import Graph, Output, Write
 from compiler.ops.update import INCREMENT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph

@@ -15,8 +15,9 @@ from typing import Protocol
 from actorflow import functional
 from actorflow.tensor import Tensor, apply
 from actorflow.trace import Trace, find_source
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Attrs, UpdateRule
+from compiler.graph import UpdateRule
 from compiler.ops import elementwise, update
 from compiler.registry import Op
 from compiler.types import DType, TensorType

@@ -17,6 +17,7 @@ from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
 from actorflow.settings import Settings
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
+from actors.kernels.floating_point import quiet_floating_point
 from actors.load import load
 from actors.loop import Loop
 from actors.protocol import HostPort
@@ -98,7 +99,12 @@ class Run:
         self.bound = load(plan, ports, catalogue.binders())
         for name, array in values.items():
             np.copyto(self.bound.variables[name], array)
-        self.loop = Loop(self.bound, timeline=self._timeline, on_finished=on_finished)
+        self.loop = Loop(
+            self.bound,
+            timeline=self._timeline,
+            on_finished=on_finished,
+            prepare_thread=quiet_floating_point,
+        )
 
     def start(self) -> None:
         """Start the threads; with a total, admit all its steps.

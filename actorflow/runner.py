@@ -190,6 +190,10 @@ class Runner:
                 run.wait()
             last = listener.step if listener.metrics else start.step
             variables = run.variables()
+            if received and last < steps:
+                name = signal.Signals(received[0]).name
+                kept = "it is checkpointed: run again to continue" if manager else "not kept"
+                reporter.notice(f"stopped by {name} after step {last}; {kept}")
             reporter.finish()
             result = FitResult(
                 start.step, last, listener.metrics, reporter.mean_of_last(100), variables

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from actorflow.trace import Trace, current_trace, find_source
+from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
-from compiler.graph import Attrs, AttrValue
 from compiler.ops import activation, binary, elementwise, matmul, reduce, shape, slicing, sources
 from compiler.registry import Op
 from compiler.types import DType, TensorType, ValueId

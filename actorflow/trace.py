@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
-from compiler.graph import Attrs, AttrValue, GraphBuilder, Source
+from compiler.graph import GraphBuilder, Source
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.registry import Op
 from compiler.types import TensorType, ValueId

@@ -1,8 +1,11 @@
 """The runtime: runs a physical plan and nothing else.
 
 - `protocol`: what a launch, a host port and a clock are; `errors`: how a run fails.
+- `transitions`: states, messages and the table of what may follow what; `table`: a plan as plain
+  ints; `wiring`, `story`, `invariants`: the machine's numbering, its messages in words, its checks.
 - `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array.
-- `load`: from a plan to bound launches on arenas; `kernels/`: what launches are made of.
-- `loop`: the only place with threads; `timeline`: what happened when; `simulate`: the same
-  machine on virtual time.
+- `explore`, `simulate`: the same machine in random orders, and on virtual time.
+- `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.
+- `worker`, `dispatch`, `loop`: the only threads; `failure`: an exception with its story;
+  `timeline`: what happened when.
 """

@@ -111,8 +111,15 @@ def load(
 
 
 def num_phases(plan: Plan, actor: Actor) -> int:
-    """Return the smallest number of firings after which every port is at its first slot again."""
-    ports = [(plan.registers[port.register].num_slots, port.rate) for port in _ports_of(actor)]
+    """Return the smallest number of firings after which all bytes of its ports repeat.
+
+    CONTROL registers have no bytes, so however many credits they hold they add no phase.
+    """
+    ports = [
+        (plan.registers[port.register].num_slots, port.rate)
+        for port in _ports_of(actor)
+        if plan.registers[port.register].kind is RegisterKind.DATA
+    ]
     return lcm(*[slots // gcd(slots, rate) for slots, rate in ports])
 
 

@@ -37,6 +37,10 @@ class LoopStatistics:
     dispatcher_wait_ns: int
 
 
+def _nothing() -> None:
+    """Prepare nothing."""
+
+
 class Loop:
     """One run of a bound plan. Its methods may be called from any thread.
 
@@ -46,6 +50,8 @@ class Loop:
         clock: Nanoseconds; for statistics and timeline only.
         on_finished: Called once on the dispatcher's thread when the run is over in any way, before
             `wait` returns. What it raises becomes the failure of a run that had none.
+        prepare_thread: Called once on the dispatcher's thread before its first launch; what it
+            raises fails the run.
         join_timeout_s: How long `close` waits for a port to let go of its thread.
     """
 
@@ -56,10 +62,12 @@ class Loop:
         timeline: Timeline | None = None,
         clock: Clock = time.perf_counter_ns,
         on_finished: Callable[[], object] | None = None,
+        prepare_thread: Callable[[], object] = _nothing,
         join_timeout_s: float = 10.0,
     ) -> None:
         self._dispatcher = Dispatcher(bound, clock=clock, timeline=timeline)
         self._on_finished = on_finished
+        self._prepare_thread = prepare_thread
         self._join_timeout_s = join_timeout_s
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -164,6 +172,11 @@ class Loop:
 
     def _run(self) -> None:
         dispatcher = self._dispatcher
+        try:
+            self._prepare_thread()
+        except BaseException as error:
+            dispatcher.failure = error
+            dispatcher.halt()
         dispatcher.run()
         try:
             if self._on_finished is not None:

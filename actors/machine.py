@@ -46,7 +46,7 @@ from actors.transitions import (
     message,
     subject_of,
 )
-from actors.wiring import Wiring, wire
+from actors.wiring import wire
 
 _STORY_ROWS_PER_ACTOR = 16
 _STORY_LIMIT = 12
@@ -96,8 +96,8 @@ class Machine:
         "table",
     )
 
-    def __init__(self, table: MachineTable, wiring: Wiring | None = None) -> None:
-        wiring = wire(table) if wiring is None else wiring
+    def __init__(self, table: MachineTable) -> None:
+        wiring = wire(table)
         num_actors = table.num_actors
         self.table = table
         self.outbox: deque[int] = deque()
@@ -204,10 +204,6 @@ class Machine:
     def firing_index(self, actor: int) -> int:
         """Return the index of the running or else the last firing; -1 before the first."""
         return self._firings[actor] - 1
-
-    def is_flushing(self, actor: int) -> bool:
-        """Return whether the running firing is the last one of a flushed actor."""
-        return self._state[actor] == _FLUSHING
 
     def flush_tokens(self, actor: int) -> tuple[int, ...]:
         """Return how many tokens the last firing of a flushed actor took, per input port."""

@@ -1,4 +1,4 @@
-"""The actor graph in the machine's own numbering; computed once, shared by every run.
+"""The actor graph in the machine's own numbering, computed once per run.
 
 A *condition* is one end of an edge as its actor sees it: ready tokens at the consumer, free slots
 at the producer. It is numbered by the message that refills it, so that a message is its own index

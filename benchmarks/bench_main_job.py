@@ -2,8 +2,8 @@
 
     python benchmarks/bench_main_job.py [--steps 300] [--repeats 5]
 
-Medians over repeats in fresh processes, or over steps without the first ten. The share that other processes
-take of the cores is printed beside the figures: they mean little when it is not near zero.
+Medians over repeats in fresh processes, or over steps without the first ten. The load before the
+run is printed above the figures: they mean little when it is not near zero.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +93,7 @@ def throughput(steps: int) -> None:
             progress=False,
             on_step=lambda step, metrics: ends.append(time.perf_counter()),
         )
-    gaps = [b - a for a, b in zip(ends[9:], ends[10:], strict=False)]
+    gaps = [b - a for a, b in pairwise(ends[9:])]
     tokens = demo.SEQ * demo.BATCH
     step = statistics.median(gaps)
     whole = tokens * len(gaps) / (ends[-1] - ends[9])

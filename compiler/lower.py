@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from compiler.attrs import NO_ATTRS
 from compiler.buffers import LaunchDraft, assign_buffers, draft_launches
 from compiler.errors import InternalError
-from compiler.graph import NO_ATTRS, Graph, Node, Source
+from compiler.graph import Graph, Node, Source
 from compiler.ops.shape import COPY
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions

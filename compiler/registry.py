@@ -12,12 +12,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from compiler.types import TensorType, ValueId
-
-if TYPE_CHECKING:
-    from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.types import TensorType
 
 T = TypeVar("T")
 
@@ -118,21 +116,6 @@ class InferType(Protocol):
         ...
 
 
-class Gradient(Protocol):
-    """Emit the gradient of `node` into `b`.
-
-    `grads` holds one value per output of the node, None where nothing flows back; the result holds
-    one value per input of the node, None where nothing flows. Each gradient has the type of its
-    input.
-    """
-
-    def __call__(
-        self, b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
-    ) -> tuple[ValueId | None, ...]:
-        """Return one gradient, or None, per input of `node`."""
-        ...
-
-
 class Reference(Protocol):
     """Numpy semantics, allocating, any float width: the oracle and the constant folder."""
 
@@ -177,16 +160,6 @@ class ViewOf(Protocol):
         ...
 
 
-class Simplify(Protocol):
-    """Rewrite `node` while it is copied into `b`: return replacements of its outputs, or None."""
-
-    def __call__(
-        self, b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]
-    ) -> tuple[ValueId, ...] | None:
-        """Return one value of `b` per output, or None to keep `node`; `inputs` are in `b`."""
-        ...
-
-
 def _streaming_cost(
     inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
 ) -> Cost:
@@ -196,7 +169,6 @@ def _streaming_cost(
 
 
 infer_type = OpAttr[InferType]("infer_type", "output types from input types; read by the builder")
-gradient = OpAttr[Gradient]("gradient", "the op's vector-Jacobian product; read by autodiff")
 reference = OpAttr[Reference]("reference", "numpy semantics; read by folding, eager mode and tests")
 cost = OpAttr[CostOf](
     "cost", "flops and bytes; read by targets and schedulers", default=_streaming_cost
@@ -208,7 +180,6 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
     " variable; read by ordering and lowering",
     default=(),
 )
-simplify = OpAttr[Simplify]("simplify", "local algebraic rewrite; read by the simplify pass")
 is_source = OpAttr[bool](
     "is_source", "the op has no inputs and no launch; read by lowering", default=False
 )

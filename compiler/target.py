@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.graph import Attrs
+from compiler.attrs import Attrs
 from compiler.registry import Layout
 from compiler.types import TensorType
 

@@ -10,13 +10,15 @@ import math
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.binary import MUL, SUB, scaled
 from compiler.ops.elementwise import expect_float_or_signed
 from compiler.ops.rule import Grads, Values, gradient_of, pointwise
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
 from compiler.ops.sources import scalar
-from compiler.registry import Cost, cost, define, infer_type, reference, simplify
+from compiler.registry import Cost, cost, define, infer_type, reference
+from compiler.rules import simplify
 from compiler.types import ValueId
 
 TANH = define("tanh")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.elementwise import NEG, SQUARE
 from compiler.ops.rule import Values, pointwise
 from compiler.ops.signature import (
@@ -19,7 +20,8 @@ from compiler.ops.signature import (
     expect_number,
 )
 from compiler.ops.sources import is_scalar_constant, scalar
-from compiler.registry import OpTypeError, define, infer_type, reference, simplify
+from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
 ADD = define("add")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values, pointwise
 from compiler.ops.signature import SIGNED, Array, Types, expect_float, expect_inputs
 from compiler.ops.sources import declared_dtype
-from compiler.registry import OpTypeError, define, infer_type, reference, simplify
+from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
 NEG = define("neg")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.loss import check_indices
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_integer

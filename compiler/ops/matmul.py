@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.reduce import sum_to
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.shape import is_swapped, reshape_to, swap_last_axes

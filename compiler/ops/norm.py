@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads
 from compiler.ops.signature import (
     Array,
@@ -15,7 +16,8 @@ from compiler.ops.signature import (
     expect_inputs,
     expect_type,
 )
-from compiler.registry import Cost, OpTypeError, cost, define, gradient, infer_type, reference
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.rules import gradient
 from compiler.types import TensorType
 
 LAYER_NORM = define("layer_norm")

@@ -10,10 +10,12 @@ import math
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads, Values, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, simplify
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
 DROPOUT = define("dropout")

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values
 from compiler.ops.shape import reshape_to
 from compiler.ops.signature import (
@@ -20,15 +21,8 @@ from compiler.ops.signature import (
     expect_inputs,
     expect_number,
 )
-from compiler.registry import (
-    Cost,
-    OpTypeError,
-    cost,
-    define,
-    infer_type,
-    reference,
-    simplify,
-)
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
 SUM = define("sum")

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.signature import Array
-from compiler.registry import Op, Reference, gradient
+from compiler.registry import Op, Reference
+from compiler.rules import gradient
 from compiler.types import ValueId
 
 Grads = tuple[ValueId | None, ...]

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values
 from compiler.ops.signature import Array, Types, broadcast_shape, expect_inputs
-from compiler.registry import (
-    Cost,
-    Layout,
-    OpTypeError,
-    cost,
-    define,
-    infer_type,
-    reference,
-    simplify,
-    view,
-)
+from compiler.registry import Cost, Layout, OpTypeError, cost, define, infer_type, reference, view
+from compiler.rules import simplify
 from compiler.types import TensorType, ValueId, contiguous_strides
 
 RESHAPE = define("reshape")

@@ -6,7 +6,8 @@ from typing import cast
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.registry import (
     Cost,

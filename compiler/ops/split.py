@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.graph import Attrs, GraphBuilder, Node
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads
 from compiler.ops.shape import broadcast_value
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.ops.slicing import CONCAT
 from compiler.ops.sources import scalar
-from compiler.registry import OpTypeError, define, gradient, infer_type, reference
+from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.rules import gradient
 from compiler.types import TensorType
 
 SPLIT = define("split")

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from compiler.graph import Attrs
+from compiler.attrs import Attrs
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, writes
 from compiler.types import DType, TensorType

@@ -16,7 +16,8 @@ from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
 from compiler.ops.binary import ADD
 from compiler.ops.sources import scalar
-from compiler.registry import gradient, writes
+from compiler.registry import writes
+from compiler.rules import gradient
 from compiler.types import ValueId
 
 

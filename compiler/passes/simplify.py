@@ -14,9 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.graph import Attrs, Graph, GraphBuilder, Node, remap
+from compiler.attrs import Attrs
+from compiler.graph import Graph, GraphBuilder, Node, remap
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.registry import Op, is_source, reference, simplify, view, writes
+from compiler.registry import Op, is_source, reference, view, writes
+from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
 
 FOLD_LIMIT_BYTES = 1 << 16

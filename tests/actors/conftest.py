@@ -1,7 +1,13 @@
 """Actor graphs for tests: hand-made chains, and random ones that are live by construction."""
 
+import threading
+from queue import SimpleQueue
+from types import SimpleNamespace
+
 import pytest
 
+from actors.errors import SourceExhausted
+from actors.load import load
 from actors.table import Edge, MachineTable
 from compiler.placement import HOST
 from compiler.plan import (
@@ -219,3 +225,98 @@ def fake_kernel():
 @pytest.fixture(scope="session")
 def fake_port():
     return FakePort
+
+
+PATIENCE = 30
+"""Seconds after which a test gives up on a thread; reached only when it fails."""
+
+
+class Counting:
+    """A source's body: writes 0, 1, 2, ... and ends after `length` firings."""
+
+    def __init__(self, length=None):
+        self.length = length
+        self.firing = 0
+
+    def __call__(self, tokens):
+        if self.firing == self.length:
+            raise SourceExhausted
+        tokens[0]["x"][:] = self.firing
+        self.firing += 1
+
+
+class Gate:
+    """A body that waits until it is opened; `close` of its port opens it for ever."""
+
+    def __init__(self):
+        self.entered = SimpleQueue()
+        self.permits = SimpleQueue()
+
+    def __call__(self, tokens):
+        self.entered.put(None)
+        if self.permits.get(timeout=PATIENCE) == "closed":
+            self.permits.put("closed")
+
+    def wait_entered(self):
+        self.entered.get(timeout=PATIENCE)
+
+    def open(self, times=1):
+        for _ in range(times):
+            self.permits.put(None)
+
+
+def copy(inputs, outputs):
+    outputs[0][:] = inputs[0]
+
+
+def fail_at(firing, error):
+    count = iter(range(1000))
+
+    def body(*_):
+        if next(count) == firing:
+            raise error
+
+    return body
+
+
+@pytest.fixture
+def pipeline(plan_maker, fake_port, fake_kernel):
+    """data -> step -> log over slots; returns the bound plan and the ports."""
+
+    def build(source=None, compute=copy, sink=lambda tokens: None, *, num_slots=2, **log_options):
+        make = plan_maker()
+        batch, loss = make.edge("batch", num_slots), make.edge("loss", num_slots)
+        launches = [
+            make.launch("nothing", []),
+            make.launch("compute", [make.field_view(batch)], [make.field_view(loss)]),
+            make.launch("nothing", []),
+        ]
+        rate = log_options.pop("rate", 1)
+        make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+        make.actor(
+            "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(loss, 1)], launches=launches
+        )
+        make.actor("log", ActorKind.SINK, inputs=[(loss, rate)], **log_options)
+        ports = {"data": fake_port(source or Counting()), "log": fake_port(sink)}
+        for port in ports.values():
+            if isinstance(port.body, Gate):
+                port.close = lambda port=port: port.body.permits.put("closed")
+        kernels = {"nothing": fake_kernel(), "compute": fake_kernel(compute)}
+        return load(make.plan(), ports, kernels), ports
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def bodies():
+    """What fake ports and kernels do."""
+    return SimpleNamespace(
+        PATIENCE=PATIENCE, Counting=Counting, Gate=Gate, copy=copy, fail_at=fail_at
+    )
+
+
+@pytest.fixture
+def no_thread_is_left():
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before

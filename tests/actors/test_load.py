@@ -120,6 +120,15 @@ def test_phases_are_the_firings_until_every_slot_comes_back(plan_maker, ports, p
     assert next(k for k in range(1, len(slots_at)) if slots_at[k] == slots_at[0]) == phases
 
 
+def test_credits_without_bytes_add_no_phase(plan_maker):
+    make = plan_maker()
+    batch = make.edge("batch", 2)
+    updated = make.register("updated", RegisterKind.CONTROL, 997)
+    make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(updated, 1)])
+    plan = make.plan()
+    assert num_phases(plan, plan.actors[0]) == 2
+
+
 @pytest.fixture
 def gather(plan_maker, fake_port):
     """A sink that takes two tokens of three slots per firing, and is flushed."""

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from actors.errors import ActorFailed, SourceExhausted
+from actors.errors import SourceExhausted
 from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
@@ -14,81 +14,10 @@ from compiler.errors import ActorflowError, InternalError
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import StreamId
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.active_count()
-    yield
-    assert threading.active_count() == before
-
-
-class Counting:
-    """A source's body: writes 0, 1, 2, ... and ends after `length` firings."""
-
-    def __init__(self, length=None):
-        self.length = length
-        self.firing = 0
-
-    def __call__(self, tokens):
-        if self.firing == self.length:
-            raise SourceExhausted
-        tokens[0]["x"][:] = self.firing
-        self.firing += 1
-
-
-class Gate:
-    """A body that waits until it is opened; `close` of its port opens it for ever."""
-
-    def __init__(self):
-        self.entered = SimpleQueue()
-        self.permits = SimpleQueue()
-
-    def __call__(self, tokens):
-        self.entered.put(None)
-        if self.permits.get(timeout=PATIENCE) == "closed":
-            self.permits.put("closed")
-
-    def wait_entered(self):
-        self.entered.get(timeout=PATIENCE)
-
-    def open(self, times=1):
-        for _ in range(times):
-            self.permits.put(None)
-
-
-def copy(inputs, outputs):
-    outputs[0][:] = inputs[0]
-
-
-@pytest.fixture
-def pipeline(plan_maker, fake_port, fake_kernel):
-    """data -> step -> log over slots; returns the bound plan and the ports."""
-
-    def build(source=None, compute=copy, sink=lambda tokens: None, *, num_slots=2, **log_options):
-        make = plan_maker()
-        batch, loss = make.edge("batch", num_slots), make.edge("loss", num_slots)
-        launches = [
-            make.launch("nothing", []),
-            make.launch("compute", [make.field_view(batch)], [make.field_view(loss)]),
-            make.launch("nothing", []),
-        ]
-        rate = log_options.pop("rate", 1)
-        make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
-        make.actor(
-            "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(loss, 1)], launches=launches
-        )
-        make.actor("log", ActorKind.SINK, inputs=[(loss, rate)], **log_options)
-        ports = {"data": fake_port(source or Counting()), "log": fake_port(sink)}
-        for port in ports.values():
-            if isinstance(port.body, Gate):
-                port.close = lambda port=port: port.body.permits.put("closed")
-        kernels = {"nothing": fake_kernel(), "compute": fake_kernel(compute)}
-        return load(make.plan(), ports, kernels), ports
-
-    return build
 
 
 def run(bound, steps, **options):
@@ -141,8 +70,8 @@ def test_steps_may_be_admitted_while_the_plan_runs(pipeline):
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])
-def test_a_blocked_sink_holds_the_source_back_at_full_slots(pipeline, num_slots):
-    gate, source = Gate(), Counting()
+def test_a_blocked_sink_holds_the_source_back_at_full_slots(pipeline, num_slots, bodies):
+    gate, source = bodies.Gate(), bodies.Counting()
     produced = SimpleQueue()
 
     def produce(tokens):
@@ -169,9 +98,9 @@ def test_a_blocked_sink_holds_the_source_back_at_full_slots(pipeline, num_slots)
     assert source.firing == 100
 
 
-def test_an_exhausted_source_ends_the_run_cleanly(pipeline):
+def test_an_exhausted_source_ends_the_run_cleanly(pipeline, bodies):
     seen = []
-    bound, _ = pipeline(Counting(4), sink=lambda tokens: seen.append(tokens[0]["x"][0]))
+    bound, _ = pipeline(bodies.Counting(4), sink=lambda tokens: seen.append(tokens[0]["x"][0]))
     with Loop(bound) as loop:
         loop.admit(1000)
         assert loop.wait(PATIENCE)
@@ -180,7 +109,7 @@ def test_an_exhausted_source_ends_the_run_cleanly(pipeline):
     assert seen == [0, 1, 2, 3]
 
 
-def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_port):
+def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_port, bodies):
     make = plan_maker()
     left, right = make.edge("left", 2, "left"), make.edge("right", 2, "right")
     make.actor("short", ActorKind.SOURCE, outputs=[(left, 1)])
@@ -188,7 +117,7 @@ def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_por
     make.actor("join", ActorKind.SINK, inputs=[(left, 1), (right, 1)])
 
     ports = {
-        "short": fake_port(fail_at(6, SourceExhausted())),
+        "short": fake_port(bodies.fail_at(6, SourceExhausted())),
         "long": fake_port(),
         "join": fake_port(),
     }
@@ -201,12 +130,12 @@ def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_por
         assert 3 <= loop.statistics().firings[1] <= 5
 
 
-def test_an_inline_source_may_be_exhausted_too(plan_maker, fake_port):
+def test_an_inline_source_may_be_exhausted_too(plan_maker, fake_port, bodies):
     make = plan_maker()
     batch = make.edge("batch", 2)
     make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], is_thread=False)
     make.actor("log", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
-    ports = {"data": fake_port(Counting(3)), "log": fake_port()}
+    ports = {"data": fake_port(bodies.Counting(3)), "log": fake_port()}
     assert run(load(make.plan(), ports, {}), 9).statistics().firings == (3, 3)
 
 
@@ -222,7 +151,7 @@ def test_a_flushed_sink_gets_the_rest_at_the_end(pipeline, steps):
     assert seen == [*whole, [steps - 1] if steps % 2 else []]
 
 
-def test_a_flushed_copy_takes_a_last_snapshot(plan_maker, fake_port, fake_kernel):
+def test_a_flushed_copy_takes_a_last_snapshot(plan_maker, fake_port, fake_kernel, bodies):
     make = plan_maker()
     batch, staging = make.edge("batch", 2), make.edge("staging")
     updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
@@ -239,158 +168,19 @@ def test_a_flushed_copy_takes_a_last_snapshot(plan_maker, fake_port, fake_kernel
     make.actor("save", ActorKind.SINK, inputs=[(staging, 1)])
     saved = []
     ports = {
-        "data": fake_port(Counting()),
+        "data": fake_port(bodies.Counting()),
         "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
     }
-    kernels = {"update": fake_kernel(copy), "copy": fake_kernel(copy)}
+    kernels = {"update": fake_kernel(bodies.copy), "copy": fake_kernel(bodies.copy)}
     run(load(make.plan(), ports, kernels), 8)
     assert saved == [2, 5, 7]
-
-
-# -- failures --------------------------------------------------------------------------------------
-
-
-def fail_at(firing, error):
-    count = iter(range(1000))
-
-    def body(*_):
-        if next(count) == firing:
-            raise error
-
-    return body
-
-
-def run_failing(bound):
-    with Loop(bound) as loop:
-        loop.admit(50)
-        with pytest.raises(ActorFailed) as caught:
-            loop.wait(PATIENCE)
-        with pytest.raises(ActorFailed):
-            loop.wait(PATIENCE)
-        return caught.value
-
-
-def test_a_failing_launch_is_named_with_op_scope_line_and_firing(pipeline):
-    error = ZeroDivisionError("no")
-    failed = run_failing(pipeline(compute=fail_at(3, error))[0])
-    assert failed.__cause__ is error
-    assert error.__traceback__ is not None
-    assert (failed.actor, failed.op, failed.scope) == ("step", "op_compute", "scope.compute")
-    assert (failed.source, failed.firing) == ("train.py:4", 3)
-    first, *rest = str(failed).splitlines()
-    assert first == (
-        "actor 'step' failed in firing 3: launch 2 of 3, op 'op_compute' in 'scope.compute'"
-        " (train.py:4) raised ZeroDivisionError: no"
-    )
-    assert rest[0] == "Last messages to the actor:"
-    assert "  DONE step" in rest
-
-
-@pytest.mark.parametrize(("name", "line"), [("data", "train.py:1"), ("log", "train.py:2")])
-def test_a_failing_port_is_named_with_the_line_of_its_first_field(pipeline, name, line):
-    body = fail_at(2, OSError("disk"))
-    bound, _ = pipeline(**{"data": {"source": body}, "log": {"sink": body}}[name])
-    failed = run_failing(bound)
-    assert (failed.actor, failed.firing, failed.source) == (name, 2, line)
-    assert f"its {failed.op} port ({line}) raised OSError: disk" in str(failed)
-
-
-def test_an_exhausted_sink_or_launch_is_a_failure(pipeline):
-    assert run_failing(pipeline(compute=fail_at(0, SourceExhausted()))[0]).actor == "step"
-    assert run_failing(pipeline(sink=fail_at(0, SourceExhausted()))[0]).actor == "log"
-
-
-@pytest.mark.parametrize("where", ["source", "compute", "sink"])
-def test_what_is_no_exception_travels_too(pipeline, where):
-    failed = run_failing(pipeline(**{where: fail_at(1, KeyboardInterrupt())})[0])
-    assert isinstance(failed.__cause__, KeyboardInterrupt)
-
-
-def test_a_failure_lets_a_running_sink_finish_and_starts_nothing_more(pipeline):
-    gate, source = Gate(), Counting()
-    finished = []
-
-    def sink(tokens):
-        gate(tokens)
-        finished.append(tokens[0]["x"][0])
-
-    def compute(inputs, outputs):
-        copy(inputs, outputs)
-        if inputs[0][0] == 1:
-            gate.wait_entered()
-            raise ValueError
-
-    bound, ports = pipeline(source, compute, sink)
-    with Loop(bound) as loop:
-        loop.admit(50)
-        assert not loop.wait(0)
-        gate.open()
-        with pytest.raises(ActorFailed, match="firing 1"):
-            loop.wait(PATIENCE)
-        assert finished == [0]
-        assert ports["data"].num_closed == 1
-        assert source.firing <= 4
-
-
-def test_a_failure_releases_a_source_that_waits_for_data(pipeline):
-    gate = Gate()
-    gate.open(2)
-    bound, _ = pipeline(gate, compute=fail_at(1, ValueError("bad batch")))
-    assert run_failing(bound).actor == "step"
-
-
-def test_the_first_failure_wins(pipeline):
-    first = threading.Event()
-    count = iter(range(9))
-
-    def source(tokens):
-        if next(count) == 1:
-            first.wait(PATIENCE)
-            raise OSError("second")
-
-    def compute(inputs, outputs):
-        raise ValueError("first")
-
-    bound, ports = pipeline(source, compute)
-    ports["data"].close = first.set
-    assert str(run_failing(bound).__cause__) == "first"
-
-
-def test_a_port_that_cannot_be_bound_for_the_flush_fails_its_actor(pipeline):
-    bound, ports = pipeline(num_slots=3, rate=2, is_flushed=True)
-    ports["log"].bind = fail_at(0, TypeError("no tokens"))
-    failed = run_failing_at_end(bound)
-    assert (failed.actor, str(failed.__cause__)) == ("log", "no tokens")
-
-
-def run_failing_at_end(bound):
-    with Loop(bound) as loop:
-        loop.admit(3)
-        loop.end()
-        with pytest.raises(ActorFailed) as caught:
-            loop.wait(PATIENCE)
-        return caught.value
-
-
-def test_a_plan_that_cannot_go_on_raises_instead_of_hanging(plan_maker, fake_port):
-    make = plan_maker()
-    direct, fast = make.edge("direct"), make.edge("fast", 3, "y")
-    gathered = make.edge("gathered", 3)
-    make.actor("a", ActorKind.SOURCE, outputs=[(direct, 1), (fast, 1)])
-    make.actor("b", ActorKind.COMPUTE, inputs=[(fast, 3)], outputs=[(gathered, 3)])
-    make.actor("c", ActorKind.COMPUTE, inputs=[(direct, 1), (gathered, 1)])
-    with Loop(load(make.plan(), {"a": fake_port()}, {})) as loop:
-        loop.admit(3)
-        loop.end()
-        with pytest.raises(InternalError, match="'b' waits for 2 more tokens of 'fast'"):
-            loop.wait(PATIENCE)
 
 
 # -- life and death --------------------------------------------------------------------------------
 
 
-def test_close_releases_a_source_that_waits_for_data(pipeline):
-    gate = Gate()
+def test_close_releases_a_source_that_waits_for_data(pipeline, bodies):
+    gate = bodies.Gate()
     bound, _ = pipeline(gate)
     loop = Loop(bound)
     loop.start()
@@ -438,9 +228,9 @@ def test_close_after_the_end_keeps_the_result(pipeline):
     assert loop.wait(0) is True
 
 
-def test_close_passes_on_what_a_port_raises_after_all_threads_ended(pipeline):
+def test_close_passes_on_what_a_port_raises_after_all_threads_ended(pipeline, bodies):
     bound, ports = pipeline()
-    ports["log"].close = fail_at(0, OSError("flush failed"))
+    ports["log"].close = bodies.fail_at(0, OSError("flush failed"))
     loop = Loop(bound)
     loop.start()
     with pytest.raises(OSError, match="flush failed"):
@@ -448,8 +238,8 @@ def test_close_passes_on_what_a_port_raises_after_all_threads_ended(pipeline):
     assert ports["data"].num_closed == 1
 
 
-def test_close_names_a_port_that_does_not_let_its_thread_go(pipeline):
-    gate = Gate()
+def test_close_names_a_port_that_does_not_let_its_thread_go(pipeline, bodies):
+    gate = bodies.Gate()
     bound, ports = pipeline(gate)
     ports["data"].close = lambda: None
     loop = Loop(bound, join_timeout_s=0.0)
@@ -487,9 +277,9 @@ def test_the_hook_runs_once_before_wait_returns_and_may_close_the_loop(pipeline)
     loop._thread.join(PATIENCE)
 
 
-def test_what_the_hook_raises_fails_the_run(pipeline):
+def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
     bound, _ = pipeline()
-    with Loop(bound, on_finished=fail_at(0, ValueError("hook"))) as loop:
+    with Loop(bound, on_finished=bodies.fail_at(0, ValueError("hook"))) as loop:
         loop.end()
         with pytest.raises(ValueError, match="hook"):
             loop.wait(PATIENCE)
@@ -530,3 +320,24 @@ def test_timeline_and_statistics_hold_every_firing(pipeline):
     assert statistics.num_waits[1] == 0
     assert statistics.num_dispatcher_waits >= 1
     assert statistics.dispatcher_wait_ns >= statistics.num_dispatcher_waits
+
+
+def test_the_dispatchers_thread_is_prepared_once_before_its_first_launch(pipeline):
+    seen = []
+    bound, _ = pipeline(compute=lambda inputs, outputs: seen.append("launch"))
+    run(bound, 2, prepare_thread=lambda: seen.append(threading.current_thread().name))
+    assert seen == ["actorflow-dispatch", "launch", "launch"]
+
+
+def test_what_the_preparation_raises_fails_the_run_before_any_launch(pipeline):
+    def refuse():
+        raise RuntimeError("no such device")
+
+    launched = []
+    bound, _ = pipeline(compute=lambda inputs, outputs: launched.append(1))
+    with Loop(bound, prepare_thread=refuse) as loop:
+        loop.admit(1)
+        loop.end()
+        with pytest.raises(RuntimeError, match="no such device"):
+            loop.wait(PATIENCE)
+    assert not launched

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Attrs, Output, Source, UpdateRule
+from compiler.graph import Output, Source, UpdateRule
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, SQUARE
 from compiler.ops.matmul import MATMUL

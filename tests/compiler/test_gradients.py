@@ -16,7 +16,8 @@ from compiler.ops.norm import LAYER_NORM
 from compiler.ops.reduce import SUM, sum_to
 from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
 from compiler.ops.sources import INPUT, constant, scalar
-from compiler.registry import Op, find_op, gradient, reference, writes
+from compiler.registry import Op, find_op, reference, writes
+from compiler.rules import gradient
 from compiler.types import DType
 
 RNG = np.random.default_rng(7)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Attrs, GraphBuilder, Source
+from compiler.graph import GraphBuilder, Source
 from compiler.ops import standard
 from compiler.ops.random import dropout_mask
 from compiler.ops.sources import INPUT, constant, constant_array, scalar

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.graph import Attrs
+from compiler.attrs import Attrs
 from compiler.registry import find_op, reference
 
 RNG = np.random.default_rng(3)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compiler.graph import Attrs
+from compiler.attrs import Attrs
 from compiler.ops import standard
 from compiler.registry import Op, cost, find_op, infer_type, is_source, reference
 from compiler.types import DType, TensorType

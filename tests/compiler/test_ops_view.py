@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.graph import Attrs
+from compiler.attrs import Attrs
 from compiler.registry import Layout, find_op, infer_type, view
 from compiler.types import DType, TensorType
 

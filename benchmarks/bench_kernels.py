@@ -1,7 +1,7 @@
 """Times of the host kernels at the shapes of the character GPT, as a Markdown table.
 
-Batch 32, sequence 64, width 128, 4 heads, 2 blocks, vocabulary 128, float32. Run it on a quiet
-machine: `python benchmarks/kernels.py`. Each row is the best of several rounds; `calls` is how
+Batch 32, sequence 64, width 128, 4 heads, 2 blocks, vocabulary 128, float32. On a quiet machine:
+`python benchmarks/bench_kernels.py`. Each row is the best of several rounds; `calls` is how
 often a training step makes the launch, so the last column adds up to the step's time in kernels.
 `peak` is what tracemalloc saw during one launch.
 
