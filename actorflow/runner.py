@@ -28,14 +28,16 @@ import numpy as np
 
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.policy import Every
-from actorflow.data import DataSource, items_of
+from actorflow.data import DataError, DataSource, items_of
 from actorflow.initialise import initial_values
+from actorflow.log import logger
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
 from actorflow.run import Run, batch_fields
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.sources import Mailbox
+from actors.errors import ActorFailed
 from compiler.errors import CompileError
 from compiler.plan import Plan
 from compiler.printer import summarise
@@ -235,12 +237,29 @@ class Runner:
             run.wait()
 
     def step(self, batch: Mapping[str, Array]) -> Metrics:
-        """Run one step on one batch and return its outputs. The plan stays open until `close`."""
+        """Run one step on one batch and return its outputs. The plan stays open until `close`.
+
+        A batch that is refused (DataError) changes nothing: the next step goes on. After a failed
+        launch (ActorFailed) an update may be half done, so the variables go back to those before
+        the first step, and a line of the log says so.
+        """
         if self._stepping is None:
             self._stepping = _Stepping(
                 self.plan, initial_values(self.plan, self._given, self._seed), self._settings
             )
-        return self._stepping.step(batch)
+        try:
+            return self._stepping.step(batch)
+        except ActorFailed:
+            stepping, self._stepping = self._stepping, None
+            stepping.run.close()
+            logger.warning(
+                "a step of plan %r failed; its variables go back to those before its first step",
+                self.plan.name,
+            )
+            raise
+        except DataError:
+            self.close()
+            raise
 
     def variables(self) -> dict[str, Array]:
         """Return copies of all variables as the last call left them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.graph import Graph
 from compiler.plan import Plan, RegisterKind
-from memory.report import format_bytes
+from memory.report import format_bytes, memory_table
 
 
 def summarise(plan: Plan) -> list[str]:
@@ -56,8 +56,8 @@ def print_graph(graph: Graph) -> list[str]:
 
 
 def print_plan(plan: Plan) -> list[str]:
-    """Return the whole plan: the summary, then every launch with its kernel and operands."""
-    lines = summarise(plan)
+    """Return the whole plan: summary, holders of the peak, every launch with its operands."""
+    lines = summarise(plan) + memory_lines(plan)
     for actor in plan.actors:
         if actor.launches:
             lines.append(f"chain of {actor.name}:")
@@ -69,6 +69,28 @@ def print_plan(plan: Plan) -> list[str]:
             lines.append(
                 f"  {index:>4} {launch.kernel}: {made} <- {read}{scratch}  # {launch.scope} {where}"
             )
+    return lines
+
+
+def memory_lines(plan: Plan, top: int = 10) -> list[str]:
+    """Return who holds the peak of each arena: registers with bytes, share, interval and offset."""
+    lines = []
+    for index, arena in enumerate(plan.arenas):
+        names, lower, upper, sizes, offsets = [], [], [], [], []
+        for register in plan.registers:
+            if register.arena != index or not register.size_bytes:
+                continue
+            for slot, offset in enumerate(register.offsets_bytes):
+                suffix = f"[{slot}]" if register.num_slots > 1 else ""
+                names.append(f"{register.name}{suffix}")
+                lower.append(register.interval[0])
+                upper.append(register.interval[1])
+                sizes.append(register.size_bytes)
+                offsets.append(offset)
+        lines.append(f"memory of {arena.device}:")
+        lines += [
+            f"  {line}" for line in memory_table(names, lower, upper, sizes, offsets, top=top)
+        ]
     return lines
 
 
