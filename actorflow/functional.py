@@ -8,9 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from actorflow.tensor import Operand, Tensor, apply, apply_many
+from actorflow.tensor import (
+    Operand,
+    Tensor,
+    apply,
+    apply_many,
+    as_tensor,
+    checked_axis,
+    checked_number,
+    checked_size,
+)
 from actorflow.trace import Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.ops import activation, binary, elementwise, loss, norm, random, shape, slicing
@@ -87,30 +94,27 @@ def maximum(a: Operand, b: Operand) -> Tensor:
 
 def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        partner = a.dtype if isinstance(a, Tensor) else b.dtype
-        a = a if isinstance(a, Tensor) else full_like_scalar(a, partner)
-        b = b if isinstance(b, Tensor) else full_like_scalar(b, partner)
-    else:
-        a, b = full_like_scalar(a, DType.FLOAT32), full_like_scalar(b, DType.FLOAT32)
-    return apply(binary.WHERE, condition, a, b)
-
-
-def full_like_scalar(value: Operand, dtype: DType) -> Tensor:
-    """Return a number as a scalar tensor of `dtype`."""
-    return apply(shape.STOP_GRADIENT, np.asarray(value, dtype.value))
+    partner = next((o.dtype for o in (a, b) if isinstance(o, Tensor)), DType.FLOAT32)
+    chosen = as_tensor(condition, DType.BOOL)
+    return apply(binary.WHERE, chosen, as_tensor(a, partner), as_tensor(b, partner))
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join tensors of equal shape, but for `axis`, along that axis."""
+    if not isinstance(tensors, Sequence):
+        raise CompileError(
+            f"{find_source()}: concat needs a list of tensors, got {type(tensors).__name__}"
+        )
     if not tensors:
         raise CompileError(f"{find_source()}: concat needs at least one tensor")
-    return apply(slicing.CONCAT, *tensors, axis=axis % max(tensors[0].ndim, 1))
+    first = as_tensor(tensors[0])
+    return apply(slicing.CONCAT, first, *tensors[1:], axis=checked_axis(first, axis))
 
 
 def split(x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Cut a tensor into `sections` dense parts of equal extent along `axis`."""
-    return apply_many(split_ops.SPLIT, x, axis=axis % max(x.ndim, 1), sections=int(sections))
+    x, parts = as_tensor(x), checked_size(sections, "the number of sections")
+    return apply_many(split_ops.SPLIT, x, axis=checked_axis(x, axis), sections=parts)
 
 
 def softmax(x: Tensor, *, scale: float = 1.0, causal: bool = False) -> Tensor:
@@ -118,12 +122,14 @@ def softmax(x: Tensor, *, scale: float = 1.0, causal: bool = False) -> Tensor:
 
     With `causal`, x is [..., T, S] and row i sees only columns j <= i + (S - T).
     """
-    return apply(softmax_ops.SOFTMAX, x, scale=float(scale), causal=bool(causal))
+    factor = checked_number(scale, "the scale of softmax")
+    return apply(softmax_ops.SOFTMAX, x, scale=factor, causal=bool(causal))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift (Ba et al., 2016)."""
-    return apply_many(norm.LAYER_NORM, x, weight, bias, eps=float(eps))[0]
+    small = checked_number(eps, "the eps of layer_norm")
+    return apply_many(norm.LAYER_NORM, x, weight, bias, eps=small)[0]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -134,6 +140,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: [out, in].
         bias: [out], or None.
     """
+    x, weight = as_tensor(x), as_tensor(weight)
+    if weight.ndim != 2:
+        raise CompileError(f"{find_source()}: linear expects a weight [out, in], got {weight.type}")
     if x.ndim < 1 or x.shape[-1] != weight.shape[-1]:
         raise CompileError(
             f"{find_source()}: linear expects [..., {weight.shape[-1]}] for a weight"
@@ -152,7 +161,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
 
     An id outside 0..V-1 fails the step with an IndexError that names it.
     """
-    return apply(embedding_ops.EMBEDDING, weight, ids)
+    return apply(embedding_ops.EMBEDDING, weight, as_tensor(ids, DType.INT64))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
@@ -164,8 +173,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
         v: [..., S, e].
         causal: row i attends to columns j <= i + (S - T) only.
     """
+    q, k = as_tensor(q), as_tensor(k)
     scores = q @ k.swapaxes(-1, -2)
-    return softmax(scores, scale=1.0 / math.sqrt(q.shape[-1]), causal=causal) @ v
+    return softmax(scores, scale=1.0 / math.sqrt(max(q.shape[-1], 1)), causal=causal) @ v
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -175,6 +185,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         logits: [..., C].
         labels: integers of shape [...]; one outside 0..C-1 fails the step with an IndexError.
     """
+    logits, labels = as_tensor(logits), as_tensor(labels, DType.INT64)
     if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
         raise CompileError(
             f"{find_source()}: cross_entropy expects labels of shape {list(logits.shape[:-1])} for"
@@ -187,7 +198,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """Return the mean of squared differences, a scalar."""
-    return square(prediction - target).mean()
+    return square(apply(binary.SUB, prediction, target)).mean()
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -196,13 +207,20 @@ def dropout(x: Tensor, p: float) -> Tensor:
     Outside training it is the identity. The mask is a pure function of (seed, step, this op,
     element), so that it replays after a resume and under recomputation.
     """
-    if not 0.0 <= p < 1.0:
-        raise CompileError(f"{find_source()}: dropout probability must be in [0, 1), got {p}")
+    p = checked_probability(p)
     trace = current_trace()
     if trace is None or not trace.is_training or p == 0.0:
         return x
     key = trace.next_random_key()
-    return apply(random.DROPOUT, x, seed_of(trace), step_of(trace), p=float(p), key=key)
+    return apply(random.DROPOUT, x, seed_of(trace), step_of(trace), p=p, key=key)
+
+
+def checked_probability(p: float) -> float:
+    """Return a dropout probability as a float. Raises CompileError outside of [0, 1)."""
+    number = checked_number(p, "dropout probability")
+    if not 0.0 <= number < 1.0:
+        raise CompileError(f"{find_source()}: dropout probability must be in [0, 1), got {number}")
+    return number
 
 
 def step_of(trace: Trace) -> Tensor:

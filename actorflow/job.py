@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, overload
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,16 +29,20 @@ from actorflow.batch import Batch
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
 from actorflow.dump import dumper
+from actorflow.identity import ByIdentity
 from actorflow.log import configure, logger
 from actorflow.nn.module import Module
+from actorflow.open_model import OpenModel, give_back, values_of
 from actorflow.optim import Optimizer
 from actorflow.plan_cache import PlanCache, cache_key
 from actorflow.ports import Metrics
 from actorflow.runner import FitResult, OnStep, Runner
 from actorflow.settings import Settings
+from actorflow.signature import Signature, difference, signature_of
 from actorflow.targets import HostTarget
 from actorflow.tensor import Tensor
-from actorflow.trace import Trace, find_source, recording
+from actorflow.trace import Trace, current_trace, find_source, recording
+from actors.race import check_races
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Output, Write
@@ -50,7 +54,9 @@ from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Any, Any], Any]
-Signature = tuple[tuple[str, str], ...]
+
+RESERVED = ("step", "seed")
+"""Variables of the engine's own: the steps done, and the seed of the run."""
 
 
 class PlanCaptured(BaseException):
@@ -100,9 +106,9 @@ class Job:
         self.name = function.__name__
         self.options = options
         self._function = function
-        self._graphs: WeakKeyDictionary[Module, dict[Signature, Graph]] = WeakKeyDictionary()
+        self._graphs: ByIdentity[dict[Signature, Graph]] = ByIdentity()
         self._plans: dict[str, Plan] = {}
-        self._runners: WeakKeyDictionary[Module, tuple[Signature, Runner]] = WeakKeyDictionary()
+        self._open: ByIdentity[OpenModel] = ByIdentity()
         self.__doc__ = function.__doc__
 
     def compile(
@@ -148,86 +154,109 @@ class Job:
         progress: bool = True,
         on_step: OnStep | None = None,
     ) -> FitResult:
-        """Train until `steps` steps are done in total; see `Runner.fit`.
+        """Train until `steps` steps are done in total; see `Runner.fit` for arguments and errors.
 
-        The model gets the result.
+        A run starts from the newest valid checkpoint, or else from the model's own parameters with
+        fresh optimizer state at step 0. Whatever ends it, the model gets the parameters.
         """
+        self.close(model)
         plan = self.compile(model, data, every=None if checkpoint is None else every)
         if _CAPTURING.get():
             raise PlanCaptured(plan)
-        runner = Runner(plan, values=_values_of(model), seed=self.options.seed)
-        result = runner.fit(
-            data,
-            steps=steps,
-            checkpoint=checkpoint,
-            every=every,
-            keep_last=keep_last,
-            on_nan=on_nan,
-            progress=progress,
-            on_step=on_step,
-        )
-        _give_back(model, result.variables)
-        return result
+        runner = Runner(plan, values=values_of(model), seed=self.options.seed)
+        try:
+            return runner.fit(
+                data,
+                steps=steps,
+                checkpoint=checkpoint,
+                every=every,
+                keep_last=keep_last,
+                on_nan=on_nan,
+                progress=progress,
+                on_step=on_step,
+            )
+        finally:
+            self._give_back(model, runner)
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None
     ) -> Iterator[Metrics]:
-        """Yield the outputs of each step; the model gets the variables when the loop ends."""
-        runner = Runner(self.compile(model, data), values=_values_of(model), seed=self.options.seed)
+        """Yield the outputs of each step; the model gets the parameters when the loop ends.
+
+        Starts from the model's own parameters with fresh optimizer state.
+        """
+        self.close(model)
+        plan = self.compile(model, data)
+        runner = Runner(plan, values=values_of(model), seed=self.options.seed)
         try:
             yield from runner.stream(data, steps=steps)
         finally:
-            _give_back(model, runner.variables())
+            self._give_back(model, runner)
 
     def step(self, model: Module, batch: Mapping[str, Array]) -> Metrics:
-        """Run one step on one batch; the plan stays open until `close` or another signature.
+        """Run one step on one batch with the model's newest parameters and return its outputs.
 
-        The model's own arrays are refreshed by `close`.
+        The plan stays open until `close`. Another batch type opens another plan, which goes on with
+        the optimizer state of this one. The model's parameters are always the newest to whoever
+        reads them.
         """
-        signature = self._signature(model, spec_of(batch, f"step of job {self.name!r}"))
-        open_now = self._runners.get(model)
-        if open_now is None or open_now[0] != signature:
-            self.close(model)
-            plan = self.compile(model, spec_of(batch))
-            runner = Runner(plan, values=_values_of(model), seed=self.options.seed)
-            self._runners[model] = (signature, runner)
-        return self._runners[model][1].step(batch)
+        spec = spec_of(batch, f"step of job {self.name!r}")
+        signature = signature_of(model, spec)
+        opened = self._open.get(model)
+        if opened is None or opened.signature != signature:
+            opened = self._reopen(model, spec, signature, opened)
+        return opened.step(batch)
 
     def close(self, model: Module) -> None:
-        """End a plan that `step` opened for this model, and give the model its variables."""
-        open_now = self._runners.pop(model, None)
-        if open_now is not None:
-            open_now[1].close()
-            _give_back(model, open_now[1].variables())
+        """End a plan that `step` opened for this model; its optimizer state goes with it."""
+        opened = self._open.pop(model)
+        if opened is not None:
+            opened.close()
+
+    def _reopen(
+        self,
+        model: Module,
+        spec: dict[str, TensorType],
+        signature: Signature,
+        opened: OpenModel | None,
+    ) -> OpenModel:
+        plan = self.compile(model, spec)
+        carried: dict[str, Array] = {}
+        if opened is not None:
+            self._open.pop(model)
+            left = opened.close()
+            for variable in plan.variables:
+                type_ = plan.views[variable.view].type
+                array = left.get(variable.name)
+                if array is not None and array.shape == type_.shape:
+                    carried[variable.name] = array
+        runner = Runner(plan, values=carried | values_of(model), seed=self.options.seed)
+        weakref.finalize(model, runner.close)
+        is_training = self.options.train
+        return self._open.set(model, OpenModel(model, runner, signature, is_training=is_training))
+
+    def _give_back(self, model: Module, runner: Runner) -> None:
+        if self.options.train:
+            give_back(model, runner.variables())
 
     def _graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
-        signature = self._signature(model, spec)
-        graphs = self._graphs.setdefault(model, {})
+        signature = signature_of(model, spec)
+        graphs = self._graphs.get(model)
+        if graphs is None:
+            graphs = self._graphs.set(model, {})
         if signature not in graphs:
             if len(graphs) >= self.options.max_plans:
                 raise CompileError(
                     f"{find_source()}: job {self.name!r} has met {len(graphs)} input signatures, as"
                     f" many as max_plans={self.options.max_plans} allows, and now"
-                    f" {_difference(graphs, signature)}. Pad batches to few shapes, or raise"
-                    " max_plans"
+                    f" {difference(list(graphs)[-1], signature)}. Pad batches to few shapes, or"
+                    " raise max_plans"
                 )
             if graphs:
-                logger.warning(
-                    "job %r recompiled because %s", self.name, _difference(graphs, signature)
-                )
+                reason = difference(list(graphs)[-1], signature)
+                logger.warning("job %r recompiled because %s", self.name, reason)
             graphs[signature] = self._trace(model, spec)
         return graphs[signature]
-
-    def _signature(self, model: Module, spec: Mapping[str, TensorType]) -> Signature:
-        rows = [(f"batch[{key!r}]", str(type_)) for key, type_ in spec.items()]
-        for name, parameter in model.named_parameters():
-            frozen = " frozen" if parameter.is_frozen else ""
-            rows.append((f"parameter {name!r}", f"{parameter.type}{frozen}"))
-        for path, module in model.named_modules():
-            for key, value in vars(module).items():
-                if isinstance(value, (bool, int, float, str)):
-                    rows.append((f"{path}.{key}" if path else key, repr(value)))
-        return tuple(rows)
 
     def _trace(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         parameters = dict(model.named_parameters())
@@ -248,6 +277,11 @@ class Job:
         b.objective = loss._value_in(trace)
         trained = {}
         for name, parameter in model.named_parameters():
+            if name in RESERVED:
+                raise CompileError(
+                    f"{parameter.source}: a parameter cannot be called {name!r}: the engine counts"
+                    " under that name; give the attribute another"
+                )
             if parameter.is_frozen:
                 continue
             if not trace.has_variable(name):
@@ -321,6 +355,7 @@ def _compiled(
         return plan
     before = time.perf_counter()
     plan = compile_graph(graph, target, options, dumper(settings.dump))
+    check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
     cache.store(key, plan)
@@ -360,26 +395,7 @@ def _outputs(owner: Job, returned: Any, *, is_training: bool) -> dict[str, Tenso
 
 
 def _line(tensor: Tensor) -> str:
-    trace = tensor._trace
+    trace = current_trace()
+    if trace is None:
+        return "job"
     return str(trace.builder.producer_of(tensor._value_in(trace)).source)
-
-
-def _difference(known: Mapping[Signature, object], new: Signature) -> str:
-    before, now = dict(list(known)[-1]), dict(new)
-    for key, value in now.items():
-        if key not in before:
-            return f"{key} ({value}) is new"
-        if before[key] != value:
-            return f"{key} changed from {before[key]} to {value}"
-    gone = next((key for key in before if key not in now), "the order of its parts changed")
-    return f"{gone} is gone"
-
-
-def _values_of(model: Module) -> dict[str, Array]:
-    return {n: p.data for n, p in model.named_parameters() if p.data is not None}
-
-
-def _give_back(model: Module, variables: Mapping[str, Array]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in variables:
-            parameter.data = np.array(variables[name])

@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from actorflow import functional
-from actorflow.tensor import Tensor, apply
-from actorflow.trace import Trace, find_source
+from actorflow.tensor import Tensor, as_tensor, checked_number
+from actorflow.trace import Trace, find_source, source_of
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import UpdateRule
-from compiler.ops import elementwise, update
+from compiler.ops import update
 from compiler.registry import Op
 from compiler.types import DType, TensorType
 
-Schedule = Callable[[Tensor], Tensor]
-"""Learning rate from the number of finished steps (float32 scalar), in tensor operations."""
+Schedule = Callable[[Tensor], Tensor | float]
+"""Learning rate from the number of finished steps (float32 scalar), in tensor operations.
+
+A plain number is a learning rate that stays.
+"""
 
 
 class Optimizer(Protocol):
@@ -48,6 +52,8 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        checked_number(self.weight_decay, "weight_decay")
         _check_range("momentum", self.momentum, 0.0, 1.0)
         if self.nesterov and not self.momentum:
             raise CompileError(f"{find_source()}: nesterov=True needs momentum > 0")
@@ -58,7 +64,7 @@ class SGD:
         states: tuple[str, ...] = ()
         op = update.SGD_UPDATE
         if self.momentum:
-            attrs |= {"momentum": float(self.momentum), "nesterov": self.nesterov}
+            attrs |= {"momentum": float(self.momentum), "nesterov": bool(self.nesterov)}
             op, states = update.MOMENTUM_UPDATE, ("momentum",)
         return _rules(trace, parameters, op, states, Attrs(attrs), self.lr, needs_step=False)
 
@@ -76,6 +82,11 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        checked_number(self.eps, "eps")
+        checked_number(self.weight_decay, "weight_decay")
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise CompileError(f"{find_source()}: betas must be two numbers, got {self.betas!r}")
         _check_range("beta1", self.betas[0], 0.0, 1.0)
         _check_range("beta2", self.betas[1], 0.0, 1.0)
 
@@ -97,12 +108,15 @@ class AdamW:
 
 def constant(lr: float) -> Schedule:
     """Return a schedule that is `lr` at every step."""
-    return lambda step: step * 0.0 + lr
+    rate = checked_number(lr, "lr")
+    return lambda step: step * 0.0 + rate
 
 
 def linear(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
     """Return a schedule that falls linearly from `lr` to `final` over `steps`, then stays."""
-    return lambda step: lr + (final - lr) * _progress(step, steps)
+    first, last = checked_number(lr, "lr"), checked_number(final, "final")
+    length = _length(steps, 1)
+    return lambda step: first + (last - first) * _progress(step, length)
 
 
 def cosine(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
@@ -110,36 +124,64 @@ def cosine(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
 
     Source: Loshchilov & Hutter, 2017.
     """
+    first, last = checked_number(lr, "lr"), checked_number(final, "final")
+    length = _length(steps, 1)
 
     def schedule(step: Tensor) -> Tensor:
-        wave = functional.cos(_progress(step, steps) * math.pi)
-        return final + (lr - final) * 0.5 * (1.0 + wave)
+        wave = functional.cos(_progress(step, length) * math.pi)
+        return last + (first - last) * 0.5 * (1.0 + wave)
 
     return schedule
 
 
 def warmup(schedule: float | Schedule, *, steps: int) -> Schedule:
-    """Return `schedule` scaled up linearly over its first `steps` steps.
+    """Return `schedule` scaled up linearly over its first `steps` steps; 0 steps change nothing.
 
     `schedule` sees the step unshifted.
     """
+    _check_rate(schedule)
+    length = max(_length(steps, 0), 1.0)
 
     def warmed(step: Tensor) -> Tensor:
-        scale = functional.minimum((step + 1.0) / float(steps), 1.0)
-        return scale * (schedule(step) if callable(schedule) else schedule)
+        scale = functional.minimum((step + 1.0) / length, 1.0)
+        return scale * _rate(schedule, step)
 
     return warmed
 
 
-def _progress(step: Tensor, steps: int) -> Tensor:
-    if steps < 1:
-        raise CompileError(f"{find_source()}: a schedule needs steps >= 1, got {steps}")
-    return functional.minimum(step / float(steps), 1.0)
+def _length(steps: float, least: int) -> float:
+    length = checked_number(steps, "steps of a schedule")
+    if not length >= least:
+        raise CompileError(f"{find_source()}: a schedule needs steps >= {least}, got {steps}")
+    return length
+
+
+def _progress(step: Tensor, length: float) -> Tensor:
+    return functional.minimum(step / length, 1.0)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value < high:
+    if not low <= checked_number(value, name) < high:
         raise CompileError(f"{find_source()}: {name} must be in [{low}, {high}), got {value}")
+
+
+def _check_rate(lr: float | Schedule) -> None:
+    if not callable(lr):
+        checked_number(lr, "lr, unless it is a schedule,")
+
+
+def _rate(lr: float | Schedule, step: Tensor) -> Tensor:
+    """Return the learning rate at `step`. Raises CompileError for what is no float32 scalar."""
+    given = lr(step) if callable(lr) else lr
+    if isinstance(given, Real):
+        return as_tensor(float(given), DType.FLOAT32)
+    if not isinstance(given, Tensor) or given.type != TensorType(DType.FLOAT32, ()):
+        came = given.type if isinstance(given, Tensor) else type(given).__name__
+        raise CompileError(
+            f"{source_of(lr)}: a schedule must return a float32 scalar or a number, it returned"
+            f" {came}"
+        )
+    return given
 
 
 def _rules(
@@ -154,15 +196,7 @@ def _rules(
 ) -> tuple[UpdateRule, ...]:
     step = functional.step_of(trace)
     with trace.scope("optimizer"):
-        rate = (
-            lr(step.to(DType.FLOAT32))
-            if callable(lr)
-            else apply(elementwise.CAST, float(lr), dtype="float32")
-        )
-    if rate.type != TensorType(DType.FLOAT32, ()):
-        raise CompileError(
-            f"{find_source()}: a schedule must return a float32 scalar, it returned {rate.type}"
-        )
+        rate = _rate(lr, step.to(DType.FLOAT32))
     rules = []
     for name, type_ in parameters.items():
         scalars = [rate.to(type_.dtype)._value_in(trace)]

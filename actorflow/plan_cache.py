@@ -2,8 +2,10 @@
 
 One file per key, written under a temporary name and renamed, so that a reader never sees half a
 plan. The key covers the traced graph with its user lines, the compile options, the kernels'
-fingerprint, and the sources of the compiler itself, so that a changed compiler never serves an old
-plan. A damaged file is reported and compiled anew.
+fingerprint, the sources of the compiler itself, and the files from elsewhere that registered a
+column of an op or a kernel, so that neither a changed compiler nor a changed gradient serves an old
+plan. What such a file imports in its turn is not covered. A damaged file is reported and compiled
+anew.
 """
 
 from __future__ import annotations
@@ -11,18 +13,27 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from actors.kernels import catalogue
 from compiler.errors import PlanFormatError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.pipeline import hash_graph
 from compiler.plan import PLAN_FORMAT, Plan
+from compiler.registry import foreign_files
 
 _HOUSE = Path(__file__).resolve().parents[1]
+
+_PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
+"""Where the sources lie that decide what a plan looks like."""
+
+_STARTED_NS = time.time_ns()
+_THIS_PROCESS = uuid.uuid4().hex
 
 
 def cache_key(graph: Graph, options: CompileOptions, target_fingerprint: str) -> str:
@@ -34,6 +45,7 @@ def cache_key(graph: Graph, options: CompileOptions, target_fingerprint: str) ->
         target_fingerprint,
         str(PLAN_FORMAT),
         _compiler_stamp(),
+        *_foreign_stamps(),
     )
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
@@ -77,8 +89,28 @@ class PlanCache:
 def _compiler_stamp() -> str:
     """Return sizes and modification times of the sources that decide what a plan looks like."""
     rows = []
-    for wing in ("compiler", "memory", "actors/kernels"):
-        for path in sorted((_HOUSE / wing).rglob("*.py")):
+    for wing in _PLANNING:
+        for path in sorted(wing.rglob("*.py")):
             facts = path.stat()
             rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()
+
+
+def _foreign_stamps() -> list[str]:
+    """Return name and content hash of each file that registered an op's column or a kernel."""
+    files = {*foreign_files(_PLANNING), *catalogue.registered_files()}
+    return [f"{file} {_content_stamp(Path(file))}" for file in sorted(files)]
+
+
+def _content_stamp(path: Path) -> str:
+    """Return a hash of what was loaded from `path`.
+
+    Where that cannot be told, because it was typed at a prompt or the file was written after it may
+    have been loaded, the stamp is this process's own and no other process shares the plan.
+    """
+    try:
+        if path.stat().st_mtime_ns >= _STARTED_NS:
+            return _THIS_PROCESS
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return _THIS_PROCESS

@@ -7,6 +7,7 @@ Nothing here decides when: that is the plan's and the machine's part.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ class DataPort:
         first_step: number of the step before the first batch.
         total_steps: number of the step with the last batch, or None for no such end.
         on_end: called before the end of the stream is announced to the plan.
+        keeps_positions: whether the state after each batch is remembered for `position_after`.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class DataPort:
         first_step: int,
         total_steps: int | None,
         on_end: Callable[[], None],
+        *,
+        keeps_positions: bool,
     ) -> None:
         self._source = source
         self._total_steps = total_steps
@@ -58,7 +62,11 @@ class DataPort:
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
         self._lines = lines
         self._step = first_step
-        self._positions: dict[int, Mapping[str, Any]] = {first_step: source.state()}
+        self._keeps_positions = keeps_positions
+        self._positions: deque[tuple[int, Mapping[str, Any]]] = deque()
+        if keeps_positions:
+            self._positions.append((first_step, source.state()))
+        self._is_fetching = False
         self.failure: BaseException | None = None
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
@@ -71,13 +79,15 @@ class DataPort:
 
         def fetch() -> None:
             try:
-                if self._is_stopping or self._step == self._total_steps:
+                if self._is_stopping or self._is_complete():
                     raise StopIteration
+                self._is_fetching = True
                 if fills is not None:
                     fills.next_into(views)
                 else:
                     self._copy(next(source), views)
-                position = source.state()
+                if self._keeps_positions:
+                    self._positions.append((self._step + 1, source.state()))
             except StopIteration:
                 self._on_end()
                 raise SourceExhausted from None
@@ -85,26 +95,37 @@ class DataPort:
                 self.failure = error
                 self._on_end()
                 raise SourceExhausted from error
+            finally:
+                self._is_fetching = False
             self._step += 1
-            self._positions[self._step] = position
 
         return fetch
 
     def position_after(self, step: int) -> Mapping[str, Any]:
-        """Return the source's state after the batch of `step`; states before it are forgotten."""
-        for old in [s for s in self._positions if s < step]:
-            del self._positions[old]
-        return self._positions[step]
+        """Return the source's state after the batch of `step`; states before it are forgotten.
+
+        Called from one other thread than the one that fetches, with growing steps; a deque takes
+        both ends at once.
+        """
+        while self._positions[0][0] < step:
+            self._positions.popleft()
+        return self._positions[0][1]
 
     def stop(self) -> None:
         """Let the batch that is being fetched be the last. Safe to call from a signal handler."""
         self._is_stopping = True
 
     def close(self) -> None:
-        """Ask a source that blocks to stop, if it can be asked."""
+        """Ask a source that blocks in a fetch to stop, if it can be asked.
+
+        A source that is not fetching is left alone: it belongs to the user, who may use it again.
+        """
         close = getattr(self._source, "close", None)
-        if callable(close):
+        if self._is_fetching and callable(close):
             close()
+
+    def _is_complete(self) -> bool:
+        return self._total_steps is not None and self._step >= self._total_steps
 
     def _copy(self, batch: Any, views: Token) -> None:
         for name, view in views.items():

@@ -7,6 +7,7 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from actorflow.blas import set_blas_threads
 from actorflow.data import DataError, DataSource
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
-from actorflow.settings import Settings
+from actorflow.settings import Settings, SettingsError
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
@@ -23,8 +24,8 @@ from actors.loop import Loop
 from actors.protocol import HostPort
 from actors.table import MachineTable
 from actors.timeline import Timeline
-from compiler.errors import ActorflowError
-from compiler.plan import Field, Plan
+from compiler.errors import ActorflowError, CompileError
+from compiler.plan import Field, Plan, RegisterKind
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -79,8 +80,16 @@ class Run:
         self._first_step = first_step
         fields, lines = batch_fields(plan)
         check_source(source, fields, lines)
-        self._data = DataPort(source, fields, lines, first_step, total_steps, self._on_source_end)
-        loss_line = _line_of_output(plan, "loss")
+        self._data = DataPort(
+            source,
+            fields,
+            lines,
+            first_step,
+            total_steps,
+            self._on_source_end,
+            keeps_positions=save is not None,
+        )
+        loss_line = _line_of_output(plan, "loss") if plan.option("is_training") else None
         metrics = MetricsPort(
             on_step,
             first_step,
@@ -91,9 +100,18 @@ class Run:
         )
         ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
         self._checkpoint: CheckpointPort | None = None
-        if save is not None:
+        if takes_snapshots(plan):
             self._checkpoint = self._checkpoint_port(save, is_due)
             ports["checkpoint"] = self._checkpoint
+        elif save is not None:
+            raise CompileError(
+                f"plan {plan.name!r} takes no snapshots, so it cannot write checkpoints; compile it"
+                " with job.compile(model, data, every='5s')"
+            )
+        if settings.trace is not None:
+            check_trace_path(settings.trace)
+        self._warn = warn
+        self._failed: ActorFailed | None = None
         self._timeline = Timeline() if settings.trace is not None else None
         self._trace_path = settings.trace
         self.bound = load(plan, ports, catalogue.binders())
@@ -138,9 +156,12 @@ class Run:
         try:
             self.loop.wait()
         except ActorFailed as failed:
-            if isinstance(failed.__cause__, ActorflowError):
-                raise failed.__cause__ from failed
-            raise
+            self._failed = failed
+            cause = failed.__cause__
+            error = cause if isinstance(cause, ActorflowError) else failed
+            if self._data.failure is not None:
+                error.add_note(f"before that the data source raised {self._data.failure!r}")
+            raise error from (failed if error is cause else cause)
         if self._data.failure is not None:
             raise self._data.failure
 
@@ -148,32 +169,93 @@ class Run:
         """Return copies of all variables. Only after `wait`, or between steps."""
         return {name: view.copy() for name, view in self.bound.variables.items()}
 
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Overwrite variables of the plan by name; others are left out. Only between steps."""
+        for name, array in values.items():
+            if name in self.bound.variables:
+                np.copyto(self.bound.variables[name], array)
+
+    def whole_variables(self) -> dict[str, Array] | None:
+        """End the threads and return all variables, or None when an update was cut in two.
+
+        A step that fails before its first update, or outside of the chain, leaves them whole.
+        """
+        self.loop.close()
+        failed = self._failed
+        if failed is not None and failed.launch >= self._first_update(failed.actor):
+            return None
+        return self.variables()
+
+    def _first_update(self, name: str) -> int:
+        """Return the first launch of an actor that writes a variable, or their number."""
+        actor = next(a for a in self.plan.actors if a.name == name)
+        for index, launch in enumerate(actor.launches):
+            registers = [self.plan.views[view].register for view in launch.outputs]
+            if any(self.plan.registers[r].kind is RegisterKind.VARIABLE for r in registers):
+                return index
+        return max(len(actor.launches), 1)
+
     def close(self) -> None:
         """End all threads, write the trace if one was asked for, release the arena. Idempotent."""
-        self.loop.close()
+        try:
+            self.loop.close()
+            self._write_trace()
+        finally:
+            self.bound.release()
+
+    def _write_trace(self) -> None:
         if self._timeline is not None and self._trace_path is not None:
             names = tuple(stream.name for stream in self.plan.streams)
-            self._timeline.write_chrome_trace(
-                self._trace_path,
-                MachineTable.of(self.plan),
-                stream_names=names,
-                has_arrows=True,
-            )
-            self._timeline = None
-        self.bound.release()
+            timeline, self._timeline = self._timeline, None
+            try:
+                timeline.write_chrome_trace(
+                    self._trace_path,
+                    MachineTable.of(self.plan),
+                    stream_names=names,
+                    has_arrows=True,
+                )
+            except OSError as error:
+                self._warn(f"ACTORFLOW_TRACE: cannot write {self._trace_path}: {error.strerror}")
 
     def _on_source_end(self) -> None:
         if self._checkpoint is not None:
             self._checkpoint.is_ending = True
 
-    def _checkpoint_port(self, save: Save, is_due: Callable[[int], bool]) -> CheckpointPort:
+    def _checkpoint_port(self, save: Save | None, is_due: Callable[[int], bool]) -> CheckpointPort:
+        """Return the port of the checkpoint sink; without `save` it lets every snapshot go."""
+
         def save_with_position(step: int, arrays: Mapping[str, Array]) -> None:
-            save(step, arrays, self._data.position_after(step))
+            if save is not None:
+                save(step, arrays, self._data.position_after(step))
 
         def due(step: int) -> bool:
-            return step == self._total_steps or is_due(step)
+            return save is not None and (step == self._total_steps or is_due(step))
 
         return CheckpointPort(save_with_position, due, self._first_step)
+
+
+def takes_snapshots(plan: Plan) -> bool:
+    """Whether the plan was compiled to write checkpoints."""
+    return any(actor.name == "checkpoint" for actor in plan.actors)
+
+
+def written_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the variables that a step changes, in order of the plan."""
+    written = {
+        plan.views[view].register
+        for actor in plan.actors
+        for launch in actor.launches
+        for view in launch.outputs
+    }
+    return tuple(v.name for v in plan.variables if plan.views[v.view].register in written)
+
+
+def check_trace_path(path: Path) -> None:
+    """Raise SettingsError, before anything runs, when a trace could not be written."""
+    if not path.parent.is_dir():
+        raise SettingsError(
+            f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose another"
+        )
 
 
 def batch_fields(plan: Plan) -> tuple[dict[str, TensorType], dict[str, str]]:

@@ -28,19 +28,20 @@ import numpy as np
 
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.policy import Every
-from actorflow.data import DataError, DataSource, items_of
+from actorflow.data import DataSource, items_of
 from actorflow.initialise import initial_values
 from actorflow.log import logger
-from actorflow.ports import Metrics
+from actorflow.ports import Metrics, NonFiniteLoss
 from actorflow.report import Reporter
 from actorflow.run import Run, batch_fields
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.sources import Mailbox
-from actors.errors import ActorFailed
-from compiler.errors import CompileError
+from actors.kernels import catalogue
+from compiler.errors import CompileError, InternalError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import summarise
+from compiler.verify import verify_plan
 
 Array = np.ndarray[Any, Any]
 OnStep = Callable[[int, Metrics], None]
@@ -99,7 +100,11 @@ class Runner:
         settings: Settings | None = None,
     ) -> None:
         self.plan = plan
-        self._given = dict(values or {})
+        verify_plan(plan)
+        _check_kernels(plan)
+        self._names = {v.name for v in plan.variables}
+        self._given: dict[str, Array] = dict(values or {})
+        self._kept: Run | None = None
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
         self._stepping: _Stepping | None = None
@@ -139,25 +144,28 @@ class Runner:
         """
         if on_nan not in ("raise", "warn"):
             raise CompileError(f"on_nan must be 'raise' or 'warn', got {on_nan!r}")
-        if steps < 0:
-            raise CompileError(f"steps must be >= 0, got {steps}")
+        _check_steps(steps)
+        self.close()
         with ExitStack() as stack:
             reporter = _reporter(checkpoint, progress)
             stack.callback(reporter.finish)
+            warn = reporter.notice if progress else logger.warning
             for warning in self._settings.warnings:
-                reporter.notice(warning)
-            manager = None
-            if checkpoint is not None:
-                manager = CheckpointManager(
-                    os.fspath(checkpoint), keep_last=keep_last, report=reporter.notice
-                )
+                warn(warning)
             if progress:
                 for line in summarise(self.plan):
                     reporter.notice(line)
-            if manager is not None:
-                stack.enter_context(manager)
-            start = self._start(manager, data, reporter)
-            listener = _Listener(reporter, on_step)
+            manager = None
+            if checkpoint is not None:
+                manager = stack.enter_context(
+                    CheckpointManager(os.fspath(checkpoint), keep_last=keep_last, report=warn)
+                )
+            start = self._start(manager, data, warn, reporter.notice)
+            if start.step >= steps:
+                reporter.notice(
+                    f"nothing to do: {start.step} steps are done, {steps} were asked for"
+                )
+            listener = _Listener(reporter, on_step, start.step)
             saver = None
             if manager is not None:
                 saver = Saver(
@@ -169,36 +177,42 @@ class Runner:
                     every=Every.parse(every),
                     clock_ns=time.monotonic_ns,
                     keeps_nan=on_nan == "warn",
-                    report=reporter.notice,
+                    report=warn,
                 )
             run = Run(
                 self.plan,
                 data,
                 values=start.values,
                 first_step=start.step,
-                total_steps=steps,
+                total_steps=max(steps, start.step),
                 on_step=listener,
                 save=saver.save if saver else None,
                 is_due=saver.is_due if saver else lambda step: False,
                 on_nan=on_nan,
-                warn=reporter.notice,
+                warn=warn,
                 settings=self._settings,
             )
             stack.callback(run.close)
+            stack.callback(self._keep, run)
             items, item_name = items_of(data)
             reporter.start(steps, start.step, items, item_name)
             with _stopping_on_signals(run.stop) as received:
                 run.start()
                 run.wait()
-            last = listener.step if listener.metrics else start.step
-            variables = run.variables()
+            last = listener.step
+            self._keep(run)
+            if saver is not None and saver.refused is not None:
+                step, name = saver.refused
+                raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
             if received and last < steps:
                 name = signal.Signals(received[0]).name
                 kept = "it is checkpointed: run again to continue" if manager else "not kept"
                 reporter.notice(f"stopped by {name} after step {last}; {kept}")
+            elif last < steps:
+                reporter.notice(f"the data ended after step {last} of {steps}")
             reporter.finish()
             result = FitResult(
-                start.step, last, listener.metrics, reporter.mean_of_last(100), variables
+                start.step, last, listener.metrics, reporter.mean_of_last(100), dict(self._given)
             )
         if received and last < steps:
             raise Stopped(received[0], last)
@@ -212,12 +226,18 @@ class Runner:
         The plan runs at most a few steps ahead of the consumer; leaving the loop ends the run.
         Variables continue from where this runner's last call left them.
         """
+        if steps is not None:
+            _check_steps(steps)
+        self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
+        values = initial_values(self.plan, self._given, self._seed)
+        first = _steps_done(values)
         run = Run(
             self.plan,
             data,
-            values=initial_values(self.plan, self._given, self._seed),
-            total_steps=_ENDLESS if steps is None else steps,
+            values=values,
+            first_step=first,
+            total_steps=first + (_ENDLESS if steps is None else steps),
             on_step=lambda step, metrics: outputs.put(metrics),
             on_nan=on_nan,
             on_finished=lambda: outputs.put(None),
@@ -233,33 +253,32 @@ class Runner:
                 run.stop()
                 while metrics is not None:  # what is under way ends; nobody reads it
                     metrics = outputs.get()
-                self._given = run.variables()
+                self._keep(run)
             run.wait()
 
     def step(self, batch: Mapping[str, Array]) -> Metrics:
         """Run one step on one batch and return its outputs. The plan stays open until `close`.
 
-        A batch that is refused (DataError) changes nothing: the next step goes on. After a failed
-        launch (ActorFailed) an update may be half done, so the variables go back to those before
-        the first step, and a line of the log says so.
+        A step that fails changes nothing: a refused batch never reaches the plan, and a launch that
+        raises comes before the first update. Only where updates had begun do the variables go back
+        to those before the plan was opened, and a line of the log says so.
         """
         if self._stepping is None:
-            self._stepping = _Stepping(
-                self.plan, initial_values(self.plan, self._given, self._seed), self._settings
-            )
+            values = initial_values(self.plan, self._given, self._seed)
+            self._stepping = _Stepping(self.plan, values, self._settings)
         try:
             return self._stepping.step(batch)
-        except ActorFailed:
+        except BaseException:
             stepping, self._stepping = self._stepping, None
-            stepping.run.close()
-            logger.warning(
-                "a step of plan %r failed; its variables go back to those before its first step",
-                self.plan.name,
-            )
+            with closing(stepping.run):
+                self._keep(stepping.run)
             raise
-        except DataError:
-            self.close()
-            raise
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Give variables new values by name, also while the plan is open between steps."""
+        self._given.update({n: a for n, a in values.items() if n in self._names})
+        if self._stepping is not None:
+            self._stepping.run.write(values)
 
     def variables(self) -> dict[str, Array]:
         """Return copies of all variables as the last call left them."""
@@ -270,18 +289,67 @@ class Runner:
     def close(self) -> None:
         """End a plan that `step` opened; its variables stay with the runner."""
         if self._stepping is not None:
-            self._given = self._stepping.close()
-            self._stepping = None
+            stepping, self._stepping = self._stepping, None
+            with closing(stepping.run):
+                stepping.run.end()
+                stepping.run.wait()
+                self._keep(stepping.run)
+
+    def _keep(self, run: Run) -> None:
+        """Remember the variables with which a run ended, if they are whole. Idempotent."""
+        if run is self._kept:
+            return
+        self._kept = run
+        variables = run.whole_variables()
+        if variables is None:
+            logger.warning(
+                "a step of plan %r failed inside its updates; the variables go back to those before"
+                " the run",
+                self.plan.name,
+            )
+        else:
+            self._given = variables
 
     def _start(
-        self, manager: CheckpointManager | None, data: DataSource, reporter: Reporter
+        self,
+        manager: CheckpointManager | None,
+        data: DataSource,
+        warn: Callable[[str], None],
+        notice: Callable[[str], None],
     ) -> Start:
         loaded = manager.latest() if manager is not None else None
         if loaded is None:
-            return Start(0, initial_values(self.plan, self._given, self._seed))
-        start = start_from(loaded, self.plan, data, self._seed, reporter.notice)
-        reporter.notice(f"resumed from the checkpoint of step {start.step}")
+            values = initial_values(self.plan, self._given, self._seed)
+            return Start(_steps_done(values), values)
+        start = start_from(loaded, self.plan, data, self._seed, warn)
+        notice(f"resumed from the checkpoint of step {start.step}")
         return start
+
+
+def _check_kernels(plan: Plan) -> None:
+    """Refuse a plan whose scratch was planned for other kernels than this machine has."""
+    here, there = catalogue.fingerprint(), plan.target
+    if here.split()[:1] != there.split()[:1]:
+        raise PlanFormatError(
+            f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"
+            " compile the job again"
+        )
+    if here != there:
+        logger.warning(
+            "plan %r was compiled with %s and runs with %s: results may differ in their last bits",
+            plan.name,
+            there,
+            here,
+        )
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 0:
+        raise CompileError(f"steps must be >= 0, got {steps}")
+
+
+def _steps_done(values: Mapping[str, Array]) -> int:
+    return int(values["step"]) if "step" in values else 0
 
 
 def _reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
@@ -299,12 +367,12 @@ class _Silence(io.StringIO):
 
 
 class _Listener:
-    """Passes scalar outputs to the reporter and everything to the user; remembers the last step."""
+    """Passes scalar outputs to the reporter and all to the user; remembers the last step."""
 
-    def __init__(self, reporter: Reporter, on_step: OnStep | None) -> None:
+    def __init__(self, reporter: Reporter, on_step: OnStep | None, first_step: int) -> None:
         self._reporter = reporter
         self._on_step = on_step
-        self.step = 0
+        self.step = first_step
         self.metrics: Metrics = {}
 
     def __call__(self, step: int, metrics: Metrics) -> None:
@@ -325,6 +393,7 @@ class _Stepping:
             plan,
             self._mailbox,
             values=values,
+            first_step=_steps_done(values),
             on_step=lambda step, metrics: self._outputs.put(metrics),
             on_finished=lambda: self._outputs.put(None),
             settings=settings,
@@ -337,15 +406,8 @@ class _Stepping:
         metrics = self._outputs.get()
         if metrics is None:
             self.run.wait()
-            raise CompileError("the plan has ended; make a new runner")
+            raise InternalError("a plan that is stepped ended by itself")
         return metrics
-
-    def close(self) -> dict[str, Array]:
-        self.run.end()
-        self.run.loop.wait()
-        variables = self.run.variables()
-        self.run.close()
-        return variables
 
 
 @contextmanager
@@ -370,4 +432,5 @@ def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
         yield received
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            if handler is not None:  # None: installed by C code, and not ours to know
+                signal.signal(signum, handler)

@@ -16,6 +16,7 @@ import numpy as np
 from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
+from actorflow.run import written_variables
 from compiler.errors import CompileError
 from compiler.plan import Plan
 
@@ -41,7 +42,7 @@ class Saver:
         first_step: step that is restored or initial, so need not be saved.
         every: when a snapshot is due.
         clock_ns: monotonic nanoseconds.
-        keeps_nan: False skips states with NaN or infinity, and reports them.
+        keeps_nan: False skips states in which training made NaN, and reports them.
         report: receives notices.
     """
 
@@ -60,6 +61,8 @@ class Saver:
     ) -> None:
         self._manager = manager
         self._roles = {v.name: v.role for v in plan.variables}
+        self._written = written_variables(plan)
+        self.refused: tuple[int, str] | None = None
         self._plan_hash = plan.graph_hash
         self._config = dict(plan.options) | {"job": plan.name}
         self._fingerprint = source.fingerprint()
@@ -78,10 +81,18 @@ class Saver:
         )
 
     def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
-        """Write one checkpoint; returns when it is durable. Raises CheckpointError."""
-        if not self._keeps_nan and not all(_is_finite(a) for a in arrays.values()):
-            self._report(f"step {step} holds NaN or infinity: not saved")
+        """Write one checkpoint; returns when it is durable. Raises CheckpointError.
+
+        A state in which training made NaN is not written, unless the run keeps such states:
+        `refused` then says which step, and the variable. Infinity may be meant (a mask), and so may
+        NaN in what training does not change.
+        """
+        broken = next((n for n in self._written if _has_nan(arrays[n])), None)
+        if broken is not None and not self._keeps_nan:
+            self.refused = (step, broken)
+            self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
             return
+        self.refused = None
         groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
         for name, array in arrays.items():
             groups["model" if self._roles[name] == "parameter" else "optim"][name] = array
@@ -152,5 +163,5 @@ def _check_variables(checkpoint: LoadedCheckpoint, plan: Plan) -> None:
             )
 
 
-def _is_finite(array: Array) -> bool:
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+def _has_nan(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())

@@ -1,13 +1,17 @@
 """The symbolic tensor: what a job's function computes with while it is traced.
 
 A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's broadcasting and
-needs equal dtypes; Python numbers take the dtype of the other operand. Whatever would need data
-(`if tensor:`, `float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
+needs equal dtypes; Python numbers take the dtype of the other operand, which must hold them. Sizes
+and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
+`float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +23,6 @@ from compiler.ops import activation, binary, elementwise, matmul, reduce, shape,
 from compiler.registry import Op
 from compiler.types import DType, TensorType, ValueId
 
-Number = int | float | bool
 Operand = Any
 """A Tensor, a Python number or a numpy array."""
 
@@ -94,6 +97,9 @@ class Tensor:
     def __pow__(self, other: Operand) -> Tensor:
         return apply(binary.POW, self, other)
 
+    def __rpow__(self, other: Operand) -> Tensor:
+        return apply(binary.POW, other, self)
+
     def __matmul__(self, other: Operand) -> Tensor:
         return apply(matmul.MATMUL, self, other)
 
@@ -155,17 +161,16 @@ class Tensor:
 
     def argmax(self, axis: int = -1, *, keepdims: bool = False) -> Tensor:
         """Index of the first maximum along `axis`, int64."""
-        return apply(reduce.ARGMAX, self, axis=_axis(self, axis), keepdims=keepdims)
+        return apply(reduce.ARGMAX, self, axis=checked_axis(self, axis), keepdims=bool(keepdims))
 
     def reshape(self, *extents: int | Sequence[int]) -> Tensor:
         """Return the same elements under another shape; one extent may be -1."""
-        given = _flat(extents)
-        return apply(shape.RESHAPE, self, shape=_resolve_shape(self, given))
+        return apply(shape.RESHAPE, self, shape=_resolve_shape(self, _flat(extents, "an extent")))
 
     def transpose(self, *perm: int | Sequence[int]) -> Tensor:
         """Permute the axes; without arguments reverse them."""
-        order = _flat(perm) or tuple(range(self.ndim))[::-1]
-        return apply(shape.TRANSPOSE, self, perm=tuple(_axis(self, a) for a in order))
+        order = _flat(perm, "an axis") or tuple(range(self.ndim))[::-1]
+        return apply(shape.TRANSPOSE, self, perm=tuple(checked_axis(self, a) for a in order))
 
     @property
     def T(self) -> Tensor:  # noqa: N802  # numpy's own name
@@ -175,17 +180,22 @@ class Tensor:
     def swapaxes(self, first: int, second: int) -> Tensor:
         """Exchange two axes."""
         order = list(range(self.ndim))
-        a, b = _axis(self, first), _axis(self, second)
+        a, b = checked_axis(self, first), checked_axis(self, second)
         order[a], order[b] = order[b], order[a]
         return self.transpose(order)
 
     def broadcast_to(self, *extents: int | Sequence[int]) -> Tensor:
         """Repeat axes of extent 1, and add leading ones, up to the given shape."""
-        return apply(shape.BROADCAST_TO, self, shape=_flat(extents))
+        wide = _flat(extents, "an extent")
+        if any(extent < 0 for extent in wide):
+            raise CompileError(
+                f"{find_source()}: broadcast_to needs extents of 0 or more, got {list(wide)}"
+            )
+        return apply(shape.BROADCAST_TO, self, shape=wide)
 
     def to(self, dtype: DType | str) -> Tensor:
         """Convert to another element type."""
-        return apply(elementwise.CAST, self, dtype=DType(dtype).value)
+        return apply(elementwise.CAST, self, dtype=_dtype(dtype, "dtype").value)
 
     def detach(self) -> Tensor:
         """Return the same values; no gradient flows back through them."""
@@ -199,6 +209,9 @@ class Tensor:
 
     def __int__(self) -> NoReturn:
         raise _no_data("a number")
+
+    def __index__(self) -> NoReturn:
+        raise _no_data("an integer")
 
     def __iter__(self) -> NoReturn:
         raise _no_data("an iterator")
@@ -230,29 +243,41 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
 
     Raises CompileError outside of a trace and for operands of wrong types.
     """
-    trace = current_trace()
-    if trace is None:
-        raise CompileError(
-            f"{find_source()}: {op} was called outside of a job; call it inside a function"
-            " decorated with @af.job"
-        )
+    trace = _recorded(str(op))
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
     values = [_value_of(trace, o, partner) for o in operands]
     made = trace.emit(op, values, Attrs(attrs))
     return tuple(Tensor(trace, v) for v in made)
 
 
+def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
+    """Return a tensor as it is, an array as a constant, a number as a constant of `partner`.
+
+    Raises CompileError for anything else, and for a number that `partner` does not hold.
+    """
+    if isinstance(operand, Tensor):
+        return operand
+    trace = _recorded("a constant")
+    return Tensor(trace, _value_of(trace, operand, partner))
+
+
+def _recorded(what: str) -> Trace:
+    trace = current_trace()
+    if trace is None:
+        raise CompileError(
+            f"{find_source()}: {what} was called outside of a job; call it inside a function"
+            " decorated with @af.job"
+        )
+    return trace
+
+
 def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
     if isinstance(operand, Tensor):
         return operand._value_in(trace)
-    if isinstance(operand, (bool, int, float, np.generic, np.ndarray)):
-        dtype = partner.value if isinstance(operand, (bool, int, float)) else None
-        if isinstance(operand, float) and not partner.is_float:
-            raise CompileError(
-                f"{find_source()}: a float cannot be combined with {partner} tensors; convert the"
-                " tensor first with .to('float32')"
-            )
-        array = np.ascontiguousarray(np.asarray(operand, dtype=dtype))
+    if isinstance(operand, (bool, int, float)):
+        return _constant(trace, _scalar(operand, partner))
+    if isinstance(operand, (np.generic, np.ndarray)):
+        array = np.ascontiguousarray(operand)
         return _constant(trace, array.reshape(np.shape(operand)))
     raise CompileError(
         f"{find_source()}: expected a tensor, a number or a numpy array, got"
@@ -260,37 +285,117 @@ def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
     )
 
 
-def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
+def _scalar(number: bool | int | float, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return a Python number in the dtype of its partner. Floats may round, nothing may wrap."""
+    if isinstance(number, float) and not dtype.is_float:
+        raise CompileError(
+            f"{find_source()}: a float cannot be combined with {dtype} tensors; convert the"
+            " tensor first with .to('float32')"
+        )
+    low, high = _range_of(dtype)
+    if not dtype.is_float:
+        if low <= number <= high:
+            return np.asarray(number, dtype.value)
+        raise _does_not_fit(number, dtype)
     try:
-        dtype = DType(str(array.dtype))
+        with np.errstate(over="ignore"):
+            array = np.asarray(float(number), dtype.value)
+    except OverflowError:  # an int beyond every float
+        raise _does_not_fit(number, dtype) from None
+    if np.isinf(array) and not math.isinf(number):
+        raise _does_not_fit(number, dtype)
+    return array
+
+
+def _range_of(dtype: DType) -> tuple[int, int] | tuple[float, float]:
+    if dtype is DType.BOOL:
+        return 0, 1
+    if dtype.is_float:
+        return float(np.finfo(dtype.value).min), float(np.finfo(dtype.value).max)
+    return int(np.iinfo(dtype.value).min), int(np.iinfo(dtype.value).max)
+
+
+def _does_not_fit(number: int | float, dtype: DType) -> CompileError:
+    low, high = _range_of(dtype)
+    wider = DType.FLOAT64 if dtype.is_float or not _fits_int64(number) else DType.INT64
+    mend = "" if wider is dtype else f", or convert the tensor first with .to('{wider}')"
+    return CompileError(
+        f"{find_source()}: the number {number} cannot be combined with {dtype} tensors, which hold"
+        f" {low} to {high}; use a number in that range{mend}"
+    )
+
+
+def _fits_int64(number: int | float) -> bool:
+    low, high = _range_of(DType.INT64)
+    return low <= number <= high
+
+
+def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
+    dtype = _dtype(str(array.dtype), "arrays of dtype")
+    attrs = Attrs({"dtype": dtype.value, "shape": array.shape, "data": array.tobytes()})
+    return trace.emit(sources.CONSTANT, [], attrs)[0]
+
+
+def _dtype(name: DType | str, what: str) -> DType:
+    try:
+        return DType(name)
     except ValueError:
         known = ", ".join(d.value for d in DType)
         raise CompileError(
-            f"{find_source()}: arrays of dtype {array.dtype} are not supported; use one of {known}"
+            f"{find_source()}: {what} {name} is not supported; use one of {known}"
         ) from None
-    attrs = Attrs({"dtype": dtype.value, "shape": array.shape, "data": array.tobytes()})
-    return trace.emit(sources.CONSTANT, [], attrs)[0]
 
 
 def _reduce(op: Op, tensor: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
     if axis is None:
         axes = tuple(range(tensor.ndim))
     else:
-        given = (axis,) if isinstance(axis, int) else tuple(axis)
-        axes = tuple(sorted(_axis(tensor, a) for a in given))
-    return apply(op, tensor, axes=axes, keepdims=keepdims)
+        axes = tuple(sorted(checked_axis(tensor, a) for a in _integers(axis, "an axis")))
+    return apply(op, tensor, axes=axes, keepdims=bool(keepdims))
 
 
-def _axis(tensor: Tensor, axis: int) -> int:
-    if not -tensor.ndim <= axis < tensor.ndim:
-        raise CompileError(f"{find_source()}: axis {axis} is out of range for {tensor.type}")
-    return axis % tensor.ndim
+def checked_axis(tensor: Tensor, axis: object) -> int:
+    """Return an axis of `tensor` counted from the front. Raises CompileError out of range."""
+    index = checked_size(axis, "an axis")
+    if not -tensor.ndim <= index < tensor.ndim:
+        raise CompileError(f"{find_source()}: axis {index} is out of range for {tensor.type}")
+    return index % tensor.ndim
 
 
-def _flat(extents: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
-    if len(extents) == 1 and not isinstance(extents[0], int):
-        return tuple(extents[0])
-    return tuple(int(e) for e in extents)  # type: ignore[arg-type]  # a mix raises TypeError here
+def checked_size(size: Any, what: str) -> int:
+    """Return an integer of Python or numpy as an int. Raises CompileError for anything else."""
+    if not isinstance(size, bool):
+        try:
+            return operator.index(size)
+        except TypeError:
+            pass
+    raise CompileError(
+        f"{find_source()}: {what} must be an integer, got {size!r} of type {type(size).__name__}"
+    )
+
+
+def checked_number(number: object, what: str) -> float:
+    """Return a number of Python or numpy as a float. Raises CompileError for anything else."""
+    if not isinstance(number, Real):
+        raise CompileError(f"{find_source()}: {what} must be a number, got {type(number).__name__}")
+    try:
+        return float(number)
+    except OverflowError:
+        raise CompileError(f"{find_source()}: {what} is too large for a float") from None
+
+
+def _flat(given: Sequence[int | Sequence[int]], what: str) -> tuple[int, ...]:
+    """Return the integers of `f(2, 3)` or `f((2, 3))`."""
+    return _integers(given[0] if len(given) == 1 else given, what)
+
+
+def _integers(given: Any, what: str) -> tuple[int, ...]:
+    """Return one integer or several as a tuple."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Tensor)):
+        given = (given,)
+    return tuple(checked_size(item, what) for item in given)
 
 
 def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -316,23 +421,37 @@ def _window(tensor: Tensor, index: Any) -> Tensor:
         raise CompileError(f"{find_source()}: too many indices for {tensor.type}: {index!r}")
     starts, stops, steps, kept = [], [], [], []
     for axis, (item, extent) in enumerate(zip(items, tensor.shape, strict=True)):
-        if isinstance(item, int) and -extent <= item < extent:
-            start, stop, step = item % extent, item % extent + 1, 1
-        elif isinstance(item, slice) and (item.step is None or item.step > 0):
-            start, stop, step = item.indices(extent)
-            kept.append(axis)
-        else:
+        window = _range(item, extent)
+        if window is None:
             raise CompileError(
                 f"{find_source()}: index {item!r} of axis {axis} is not supported for"
                 f" {tensor.type}: use integers in range and slices with positive steps; for lookups"
                 " by tensor use af.embedding"
             )
-        starts.append(start)
-        stops.append(max(start, stop))
-        steps.append(step)
-    window = apply(
+        if isinstance(item, slice):
+            kept.append(axis)
+        starts.append(window.start)
+        stops.append(max(window.start, window.stop))
+        steps.append(window.step)
+    part = apply(
         slicing.SLICE, tensor, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps)
     )
     if len(kept) == tensor.ndim:
-        return window
-    return window.reshape(tuple(window.shape[a] for a in kept))
+        return part
+    return part.reshape(tuple(part.shape[a] for a in kept))
+
+
+def _range(item: Any, extent: int) -> range | None:
+    """Return what an index takes of an axis, or None where it is no integer or slice for it."""
+    if isinstance(item, (bool, Tensor)):
+        return None
+    try:
+        if isinstance(item, slice):
+            taken = range(*item.indices(extent))
+            return taken if taken.step > 0 else None
+        position = operator.index(item)
+    except (TypeError, ValueError):
+        return None
+    if not -extent <= position < extent:
+        return None
+    return range(position % extent, position % extent + 1)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import CodeType, FrameType
 
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
@@ -23,7 +24,8 @@ from compiler.registry import Op
 from compiler.types import TensorType, ValueId
 
 _HOUSE = Path(__file__).resolve().parents[1]
-_OURS = tuple(str(_HOUSE / wing) + os.sep for wing in ("actorflow", "actors", "compiler", "memory"))
+_WINGS = ("actorflow", "actors", "compiler", "memory")
+_OURS = tuple(str(_HOUSE / wing) + os.sep for wing in _WINGS)
 
 InitSpec = tuple[tuple[str, AttrValue], ...]
 """How a variable gets its first value: ("kind", ...) and its parameters."""
@@ -32,9 +34,23 @@ InitSpec = tuple[tuple[str, AttrValue], ...]
 def find_source() -> Source:
     """Return the innermost line of the calling stack that is not ours: the user's line."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
     return Source(_shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+
+
+def source_of(function: object) -> Source:
+    """Return where the user defined a function, or the user's line for what has no code."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_filename.startswith(_OURS):
+        return find_source()
+    return Source(_shown(code.co_filename), code.co_firstlineno, code.co_name)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    if frame.f_code.co_filename == "<string>":  # the __init__ that a dataclass of ours was given
+        return str(frame.f_globals.get("__name__")).split(".")[0] in _WINGS
+    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def _shown(filename: str) -> str:

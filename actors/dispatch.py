@@ -6,9 +6,9 @@ when there is nothing to run. Nothing polls, nothing spins.
 Order of work: actors with a worker are handed over first, so that input and output overlap with
 compute; then one inline chain runs; then its messages and the inbox are delivered, and again.
 
-A failure halts the machine: what was started and has not begun is dropped, what runs finishes, and
-the ports of the sources are closed, so that a source that waits for data does not keep the run from
-ending; sinks finish what they have.
+A failure halts the machine: what was started and has not begun is dropped, what runs finishes. Only
+sources are not waited for: their ports are closed, and what one still brings is ignored, because a
+source that blocks in user code and cannot be closed must not keep the error from being shown.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from itertools import cycle, repeat
 from operator import length_hint
 from queue import SimpleQueue
+from traceback import clear_frames
 
 from actors.errors import SourceExhausted
 from actors.failure import Failure, explain
@@ -60,7 +61,8 @@ class Dispatcher:
         self._inbox: SimpleQueue[int] = SimpleQueue()
         self._commands: deque[Callable[[], object]] = deque()
         self._reported: deque[Failure] = deque()
-        self._num_running = 0
+        self._sources = frozenset(self.table.sources)
+        self._running: set[int] = set()
         self._is_exhausted = self._is_ending = False
         self._chains: list[Iterator[Chain]] = [
             cycle(phases) if len(phases) > 1 else repeat(phases[0]) for phases in bound.chains
@@ -127,6 +129,11 @@ class Dispatcher:
         self.machine.detached.clear()
         self.machine.flushing.clear()
 
+    def forget(self) -> None:
+        """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
+        self._chains.clear()
+        self._reported.clear()
+
     # -- the thread ------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -137,8 +144,11 @@ class Dispatcher:
         except BaseException as error:
             if self.failure is None:
                 self.failure = error
+            # No launch raised this: the frames are the dispatcher's own, and know the last chain.
+            clear_frames(error.__traceback__)
             self.halt()
             self._close_sources()
+        self.forget()
         for worker in self.workers.values():
             worker.put(None)
 
@@ -158,7 +168,7 @@ class Dispatcher:
                 continue
             while detached:
                 actor = detached.popleft()
-                self._num_running += 1
+                self._running.add(actor)
                 workers[actor].put(next(chains[actor]))
                 now = clock()
             if fireable:
@@ -170,6 +180,8 @@ class Dispatcher:
                         launch()
                 except BaseException as error:
                     launch_index = len(chain) - length_hint(launches) - 1
+                    # The traceback keeps this frame, and what it knows, as long as the error lives.
+                    del chain, launches, launch
                     self._fail_firing(actor, launch_index, error)
                     continue
                 before, now = now, clock()
@@ -195,7 +207,7 @@ class Dispatcher:
         if code == _COMMAND:
             self._commands.popleft()()
             return
-        self._num_running -= 1
+        self._running.remove(subject_of(code))
         self._receive(code)
 
     def _receive(self, code: int) -> None:
@@ -211,12 +223,12 @@ class Dispatcher:
 
     def _is_over(self) -> bool:
         if self.machine.is_halted:
-            return self.is_closing or not self._num_running
+            return self.is_closing or self._running <= self._sources
         return self.machine.is_finished
 
     def _check_progress(self) -> None:
         """Raise rather than wait for a message that nobody can send any more."""
-        if self._is_ending and not self._num_running and self._inbox.empty():
+        if self._is_ending and not self._running and self._inbox.empty():
             raise InternalError("the plan cannot finish: " + self.machine.stall())
 
     def _explain(self, failure: Failure) -> None:

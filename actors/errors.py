@@ -25,6 +25,7 @@ class ActorFailed(ActorflowError):
         scope: str,
         source: str,
         firing: int,
+        launch: int,
         story: tuple[str, ...],
     ) -> None:
         super().__init__(message)
@@ -33,6 +34,7 @@ class ActorFailed(ActorflowError):
         self.scope = scope
         self.source = source
         self.firing = firing
+        self.launch = launch
         self.story = story
 
 

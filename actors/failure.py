@@ -50,6 +50,7 @@ def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed
         scope=scope,
         source=source,
         firing=failure.firing,
+        launch=failure.launch,
         story=story,
     )
     failed.__cause__ = error

@@ -2,11 +2,13 @@
 
 A run has a dispatcher thread and a thread for every actor that may block (`actors.dispatch`,
 `actors.worker`); these three files are the only place with threads. A run ends when every actor has
-ended, when a firing failed, or by `close`.
+ended, when a firing failed, or by `close`. After a failure or `close` a source may still block in
+user code; a thread cannot be killed, so it is waited for a short while and then left behind.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +20,10 @@ from actors.dispatch import Dispatcher
 from actors.load import BoundPlan
 from actors.protocol import Clock
 from actors.timeline import Timeline
+from actors.worker import Worker
 from compiler.errors import ActorflowError
+
+_report = logging.getLogger("actorflow").warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,14 @@ class Loop:
         timeline: Where to record firings, or None.
         clock: Nanoseconds; for statistics and timeline only.
         on_finished: Called once on the dispatcher's thread when the run is over in any way, before
-            `wait` returns. What it raises becomes the failure of a run that had none.
+            `wait` returns. What it raises becomes the failure of a run that had none. After a
+            failure or `close` a source may still be running.
         prepare_thread: Called once on the dispatcher's thread before its first launch; what it
             raises fails the run.
         join_timeout_s: How long `close` waits for a port to let go of its thread.
+        source_timeout_s: How long `close` waits for sources, instead.
+        report: Receives a line of text for every source's thread that `close` leaves behind; by
+            default a warning in the log "actorflow".
     """
 
     def __init__(
@@ -64,11 +73,15 @@ class Loop:
         on_finished: Callable[[], object] | None = None,
         prepare_thread: Callable[[], object] = _nothing,
         join_timeout_s: float = 10.0,
+        source_timeout_s: float = 2.0,
+        report: Callable[[str], object] = _report,
     ) -> None:
         self._dispatcher = Dispatcher(bound, clock=clock, timeline=timeline)
         self._on_finished = on_finished
         self._prepare_thread = prepare_thread
         self._join_timeout_s = join_timeout_s
+        self._source_timeout_s = source_timeout_s
+        self._report = report
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._is_started = self._is_ended = self._is_closed = False
@@ -117,7 +130,8 @@ class Loop:
         """Wait until the run is over; return whether every actor ended.
 
         False means that `timeout` seconds passed, or that the loop was closed before the end.
-        Raises ActorFailed when a launch raised, with the original exception as its cause.
+        Raises ActorFailed when a launch raised, with the original exception as its cause. A clean
+        end waits for the batch that a source is fetching; a failure waits for no source.
         """
         if not self._over.wait(timeout):
             return False
@@ -128,8 +142,11 @@ class Loop:
     def close(self) -> None:
         """End the run in whatever state it is, close the ports and join the threads. Idempotent.
 
-        Raises what a port's `close` raised, and ActorflowError when a port does not let its thread
-        go within the timeout.
+        A source that blocks on although its port is closed is reported and its thread left behind;
+        it may write into its slot whenever it wakes, so the bound plan must not run again then.
+
+        Raises what a port's `close` raised, and ActorflowError when the port of any other actor
+        does not let its thread go within the timeout.
         """
         with self._lock:
             if self._is_closed:
@@ -141,6 +158,8 @@ class Loop:
         errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
         if self._is_started:
             self._join()
+        else:
+            dispatcher.forget()
         self._over.set()
         for error in errors:
             if error is not None:
@@ -159,7 +178,7 @@ class Loop:
         self.close()
 
     def statistics(self) -> LoopStatistics:
-        """Return what was done so far; exact once the run is over."""
+        """Return what was done so far; exact once the run is over and no source is left behind."""
         dispatcher = self._dispatcher
         every = range(dispatcher.table.num_actors)
         busy, waits = list(dispatcher.busy_ns), [0 for _ in every]
@@ -190,14 +209,26 @@ class Loop:
         here = threading.current_thread()
         if self._thread is not here:
             self._thread.join()
-        deadline = time.monotonic() + self._join_timeout_s
-        for worker in self._dispatcher.workers.values():
-            if worker.thread is not here:
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
-        stuck = [w.name for w in self._dispatcher.workers.values() if w.thread.is_alive()]
-        stuck = [name for name in stuck if f"actorflow-{name}" != here.name]
+        workers = [w for w in self._dispatcher.workers.values() if w.thread is not here]
+        for worker in _still_alive([w for w in workers if w.is_source], self._source_timeout_s):
+            # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
+            # writes into memory that is still its own, even after the plan was released.
+            self._report(
+                f"the data source {worker.name!r} is still blocked in its __next__"
+                f" {self._source_timeout_s} s after it was closed; its thread is left behind"
+            )
+        others = [w for w in workers if not w.is_source]
+        stuck = [w.name for w in _still_alive(others, self._join_timeout_s)]
         if stuck:
             raise ActorflowError(
                 f"the ports of {stuck} did not let their threads go {self._join_timeout_s} s after"
                 " close; a port's close must make a launch that blocks return or raise"
             )
+
+
+def _still_alive(workers: list[Worker], timeout_s: float) -> list[Worker]:
+    """Return the workers whose threads do not end within a time that they share."""
+    deadline = time.monotonic() + timeout_s
+    for worker in workers:
+        worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.thread.is_alive()]

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from actors.errors import SourceExhausted
 from actors.failure import Failure
 from actors.load import Chain
-from actors.protocol import Clock
+from actors.protocol import Clock, Launch
 from actors.timeline import Timeline
 from actors.transitions import Message, message
 
@@ -41,7 +41,7 @@ class Worker:
         self.name = name
         self.busy_ns = 0
         self.num_waits = 0
-        self._is_source = is_source
+        self.is_source = is_source
         self._post = post
         self._report = report
         self._clock = clock
@@ -54,6 +54,7 @@ class Worker:
         actor, clock, timeline = self.actor, self._clock, self._timeline
         done = message(Message.DONE, actor)
         firing = 0
+        launch: Launch | None = None
         while True:
             if self._mailbox.empty():
                 self.num_waits += 1
@@ -73,12 +74,13 @@ class Worker:
             if timeline is not None:
                 timeline.record(actor, firing, before, after)
             firing += 1
-            # What the launches raised or returned must not live on while the thread waits.
+            # Arrays must not live on while the thread waits, nor in the traceback of an error.
             del chain, launches
+            launch = None
             self._post(code)
 
     def _fail(self, error: BaseException, firing: int, launch: int) -> int:
-        if self._is_source and isinstance(error, SourceExhausted):
+        if self.is_source and isinstance(error, SourceExhausted):
             return message(Message.EXHAUSTED, self.actor)
         self._report(Failure(self.actor, firing, launch, error))
         return message(Message.FAILED, self.actor)

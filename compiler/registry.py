@@ -10,8 +10,9 @@ second registration of the same cell raises and names both files. A new op is on
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from compiler.attrs import Attrs
@@ -105,7 +106,25 @@ class OpAttr(Generic[T]):
         return self.default
 
 
+    def files(self) -> tuple[str, ...]:
+        """Return the files that filled cells and those that hold their functions, sorted."""
+        found: set[str] = set()
+        for fact, where in self._cells.values():
+            code = getattr(fact, "__code__", None)
+            found.update((where,) if code is None else (where, code.co_filename))
+        return tuple(sorted(found))
+
+
 COLUMNS: list[OpAttr[Any]] = []
+
+
+def foreign_files(known: Sequence[Path]) -> tuple[str, ...]:
+    """Return the files outside of the `known` folders that fill cells of any column, sorted.
+
+    What is typed at a prompt has a name in angle brackets instead, as in Python's own tracebacks.
+    """
+    found = {file for column in COLUMNS for file in column.files()}
+    return tuple(sorted(f for f in found if not any(Path(f).is_relative_to(k) for k in known)))
 
 
 class InferType(Protocol):
@@ -182,4 +201,10 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
 )
 is_source = OpAttr[bool](
     "is_source", "the op has no inputs and no launch; read by lowering", default=False
+)
+is_exact = OpAttr[bool](
+    "is_exact",
+    "every right kernel gives the bits of the reference: it only moves elements, or rounds one"
+    " IEEE operation per element; read by folding",
+    default=False,
 )

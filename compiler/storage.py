@@ -2,7 +2,7 @@
 
 A value's *root* is the value that owns the bytes; its *layout* says where in them it lies. View ops
 cost no launch. Update ops (column `writes`) have their variable as root, so every other reader of
-that variable must run before them: `write_after_read` lists those pairs.
+its old value must run before them: `old_reads` lists those readers, `write_after_read` the pairs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,18 @@ class Storage:
     root: tuple[ValueId, ...]
     layout: tuple[Layout, ...]
     is_launch: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OldRead:
+    """Node `reader` reads, as input `position`, bytes that node `writer` overwrites.
+
+    The two are the same node where an update reads its variable through another input as well.
+    """
+
+    reader: int
+    position: int
+    writer: int
 
 
 def dense_layout(type_: TensorType) -> Layout:
@@ -66,6 +78,14 @@ def write_after_read(graph: Graph, storage: Storage) -> list[tuple[int, int]]:
 
     Raises InternalError when two nodes write one variable.
     """
+    return [(r.reader, r.writer) for r in old_reads(graph, storage) if r.reader != r.writer]
+
+
+def old_reads(graph: Graph, storage: Storage) -> list[OldRead]:
+    """Return every read of a variable's old value, but for the inputs that updates write over.
+
+    Raises InternalError when two nodes write one variable. O(nodes).
+    """
     writer_of: dict[ValueId, int] = {}
     for index, node in enumerate(graph.nodes):
         for output, _ in writes.get(node.op):
@@ -73,17 +93,19 @@ def write_after_read(graph: Graph, storage: Storage) -> list[tuple[int, int]]:
             if variable in writer_of:
                 raise InternalError(f"{node.op} at {node.source} writes a variable written before")
             writer_of[variable] = index
-    pairs: list[tuple[int, int]] = []
+    reads: list[OldRead] = []
     if not writer_of:
-        return pairs
+        return reads
     written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
     is_after = list(_values_after(graph, storage, written))
     for index, node in enumerate(graph.nodes):
-        for value in node.inputs:
-            writer = writer_of.get(storage.root[value], index)
-            if writer != index and not is_after[value]:
-                pairs.append((index, writer))
-    return pairs
+        written_over = {position for _, position in writes.get(node.op)}
+        for position, value in enumerate(node.inputs):
+            writer = writer_of.get(storage.root[value])
+            if writer is None or is_after[value] or position in written_over:
+                continue
+            reads.append(OldRead(index, position, writer))
+    return reads
 
 
 def _values_after(graph: Graph, storage: Storage, written: set[ValueId]) -> list[bool]:

@@ -7,7 +7,9 @@ import math
 from actorflow import functional
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
-from actorflow.tensor import Tensor
+from actorflow.tensor import Tensor, checked_number, checked_size
+from actorflow.trace import find_source
+from compiler.errors import CompileError
 
 
 class Linear(Module):
@@ -17,6 +19,8 @@ class Linear(Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        in_features = _checked_extent("Linear", "in_features", in_features)
+        out_features = _checked_extent("Linear", "out_features", out_features)
         bound = 1.0 / math.sqrt(in_features)
         init = (("kind", "uniform"), ("bound", bound))
         self.weight = Parameter((out_features, in_features), init)
@@ -34,7 +38,12 @@ class Embedding(Module):
     """
 
     def __init__(self, num_embeddings: int, dim: int, *, std: float = 1.0) -> None:
-        self.weight = Parameter((num_embeddings, dim), (("kind", "normal"), ("std", float(std))))
+        num_embeddings = _checked_extent("Embedding", "num_embeddings", num_embeddings)
+        dim = _checked_extent("Embedding", "dim", dim)
+        std = checked_number(std, "std of Embedding")
+        if not std >= 0.0:
+            raise CompileError(f"{find_source()}: std of Embedding must be 0 or more, got {std}")
+        self.weight = Parameter((num_embeddings, dim), (("kind", "normal"), ("std", std)))
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return ids.shape + [dim]."""
@@ -45,7 +54,8 @@ class LayerNorm(Module):
     """Normalise the last axis; `weight` starts at 1, `bias` at 0, both [dim]."""
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
-        self.eps = eps
+        dim = _checked_extent("LayerNorm", "dim", dim)
+        self.eps = checked_number(eps, "eps of LayerNorm")
         self.weight = Parameter((dim,), (("kind", "ones"),))
         self.bias = Parameter((dim,), (("kind", "zeros"),))
 
@@ -58,8 +68,16 @@ class Dropout(Module):
     """Zero elements with probability p during training; see `functional.dropout`."""
 
     def __init__(self, p: float = 0.1) -> None:
-        self.p = p
+        self.p = functional.checked_probability(p)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""
         return functional.dropout(x, self.p)
+
+
+def _checked_extent(layer: str, name: str, extent: int) -> int:
+    """Return an extent of a layer's parameters. Raises CompileError with the user's line."""
+    size = checked_size(extent, f"{name} of {layer}")
+    if size < 1:
+        raise CompileError(f"{find_source()}: {name} of {layer} must be 1 or more, got {size}")
+    return size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.nn.parameter import Parameter
-from actorflow.trace import current_trace
+from actorflow.trace import current_trace, find_source
 from compiler.errors import CompileError
 
 
@@ -30,19 +30,20 @@ class Module:
         raise CompileError(f"{type(self).__name__} has no __call__: define what it computes")
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (path, module) for this module and all below it, depth first, each once."""
-        seen: set[int] = set()
-        for path, item in _walk(self, prefix, seen):
+        """Yield (path, module) for this module and all below it, depth first, each once.
+
+        Raises CompileError where two share a path.
+        """
+        for path, item in _walk(self, prefix):
             if isinstance(item, Module):
                 yield path, item
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield (path, parameter), each once, in order of assignment.
 
-        A shared parameter comes under its first path.
+        A shared parameter comes under its first path. Raises CompileError where two share a path.
         """
-        seen: set[int] = set()
-        for path, item in _walk(self, prefix, seen):
+        for path, item in _walk(self, prefix):
             if isinstance(item, Parameter):
                 yield path, item
 
@@ -91,23 +92,39 @@ def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
     return scoped
 
 
-def _walk(item: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(item, Parameter):
-        if id(item) not in seen:
-            seen.add(id(item))
-            yield path, item
-        return
-    if isinstance(item, Module):
+def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Parameter]]:
+    """Yield what is below `root`, each object once and each path once."""
+    seen: set[int] = set()
+    places: dict[str, str] = {}
+    for path, place, item in _visit(root, prefix, type(root).__name__, seen):
+        if path in places:
+            raise CompileError(
+                f"{find_source()}: {places[path]} and {place} share the path {path!r}; rename one"
+                " of them"
+            )
+        places[path] = place
+        yield path, item
+
+
+def _visit(
+    item: Any, path: str, place: str, seen: set[int]
+) -> Iterator[tuple[str, str, Module | Parameter]]:
+    """Yield (path, place as Python writes it, item), depth first."""
+    if isinstance(item, (Module, Parameter)):
         if id(item) in seen:
             return
         seen.add(id(item))
-        yield path, item
-        children = item.__dict__.items()
-    elif isinstance(item, (list, tuple)):
-        children = {str(i): child for i, child in enumerate(item)}.items()
-    elif isinstance(item, dict):
-        children = {str(key): child for key, child in item.items()}.items()
-    else:
-        return
-    for name, child in children:
-        yield from _walk(child, f"{path}.{name}" if path else name, seen)
+        yield path, place, item
+    for name, step, child in _children(item):
+        yield from _visit(child, f"{path}.{name}" if path else name, place + step, seen)
+
+
+def _children(item: Any) -> list[tuple[str, str, Any]]:
+    """Return (name in a path, step in Python, child) of a module or container."""
+    if isinstance(item, Module):
+        return [(name, f".{name}", child) for name, child in vars(item).items()]
+    if isinstance(item, (list, tuple)):
+        return [(str(i), f"[{i}]", child) for i, child in enumerate(item)]
+    if isinstance(item, dict):
+        return [(str(key), f"[{key!r}]", child) for key, child in item.items()]
+    return []

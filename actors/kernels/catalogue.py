@@ -8,6 +8,7 @@ from elsewhere is added with `register` and is preferred to ours.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -45,6 +46,9 @@ HOST_KERNELS: tuple[Kernel, ...] = (
 
 _registered: list[Kernel] = []
 
+_files: dict[str, tuple[str, ...]] = {}
+"""Per registered name the file that registered the kernel, and the one that defines its class."""
+
 
 def register(kernel: Kernel) -> None:
     """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name."""
@@ -56,15 +60,23 @@ def register(kernel: Kernel) -> None:
             " another name"
         )
     _registered.insert(0, kernel)
+    module = sys.modules.get(type(kernel).__module__)
+    defined = getattr(module, "__file__", None) or f"<{type(kernel).__module__}>"
+    _files[kernel.name] = (sys._getframe(1).f_code.co_filename, defined)
 
 
 def unregister(name: str) -> None:
     """Take back a registered kernel. Raises LookupError when there is none of that name."""
     for index, kernel in enumerate(_registered):
         if kernel.name == name:
-            del _registered[index]
+            del _registered[index], _files[name]
             return
     raise LookupError(f"no kernel called {name!r} was registered")
+
+
+def registered_files() -> tuple[str, ...]:
+    """Return the files that decide what registered kernels do, sorted; `<...>` has no file."""
+    return tuple(sorted({file for files in _files.values() for file in files}))
 
 
 def find(op: str) -> tuple[Kernel, ...]:

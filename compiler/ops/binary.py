@@ -20,7 +20,7 @@ from compiler.ops.signature import (
     expect_number,
 )
 from compiler.ops.sources import is_scalar_constant, scalar
-from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
 from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
@@ -111,6 +111,11 @@ def _where_type(inputs: Types, attrs: Attrs) -> Types:
     dtype = expect_equal_dtypes((a, b))
     return (TensorType(dtype, broadcast_shape(condition.shape, a.shape, b.shape)),)
 
+
+for _op in (ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, WHERE):
+    is_exact.register(_op, True)
+for _op in (EQUAL, NOT_EQUAL, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL):
+    is_exact.register(_op, True)
 
 reference.register(ADD, pointwise(np.add))
 reference.register(SUB, pointwise(np.subtract))

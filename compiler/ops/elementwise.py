@@ -9,7 +9,7 @@ from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values, pointwise
 from compiler.ops.signature import SIGNED, Array, Types, expect_float, expect_inputs
 from compiler.ops.sources import declared_dtype
-from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
 from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
@@ -82,6 +82,9 @@ def _cast_type(inputs: Types, attrs: Attrs) -> Types:
     (x,) = expect_inputs(inputs, "x")
     return (TensorType(declared_dtype(attrs), x.shape),)
 
+
+for _op in (NEG, ABS, SQUARE, SQRT, CAST):
+    is_exact.register(_op, True)
 
 reference.register(NEG, pointwise(np.negative))
 reference.register(ABS, pointwise(np.abs))

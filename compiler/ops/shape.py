@@ -12,7 +12,17 @@ from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values
 from compiler.ops.signature import Array, Types, broadcast_shape, expect_inputs
-from compiler.registry import Cost, Layout, OpTypeError, cost, define, infer_type, reference, view
+from compiler.registry import (
+    Cost,
+    Layout,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    is_exact,
+    reference,
+    view,
+)
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId, contiguous_strides
 
@@ -99,6 +109,10 @@ def _broadcast_type(inputs: Types, attrs: Attrs) -> Types:
 @infer_type.of(STOP_GRADIENT, COPY)
 def _same_type(inputs: Types, attrs: Attrs) -> Types:
     return expect_inputs(inputs, "x")
+
+
+for _op in (RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY):
+    is_exact.register(_op, True)
 
 
 @reference.of(RESHAPE)

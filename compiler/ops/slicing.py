@@ -8,7 +8,17 @@ from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads, Values, gradient_of
 from compiler.ops.signature import Array, Types, expect_equal_dtypes, expect_inputs
-from compiler.registry import Cost, Layout, OpTypeError, cost, define, infer_type, reference, view
+from compiler.registry import (
+    Cost,
+    Layout,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    is_exact,
+    reference,
+    view,
+)
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
 
@@ -23,6 +33,9 @@ An extent n > 0 becomes low + (n - 1) * step + 1 + high; an extent of 0 becomes 
 
 CONCAT = define("concat")
 """x0, x1, ... -> the inputs one after another along an axis. Attrs: axis."""
+
+for _op in (SLICE, PAD, CONCAT):
+    is_exact.register(_op, True)
 
 
 @infer_type.of(SLICE)

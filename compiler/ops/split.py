@@ -15,12 +15,14 @@ from compiler.ops.shape import broadcast_value
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.ops.slicing import CONCAT
 from compiler.ops.sources import scalar
-from compiler.registry import OpTypeError, define, infer_type, reference
+from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
 from compiler.rules import gradient
 from compiler.types import TensorType
 
 SPLIT = define("split")
 """x -> `sections` dense parts of equal extent along an axis. Attrs: axis, sections."""
+
+is_exact.register(SPLIT, True)
 
 
 @infer_type.of(SPLIT)

@@ -1,9 +1,14 @@
 """Prune, fold constants, merge common subexpressions, apply each op's own algebra, all exact.
 
 One walk in topological order copies the graph into a fresh builder: a node is replaced by what its
-`simplify` column says, folded through its `reference` when all inputs are constants and the result
-is small, or merged with an equal node emitted before. Then everything no root needs is dropped.
-Every rewrite gives bit-identical results.
+`simplify` column says, folded through its `reference` when the op `is_exact`, all inputs are
+constants and the result is small, or merged with an equal node emitted before. Then everything no
+root needs is dropped.
+
+Results stay bit-identical: exp, gelu, a sum over an axis and their like are not folded, because
+the bits of a kernel that approximates, or adds in another order, are not the reference's. The one
+exception is a power with the constant exponent 1 or 2, which becomes x or its square: these are
+correctly rounded, and a kernel's pow may be a unit in the last place beside them.
 
 Guarantees: no unused node, no two equal pure nodes, no foldable node under FOLD_LIMIT_BYTES.
 """
@@ -17,7 +22,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.graph import Graph, GraphBuilder, Node, remap
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.registry import Op, is_source, reference, view, writes
+from compiler.registry import Op, is_exact, reference, view, writes
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
 
@@ -105,7 +110,7 @@ def _rewrite(
 
 def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[ValueId, ...] | None:
     """Evaluate a node of constants. Views stay views: a broadcast constant costs no bytes."""
-    if not inputs or is_source.get(node.op) or view.has(node.op) or writes.get(node.op):
+    if not inputs or not is_exact.get(node.op) or view.has(node.op) or writes.get(node.op):
         return None
     if any([b.producer_of(v).op is not CONSTANT for v in inputs]) or not reference.has(node.op):
         return None

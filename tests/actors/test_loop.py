@@ -1,12 +1,17 @@
 """The real loop with fake kernels and ports; gates instead of sleeps."""
 
 import dataclasses
+import gc
+import logging
+import operator
 import threading
+import weakref
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
 
-from actors.errors import SourceExhausted
+from actors.errors import ActorFailed, SourceExhausted
 from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
@@ -179,15 +184,24 @@ def test_a_flushed_copy_takes_a_last_snapshot(plan_maker, fake_port, fake_kernel
 # -- life and death --------------------------------------------------------------------------------
 
 
+def let_go(gate):
+    """Open a gate, and wait for the threads that a loop left behind it."""
+    gate.open()
+    for thread in threading.enumerate():
+        if thread.name.startswith("actorflow-"):
+            thread.join(PATIENCE)
+
+
 def test_close_releases_a_source_that_waits_for_data(pipeline, bodies):
-    gate = bodies.Gate()
+    gate, said = bodies.Gate(), []
     bound, _ = pipeline(gate)
-    loop = Loop(bound)
+    loop = Loop(bound, report=said.append)
     loop.start()
     loop.admit(1)
     gate.wait_entered()
     loop.close()
     assert loop.wait(PATIENCE) is False
+    assert said == []
 
 
 def test_close_does_not_take_a_sources_complaint_for_a_failure(pipeline):
@@ -238,20 +252,17 @@ def test_close_passes_on_what_a_port_raises_after_all_threads_ended(pipeline, bo
     assert ports["data"].num_closed == 1
 
 
-def test_close_names_a_port_that_does_not_let_its_thread_go(pipeline, bodies):
+def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies):
     gate = bodies.Gate()
-    bound, ports = pipeline(gate)
-    ports["data"].close = lambda: None
+    bound, ports = pipeline(sink=gate)
+    ports["log"].close = lambda: None
     loop = Loop(bound, join_timeout_s=0.0)
     loop.start()
     loop.admit(1)
     gate.wait_entered()
-    with pytest.raises(ActorflowError, match=r"the ports of \['data'.* did not let"):
+    with pytest.raises(ActorflowError, match=r"the ports of \['log'.* did not let"):
         loop.close()
-    gate.open()
-    for thread in threading.enumerate():
-        if thread.name.startswith("actorflow-"):
-            thread.join(PATIENCE)
+    let_go(gate)
 
 
 def test_a_bound_plan_can_run_again_in_a_new_loop(pipeline):
@@ -341,3 +352,119 @@ def test_what_the_preparation_raises_fails_the_run_before_any_launch(pipeline):
         with pytest.raises(RuntimeError, match="no such device"):
             loop.wait(PATIENCE)
     assert not launched
+
+
+# -- sources that block and cannot be closed -------------------------------------------------------
+
+LEFT_BEHIND = (
+    "the data source 'data' is still blocked in its __next__ 0.0 s after it was closed;"
+    " its thread is left behind"
+)
+
+
+@pytest.fixture
+def deaf(pipeline, bodies):
+    """A started loop whose source blocks in its second firing, deaf to close; then `body` runs."""
+    gate = bodies.Gate()
+
+    def build(wake=lambda tokens: None, **body):
+        firings = iter(range(9))
+
+        def source(tokens):
+            gate(tokens)
+            if next(firings) == 1:
+                wake(tokens)
+
+        def fail(*_):
+            gate.wait_entered()
+            gate.wait_entered()
+            raise ValueError("no")
+
+        options = {"report": body.pop("report")} if "report" in body else {}
+        bound, ports = pipeline(source, **{where: fail})
+        ports["data"].close = lambda: None
+        loop = Loop(bound, source_timeout_s=0.0, **options)
+        gate.open()
+        loop.start()
+        loop.admit(9)
+        return loop, bound
+
+    yield build
+    let_go(gate)
+
+
+def test_a_clean_end_waits_for_the_batch_that_is_being_fetched(pipeline, bodies):
+    gate, seen = bodies.Gate(), []
+    bound, _ = pipeline(gate, sink=lambda tokens: seen.append(1))
+    with Loop(bound) as loop:
+        loop.admit(1)
+        gate.wait_entered()
+        loop.end()
+        taken = threading.Event()
+        loop._dispatcher.command(taken.set)
+        assert taken.wait(PATIENCE)
+        assert loop.wait(0) is False
+        gate.open()
+        assert loop.wait(PATIENCE) is True
+    assert seen == [1]
+
+
+# -- who keeps the arena ---------------------------------------------------------------------------
+
+
+def arena_of(ports):
+    """A weak reference to the block of an arena; fakes forget what they were bound to."""
+    arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
+    for port in ports.values():
+        port.bound.clear()
+    return arena
+
+
+@pytest.mark.parametrize("actor", [0, 1, 2])
+def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, actor):
+    bound, ports = pipeline()
+    # The launch holds an array and raises from C: no frame of its own, only ours could keep it.
+    refuse = partial(operator.index, ports["log"].bound[0][0]["x"])
+    chains = list(bound.chains)
+    chains[actor] = tuple([(*chain[:-1], refuse) for chain in chains[actor]])
+    bound.chains = tuple(chains)
+    del refuse, chains
+    arena = arena_of(ports)
+    with Loop(bound) as loop:
+        loop.admit(9)
+        with pytest.raises(ActorFailed) as caught:
+            loop.wait(PATIENCE)
+    assert arena() is not None
+    bound.release()
+    gc.collect()
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert caught.value.__cause__.__traceback__ is not None
+    assert arena() is None
+
+
+def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, bodies):
+    bound, ports = pipeline()
+    arena = arena_of(ports)
+    with Loop(bound) as loop:
+        loop.admit(1)
+        loop._dispatcher.command(bodies.fail_at(0, InternalError("a bug")))
+        with pytest.raises(InternalError, match="a bug") as caught:
+            loop.wait(PATIENCE)
+    bound.release()
+    gc.collect()
+    assert caught.value.__traceback__ is not None
+    assert arena() is None
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_closed_loop_does_not_keep_the_arena(pipeline, is_started):
+    bound, ports = pipeline()
+    arena = arena_of(ports)
+    loop = Loop(bound)
+    if is_started:
+        loop.start()
+    loop.close()
+    bound.release()
+    gc.collect()
+    assert loop.wait(0) is False
+    assert arena() is None

@@ -1,7 +1,6 @@
 import threading
 
 import numpy as np
-import pytest
 
 import actorflow as af
 
@@ -76,30 +75,3 @@ def test_a_job_without_training_computes_its_outputs(mlp):
     expected = np.maximum(x @ w1.T + b1, 0) @ w2.T + b2
     np.testing.assert_allclose(out["logits"], expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(out["twice"], 2 * x)
-
-
-def test_a_refused_batch_changes_nothing_and_the_next_step_goes_on(mlp, classification, classify):
-    train, model, other = classify(), mlp(), mlp()
-    batches = [next(classification()) for _ in range(3)]
-    expected = [train.step(other, batch)["loss"] for batch in batches]
-    train.close(other)
-    got = [train.step(model, batches[0])["loss"]]
-    runner = train._runners[model][1]
-    with pytest.raises(af.DataError, match=r"batch\['x'\]"):
-        runner.step({**batches[1], "x": batches[1]["x"].astype(np.float64)})
-    got += [train.step(model, batch)["loss"] for batch in batches[1:]]
-    train.close(model)
-    assert got == expected
-
-
-def test_a_failed_step_goes_back_to_the_variables_before_and_says_so(
-    mlp, classification, classify, caplog
-):
-    train, model = classify(), mlp()
-    good = next(classification())
-    first = train.step(model, good)["loss"]
-    with pytest.raises(af.ActorFailed):
-        train.step(model, {**good, "y": np.full(16, 99, np.int32)})
-    assert "go back" in caplog.text
-    assert train.step(model, good)["loss"] == first
-    train.close(model)

@@ -1,0 +1,440 @@
+"""Prove that every two accesses to the same bytes are ordered, or name the pair that is not.
+
+**What orders.** The dataflow: `actors.clocks` says which firing happens before which. Launches
+inside a chain are ordered.
+
+**Streams order nothing more.** Firings on one stream never overlap in time, but whatever the path
+leaves open may run either way round: two firings without a path have a schedule with each of them
+first, and that schedule, one firing at a time, is legal on one stream as on many. The dispatcher
+takes one of them; which one is no property of the plan. So a conflict without a path is an error
+on one stream too, and the clocks have one component per actor.
+
+**How.** (1) What a firing touches is gathered per actor and view, because the launches of a firing
+are ordered among themselves. (2) A sweep over addresses cuts the arenas where an access begins or
+ends, and puts bytes that the same actors touch in the same turns into one class; bytes of a single
+actor drop out, and all variables of a plan end in one class. (3) The firings of some periods are
+visited, each with its vector clock. A class keeps per actor only its last write and its last read,
+since earlier ones happen before (as FastTrack does: Flanagan & Freund 2009).
+
+**How many periods.** Free edges are missing at the start only, so a later pair without a path has
+its copy in the first turn of the slots; and two actors get no further apart than the slots between
+them allow. Turn plus distance is enough for any length of run.
+
+Guarantee: no two accesses of a run conflict unordered, up to the end of admission. Not modelled is
+the end itself, where a flushed firing takes fewer tokens and slots come home unused. Not checked
+is whether a value lives until its last reader: that is `compiler.verify`, on registers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+from typing import NamedTuple
+
+from actors.clocks import Clock, downstream, lags_behind, unroll
+from actors.table import MachineTable
+from compiler.errors import ActorflowError
+from compiler.plan import Actor, ActorKind, Plan, RegisterKind, View
+
+MAX_FIRINGS = 400_000
+"""Firings visited at most, in about two seconds; only rates of tens of thousands reach it."""
+
+_NUM_NAMED = 8
+"""Races named in a message; `RaceError.races` has all."""
+
+_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
+_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one firing does to one slot of a register; `op` is the first launch that does it.
+
+    Of a source or sink, `op` is its kind and `scope` the name of the field.
+    """
+
+    actor: str
+    firing: int
+    op: str
+    scope: str
+    source: str
+    register: str
+    slot: int
+    is_write: bool
+
+    def __str__(self) -> str:
+        scope = f" in {self.scope!r}" if self.scope else ""
+        verb = "writes" if self.is_write else "reads"
+        return (
+            f"{self.actor!r} firing {self.firing}: {self.op}{scope} ({self.source}) {verb}"
+            f" register {self.register!r} slot {self.slot}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses to bytes [start_bytes, end_bytes) of an arena that nothing orders.
+
+    `missing` names the two ends of a control edge that would order them, producer first, with its
+    `rates`. With the fewest slots that these allow, the two actors take turns.
+    """
+
+    first: Access
+    second: Access
+    arena: int
+    start_bytes: int
+    end_bytes: int
+    is_same_stream: bool
+    missing: tuple[str, str]
+    rates: tuple[int, int]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the missing edge; its rates have no common divisor."""
+        return sum(self.rates) - 1
+
+    def __str__(self) -> str:
+        how = "either way round on one stream" if self.is_same_stream else "at the same time"
+        is_one_place = (self.first.register, self.first.slot) == (
+            self.second.register,
+            self.second.slot,
+        )
+        return (
+            f"bytes [{self.start_bytes}, {self.end_bytes}) of arena {self.arena}\n"
+            f"    {self.first}\n    {self.second}\n"
+            f"    nothing orders them: they may run {how}; add a control edge from"
+            f" {self.missing[0]!r} to {self.missing[1]!r} (rates {self.rates[0]} and"
+            f" {self.rates[1]}, {self.num_slots} slots)"
+            + ("" if is_one_place else ", or give both bytes of their own")
+        )
+
+
+class RaceError(ActorflowError):
+    """Conflicting accesses without an order; `races` is in the order of addresses."""
+
+    def __init__(self, message: str, races: tuple[Race, ...]) -> None:
+        super().__init__(message)
+        self.races = races
+
+
+@dataclass(frozen=True, slots=True)
+class RaceReport:
+    """How much was checked. `num_classes` are classes of bytes that several actors share.
+
+    `is_exhaustive` is False when MAX_FIRINGS cut the visit short of what proves any length of run.
+    """
+
+    periods: int
+    num_firings: int
+    num_accesses: int
+    num_classes: int
+    num_pairs: int
+    is_exhaustive: bool
+
+
+class _Turn(NamedTuple):
+    """An actor reads or writes in its firings k with k mod modulus = residue."""
+
+    actor: int
+    modulus: int
+    residue: int
+    is_write: bool
+
+
+class _Touch(NamedTuple):
+    """Bytes [start, end) and whose turn it is to touch them; the rest is for the message."""
+
+    arena: int
+    start: int
+    end: int
+    turn: _Turn
+    register: int
+    slot: int
+    op: str
+    scope: str
+    source: int
+
+
+class _Segment(NamedTuple):
+    """Bytes [start, end) that several actors touch, with the numbers of their touches."""
+
+    arena: int
+    start: int
+    end: int
+    touches: tuple[int, ...]
+
+
+class _Conflict(NamedTuple):
+    """Two firings that touch the bytes of a class without an order."""
+
+    bytes_class: int
+    first: _Turn
+    first_firing: int
+    second: _Turn
+    second_firing: int
+
+
+_Classes = dict[tuple[_Turn, ...], list[_Segment]]
+
+
+def check_races(plan: Plan, periods: int = 3) -> RaceReport:
+    """Check that every pair of conflicting accesses of a run is ordered.
+
+    Takes O(touches log touches + firings * (edges * actors + shared classes)).
+
+    Args:
+        plan: A plan that can be loaded.
+        periods: At least so many periods are unrolled; more where slots need more to come round.
+
+    Raises:
+        RaceError: Some pair is unordered. All actors that race are named in pairs, once per pair of
+            registers, with the first launch of either that touches the bytes.
+        InternalError: The actor graph does not balance or deadlocks.
+    """
+    table = MachineTable.of(plan)
+    touches = _gather(plan)
+    classes = _share(touches)
+    depth = max([periods, *[_depth(table, turns) for turns in classes]])
+    hunt = _Hunt(table, tuple(classes))
+    for actor, firing, clock in unroll(table, depth, MAX_FIRINGS):
+        hunt.visit(actor, firing, clock)
+    races = _name(plan, table, touches, tuple(classes.values()), hunt.conflicts.values())
+    if races:
+        raise RaceError(_message(plan, races), races)
+    return RaceReport(
+        depth,
+        hunt.num_firings,
+        len(touches),
+        len(classes),
+        hunt.num_pairs,
+        hunt.num_firings == depth * sum(table.repetitions),
+    )
+
+
+# -- what a firing touches -----------------------------------------------------------------------
+
+
+def _gather(plan: Plan) -> list[_Touch]:
+    """Return the touches of all actors, each actor's in the order of its launches."""
+    extents = [_extent(view) for view in plan.views]
+    touches: list[_Touch] = []
+    for actor in plan.actors:
+        rates = {port.register: port.rate for port in actor.inputs + actor.outputs}
+        seen: set[tuple[int, int, bool]] = set()
+        for view, edge, is_write, op, scope, source in _operands(plan, actor):
+            if (view, edge, is_write) in seen or extents[view][0] == extents[view][1]:
+                continue
+            seen.add((view, edge, is_write))
+            register = plan.registers[plan.views[view].register]
+            turns: tuple[tuple[int, int, int], ...] = ((0, 1, 0),)
+            if plan.registers[edge].kind in _EDGES:
+                turns = _turns(plan.registers[edge].num_slots, rates.get(plan.registers[edge].id))
+            for slot, modulus, residue in turns:
+                slot %= register.num_slots
+                start, end = [register.offsets_bytes[slot] + byte for byte in extents[view]]
+                turn, id_ = _Turn(actor.id, modulus, residue, is_write), register.id
+                touches.append(
+                    _Touch(register.arena, start, end, turn, id_, slot, op, scope, source)
+                )
+    return touches
+
+
+def _extent(view: View) -> tuple[int, int]:
+    """Return the smallest range of bytes, in the register, that holds all elements of a view."""
+    if view.type.num_elements == 0:
+        return (0, 0)
+    steps = [(n - 1) * s for n, s in zip(view.type.shape, view.strides_bytes, strict=True)]
+    start = view.offset_bytes + sum([step for step in steps if step < 0])
+    last = view.offset_bytes + sum([step for step in steps if step > 0])
+    return start, last + view.type.dtype.itemsize
+
+
+def _operands(plan: Plan, actor: Actor) -> Iterator[tuple[int, int, bool, str, str, int]]:
+    """Yield view, the register whose slots it follows, is_write, op, scope and line."""
+    if actor.kind in _PORTED:
+        kind = actor.kind.value
+        for ports, is_write in ((actor.inputs, False), (actor.outputs, True)):
+            registers = {port.register for port in ports}
+            for field in plan.fields:
+                if field.register in registers:
+                    yield field.view, field.register, is_write, kind, field.name, field.source
+        return
+    for launch in actor.launches:
+        workspace = () if launch.workspace is None else (launch.workspace,)
+        for views, is_write in ((launch.inputs, False), (launch.outputs + workspace, True)):
+            for view in views:
+                register = plan.views[view].register
+                yield view, register, is_write, launch.op, launch.scope, launch.source
+
+
+def _turns(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...]:
+    """Return (slot, modulus, residue) for every slot and every firing that works on it.
+
+    Without a port (rate None), which no loader accepts, each firing is taken to touch every slot.
+    """
+    if rate is None:
+        return tuple([(slot, 1, 0) for slot in range(num_slots)])
+    modulus = num_slots // gcd(num_slots, rate)
+    return tuple(
+        [
+            ((residue * rate + token) % num_slots, modulus, residue)
+            for residue in range(modulus)
+            for token in range(rate)
+        ]
+    )
+
+
+# -- which bytes are shared ----------------------------------------------------------------------
+
+
+def _share(touches: Sequence[_Touch]) -> _Classes:
+    """Return the segments that two actors touch and one writes, by the turns of all touches."""
+    events = [(t.arena, t.start, 1, i) for i, t in enumerate(touches)]
+    events += [(t.arena, t.end, 0, i) for i, t in enumerate(touches)]
+    events.sort()
+    classes: _Classes = {}
+    active: set[int] = set()
+    actors: Counter[int] = Counter()
+    previous = 0
+    for arena, address, is_start, index in events:
+        if len(actors) > 1 and address > previous:
+            key = tuple(sorted({touches[i].turn for i in active}))
+            if any([turn.is_write for turn in key]):
+                segment = _Segment(arena, previous, address, tuple(sorted(active)))
+                classes.setdefault(key, []).append(segment)
+        previous = address
+        actor = touches[index].turn.actor
+        if is_start:
+            active.add(index)
+            actors[actor] += 1
+        else:
+            active.remove(index)
+            actors[actor] -= 1
+            if not actors[actor]:
+                del actors[actor]
+    return classes
+
+
+# -- how far to unroll ---------------------------------------------------------------------------
+
+
+def _depth(table: MachineTable, turns: tuple[_Turn, ...]) -> int:
+    """Return after how many periods a class of bytes can show no new pair of accesses.
+
+    Slots and repetitions come round together after the least common multiple. Beyond that, the one
+    firing of an unordered pair can be only so many periods ahead of the other.
+    """
+    round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in turns])
+    actors = sorted({turn.actor for turn in turns})
+    lags = [lags_behind(table, actor) for actor in actors]
+    return round_ + max([lag.get(actor, 0) for lag in lags for actor in actors])
+
+
+# -- the comparison ------------------------------------------------------------------------------
+
+
+class _Hunt:
+    """Compares each access with the last conflicting one of every other actor, per class."""
+
+    __slots__ = ("_reads", "_turns", "_writes", "conflicts", "num_firings", "num_pairs")
+
+    def __init__(self, table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> None:
+        self._turns: list[list[tuple[int, _Turn]]] = [[] for _ in range(table.num_actors)]
+        for index, turns in enumerate(classes):
+            for turn in turns:
+                self._turns[turn.actor].append((index, turn))
+        self._writes: list[dict[int, tuple[int, _Turn]]] = [{} for _ in classes]
+        self._reads: list[dict[int, tuple[int, _Turn]]] = [{} for _ in classes]
+        self.conflicts: dict[tuple[int, int, int], _Conflict] = {}
+        self.num_firings = 0
+        self.num_pairs = 0
+
+    def visit(self, actor: int, firing: int, clock: Clock) -> None:
+        """Take the next firing; keep the first conflict of each class and pair of actors."""
+        self.num_firings += 1
+        for index, turn in self._turns[actor]:
+            if firing % turn.modulus != turn.residue:
+                continue
+            reads, writes = self._reads[index], self._writes[index]
+            for earlier in (writes, reads) if turn.is_write else (writes,):
+                self.num_pairs += len(earlier)
+                for other, (last, last_turn) in earlier.items():
+                    if last >= clock[other] and other != actor:
+                        self.conflicts.setdefault(
+                            (index, min(actor, other), max(actor, other)),
+                            _Conflict(index, last_turn, last, turn, firing),
+                        )
+            (writes if turn.is_write else reads)[actor] = (firing, turn)
+
+
+# -- the error -----------------------------------------------------------------------------------
+
+
+def _name(
+    plan: Plan,
+    table: MachineTable,
+    touches: Sequence[_Touch],
+    classes: Sequence[list[_Segment]],
+    conflicts: Iterable[_Conflict],
+) -> tuple[Race, ...]:
+    """Return the conflicts in words, each pair of actors and registers once, by address."""
+    races: dict[tuple[tuple[int, int], ...], Race] = {}
+    for conflict in conflicts:
+        for segment in classes[conflict.bytes_class]:
+            found = [touches[i] for i in segment.touches]
+            first = next(t for t in found if t.turn == conflict.first)
+            second = next(t for t in found if t.turn == conflict.second)
+            key = tuple(sorted([(t.turn.actor, t.register) for t in (first, second)]))
+            if key not in races:
+                races[key] = _race(plan, table, conflict, first, second)
+    return tuple(sorted(races.values(), key=lambda race: (race.arena, race.start_bytes)))
+
+
+def _race(
+    plan: Plan, table: MachineTable, conflict: _Conflict, first: _Touch, second: _Touch
+) -> Race:
+    producer, consumer = _missing(table, first.turn, second.turn)
+    repetitions = table.repetitions[producer], table.repetitions[consumer]
+    common = gcd(*repetitions)
+    return Race(
+        _access(plan, first, conflict.first_firing),
+        _access(plan, second, conflict.second_firing),
+        first.arena,
+        max(first.start, second.start),
+        min(first.end, second.end),
+        table.streams[first.turn.actor] == table.streams[second.turn.actor],
+        (table.names[producer], table.names[consumer]),
+        (repetitions[1] // common, repetitions[0] // common),
+    )
+
+
+def _missing(table: MachineTable, first: _Turn, second: _Turn) -> tuple[int, int]:
+    """Return producer and consumer of the edge to add: along the tokens, else to the reader."""
+    producer, consumer = first.actor, second.actor
+    if consumer in downstream(table, producer):
+        return producer, consumer
+    if producer in downstream(table, consumer) or (second.is_write and not first.is_write):
+        return consumer, producer
+    return producer, consumer
+
+
+def _access(plan: Plan, touch: _Touch, firing: int) -> Access:
+    return Access(
+        plan.actors[touch.turn.actor].name,
+        firing,
+        touch.op,
+        touch.scope,
+        str(plan.sources[touch.source]),
+        plan.registers[touch.register].name,
+        touch.slot,
+        touch.turn.is_write,
+    )
+
+
+def _message(plan: Plan, races: tuple[Race, ...]) -> str:
+    named = "\n  ".join([str(race) for race in races[:_NUM_NAMED]])
+    more = f"\n  and {len(races) - _NUM_NAMED} more" if len(races) > _NUM_NAMED else ""
+    count = "a race" if len(races) == 1 else f"{len(races)} races"
+    return f"plan {plan.name!r} has {count}:\n  {named}{more}"

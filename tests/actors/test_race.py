@@ -1,0 +1,498 @@
+"""Races are found, ordered plans pass, and a brute-force oracle agrees on random plans."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import actorflow as af
+from actorflow import nn
+from actors.race import RaceError, check_races
+from compiler.errors import InternalError
+from compiler.plan import ActorKind, Field, Port, Register, RegisterKind
+from compiler.types import RegisterId, StreamId
+
+EVERY = 4
+
+
+class Model(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def __call__(self, x):
+        return self.down(af.relu(self.up(x)))
+
+
+@af.job(optimizer=af.optim.AdamW(1e-2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+@pytest.fixture(scope="module")
+def job_plan(tmp_path_factory):
+    """A training step with a snapshot of the variables after every fourth."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_CACHE", str(tmp_path_factory.mktemp("plans")))
+        data = {"x": np.zeros((16, 8), np.float32), "y": np.zeros(16, np.int32)}
+        return train.compile(Model(), af.data.ArraySource(data, batch=4), every=EVERY)
+
+
+def actor_of(plan, name):
+    return next(a for a in plan.actors if a.name == name)
+
+
+def register_of(plan, name):
+    return next(r for r in plan.registers if r.name == name)
+
+
+def with_actor(plan, name, **changes):
+    actors = [replace(a, **changes) if a.name == name else a for a in plan.actors]
+    return replace(plan, actors=tuple(actors))
+
+
+def with_register(plan, name, **changes):
+    registers = [replace(r, **changes) if r.name == name else r for r in plan.registers]
+    return replace(plan, registers=tuple(registers))
+
+
+def races_of(plan):
+    with pytest.raises(RaceError) as caught:
+        check_races(plan)
+    return caught.value
+
+
+def pairs_of(error):
+    return {frozenset((race.first.actor, race.second.actor)) for race in error.races}
+
+
+# -- the plan of a job and its mutants -----------------------------------------------------------
+
+
+def test_the_plan_of_a_training_job_has_no_race(job_plan):
+    report = check_races(job_plan)
+    assert report.periods >= 3
+    assert report.num_firings == report.periods * (3 * EVERY + 2)
+    assert report.num_classes >= 4
+    assert report.num_pairs > 0
+    assert report.is_exhaustive
+
+
+def test_more_periods_than_needed_are_unrolled_on_demand(job_plan):
+    assert check_races(job_plan, periods=20).num_firings == 20 * (3 * EVERY + 2)
+
+
+def moved_credit(plan):
+    """The credit for a snapshot comes from the data source: nothing ties it to the update."""
+    updated = register_of(plan, "updated").id
+    step, data = actor_of(plan, "step"), actor_of(plan, "data")
+    outputs = tuple(port for port in step.outputs if port.register != updated)
+    plan = with_actor(plan, "step", outputs=outputs)
+    return with_actor(plan, "data", outputs=(*data.outputs, Port(updated, 1)))
+
+
+def test_a_snapshot_that_does_not_wait_for_the_update_is_a_race_on_every_variable(job_plan):
+    error = races_of(moved_credit(job_plan))
+    assert pairs_of(error) == {frozenset({"step", "snapshot"})}
+    names = {variable.name for variable in job_plan.variables}
+    read = {r.first.register for r in error.races} | {r.second.register for r in error.races}
+    assert {"up.weight", "up.bias", "down.weight", "down.bias"} <= names & read
+
+
+def test_a_race_tells_both_accesses_the_bytes_and_the_missing_edge(job_plan):
+    error = races_of(moved_credit(job_plan))
+    weight = register_of(job_plan, "up.weight")
+    race = next(r for r in error.races if r.first.register == "up.weight")
+    assert (race.start_bytes, race.end_bytes) == (
+        weight.offsets_bytes[0],
+        weight.offsets_bytes[0] + 8 * 16 * 4,
+    )
+    accesses = {race.first.actor: race.first, race.second.actor: race.second}
+    assert accesses["step"].is_write
+    assert not accesses["snapshot"].is_write
+    assert accesses["snapshot"].op == "copy"
+    assert accesses["snapshot"].scope == "up.weight"
+    assert "test_race.py:" in accesses["snapshot"].source
+    assert race.is_same_stream
+    assert race.missing == ("step", "snapshot")
+    assert (race.rates, race.num_slots) == ((1, EVERY), EVERY)
+    text = str(error)
+    assert "add a control edge from 'step' to 'snapshot' (rates 1 and 4, 4 slots)" in text
+    assert "either way round on one stream" in text
+    assert f"races:\n  bytes [{error.races[0].start_bytes}," in text
+    assert f"and {len(error.races) - 8} more" in text
+
+
+def test_the_control_edge_that_the_message_asks_for_mends_the_plan(job_plan):
+    broken = moved_credit(job_plan)
+    check_races(mended(broken, races_of(broken).races[0]))
+
+
+def test_a_snapshot_without_its_credits_cannot_fire_and_is_refused(job_plan):
+    updated = register_of(job_plan, "updated").id
+    step = actor_of(job_plan, "step")
+    outputs = tuple(port for port in step.outputs if port.register != updated)
+    plan = with_actor(job_plan, "step", outputs=outputs)
+    with pytest.raises(InternalError, match="'snapshot' has no input"):
+        check_races(with_actor(plan, "snapshot", inputs=()))
+
+
+def test_one_credit_too_many_lets_the_next_update_run_into_the_snapshot(job_plan):
+    loose = with_register(job_plan, "updated", num_slots=EVERY + 1, offsets_bytes=(0,) * 5)
+    assert pairs_of(races_of(loose)) == {frozenset({"step", "snapshot"})}
+
+
+def test_one_credit_too_few_is_refused_because_no_snapshot_could_be_taken(job_plan):
+    tight = with_register(job_plan, "updated", num_slots=EVERY - 1, offsets_bytes=(0,) * 3)
+    with pytest.raises(InternalError, match="need at least 4"):
+        check_races(tight)
+
+
+@pytest.mark.parametrize("name", ["batch", "metrics"])
+def test_a_single_slot_on_an_edge_is_slow_but_safe(job_plan, name):
+    register = register_of(job_plan, name)
+    assert register.num_slots > 1
+    offset = register.offsets_bytes[0]
+    check_races(with_register(job_plan, name, num_slots=1, offsets_bytes=(offset,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("batch", {"data", "step"}),
+        ("metrics", {"step", "metrics"}),
+        ("staging", {"snapshot", "checkpoint"}),
+    ],
+)
+def test_two_slots_at_the_same_offset_are_a_race_of_producer_and_consumer(job_plan, name, ends):
+    offset = register_of(job_plan, name).offsets_bytes[0]
+    error = races_of(with_register(job_plan, name, num_slots=2, offsets_bytes=(offset, offset)))
+    assert pairs_of(error) == {frozenset(ends)}
+    race = error.races[0]
+    assert {race.first.register, race.second.register} == {name}
+    assert race.first.slot != race.second.slot
+    assert "at the same time" in str(race)
+    assert "or give both bytes of their own" in str(race)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("batch", "data"), ("metrics", "metrics"), ("staging", "checkpoint")]
+)
+def test_a_temporary_on_the_bytes_of_an_edge_races_with_the_other_end(job_plan, name, other):
+    offset = register_of(job_plan, name).offsets_bytes[-1]
+    temporary = next(r for r in job_plan.registers if r.kind is RegisterKind.TEMPORARY)
+    moved = with_register(job_plan, temporary.name, offsets_bytes=(offset,))
+    error = races_of(moved)
+    assert frozenset({"step", other}) in pairs_of(error)
+    assert any(
+        {race.first.register, race.second.register} == {temporary.name, name}
+        for race in error.races
+    )
+
+
+def test_a_sink_that_reads_a_variable_in_place_needs_its_edge_to_have_one_slot(job_plan):
+    weight = next(v for v in job_plan.variables if v.name == "up.weight")
+    metrics = register_of(job_plan, "metrics")
+    field = Field("up.weight", metrics.id, weight.view, 0)
+    plan = replace(job_plan, fields=(*job_plan.fields, field))
+    error = races_of(plan)
+    assert pairs_of(error) == {frozenset({"step", "metrics"})}
+    (race,) = error.races
+    assert {race.first.op, race.second.op} >= {"sink"}
+    assert (race.first.register, race.second.register) == ("up.weight", "up.weight")
+    offset = metrics.offsets_bytes[0]
+    check_races(with_register(plan, "metrics", num_slots=1, offsets_bytes=(offset,)))
+
+
+# -- small plans ---------------------------------------------------------------------------------
+
+
+def two_readers(make, *, is_shared):
+    """A source feeds two actors that write the same scratch bytes."""
+    left, right = make.edge("left"), make.edge("right")
+    scratch = make.view(make.register("scratch", RegisterKind.TEMPORARY))
+    make.actor("data", ActorKind.SOURCE, outputs=[(left, 1), (right, 1)])
+    for name, register in (("one", left), ("two", right)):
+        launch = make.launch(name, [make.field_view(register)], [scratch])
+        make.actor(name, ActorKind.COMPUTE, inputs=[(register, 1)], launches=[launch])
+    plan = make.plan()
+    return with_actor(plan, "two", stream=actor_of(plan, "one").stream) if is_shared else plan
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_actors_without_a_path_race_even_on_one_stream(plan_maker, is_shared):
+    (race,) = races_of(two_readers(plan_maker(), is_shared=is_shared)).races
+    assert {race.first.actor, race.second.actor} == {"one", "two"}
+    assert race.is_same_stream == is_shared
+
+
+def test_the_first_launch_that_touches_the_bytes_is_named(plan_maker):
+    make = plan_maker()
+    plan = two_readers(make, is_shared=False)
+    one = actor_of(plan, "one")
+    nothing, again = make.launch("nothing"), make.launch("again", [], one.launches[0].outputs)
+    plan = replace(plan, sources=tuple(make.sources))
+    plan = with_actor(plan, "one", launches=(nothing, one.launches[0], again))
+    (race,) = races_of(plan).races
+    assert {race.first.op, race.second.op} == {"op_one", "op_two"}
+
+
+@pytest.mark.parametrize("role", ["inputs", "workspace"])
+def test_reading_alone_is_no_race_and_a_workspace_counts_as_written(plan_maker, role):
+    plan = two_readers(plan_maker(), is_shared=False)
+    for name in ("one", "two"):
+        launch = actor_of(plan, name).launches[0]
+        operand = launch.outputs[0] if role == "workspace" else launch.outputs
+        changed = replace(launch, outputs=(), **{role: operand})
+        plan = with_actor(plan, name, launches=(changed,))
+    if role == "workspace":
+        assert len(races_of(plan).races) == 1
+    else:
+        check_races(plan)
+
+
+@pytest.mark.parametrize(("offset", "is_race"), [(4, True), (7, True), (8, False)])
+def test_views_race_only_where_their_bytes_overlap(plan_maker, offset, is_race):
+    make = plan_maker()
+    plan = two_readers(make, is_shared=False)
+    scratch = plan.registers[2]
+    other = replace(
+        scratch, id=RegisterId(3), name="other", offsets_bytes=(scratch.offsets_bytes[0] + offset,)
+    )
+    view = replace(plan.views[-1], register=RegisterId(3))
+    plan = replace(plan, registers=(*plan.registers, other), views=(*plan.views, view))
+    launch = replace(actor_of(plan, "two").launches[0], outputs=(len(plan.views) - 1,))
+    plan = with_actor(plan, "two", launches=(launch,))
+    if is_race:
+        (race,) = races_of(plan).races
+        assert race.end_bytes - race.start_bytes == 8 - offset
+    else:
+        check_races(plan)
+
+
+def test_the_reach_of_a_view_with_negative_and_long_strides_counts(plan_maker):
+    make = plan_maker()
+    plan = two_readers(make, is_shared=False)
+    base = plan.registers[2].offsets_bytes[0]
+    backwards = replace(plan.views[-1], offset_bytes=40, strides_bytes=(-16,))
+    plan = replace(plan, views=(*plan.views[:-1], backwards))
+    (race,) = races_of(plan).races
+    assert (race.start_bytes, race.end_bytes) == (base + 24, base + 44)
+
+
+def test_a_race_between_late_slots_is_found_beyond_the_periods_asked_for(plan_maker):
+    make = plan_maker()
+    edge = make.edge("edge", num_slots=9)
+    make.actor("data", ActorKind.SOURCE, outputs=[(edge, 1)])
+    make.actor("log", ActorKind.SINK, inputs=[(edge, 1)])
+    plan = make.plan()
+    check_races(plan)
+    offsets = plan.registers[0].offsets_bytes
+    error = races_of(with_register(plan, "edge", offsets_bytes=(*offsets[:8], offsets[7])))
+    (race,) = error.races
+    assert {race.first.slot, race.second.slot} == {7, 8}
+
+
+def test_a_graph_that_deadlocks_is_refused(plan_maker):
+    make = plan_maker()
+    start, there, back = make.edge("start"), make.edge("there"), make.edge("back")
+    make.actor("data", ActorKind.SOURCE, outputs=[(start, 1)])
+    make.actor("ping", ActorKind.COMPUTE, inputs=[(start, 1), (back, 1)], outputs=[(there, 1)])
+    make.actor("pong", ActorKind.COMPUTE, inputs=[(there, 1)], outputs=[(back, 1)])
+    with pytest.raises(InternalError, match="deadlocks: 'data', 'ping', 'pong' wait"):
+        check_races(make.plan())
+
+
+def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker, monkeypatch):
+    monkeypatch.setattr("actors.race.MAX_FIRINGS", 100)
+    make = plan_maker()
+    credit = make.register("credit", RegisterKind.CONTROL, 1)
+    make.actor("data", ActorKind.SOURCE, outputs=[(credit, 1)])
+    make.actor("rare", ActorKind.SINK, inputs=[(credit, 1000)])
+    plan = with_register(make.plan(), "credit", num_slots=1000, offsets_bytes=())
+    report = check_races(plan)
+    assert not report.is_exhaustive
+    assert report.num_firings == 100
+
+
+# -- random plans against the definition ---------------------------------------------------------
+
+ORACLE_PERIODS = 14
+
+
+@st.composite
+def random_plans(draw, make_plan):
+    """A plan of 2-5 actors, rates 1-2, 1-3 slots, any streams and offsets; and its balance."""
+    make = make_plan()
+    num_actors = draw(st.integers(2, 5))
+    num_sources = draw(st.integers(1, 2)) if num_actors > 2 else 1
+    repeat = [draw(st.integers(1, 2)) for _ in range(num_actors)]
+    inputs = [[] for _ in range(num_actors)]
+    outputs = [[] for _ in range(num_actors)]
+    for consumer in range(num_sources, num_actors):
+        count = draw(st.integers(1, min(2, consumer)))
+        makers = draw(
+            st.lists(st.integers(0, consumer - 1), min_size=count, max_size=count, unique=True)
+        )
+        for producer in makers:
+            common = np.gcd(repeat[producer], repeat[consumer])
+            rates = int(repeat[consumer] // common), int(repeat[producer] // common)
+            slots = draw(st.integers(max(rates), 3))
+            register = make.edge(f"e{producer}.{consumer}", slots, f"x{producer}.{consumer}")
+            outputs[producer].append((register, rates[0]))
+            inputs[consumer].append((register, rates[1]))
+    state = [make.register(f"s{i}", RegisterKind.VARIABLE) for i in range(2)]
+    views = [make.view(register) for register in state]
+    for a in range(num_actors):
+        if a < num_sources:
+            make.actor(f"a{a}", ActorKind.SOURCE, (), outputs[a])
+            continue
+        if not outputs[a] and draw(st.booleans()):
+            make.actor(f"a{a}", ActorKind.SINK, inputs[a])
+            continue
+        read = [make.field_view(r) for r, _ in inputs[a]] + draw(st.lists(st.sampled_from(views)))
+        written = [make.field_view(r) for r, _ in outputs[a]]
+        written += draw(st.lists(st.sampled_from(views), max_size=1))
+        launches = [make.launch(f"k{a}", read, written)]
+        make.actor(f"a{a}", ActorKind.COMPUTE, inputs[a], outputs[a], launches)
+    span = draw(st.sampled_from([40, 200, 1000]))
+    place = st.integers(0, span // 4).map(lambda word: 4 * word)
+    plan = replace(
+        make.plan(span + 8),
+        registers=tuple(
+            replace(r, offsets_bytes=tuple(draw(place) for _ in range(r.num_slots)))
+            for r in make.registers
+        ),
+        actors=tuple(replace(a, stream=StreamId(draw(st.integers(0, 1)))) for a in make.actors),
+    )
+    return plan, repeat
+
+
+class Oracle:
+    """Happens-before by reachability over tokens, and all pairs of firings compared."""
+
+    def __init__(self, plan, repetitions):
+        self.plan = plan
+        self.firings = [
+            (actor.id, k)
+            for actor in plan.actors
+            for k in range(ORACLE_PERIODS * repetitions[actor.id])
+        ]
+        self.before = self.reachable()
+
+    def past(self):
+        """The firings that end directly before each firing, token by token."""
+        past = {firing: set() for firing in self.firings}
+        for actor, k in self.firings:
+            if k:
+                past[actor, k].add((actor, k - 1))
+        ends = {p.register: (a.id, p.rate) for a in self.plan.actors for p in a.outputs}
+        for consumer in self.plan.actors:
+            for port in consumer.inputs:
+                producer, rate = ends[port.register]
+                slots = self.plan.registers[port.register].num_slots
+                written = self.by_token(producer, rate)
+                read = self.by_token(consumer.id, port.rate)
+                for token, reader in enumerate(read):
+                    past[reader].add(written[token])
+                for token in range(slots, len(written)):
+                    past[written[token]].add(read[token - slots])
+        return past
+
+    def by_token(self, actor, rate):
+        return [firing for firing in self.firings if firing[0] == actor for _ in range(rate)]
+
+    def reachable(self):
+        """Bit sets of all firings before each; None when some firing never can start."""
+        past, before = self.past(), {}
+        number = {firing: i for i, firing in enumerate(self.firings)}
+        while len(before) < len(self.firings):
+            ready = [f for f in self.firings if f not in before and past[f] <= before.keys()]
+            if not ready:
+                return None
+            for firing in ready:
+                before[firing] = 0
+                for other in past[firing]:
+                    before[firing] |= before[other] | 1 << number[other]
+        return [before[firing] for firing in self.firings]
+
+    def touched(self, actor, k):
+        """Pairs (register, bytes as a bit set) that a firing reads, and that it writes."""
+        rates = {p.register: p.rate for p in actor.inputs + actor.outputs}
+        fields = [f.view for f in self.plan.fields]
+        if actor.kind in (ActorKind.SOURCE, ActorKind.SINK):
+            ports = [[p.register for p in ports] for ports in (actor.inputs, actor.outputs)]
+            views = [[v for v in fields if self.plan.views[v].register in p] for p in ports]
+        else:
+            views = [actor.launches[0].inputs, actor.launches[0].outputs]
+        touched = ([], [])
+        for found, wanted in zip(touched, views, strict=True):
+            for view in wanted:
+                register = self.plan.registers[self.plan.views[view].register]
+                rate = rates.get(register.id)
+                slots = [0] if rate is None else range(k * rate, (k + 1) * rate)
+                for slot in slots:
+                    offset = register.offsets_bytes[slot % register.num_slots]
+                    found.append((register.id, 0xFF << offset))
+        return touched
+
+    def races(self):
+        """The pairs of (actor, register) that conflict in some two firings without an order."""
+        races = set()
+        touched = [self.touched(self.plan.actors[a], k) for a, k in self.firings]
+        for i, (actor, _) in enumerate(self.firings):
+            for j in range(i):
+                other = self.firings[j][0]
+                if self.before[i] >> j & 1 or self.before[j] >> i & 1:
+                    continue
+                (read, written), (also_read, also_written) = touched[i], touched[j]
+                for ours, theirs in ((written, also_read + also_written), (read, also_written)):
+                    for register, mask in ours:
+                        for other_register, other_mask in theirs:
+                            if mask & other_mask:
+                                ends = (actor, register), (other, other_register)
+                                races.add(frozenset(ends))
+        return races
+
+
+def ends_of(plan, race):
+    actors = {actor.name: actor.id for actor in plan.actors}
+    registers = {register.name: register.id for register in plan.registers}
+    return frozenset(
+        (actors[access.actor], registers[access.register]) for access in (race.first, race.second)
+    )
+
+
+def actors_of(ends):
+    return frozenset(actor for actor, _ in ends)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
+    plan, repetitions = data.draw(random_plans(plan_maker))
+    oracle = Oracle(plan, repetitions)
+    if oracle.before is None:
+        with pytest.raises(InternalError, match="deadlocks"):
+            check_races(plan)
+        return
+    try:
+        check_races(plan)
+        found = set()
+    except RaceError as error:
+        found = {ends_of(plan, race) for race in error.races}
+    races = oracle.races()
+    assert found <= races
+    assert {actors_of(race) for race in found} == {actors_of(race) for race in races}
+
+
+def mended(plan, race):
+    """The plan with the control edge that the race asks for."""
+    number = RegisterId(len(plan.registers))
+    slots = race.num_slots
+    credit = Register(number, "credit", RegisterKind.CONTROL, 0, 0, slots, (0,) * slots, (0, 1), "")
+    plan = replace(plan, registers=(*plan.registers, credit))
+    producer, consumer = (actor_of(plan, name) for name in race.missing)
+    plan = with_actor(plan, producer.name, outputs=(*producer.outputs, Port(number, race.rates[0])))
+    return with_actor(plan, consumer.name, inputs=(*consumer.inputs, Port(number, race.rates[1])))

@@ -1,0 +1,223 @@
+"""Several calls and several jobs on one model: nobody sees old values, nothing is lost."""
+
+import dataclasses
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+
+@af.job(train=False)
+def predict(model, batch):
+    return {"logits": model(batch.x)}
+
+
+def logits_by_hand(model, x):
+    s = model.state()
+    hidden = np.maximum(x @ s["up.weight"].T + s["up.bias"], 0)
+    return hidden @ s["down.weight"].T + s["down.bias"]
+
+
+def assert_predicts_what_the_model_holds(model, batch):
+    x = {"x": batch["x"]}
+    np.testing.assert_allclose(
+        predict.step(model, x)["logits"], logits_by_hand(model, batch["x"]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_prediction_always_sees_the_newest_parameters(mlp, classification, classify):
+    train, model = classify(), mlp()
+    batch = next(classification())
+    train.fit(model, classification(), steps=2, progress=False)
+    assert_predicts_what_the_model_holds(model, batch)
+    before = model.state()["up.weight"]
+    train.fit(model, classification(), steps=20, progress=False)
+    assert_predicts_what_the_model_holds(model, batch)
+    train.step(model, batch)
+    assert_predicts_what_the_model_holds(model, batch)
+    predict.close(model)
+    assert not np.array_equal(model.state()["up.weight"], before)
+    train.close(model)
+
+
+def test_parameters_loaded_between_steps_are_used(mlp, classification, classify):
+    train, model, batch = classify(), mlp(), next(classification())
+    first = train.step(model, batch)["loss"]
+    start = model.state()
+    train.step(model, batch)
+    model.load(start)
+    again, other = train.step(model, batch)["loss"], mlp()
+    other.load(start)
+    assert again == classify().step(other, batch)["loss"] != first
+    train.close(model)
+
+
+def test_two_training_jobs_take_turns_on_one_model(mlp, classification, classify):
+    batch = next(classification())
+    one, two = classify(optimizer=af.optim.SGD(0.1)), classify(optimizer=af.optim.SGD(0.1))
+    alone, shared = mlp(), mlp()
+    expected = [one.step(alone, batch)["loss"] for _ in range(6)]
+    got = [(one, two)[i % 2].step(shared, batch)["loss"] for i in range(6)]
+    for train in (one, two):
+        train.close(alone)
+        train.close(shared)
+    assert got == expected
+
+
+def test_another_batch_shape_keeps_the_optimizer_state(mlp, classification, classify):
+    train, model = classify(), mlp()
+    source = classification()
+    for rows in (16, 16, 7, 16):
+        train.step(model, {k: v[:rows] for k, v in next(source).items()})
+    left = train._open.get(model).runner.variables()
+    train.close(model)
+    assert left["step"] == 4
+    assert np.abs(left["adam_m/up.weight"]).max() > 0
+
+
+def test_a_refused_batch_and_a_failed_launch_change_nothing(mlp, classification, classify):
+    good = [next(classification()) for _ in range(3)]
+    train, model, other = classify(), mlp(), mlp()
+    expected = [train.step(other, batch)["loss"] for batch in good]
+    got = [train.step(model, good[0])["loss"]]
+    with pytest.raises(af.ActorFailed):
+        train.step(model, {**good[1], "y": np.full(16, 99, np.int32)})
+    got.append(train.step(model, good[1])["loss"])
+    runner = train._open.get(model).runner
+    with pytest.raises(af.DataError, match=r"batch\['x'\]"):
+        runner.step({**good[2], "x": good[2]["x"].astype(np.float64)})
+    got.append(train.step(model, good[2])["loss"])
+    train.close(model)
+    train.close(other)
+    assert got == expected
+
+
+def test_steps_go_on_after_a_loss_that_is_not_finite(mlp, classification, classify):
+    train, model, batch = classify(optimizer=af.optim.SGD(0.0)), mlp(), next(classification())
+    with pytest.raises(af.NonFiniteLoss):
+        train.step(model, {**batch, "x": batch["x"] * np.float32(np.nan)})
+    model.load({n: np.zeros_like(a) for n, a in model.state().items()})
+    assert train.step(model, batch)["loss"] == pytest.approx(np.log(5))
+    train.close(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.scales.append(2.0),
+        lambda m: m.table.update(a=3),
+        lambda m: setattr(m.config, "depth", 9),
+        lambda m: setattr(m, "factor", np.float32(4)),
+        lambda m: m.array.fill(5),
+    ],
+)
+def test_a_changed_setting_of_a_module_traces_anew(change):
+    @dataclasses.dataclass
+    class Config:
+        depth: int = 1
+
+    class Model(nn.Module):
+        def __init__(self):
+            self.w = nn.Parameter((1,), (("kind", "ones"),))
+            self.scales, self.table, self.config = [1.0], {"a": 1}, Config()
+            self.factor, self.array = np.float32(1), np.ones(2)
+
+        def __call__(self, x):
+            k = sum(self.scales) * self.table["a"] * self.config.depth
+            return x * self.w * float(k * self.factor * self.array[0])
+
+    @af.job(train=False)
+    def run(model, batch):
+        return model(batch.x)
+
+    model, x = Model(), {"x": np.ones(1, np.float32)}
+    before = run.step(model, x)["output"]
+    change(model)
+    after = run.step(model, x)["output"]
+    run.close(model)
+    assert before[0] == 1
+    assert after[0] > 1
+
+
+def test_a_model_that_is_a_dataclass_can_be_trained(classification, classify):
+    @dataclasses.dataclass
+    class Model(nn.Module):
+        width: int = 5
+
+        def __post_init__(self):
+            self.layer = nn.Linear(8, self.width)
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    result = classify().fit(Model(), classification(), steps=2, progress=False)
+    assert result.last_step == 2
+
+
+def test_a_model_that_is_dropped_takes_its_open_plan_with_it(mlp, classification, classify):
+    train, before = classify(), threading.active_count()
+    model = mlp()
+    train.step(model, next(classification()))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert threading.active_count() == before
+
+
+def test_a_predicting_job_never_initialises_the_model(mlp, classification):
+    model = mlp()
+    predict.step(model, {"x": next(classification())["x"]})
+    predict.close(model)
+    assert model.up.weight.data is None
+
+
+def test_scalar_parameters_that_multiply_each_other_are_updated_from_their_old_values():
+    class Model(nn.Module):
+        def __init__(self):
+            self.a = nn.Parameter((3,), (("kind", "uniform"), ("bound", 1.0)))
+            self.b = nn.Parameter((3,), (("kind", "uniform"), ("bound", 1.0)))
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return (model.a * model.b).sum() + batch.x.sum() * 0.0
+
+    model, x = Model(), {"x": np.zeros(1, np.float32)}
+    train.step(model, x)
+    a, b = model.state()["a"], model.state()["b"]
+    for _ in range(3):
+        train.step(model, x)
+        a, b = a - np.float32(0.1) * b, b - np.float32(0.1) * a
+    np.testing.assert_allclose(model.state()["a"], a, rtol=1e-6)
+    np.testing.assert_allclose(model.state()["b"], b, rtol=1e-6)
+    train.close(model)
+
+
+def test_an_evaluating_job_may_call_an_output_loss_and_return_any_shape(mlp, classification):
+    @af.job(train=False)
+    def score(model, batch):
+        return {"loss": model(batch.x) * float("nan")}
+
+    model = mlp()
+    out = score.step(model, {"x": next(classification())["x"]})
+    score.close(model)
+    assert np.isnan(out["loss"]).all()
+    assert out["loss"].shape == (16, 5)
+
+
+def test_a_parameter_named_like_the_engines_counters_is_refused_with_its_line():
+    class Model(nn.Module):
+        def __init__(self):
+            self.step = nn.Parameter((1,), (("kind", "ones"),))
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return model.step.sum() * batch.x.sum()
+
+    with pytest.raises(af.CompileError, match=r"test_many_jobs.py:\d+: .*cannot be called 'step'"):
+        train.step(Model(), {"x": np.ones(1, np.float32)})

@@ -1,0 +1,167 @@
+"""What a runner promises at the edges of a run."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.checkpoint.manager import CheckpointManager
+
+
+def test_fewer_steps_than_are_done_do_nothing(mlp, classification, classify, tmp_path, capsys):
+    run = tmp_path / "run"
+    classify().fit(mlp(), classification(), steps=8, checkpoint=run, progress=False)
+    result = classify().fit(mlp(), classification(), steps=3, checkpoint=run)
+    assert (result.first_step, result.last_step) == (8, 8)
+    assert "nothing to do: 8 steps are done, 3 were asked for" in capsys.readouterr().out
+    assert CheckpointManager(run).latest().manifest.step == 8
+
+
+def test_negative_steps_are_an_error(mlp, classification, classify):
+    train = classify()
+    with pytest.raises(af.CompileError, match="steps must be >= 0"):
+        train.fit(mlp(), classification(), steps=-1)
+    with pytest.raises(af.CompileError, match="steps must be >= 0"):
+        next(train.stream(mlp(), classification(), steps=-1))
+
+
+def test_a_runner_goes_on_from_where_its_last_call_ended(mlp, classification, classify):
+    plan = classify().compile(mlp(), classification())
+    whole, parts = af.Runner(plan), af.Runner(plan)
+    expected = whole.fit(classification(), steps=9, progress=False).variables
+    data = classification()
+    for _ in range(2):
+        parts.step(next(data))
+    parts.fit(data, steps=5, progress=False)
+    assert len(list(parts.stream(data, steps=2))) == 2
+    result = parts.fit(data, steps=9, progress=False)
+    assert (result.first_step, result.last_step) == (7, 9)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result.variables[name], array, err_msg=name)
+        np.testing.assert_array_equal(parts.variables()[name], array, err_msg=name)
+
+
+def test_a_plan_with_snapshots_runs_without_a_checkpoint_directory(mlp, classification, classify):
+    plan = classify().compile(mlp(), classification(), every=2)
+    runner = af.Runner(plan)
+    assert runner.fit(classification(), steps=5, progress=False).last_step == 5
+    assert "loss" in runner.step(next(classification()))
+    runner.close()
+
+
+def test_a_plan_without_snapshots_refuses_a_checkpoint_directory(
+    mlp, classification, classify, tmp_path
+):
+    plan = classify().compile(mlp(), classification())
+    with pytest.raises(af.CompileError, match=r"takes no snapshots.*every="):
+        af.Runner(plan).fit(classification(), steps=5, checkpoint=tmp_path, progress=False)
+
+
+def test_warnings_reach_the_log_where_progress_is_off(
+    mlp, classification, classify, tmp_path, caplog
+):
+    run = tmp_path / "run"
+    classify().fit(mlp(), classification(), steps=4, checkpoint=run, every=1, progress=False)
+    newest = max(run.glob("step-*")) / "manifest.json"
+    newest.write_text("damaged")
+    result = classify().fit(
+        mlp(), classification(), steps=6, checkpoint=run, every=1, progress=False
+    )
+    assert result.first_step == 3
+    assert "step-0000000004" in caplog.text
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(8, 5)
+        self.mask = nn.Parameter((5,), (("kind", "zeros"),)).freeze()
+        self.mask.load(np.array([0, 0, 0, 0, -np.inf], np.float32))
+
+    def __call__(self, x):
+        return self.layer(x) + self.mask
+
+
+def test_infinity_in_a_frozen_mask_is_no_reason_not_to_save(tmp_path):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return af.softmax(model(batch.x)).mean()
+
+    x = np.ones((8, 8), np.float32)
+    data = af.data.ArraySource({"x": x}, batch=4)
+    train.fit(Masked(), data, steps=4, checkpoint=tmp_path / "run", every=2, progress=False)
+    assert CheckpointManager(tmp_path / "run").steps() == (2, 4)
+
+
+def test_nan_made_by_the_last_update_is_an_error_that_names_the_variable(tmp_path):
+    @af.job(optimizer=af.optim.SGD(float("nan")))
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    data = af.data.ArraySource({"x": np.ones((8, 8), np.float32)}, batch=4)
+    with pytest.raises(af.NonFiniteLoss, match=r"'(weight|bias)' holds NaN after step 1"):
+        train.fit(nn.Linear(8, 2), data, steps=1, checkpoint=tmp_path / "run", progress=False)
+    assert CheckpointManager(tmp_path / "run").steps() == ()
+
+
+def test_snapshots_by_time_come_at_least_every_sixteen_steps(mlp, classification, classify):
+    plan = classify().compile(mlp(), classification(), every="1h")
+    updated = next(r for r in plan.registers if r.name == "updated")
+    assert updated.num_slots == 16
+
+
+def test_an_unwritable_trace_is_refused_before_anything_runs(
+    mlp, classification, classify, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ACTORFLOW_TRACE", str(tmp_path / "nowhere" / "trace.json"))
+    before = threading.active_count()
+    with pytest.raises(af.ActorflowError, match=r"ACTORFLOW_TRACE.*there is no folder"):
+        classify().fit(mlp(), classification(), steps=1, progress=False)
+    assert threading.active_count() == before
+
+
+def test_the_users_source_is_not_closed_by_a_run_that_ends(mlp, classification, classify):
+    source = classification()
+    source.close = lambda: pytest.fail("the source belongs to the user")
+    classify().fit(mlp(), source, steps=2, progress=False)
+
+
+def test_a_failing_callback_fails_the_run_and_the_model_keeps_what_it_learned(
+    mlp, classification, classify
+):
+    def fail(step, metrics):
+        if step == 3:
+            raise KeyError("no such metric")
+
+    model = mlp()
+    with pytest.raises(af.ActorFailed) as caught:
+        classify().fit(model, classification(), steps=9, progress=False, on_step=fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert model.up.weight.data is not None
+
+
+def test_data_that_ends_early_is_said(mlp, classify, capsys):
+    x = np.zeros((8, 8), np.float32)
+    data = af.data.ArraySource({"x": x, "y": np.zeros(8, np.int32)}, batch=4, epochs=1)
+    result = classify().fit(mlp(), data, steps=10)
+    assert result.last_step == 2
+    assert "the data ended after step 2 of 10" in capsys.readouterr().out
+
+
+def test_metrics_are_json_lines_that_a_resume_continues(mlp, classification, classify, tmp_path):
+    run = tmp_path / "run"
+    for steps in (3, 6):
+        classify().fit(mlp(), classification(), steps=steps, checkpoint=run, progress=False)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 6
+    assert [r["step"] for r in rows] == sorted(r["step"] for r in rows)
+
+
+def test_a_plan_for_other_kernels_is_refused(mlp, classification, classify):
+    import dataclasses
+
+    plan = classify().compile(mlp(), classification())
+    with pytest.raises(af.PlanFormatError, match="compiled for kernels 'host-0"):
+        af.Runner(dataclasses.replace(plan, target="host-0 numpy-1.0"))
