@@ -1,7 +1,9 @@
 """The command line: `actorflow run | plan | simulate | ckpt | ops | doctor`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
-with exit code 1, and a stop by signal exits with 128 + signal.
+with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
+here is the script's own: it leaves with its traceback, as under `python`. A plan file is proven
+before anything is done with it, for its hash guards against accidents only.
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ import argparse
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from actorflow import doctor
 from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.data import Tokens
 from actorflow.job import PlanCaptured, capturing_plan
 from actorflow.run import batch_fields
 from actorflow.runner import Runner
-from compiler.errors import ActorflowError, CompileError
+from compiler.errors import ActorflowError, CompileError, InternalError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
 from compiler.registry import COLUMNS, all_ops
+from compiler.verify import verify_plan
 from memory.report import format_bytes
 
 
@@ -34,16 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.rest = rest
     try:
         code: int = options.command(options)
-    except ActorflowError as error:
-        print(f"actorflow: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
-        return 1
-    except OSError as error:
-        print(f"actorflow: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+    except (ActorflowError, OSError) as error:
+        if _is_of_script(error):
+            raise
+        _report(error)
         return 1
     return code
+
+
+def _is_of_script(error: BaseException) -> bool:
+    """Whether the error came out of the script that is run, so that it is not ours to shorten."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is runpy.run_path.__code__ for frame, _ in frames)
+
+
+def _report(error: ActorflowError | OSError) -> None:
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
+    elif isinstance(error, OSError):
+        print(f"actorflow: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+    else:
+        print(f"actorflow: {error}", file=sys.stderr)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -109,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
     if not _is_plan_file(options.file):
         _run_script(options.file, options.rest)
         return 0
-    plan = Plan.load(options.file)
+    plan = _proven(options.file)
     if options.text is None or options.steps is None:
         raise CompileError("a plan file needs --text FILE and --steps N to be trained")
     types, lines = batch_fields(plan)
@@ -149,13 +166,27 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _plan_of(file: str, rest: list[str]) -> Plan:
     if _is_plan_file(file):
-        return Plan.load(file)
+        return _proven(file)
     with capturing_plan():
         try:
             _run_script(file, rest)
         except PlanCaptured as captured:
             return captured.plan
     raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
+
+
+def _proven(file: str) -> Plan:
+    """Load a plan file. Raises PlanFormatError where it contradicts itself."""
+    plan = Plan.load(file)
+    try:
+        verify_plan(plan)
+    except (InternalError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        reason = str(error).partition(" (this is a bug")[0]
+        raise PlanFormatError(
+            f"{file} is not a plan that can run: {reason}. Was it changed by hand? Compile the job"
+            " again"
+        ) from error
+    return plan
 
 
 def _run_script(file: str, rest: list[str]) -> None:
@@ -175,9 +206,19 @@ def _ckpt_ls(options: argparse.Namespace) -> int:
     if not rows:
         print(f"no checkpoints in {options.directory}")
         return 1
+    print(f"{'step':>10}  {'size':>10}  {'tensors':>7}  {'saved':<19}  notes")
     for row in rows:
-        print(row)
+        print(_listed(row))
     return 0
+
+
+def _listed(row: CheckpointRow) -> str:
+    """Return the line of one checkpoint; `saved` is local time."""
+    if row.problem:
+        return f"{row.step:>10}  {'-':>10}  {'-':>7}  {'-':<19}  {row.problem}"
+    saved = datetime.fromtimestamp(row.modified_ns / 1e9).isoformat(" ", "seconds")
+    size, note = format_bytes(row.size_bytes), "NaN" if row.has_nan else ""
+    return f"{row.step:>10}  {size:>10}  {row.num_tensors:>7}  {saved:<19}  {note}".rstrip()
 
 
 def _ckpt_verify(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from actorflow.tensor import (
 )
 from actorflow.trace import Trace, current_trace, find_source
 from compiler.errors import CompileError
-from compiler.ops import activation, binary, elementwise, loss, norm, random, shape, slicing
+from compiler.ops import activation, binary, elementwise, loss, norm, random, slicing
 from compiler.ops import embedding as embedding_ops
 from compiler.ops import softmax as softmax_ops
 from compiler.ops import split as split_ops

@@ -172,7 +172,7 @@ def _check_rate(lr: float | Schedule) -> None:
 
 def _rate(lr: float | Schedule, step: Tensor) -> Tensor:
     """Return the learning rate at `step`. Raises CompileError for what is no float32 scalar."""
-    given = lr(step) if callable(lr) else lr
+    given: object = lr(step) if callable(lr) else lr
     if isinstance(given, Real):
         return as_tensor(float(given), DType.FLOAT32)
     if not isinstance(given, Tensor) or given.type != TensorType(DType.FLOAT32, ()):

@@ -257,7 +257,7 @@ def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
     """
     if isinstance(operand, Tensor):
         return operand
-    trace = _recorded("a constant")
+    trace = _recorded("a function of tensors")
     return Tensor(trace, _value_of(trace, operand, partner))
 
 
@@ -292,11 +292,10 @@ def _scalar(number: bool | int | float, dtype: DType) -> np.ndarray[Any, Any]:
             f"{find_source()}: a float cannot be combined with {dtype} tensors; convert the"
             " tensor first with .to('float32')"
         )
-    low, high = _range_of(dtype)
     if not dtype.is_float:
-        if low <= number <= high:
-            return np.asarray(number, dtype.value)
-        raise _does_not_fit(number, dtype)
+        if not _holds(dtype, number):
+            raise _does_not_fit(number, dtype)
+        return np.asarray(number, dtype.value)
     try:
         with np.errstate(over="ignore"):
             array = np.asarray(float(number), dtype.value)
@@ -317,7 +316,7 @@ def _range_of(dtype: DType) -> tuple[int, int] | tuple[float, float]:
 
 def _does_not_fit(number: int | float, dtype: DType) -> CompileError:
     low, high = _range_of(dtype)
-    wider = DType.FLOAT64 if dtype.is_float or not _fits_int64(number) else DType.INT64
+    wider = DType.FLOAT64 if dtype.is_float or not _holds(DType.INT64, number) else DType.INT64
     mend = "" if wider is dtype else f", or convert the tensor first with .to('{wider}')"
     return CompileError(
         f"{find_source()}: the number {number} cannot be combined with {dtype} tensors, which hold"
@@ -325,8 +324,8 @@ def _does_not_fit(number: int | float, dtype: DType) -> CompileError:
     )
 
 
-def _fits_int64(number: int | float) -> bool:
-    low, high = _range_of(DType.INT64)
+def _holds(dtype: DType, number: int | float) -> bool:
+    low, high = _range_of(dtype)
     return low <= number <= high
 
 

@@ -214,8 +214,8 @@ class Loop:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
             self._report(
-                f"the data source {worker.name!r} is still blocked in its __next__"
-                f" {self._source_timeout_s} s after it was closed; its thread is left behind"
+                f"the data source {worker.name!r} is still blocked in its __next__; its thread is"
+                " left behind"
             )
         others = [w for w in workers if not w.is_source]
         stuck = [w.name for w in _still_alive(others, self._join_timeout_s)]

@@ -51,8 +51,11 @@ SNAPSHOTS_PER_PERIOD = 4
 """Snapshots offered to the writer per period of seconds; it writes the first one that is due."""
 
 MAX_SNAPSHOT_RATE = 16
-"""Steps between two snapshots by time: an estimate knows nothing of a slow data source. A copy of the
-variables moves fewer bytes than the update that made them, so one in 16 steps costs next to nothing."""
+"""Steps between two snapshots by time: an estimate knows nothing of a slow data source.
+
+A copy of the variables moves fewer bytes than the update that made them, so one in 16 steps costs
+next to nothing.
+"""
 
 
 def lower(graph: Graph, target: Target, options: CompileOptions, graph_hash: str) -> Plan:

@@ -105,7 +105,6 @@ class OpAttr(Generic[T]):
             raise LookupError(f"op {op} has no {self.name}")
         return self.default
 
-
     def files(self) -> tuple[str, ...]:
         """Return the files that filled cells and those that hold their functions, sorted."""
         found: set[str] = set()

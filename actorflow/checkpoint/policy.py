@@ -16,8 +16,9 @@ _HOW = 'give a number of steps (500) or a time ("30s", "10min", "1h")'
 class Every:
     """A period in steps or in seconds of the clock; exactly one of the two is set.
 
-    In steps, a checkpoint is due at the multiples of the period, whatever step the run was resumed
-    at; so a run that was interrupted saves at the same steps as one that was not.
+    In steps, a checkpoint is due at the first snapshot that reaches or passes a multiple of the
+    period. A run that starts at a multiple has its snapshots just there; one that was stopped
+    between two multiples has them as far behind each.
 
     Raises:
         CheckpointError: none or both are set, or the period is not positive.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from actorflow.tensor import Tensor
+from actorflow.tensor import Tensor, checked_size
 from actorflow.trace import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.types import DType, TensorType, ValueId
@@ -26,7 +25,9 @@ class Parameter(Tensor):
     def __init__(
         self, extents: tuple[int, ...], init: InitSpec, dtype: DType = DType.FLOAT32
     ) -> None:
-        self._type = TensorType(dtype, tuple(operator.index(e) for e in extents))
+        self._type = TensorType(
+            dtype, tuple(checked_size(e, "an extent of a parameter") for e in extents)
+        )
         self.init = init
         self.source = find_source()
         self.is_frozen = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actorflow import functional
 from actorflow.nn.layers import Dropout, LayerNorm, Linear
 from actorflow.nn.module import Module
-from actorflow.tensor import Tensor
+from actorflow.tensor import Tensor, checked_size
 from actorflow.trace import find_source
 from compiler.errors import CompileError
 
@@ -17,7 +17,8 @@ class Attention(Module):
     """
 
     def __init__(self, dim: int, *, heads: int, causal: bool = False, dropout: float = 0.0) -> None:
-        if dim % heads:
+        dim, heads = checked_size(dim, "dim"), checked_size(heads, "heads")
+        if heads < 1 or dim % heads:
             raise CompileError(
                 f"{find_source()}: attention needs dim divisible by heads, got {dim} and {heads}"
             )

@@ -33,6 +33,45 @@ def test_a_shared_parameter_counts_once_under_its_first_path():
     assert Tied().num_parameters() == 80
 
 
+@pytest.mark.parametrize(
+    ("heads", "places", "path"),
+    [
+        (
+            {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)},
+            r"heads\[1\] and Keeps.heads\['1'\]",
+            "heads.1",
+        ),
+        (
+            {"a.b": nn.Linear(2, 2), "a": {"b": nn.Linear(2, 2)}},
+            r"heads\['a.b'\] and Keeps.heads\['a'\]\['b'\]",
+            "heads.a.b",
+        ),
+        (
+            {"0.weight": nn.LayerNorm(2).weight, 0: nn.LayerNorm(2)},
+            r"heads\['0.weight'\] and Keeps.heads\[0\].weight",
+            "heads.0.weight",
+        ),
+    ],
+)
+def test_two_parts_under_one_path_are_an_error_that_names_both(heads, places, path):
+    class Keeps(nn.Module):
+        def __init__(self):
+            self.heads = heads
+
+    words = rf"test_nn.py:\d+: Keeps.{places} share the path '{path}'"
+    for walk in (Keeps().named_parameters, Keeps().num_parameters, Keeps().named_modules):
+        with pytest.raises(CompileError, match=words):
+            list(walk())
+
+
+def test_one_part_under_two_keys_of_one_path_is_shared_and_no_error():
+    model, layer = nn.Module(), nn.Linear(2, 2)
+    model.heads = {1: layer, "1": layer, 2: "no part", "2": nn.LayerNorm(2)}
+    names = [name for name, _ in model.named_parameters()]
+    assert names == ["heads.1.weight", "heads.1.bias", "heads.2.weight", "heads.2.bias"]
+    assert [path for path, _ in model.named_modules()] == ["", "heads.1", "heads.2"]
+
+
 def test_the_char_gpt_of_the_readme_has_the_promised_number_of_parameters():
     class CharLM(nn.Module):
         def __init__(self, d=128):
@@ -125,11 +164,39 @@ def test_every_dropout_of_a_model_has_a_key_of_its_own(traced):
     [
         (lambda: nn.Attention(10, heads=3), "dim divisible by heads, got 10 and 3"),
         (lambda: nn.Module()(), "has no __call__"),
+        (
+            lambda: nn.Linear(0, 2),
+            r"test_nn.py:\d+: in_features of Linear must be 1 or more, got 0",
+        ),
+        (lambda: nn.Linear(-1, 2), "in_features of Linear must be 1 or more, got -1"),
+        (lambda: nn.Linear(2, 0), "out_features of Linear must be 1 or more, got 0"),
+        (lambda: nn.Linear(2.0, 2), "in_features of Linear must be an integer, got 2.0"),
+        (lambda: nn.Linear(2, "3"), "out_features of Linear must be an integer, got '3'"),
+        (lambda: nn.Embedding(0, 2), "num_embeddings of Embedding must be 1 or more, got 0"),
+        (lambda: nn.Embedding(2, -1), "dim of Embedding must be 1 or more, got -1"),
+        (lambda: nn.Embedding(2, 2, std="a"), "std of Embedding must be a number, got str"),
+        (lambda: nn.Embedding(2, 2, std=-1.0), "std of Embedding must be 0 or more"),
+        (lambda: nn.LayerNorm(0), "dim of LayerNorm must be 1 or more, got 0"),
+        (lambda: nn.LayerNorm((2, 3)), r"dim of LayerNorm must be an integer, got \(2, 3\)"),
+        (lambda: nn.LayerNorm(2, eps="a"), "eps of LayerNorm must be a number, got str"),
+        (lambda: nn.Dropout("a"), "dropout probability must be a number, got str"),
+        (lambda: nn.Dropout(1.5), r"dropout probability must be in \[0, 1\), got 1.5"),
     ],
 )
 def test_wrong_modules_are_errors(make, words):
     with pytest.raises(CompileError, match=words):
         make()
+
+
+def test_layers_take_numpy_integers_as_sizes(traced):
+    two, three = np.array([2, 3])
+    layer = nn.Linear(two, three)
+    assert [p.shape for _, p in layer.named_parameters()] == [(3, 2), (3,)]
+    assert all(type(n) is int for _, p in layer.named_parameters() for n in p.shape)
+    block = nn.TransformerBlock(np.int64(4), heads=np.int64(2))
+    graph = traced(block, block, x=(1, 3, 4))
+    shapes = [n.attrs["shape"] for n in graph.nodes if n.op.name == "reshape"]
+    assert all(type(n) is int for shape in shapes for n in shape)
 
 
 def test_wrong_inputs_of_functions_name_what_was_expected(traced):

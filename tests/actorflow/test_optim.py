@@ -4,7 +4,33 @@ import numpy as np
 import pytest
 
 import actorflow as af
+from actorflow import nn
 from compiler.errors import CompileError
+from compiler.types import DType, TensorType
+
+NUMBERS = (0.5, 1, np.float32(0.5), np.float64(0.5), np.int64(1))
+
+
+def compiled(lr):
+    @af.job(optimizer=af.optim.SGD(lr))
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    return train.compile(nn.Linear(2, 2), {"x": TensorType(DType.FLOAT32, (1, 2))})
+
+
+def stepped(lr):
+    """Return how far one step of SGD moves the bias of a mean of two outputs."""
+
+    @af.job(optimizer=af.optim.SGD(lr))
+    def train(model, batch):
+        return model(batch.x).sum()
+
+    model = nn.Linear(2, 1)
+    model.load({"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)})
+    train.step(model, {"x": np.ones((1, 2), np.float32)})
+    train.close(model)
+    return -float(model.bias.data[0])
 
 
 def values(schedule, traced, evaluate, steps):
@@ -35,20 +61,64 @@ def test_a_schedule_of_the_users_own_is_traced_like_anything_else(traced, evalua
         (lambda: af.optim.SGD(0.1, nesterov=True), "nesterov=True needs momentum"),
         (lambda: af.optim.SGD(0.1, momentum=1.0), r"momentum must be in \[0.0, 1.0\)"),
         (lambda: af.optim.AdamW(betas=(1.5, 0.9)), "beta1 must be in"),
+        (lambda: af.optim.AdamW(betas=0.9), "betas must be two numbers, got 0.9"),
+        (lambda: af.optim.AdamW(betas=(0.9,)), "betas must be two numbers"),
+        (lambda: af.optim.AdamW(betas=("a", 0.9)), "beta1 must be a number, got str"),
+        (lambda: af.optim.AdamW(eps="a"), "eps must be a number, got str"),
+        (lambda: af.optim.AdamW(lr=None), "lr, .* must be a number, got NoneType"),
+        (lambda: af.optim.SGD("0.1"), "lr, .* must be a number, got str"),
+        (lambda: af.optim.SGD(np.array([0.1])), "lr, .* must be a number, got ndarray"),
+        (lambda: af.optim.SGD(np.ones(2)), "lr, .* must be a number, got ndarray"),
+        (lambda: af.optim.SGD(0.1, momentum="a"), "momentum must be a number, got str"),
+        (lambda: af.optim.SGD(0.1, weight_decay="a"), "weight_decay must be a number, got str"),
+        (lambda: af.optim.constant("a"), "lr must be a number, got str"),
+        (lambda: af.optim.linear(1.0, steps=0), "a schedule needs steps >= 1, got 0"),
+        (lambda: af.optim.linear(1.0, steps=9, final=None), "final must be a number"),
+        (lambda: af.optim.cosine(1.0, steps="a"), "steps of a schedule must be a number, got str"),
+        (lambda: af.optim.warmup(0.1, steps=-1), "a schedule needs steps >= 0, got -1"),
+        (lambda: af.optim.warmup(np.ones(2), steps=1), "lr, .* must be a number, got ndarray"),
     ],
 )
-def test_impossible_settings_are_errors(make, words):
-    with pytest.raises(CompileError, match=words):
+def test_impossible_settings_are_errors_with_the_users_line(make, words):
+    with pytest.raises(CompileError, match=rf"test_optim.py:\d+: {words}"):
         make()
 
 
 def test_a_schedule_that_returns_no_scalar_is_an_error():
-    @af.job(optimizer=af.optim.SGD(lambda step: step.reshape(1)))
-    def train(model, batch):
-        return model(batch.x).mean()
-
-    from actorflow import nn
-    from compiler.types import DType, TensorType
-
     with pytest.raises(CompileError, match="must return a float32 scalar"):
-        train.compile(nn.Linear(2, 2), {"x": TensorType(DType.FLOAT32, (1, 2))})
+        compiled(lambda step: step.reshape(1))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_learning_rate_is_any_number_or_a_schedule_that_returns_one(number):
+    rates = [number, lambda step: number, af.optim.constant(number)]
+    rates += [af.optim.warmup(number, steps=0), af.optim.warmup(lambda step: number, steps=1)]
+    rates += [af.optim.linear(number, steps=np.int64(9)), af.optim.cosine(number, steps=9)]
+    assert [stepped(rate) for rate in rates] == pytest.approx([float(number)] * len(rates))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "NoneType"),
+        ("0.1", "str"),
+        (np.array(0.1), "ndarray"),
+        (np.ones(2), "ndarray"),
+        ([0.1], "list"),
+        (1j, "complex"),
+    ],
+)
+def test_a_schedule_that_returns_something_else_is_named_with_its_line(given, words):
+    def schedule(step):
+        return given
+
+    line = schedule.__code__.co_firstlineno
+    message = rf"test_optim.py:{line}: a schedule must return .* it returned {words}$"
+    for lr in (schedule, af.optim.warmup(schedule, steps=3)):
+        with pytest.raises(CompileError, match=message):
+            compiled(lr)
+
+
+def test_a_rate_too_large_for_float32_is_an_error():
+    with pytest.raises(CompileError, match=r"test_optim.py:\d+: the number 1e\+300"):
+        compiled(lambda step: 1e300)

@@ -1,12 +1,17 @@
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import actorflow as af
-from actorflow import nn
+from actorflow import nn, plan_cache
 from actorflow.plan_cache import PlanCache
 from compiler.types import DType, TensorType
 
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = {"x": TensorType(DType.FLOAT32, (4, 3))}
 
 
@@ -79,3 +84,104 @@ def test_a_cache_that_is_off_keeps_nothing():
     cache = PlanCache(None, print)
     cache.store("k", fresh_job().compile(nn.Linear(3, 2), SPEC))
     assert cache.find("k") is None
+
+
+OP = """
+import numpy as np
+from compiler.ops.rule import gradient_of, pointwise
+from compiler.ops.binary import scaled
+from compiler.registry import define, infer_type, reference
+
+TWIN = define("twin")
+infer_type.register(TWIN, lambda inputs, attrs: inputs)
+reference.register(TWIN, pointwise(np.copy))
+
+@gradient_of(TWIN)
+def _twin(b, node, dy):
+    return (scaled(b, dy, {factor}),)
+"""
+
+KERNEL = """
+from functools import partial
+import numpy as np
+from actors.kernels import catalogue
+from actors.kernels.kernel import KernelNeeds
+
+class Twin:
+    name, op = "elsewhere.twin", "twin"
+
+    def query(self, attrs, inputs, outputs):
+        return KernelNeeds({scratch})
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        return partial(np.copyto, outputs[0], inputs[0])
+
+catalogue.register(Twin())
+"""
+
+TRAIN = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+from actorflow.tensor import apply
+from compiler.registry import find_op
+import op, kernel
+
+class Model(nn.Module):
+    def __init__(self):
+        self.w = nn.Parameter((2,), (("kind", "zeros"),))
+
+@af.job(optimizer=af.optim.SGD(1.0))
+def train(model, batch):
+    return (apply(find_op("twin"), model.w) * batch.x).sum()
+
+model = Model()
+train.step(model, {"x": np.ones(2, np.float32)})
+train.close(model)
+print(*model.w.data)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Train in a new process with an op and a kernel of files of its own; return the weights."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def run(factor=1, scratch=0):
+        (tmp_path / "op.py").write_text(OP.format(factor=float(factor)))
+        (tmp_path / "kernel.py").write_text(KERNEL.format(scratch=scratch))
+        environment = {
+            **os.environ,
+            "ACTORFLOW_CACHE": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",  # two texts of one second and size share a .pyc
+        }
+        done = subprocess.run(
+            [sys.executable, "train.py"],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(), len(list((tmp_path / "cache").glob("*.plan")))
+
+    return run
+
+
+def test_a_gradient_registered_elsewhere_makes_a_new_plan_when_its_file_changes(trained):
+    assert trained(factor=1) == (["-1.0", "-1.0"], 1)
+    assert trained(factor=1) == (["-1.0", "-1.0"], 1)
+    assert trained(factor=5) == (["-5.0", "-5.0"], 2)
+
+
+def test_a_kernel_registered_elsewhere_makes_a_new_plan_when_its_file_changes(trained):
+    assert trained(scratch=0)[1] == 1
+    assert trained(scratch=64)[1] == 2
+
+
+def test_a_file_written_while_the_process_runs_gives_a_key_of_this_process_alone(tmp_path):
+    early, late = tmp_path / "early.py", tmp_path / "late.py"
+    for path in (early, late):
+        path.write_text("x = 1")
+    os.utime(early, ns=(1, 1))
+    stamps = [plan_cache._content_stamp(p) for p in (early, late, tmp_path / "<stdin>")]
+    assert stamps[0] != stamps[1]
+    assert stamps[1] == stamps[2] == plan_cache._THIS_PROCESS

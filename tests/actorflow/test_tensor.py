@@ -14,6 +14,7 @@ EXPRESSIONS = {
     "division": lambda x, y: x / y,
     "number over tensor": lambda x, y: 1 / y,
     "power": lambda x, y: y**2.0,
+    "number to a power": lambda x, y: 2.0**y,
     "matmul": lambda x, y: x @ y.T,
     "negate": lambda x, y: -x,
     "sum": lambda x, y: x.sum(),
@@ -28,6 +29,16 @@ EXPRESSIONS = {
     "ellipsis": lambda x, y: x[..., 1],
     "array constant": lambda x, y: x + np.ones((4,), np.float32),
     "numpy array on the left": lambda x, y: np.ones((4,), np.float32) * x,
+    "reshape by numpy integers": lambda x, y: x.reshape((np.int64(2), -1)),
+    "reshape by an array of extents": lambda x, y: x.reshape(np.array([6, 2])),
+    "index by a numpy integer": lambda x, y: x[np.int64(0)],
+    "index by a scalar array": lambda x, y: x[np.array(-1), 1],
+    "slice by numpy integers": lambda x, y: x[:, np.int32(1) : np.int64(4) : np.int8(2)],
+    "sum over a numpy integer": lambda x, y: x.sum(np.int64(0)),
+    "sum over an array of axes": lambda x, y: x.sum(tuple(np.arange(2))),
+    "argmax over a numpy integer": lambda x, y: x.argmax(axis=np.int64(-1)),
+    "transpose by numpy integers": lambda x, y: x.transpose(*np.array([1, 0])),
+    "swapaxes by numpy integers": lambda x, y: x.swapaxes(np.int64(0), np.uint8(1)),
     "sqrt of log": lambda x, y: (y + 1).log() if hasattr(y, "log") else np.log(y + 1),
 }
 
@@ -78,12 +89,120 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: x + np.zeros(4, "complex64"), "complex64"),
         (lambda x: x.to("int32") + 0.5, "a float cannot be combined with int32"),
         (lambda x: x + x.to("float64"), "equal dtypes"),
+        (lambda x: x.to("complex64"), "dtype complex64 is not supported; use one of float64"),
+        (lambda x: x.reshape("a", 12), "an extent must be an integer, got 'a' of type str"),
+        (lambda x: x.reshape("12"), "an extent must be an integer, got '12' of type str"),
+        (lambda x: x.reshape(2.0, 6), "an extent must be an integer, got 2.0 of type float"),
+        (lambda x: x.reshape(np.array([2.0, 6.0])), "an extent must be an integer, got 2.0"),
+        (lambda x: x.reshape(-2, -6), "extents of 0 or more"),
+        (lambda x: x.broadcast_to(-3, 3, 4), "extents of 0 or more"),
+        (lambda x: x.broadcast_to(None), "an extent must be an integer, got None"),
+        (lambda x: x.transpose(1.0, 0), "an axis must be an integer, got 1.0 of type float"),
+        (lambda x: x.transpose(0), "each of the 2 axes once"),
+        (lambda x: x.swapaxes(0, "b"), "an axis must be an integer, got 'b'"),
+        (lambda x: x.sum(axis=1.5), "an axis must be an integer, got 1.5 of type float"),
+        (lambda x: x.sum(axis=True), "an axis must be an integer, got True of type bool"),
+        (lambda x: x.sum(axis=x), "cannot become an integer"),
+        (lambda x: x.sum(axis=(0, 0)), "each axis once"),
+        (lambda x: x.argmax(axis=None), "an axis must be an integer, got None"),
+        (lambda x: x[1.0], "index 1.0 of axis 0"),
+        (lambda x: x[True], "index True of axis 0"),
+        (lambda x: x[[0, 1]], "index .* of axis 0"),
+        (lambda x: x[0.0:2.0], "index slice.* of axis 0"),
+        (lambda x: x[::"a"], "index slice.* of axis 0"),
+        (lambda x: x[::0], "index slice.* of axis 0"),
+        (lambda x: x[x], "for lookups by tensor use af.embedding"),
+        (lambda x: [1, 2, 3][x], "cannot become an integer"),
+        (lambda x: af.concat([x, x], axis=2), "axis 2 is out of range"),
+        (lambda x: af.concat([x, x], axis=-3), "axis -3 is out of range"),
+        (lambda x: af.concat([x, x], axis=0.0), "an axis must be an integer, got 0.0"),
+        (lambda x: af.concat([x.sum(), x.sum()]), "axis 0 is out of range"),
+        (lambda x: af.concat(x), "concat needs a list of tensors, got Tensor"),
+        (lambda x: af.concat([x, "a"]), "expected a tensor.*got str"),
+        (lambda x: af.split(x, 2, axis=2), "axis 2 is out of range"),
+        (lambda x: af.split(x, 1.5), "number of sections must be an integer, got 1.5"),
+        (lambda x: af.split(x, 0), "into 0 equal parts"),
+        (lambda x: af.softmax(x, scale="a"), "scale of softmax must be a number, got str"),
+        (lambda x: af.softmax(x, scale=0), "a scale above 0"),
+        (lambda x: af.layer_norm(x, x[0], x[0], eps="a"), "eps of layer_norm must be a number"),
+        (lambda x: af.layer_norm(x, x[0], x[0], eps=10**400), "eps of layer_norm is too large"),
+        (lambda x: af.dropout(x, "a"), "dropout probability must be a number, got str"),
+        (lambda x: af.dropout(x, float("nan")), "dropout probability must be in"),
+        (lambda x: af.embedding(x, x), "ids of an integer dtype"),
+        (lambda x: af.embedding(x, 1.0), "a float cannot be combined with int64"),
+        (lambda x: af.linear(x, x.sum()), r"linear expects a weight \[out, in\]"),
+        (lambda x: af.linear("a", x), "expected a tensor.*got str"),
+        (lambda x: af.cross_entropy(x, [1, 2, 3]), "expected a tensor.*got list"),
+        (lambda x: af.mse_loss([1.0], [2.0]), "expected a tensor.*got list"),
+        (lambda x: af.where(x > 0, "a", 1.0), "expected a tensor.*got str"),
+        (lambda x: af.where(x, x, 1.0), "needs a bool condition, got float32"),
+        (lambda x: af.where(2, x, x), "the number 2 cannot be combined with bool"),
+        (lambda x: af.where(x > 0, x.to("int32"), np.full((3, 4), 0.5)), "equal dtypes"),
     ],
 )
 def test_what_cannot_be_traced_is_an_error_with_the_users_line(traced, function, words):
     with pytest.raises(CompileError, match=words) as caught:
         traced(function, x=(3, 4))
     assert "test_tensor.py:" in str(caught.value) or "conftest.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "function", "words"),
+    [
+        ("bool", lambda x: x == 2, "number 2 .* bool .* hold 0 to 1;.*'int64'"),
+        ("uint8", lambda x: x + 300, "number 300 .* uint8 .* hold 0 to 255;.*'int64'"),
+        ("uint8", lambda x: x == -1, "number -1 .* uint8 .* hold 0 to 255"),
+        ("uint8", lambda x: x < 300, "number 300 .* uint8"),
+        ("uint8", lambda x: af.where(x == 1, x, -1), "number -1 .* uint8"),
+        ("int32", lambda x: x + 2**31, "number 2147483648 .* int32"),
+        ("int32", lambda x: x + 10**30, "number 10+ .* int32 .*'float64'"),
+        ("int64", lambda x: x + 2**63, r"number 9223372036854775808 .* int64"),
+        ("int32", lambda x: af.where(x == 1, x, 2.5), "a float cannot be combined with int32"),
+        ("float32", lambda x: x + 1e300, r"number 1e\+300 .* float32 .*'float64'"),
+        ("float32", lambda x: x + 10**400, "number 10+ .* float32"),
+        ("float16", lambda x: x * 70000, "number 70000 .* float16"),
+    ],
+)
+def test_a_number_that_its_partner_cannot_hold_is_an_error(traced, dtype, function, words):
+    with pytest.raises(CompileError, match=rf"test_tensor.py:\d+: the {words}|: {words}"):
+        traced(function, x=TensorType(DType(dtype), (2,)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        ("bool", True),
+        ("bool", 1),
+        ("uint8", 255),
+        ("int8", -128),
+        ("uint64", 2**64 - 1),
+        ("int32", True),
+        ("float32", 0.1),
+        ("float32", 2**24 + 1),
+        ("float32", 3.4028235e38),
+        ("float16", float("-inf")),
+        ("float64", float("nan")),
+    ],
+)
+def test_a_number_that_its_partner_holds_or_rounds_becomes_that(traced, evaluate, dtype, number):
+    graph = traced(lambda x: af.maximum(x, number), x=TensorType(DType(dtype), (1,)))
+    low = np.zeros(1, dtype) if dtype == "bool" or dtype[0] == "u" else np.array([-100], dtype)
+    expected = np.maximum(low, np.asarray(number).astype(dtype))
+    np.testing.assert_array_equal(evaluate(graph, x=low), expected)
+
+
+def test_negative_axes_join_and_cut_as_in_numpy(traced, evaluate):
+    graph = traced(lambda x: af.concat([x, x], axis=np.int64(-1)), x=(3, 4))
+    np.testing.assert_array_equal(evaluate(graph, x=X), np.concatenate([X, X], -1))
+    graph = traced(lambda x: af.split(x, np.int64(2), axis=-1)[1], x=(3, 4))
+    np.testing.assert_array_equal(evaluate(graph, x=X), X[:, 2:])
+
+
+def test_where_takes_numbers_on_both_sides_and_a_plain_condition(traced, evaluate):
+    graph = traced(lambda x: x + af.where(x > 0, 1, 2.5), x=(3, 4))
+    np.testing.assert_allclose(evaluate(graph, x=X), X + np.where(X > 0, 1, np.float32(2.5)))
+    graph = traced(lambda x: af.where(True, x, 0.0), x=(3, 4))
+    np.testing.assert_array_equal(evaluate(graph, x=X), X)
 
 
 def test_a_tensor_that_escaped_its_trace_names_both_places(traced):

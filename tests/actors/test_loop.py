@@ -8,6 +8,7 @@ import threading
 import weakref
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
@@ -222,8 +223,9 @@ def test_close_does_not_take_a_sources_complaint_for_a_failure(pipeline):
 
 
 @pytest.mark.parametrize("is_started", [False, True])
-def test_close_is_idempotent_and_closes_every_port_once(pipeline, is_started):
+def test_close_is_idempotent_closes_every_port_once_and_lets_the_arena_go(pipeline, is_started):
     bound, ports = pipeline()
+    arena = arena_of(ports)
     loop = Loop(bound)
     if is_started:
         loop.start()
@@ -235,6 +237,9 @@ def test_close_is_idempotent_and_closes_every_port_once(pipeline, is_started):
         loop.start()
     with pytest.raises(RuntimeError, match="after the end"):
         loop.admit(1)
+    bound.release()
+    gc.collect()
+    assert arena() is None
 
 
 def test_close_after_the_end_keeps_the_result(pipeline):
@@ -296,13 +301,10 @@ def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
             loop.wait(PATIENCE)
 
 
-def test_fewer_than_one_step_is_refused(pipeline):
-    with Loop(pipeline()[0]) as loop, pytest.raises(ValueError, match="one step or more"):
-        loop.admit(0)
-
-
-def test_wait_gives_up_after_its_timeout(pipeline):
+def test_fewer_than_one_step_is_refused_and_wait_gives_up_after_its_timeout(pipeline):
     with Loop(pipeline()[0]) as loop:
+        with pytest.raises(ValueError, match="one step or more"):
+            loop.admit(0)
         assert loop.wait(0) is False
 
 
@@ -356,18 +358,16 @@ def test_what_the_preparation_raises_fails_the_run_before_any_launch(pipeline):
 
 # -- sources that block and cannot be closed -------------------------------------------------------
 
-LEFT_BEHIND = (
-    "the data source 'data' is still blocked in its __next__ 0.0 s after it was closed;"
-    " its thread is left behind"
-)
+LEFT_BEHIND = "the data source 'data' is still blocked in its __next__; its thread is left behind"
 
 
 @pytest.fixture
 def deaf(pipeline, bodies):
-    """A started loop whose source blocks in its second firing, deaf to close; then `body` runs."""
+    """Start a loop whose source blocks in its second firing, deaf to close; then `where` fails."""
     gate = bodies.Gate()
+    gate.open()
 
-    def build(wake=lambda tokens: None, **body):
+    def build(where, *, wake=lambda tokens: None, **options):
         firings = iter(range(9))
 
         def source(tokens):
@@ -380,16 +380,61 @@ def deaf(pipeline, bodies):
             gate.wait_entered()
             raise ValueError("no")
 
-        options = {"report": body.pop("report")} if "report" in body else {}
         bound, ports = pipeline(source, **{where: fail})
         ports["data"].close = lambda: None
         loop = Loop(bound, source_timeout_s=0.0, **options)
-        gate.open()
         loop.start()
         loop.admit(9)
         return loop, bound
 
-    yield build
+    yield SimpleNamespace(start=build, wake_up=lambda: let_go(gate))
+    let_go(gate)
+
+
+@pytest.mark.parametrize(("where", "actor"), [("compute", "step"), ("sink", "log")])
+def test_a_failure_is_shown_while_a_source_blocks_that_cannot_be_closed(deaf, where, actor):
+    said, finished = [], []
+    loop, _ = deaf.start(where, report=said.append, on_finished=lambda: finished.append(1))
+    with pytest.raises(ActorFailed, match=f"actor '{actor}' failed in firing 0"):
+        loop.wait(PATIENCE)
+    assert (said, finished) == ([], [1])
+    loop.close()
+    assert said == [LEFT_BEHIND]
+
+
+@pytest.mark.parametrize("late", [None, OSError("late"), SourceExhausted()])
+def test_what_a_source_left_behind_brings_after_the_release_is_ignored(deaf, late):
+    written, said = [], []
+
+    def wake(tokens):
+        tokens[0]["x"][:] = 7
+        written.append(tokens[0]["x"].tolist())
+        if late is not None:
+            raise late
+
+    loop, bound = deaf.start("sink", wake=wake, report=said.append)
+    with pytest.raises(ActorFailed) as before:
+        loop.wait(PATIENCE)
+    loop.close()
+    bound.release()
+    deaf.wake_up()
+    assert written == [[7.0, 7.0]]
+    with pytest.raises(ActorFailed) as after:
+        loop.wait(0)
+    assert after.value is before.value
+    assert loop.statistics().firings[0] == 2
+    assert said == [LEFT_BEHIND]
+
+
+def test_close_without_a_failure_warns_in_the_log_of_a_source_left_behind(pipeline, bodies, caplog):
+    gate = bodies.Gate()
+    bound, ports = pipeline(gate)
+    ports["data"].close = lambda: None
+    with Loop(bound, source_timeout_s=0.0) as loop:
+        loop.admit(1)
+        gate.wait_entered()
+    assert loop.wait(0) is False
+    assert caplog.record_tuples == [("actorflow", logging.WARNING, LEFT_BEHIND)]
     let_go(gate)
 
 
@@ -438,33 +483,18 @@ def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, actor):
     bound.release()
     gc.collect()
     assert isinstance(caught.value.__cause__, TypeError)
-    assert caught.value.__cause__.__traceback__ is not None
     assert arena() is None
 
 
 def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, bodies):
-    bound, ports = pipeline()
+    explode = bodies.fail_at(0, InternalError("a bug"))
+    bound, ports = pipeline(sink=lambda tokens: loop._dispatcher.command(explode))
     arena = arena_of(ports)
     with Loop(bound) as loop:
         loop.admit(1)
-        loop._dispatcher.command(bodies.fail_at(0, InternalError("a bug")))
         with pytest.raises(InternalError, match="a bug") as caught:
             loop.wait(PATIENCE)
     bound.release()
     gc.collect()
     assert caught.value.__traceback__ is not None
-    assert arena() is None
-
-
-@pytest.mark.parametrize("is_started", [False, True])
-def test_a_closed_loop_does_not_keep_the_arena(pipeline, is_started):
-    bound, ports = pipeline()
-    arena = arena_of(ports)
-    loop = Loop(bound)
-    if is_started:
-        loop.start()
-    loop.close()
-    bound.release()
-    gc.collect()
-    assert loop.wait(0) is False
     assert arena() is None

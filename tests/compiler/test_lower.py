@@ -4,6 +4,7 @@ import pytest
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Output, Source, UpdateRule, Write
+from compiler.lower import MAX_SNAPSHOT_RATE
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG, SIN
 from compiler.ops.matmul import MATMUL
@@ -52,11 +53,15 @@ def test_a_training_job_becomes_three_actors_and_five_with_snapshots(sketch, fak
     assert len(snapshot.launches) == len(saved.variables)
 
 
-def test_seconds_between_snapshots_become_steps_by_the_estimated_duration(sketch, fake_target):
-    plan = compiled(small_job(sketch), fake_target, snapshot_seconds=1.0)
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-3, 10), (1e-9, 1), (1.0, MAX_SNAPSHOT_RATE)])
+def test_seconds_between_snapshots_become_steps_by_the_estimated_duration(
+    sketch, fake_target, seconds, expected
+):
+    plan = compiled(small_job(sketch), fake_target, snapshot_seconds=seconds)
     step = next(a for a in plan.actors if a.kind is ActorKind.COMPUTE)
+    assert step.duration_ns == 25_000  # four snapshots are offered per period
     updated = next(r for r in plan.registers if r.name == "updated")
-    assert updated.num_slots == min(int(1e9 / step.duration_ns / 4), 10_000)
+    assert updated.num_slots == expected
 
 
 def test_the_chain_reads_every_variable_before_it_is_overwritten(sketch, fake_target):

@@ -1,15 +1,20 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.kernels import catalogue
+from actors.kernels.kernel import Operand
 from compiler.graph import GraphBuilder, Output, Write
 from compiler.ops.binary import ADD, MUL, SUB
 from compiler.ops.elementwise import ABS, NEG, SQUARE
 from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.sources import CONSTANT, INPUT
+from compiler.ops.sources import CONSTANT, INPUT, constant_array
 from compiler.ops.update import INCREMENT
 from compiler.passes import simplify
 from compiler.passes.check import check
+from compiler.registry import find_op
+from compiler.types import DType, TensorType
 
 
 def ops_of(graph):
@@ -45,6 +50,74 @@ def test_large_constants_are_computed_at_run_time_instead_of_stored(sketch):
     big = sketch.constant(np.ones(simplify.FOLD_LIMIT_BYTES // 8 + 1))
     sketch.b.outputs = [Output("y", sketch.b.one(SQUARE, big))]
     assert "square" in ops_of(simplify.run(sketch.b.freeze()))
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("exp", {}),
+        ("gelu", {}),
+        ("silu", {}),
+        ("pow", {}),
+        ("softmax", {"scale": 1.0, "causal": False}),
+        ("sum", {"axes": (1,), "keepdims": False}),
+        ("matmul", {}),
+    ],
+)
+def test_an_op_whose_bits_depend_on_the_kernel_is_computed_by_the_kernel(sketch, op, attrs):
+    numbers = np.linspace(0.1, 2.0, 16).reshape(4, 4)
+    count = 2 if op in ("pow", "matmul") else 1
+    inputs = [sketch.constant(numbers.astype(np.float32)) for _ in range(count)]
+    sketch.b.outputs = [Output("y", sketch.b.one(find_op(op), *inputs, **attrs))]
+    assert op in ops_of(simplify.run(sketch.b.freeze()))
+
+
+def exact_constants(call):
+    """Return the graph of `call` on two constants, and its inputs."""
+    rng = np.random.default_rng(len(call))
+    a, b = (rng.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
+    g = GraphBuilder()
+    values = [g.one(CONSTANT, dtype="float32", shape=(3, 5), data=v.tobytes()) for v in (a, b)]
+    if call == "where":
+        inputs = [g.one(find_op("less"), *values), *values]
+    else:
+        inputs = values if call in BINARY_NAMES else values[:1]
+    attrs = {"dtype": "float64"} if call == "cast" else {}
+    g.outputs = [Output("y", g.one(find_op(call), *inputs, **attrs))]
+    return g.freeze()
+
+
+ARITHMETIC = ("add", "sub", "mul", "div", "maximum", "minimum")
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+BINARY_NAMES = (*ARITHMETIC, *COMPARISONS)
+
+
+@pytest.mark.parametrize(
+    "op", [*BINARY_NAMES, "where", "neg", "abs", "square", "sqrt", "cast", "copy"]
+)
+def test_a_folded_constant_has_the_bits_that_the_kernel_computes(op):
+    graph = exact_constants(op)
+    folded = simplify.run(graph)
+    assert ops_of(folded) == ["constant"]
+    (made,) = folded.nodes
+    node = graph.nodes[-1]
+    if op == "where":
+        a, b = map(constant_array, graph.nodes[:2])
+        arrays = [a < b, a, b]
+    else:
+        arrays = [constant_array(graph.nodes[graph.producers()[v]]) for v in node.inputs]
+    out = np.empty_like(constant_array(made))
+    operands, result = [operand_of(a) for a in arrays], operand_of(out)
+    name, needs = catalogue.choose(op, node.attrs, tuple(operands), (result,))
+    scratch = np.empty(needs.workspace_bytes, np.uint8)
+    with np.errstate(invalid="ignore"):
+        catalogue.binders()[name].bind(node.attrs, tuple(arrays), (out,), scratch)()
+    assert out.tobytes() == constant_array(made).tobytes()
+
+
+def operand_of(array):
+    type_ = TensorType(DType(str(array.dtype)), array.shape)
+    return Operand(type_, 0, array.strides)
 
 
 def test_updates_are_never_merged(sketch):

@@ -1,8 +1,8 @@
 from compiler.graph import Write
 from compiler.ops.elementwise import EXP, SQUARE
 from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.update import INCREMENT
-from compiler.storage import assign_storage, is_dense, write_after_read
+from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.storage import OldRead, assign_storage, is_dense, old_reads, write_after_read
 
 
 def test_a_view_shares_its_input_and_is_no_launch(sketch):
@@ -46,3 +46,15 @@ def test_every_reader_of_the_old_value_precedes_the_update_but_readers_of_the_ne
     pairs = write_after_read(graph, assign_storage(graph))
     assert (producers[old], producers[new]) in pairs
     assert all(reader != producers[after] for reader, _ in pairs)
+
+
+def test_reads_of_old_values_include_an_updates_own_other_inputs_but_not_what_it_writes(sketch):
+    w = sketch.variable("w", (2, 2), "float32")
+    rate = sketch.input("rate", (), "float32")
+    turned = sketch.b.one(TRANSPOSE, w, perm=(1, 0))
+    new = sketch.b.one(SGD_UPDATE, w, turned, rate, weight_decay=0.0)
+    sketch.b.writes = [Write(w, new)]
+    graph = sketch.b.freeze()
+    view, update = (graph.producers()[v] for v in (turned, new))
+    reads = old_reads(graph, assign_storage(graph))
+    assert reads == [OldRead(view, 0, update), OldRead(update, 1, update)]

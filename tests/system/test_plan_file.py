@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from compiler.plan import Plan, RegisterKind
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,8 +69,6 @@ def test_a_plan_file_trains_to_the_same_bytes_as_the_script(actorflow, tmp_path)
     (tmp_path / "script.py").unlink()
     actorflow("run", "p.plan", "--text", "text.txt", "--steps", "12", "--checkpoint", "by-plan")
     assert newest(tmp_path / "by-plan") == newest(tmp_path / "by-script")
-    listed = actorflow("ckpt", "ls", "by-plan").stdout
-    assert "12" in listed
     assert actorflow("ckpt", "verify", "by-plan").stdout.count("valid") >= 1
 
 
@@ -74,6 +76,63 @@ def test_the_whole_plan_can_be_printed_and_simulated(actorflow):
     actorflow("plan", "script.py", "--save", "p.plan")
     assert "numpy.matmul" in actorflow("plan", "p.plan", "--full").stdout
     assert "stream compute" in actorflow("simulate", "p.plan", "--steps", "50").stdout
+
+
+def test_checkpoints_are_listed_as_a_table_of_step_size_tensors_time_and_problems(
+    actorflow, tmp_path
+):
+    actorflow("run", "script.py")
+    manifest = next((tmp_path / "by-script").glob("step-*8")) / "manifest.json"
+    manifest.write_text("{}")
+    head, *rows = actorflow("ckpt", "ls", "by-script").stdout.splitlines()
+    assert head.split() == ["step", "size", "tensors", "saved", "notes"]
+    by_step = {int(row.split()[0]): row for row in rows}
+    assert sorted(by_step) == [4, 8, 12]
+    assert re.fullmatch(r" +12 +\d+\.\d [KM]iB +\d+  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", by_step[12])
+    assert "manifest" in by_step[8]
+
+
+def test_an_error_of_the_script_keeps_its_own_traceback(actorflow, tmp_path):
+    (tmp_path / "opens.py").write_text("def load():\n    open('nowhere.txt')\n\nload()\n")
+    for command in ("run", "plan"):
+        text = actorflow(command, "opens.py", code=1).stderr
+        assert "Traceback" in text
+        assert 'opens.py", line 2, in load' in text
+        assert text.rstrip().endswith("FileNotFoundError: [Errno 2] No such file or directory:"
+                                      " 'nowhere.txt'")  # fmt: skip
+
+
+def overlapping(plan):
+    """Move two registers of the plan's variables onto each other."""
+    first, second = [r for r in plan.registers if r.kind is RegisterKind.VARIABLE][:2]
+    moved = replace(second, offsets_bytes=first.offsets_bytes)
+    return replace(plan, registers=tuple(moved if r is second else r for r in plan.registers))
+
+
+def pointing_nowhere(plan):
+    """Let a view name a register that does not exist."""
+    return replace(plan, views=(replace(plan.views[0], register=10**6), *plan.views[1:]))
+
+
+@pytest.mark.parametrize("change", [overlapping, pointing_nowhere])
+@pytest.mark.parametrize(
+    "command", [("run", "--text", "text.txt", "--steps", "1"), ("plan",), ("simulate",)]
+)
+def test_a_plan_file_that_was_changed_is_refused_before_it_is_used(
+    actorflow, tmp_path, change, command
+):
+    actorflow("plan", "script.py", "--save", "p.plan")
+    path = tmp_path / "p.plan"
+    change(Plan.load(path)).save(path)
+    done = actorflow(command[0], "p.plan", *command[1:], code=1)
+    assert "p.plan is not a plan that can run" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_plan_that_takes_snapshots_trains_without_a_checkpoint_directory(actorflow):
+    actorflow("plan", "script.py", "--save", "p.plan")
+    assert "5 steps done" in actorflow("run", "p.plan", "--text", "text.txt", "--steps", "5").stdout
 
 
 def test_damage_is_found_by_verify_with_exit_code_1(actorflow, tmp_path):
