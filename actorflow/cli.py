@@ -202,6 +202,8 @@ def _is_plan_file(file: str) -> bool:
 
 
 def _ckpt_ls(options: argparse.Namespace) -> int:
+    if not Path(options.directory).is_dir():
+        raise FileNotFoundError(2, "no such directory", options.directory)
     rows = CheckpointManager(options.directory).describe()
     if not rows:
         print(f"no checkpoints in {options.directory}")

@@ -301,7 +301,14 @@ class Job:
 
 
 @overload
-def job(function: Function) -> Job: ...
+def job(
+    function: Function,
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+) -> Job: ...
 
 
 @overload
@@ -322,10 +329,10 @@ def job(
     seed: int = 0,
     max_plans: int = 4,
 ) -> Job | Callable[[Function], Job]:
-    """Turn a function of (model, batch) into a `Job`.
+    """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
 
     Args:
-        function: the function, when the decorator is used without arguments.
+        function: the function to turn; the decorator's argument otherwise.
         optimizer: changes the model's parameters; a training job needs one.
         train: False for a job that only computes its outputs.
         seed: of initialisers and random ops.

@@ -2,8 +2,8 @@
 
 There may be several open plans on one model: a training job that is stepped, a job that predicts.
 The rule: a parameter's newest values are in its own array, or lent to the training plan that
-stepped last. Whoever reads the parameter fetches them first; whoever steps compares versions and takes over
-what others changed.
+stepped last. Whoever reads the parameter fetches them first; whoever steps compares versions and
+takes over what others changed.
 """
 
 from __future__ import annotations

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from actorflow.log import logger
 from actorflow.metrics import MetricsFile
 
 _TTY_INTERVAL_S = 0.5
 _PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW = 16  # intervals over which the time left is estimated
-_RESERVED = frozenset({"step", "elapsed_s"})
+_RESERVED = frozenset({"step", "since_step", "elapsed_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Reporter:
         self._losses: deque[float] = deque(maxlen=history)
         self._sums: dict[str, _Sum] = {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._is_mute = False
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
         self._start_s = self._due_s = 0.0
@@ -142,11 +144,10 @@ class Reporter:
             self._report(now)
         with self._lock:
             if self._shown:
-                self._stream.write("\n")
+                self._write("\n")
                 self._shown = ""
             if text:
-                self._stream.write(text + "\n")
-            self._stream.flush()
+                self._write(text + "\n")
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -156,10 +157,9 @@ class Reporter:
         """Print a line of its own above the progress line. Safe from any thread."""
         with self._lock:
             if self._shown:
-                self._stream.write("\r" + text.ljust(len(self._shown)) + "\n" + self._shown)
+                self._write("\r" + text.ljust(len(self._shown)) + "\n" + self._shown)
             else:
-                self._stream.write(text + "\n")
-            self._stream.flush()
+                self._write(text + "\n")
 
     def mean_of_last(self, count: int) -> float | None:
         """Return the mean of the last `count` losses of this run, or of all if there are fewer.
@@ -216,17 +216,27 @@ class Reporter:
         with self._lock:
             if self._is_tty:
                 line = line[: self._columns - 1]  # a wrapped line cannot be rewritten
-                self._stream.write("\r" + line.ljust(len(self._shown)))
+                self._write("\r" + line.ljust(len(self._shown)))
                 self._shown = line
             else:
-                self._stream.write(line + "\n")
+                self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        """Write to the stream; a reader that went away must not end the training."""
+        if self._is_mute:
+            return
+        try:
+            self._stream.write(text)
             self._stream.flush()
+        except BrokenPipeError:
+            self._is_mute = True
+            logger.warning("nobody reads the progress any more; the run goes on without it")
 
     def _write_json(self, now: float, items_per_s: float | None) -> None:
         if self._file is None:
             return
         rate_name = f"{self._item_name}_per_s"
-        row: dict[str, Any] = {"step": self._last_step}
+        row: dict[str, Any] = {"step": self._last_step, "since_step": self._steps_before}
         for name, total in self._sums.items():
             if total.count:
                 key = f"metric_{name}" if name in _RESERVED or name == rate_name else name

@@ -10,18 +10,17 @@ needs no model code: the plan knows its variables, their initialisers and its ba
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from actorflow.report import Reporter
 from actorflow.run import Run, batch_fields
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
+from actorflow.signals import StopSignals
 from actorflow.sources import Mailbox
 from actors.kernels import catalogue
 from compiler.errors import CompileError, InternalError, PlanFormatError
@@ -57,15 +57,17 @@ _STREAM_AHEAD = 2
 class FitResult:
     """What a run came to.
 
-    `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step and
-    `mean_loss` the mean over the last 100 steps of this run (None when it had none).
+    `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step.
+    `mean_loss` is the mean over the last `num_averaged` steps of this run, at most 100 (None when
+    it had none).
     """
 
     first_step: int
     last_step: int
     metrics: Metrics
     mean_loss: float | None
-    variables: Mapping[str, Array]
+    num_averaged: int
+    variables: Mapping[str, Array] = field(repr=False)
 
 
 class Stopped(SystemExit):
@@ -147,6 +149,7 @@ class Runner:
         _check_steps(steps)
         self.close()
         with ExitStack() as stack:
+            signals = stack.enter_context(StopSignals())
             reporter = _reporter(checkpoint, progress)
             stack.callback(reporter.finish)
             warn = reporter.notice if progress else logger.warning
@@ -196,10 +199,10 @@ class Runner:
             stack.callback(self._keep, run)
             items, item_name = items_of(data)
             reporter.start(steps, start.step, items, item_name)
-            with _stopping_on_signals(run.stop) as received:
-                run.start()
-                run.wait()
-            last = listener.step
+            signals.stop_with(run.stop)
+            run.start()
+            run.wait()
+            received, last = signals.received, listener.step
             self._keep(run)
             if saver is not None and saver.refused is not None:
                 step, name = saver.refused
@@ -210,9 +213,14 @@ class Runner:
                 reporter.notice(f"stopped by {name} after step {last}; {kept}")
             elif last < steps:
                 reporter.notice(f"the data ended after step {last} of {steps}")
-            reporter.finish()
+            summary = reporter.finish()
             result = FitResult(
-                start.step, last, listener.metrics, reporter.mean_of_last(100), dict(self._given)
+                start.step,
+                last,
+                listener.metrics,
+                summary.mean_loss,
+                summary.num_averaged,
+                dict(self._given),
             )
         if received and last < steps:
             raise Stopped(received[0], last)
@@ -243,16 +251,25 @@ class Runner:
             on_finished=lambda: outputs.put(None),
             settings=self._settings,
         )
+        is_over = False
+
+        def finish() -> None:
+            nonlocal is_over
+            run.stop()
+            while not is_over:  # what is under way ends; nobody reads it
+                is_over = outputs.get() is None
+
+        # An iterator that is still alive at exit would wait for threads that are gone by then.
+        atexit.register(finish)
         with closing(run):
             run.start()
-            metrics: Metrics | None = {}
             try:
                 while (metrics := outputs.get()) is not None:
                     yield metrics
+                is_over = True
             finally:
-                run.stop()
-                while metrics is not None:  # what is under way ends; nobody reads it
-                    metrics = outputs.get()
+                finish()
+                atexit.unregister(finish)
                 self._keep(run)
             run.wait()
 
@@ -343,9 +360,11 @@ def _check_kernels(plan: Plan) -> None:
         )
 
 
-def _check_steps(steps: int) -> None:
-    if steps < 0:
-        raise CompileError(f"steps must be >= 0, got {steps}")
+def _check_steps(steps: object) -> None:
+    if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool):
+        raise CompileError(f"steps must be an integer, got {steps!r}")
+    if not 0 <= steps < _ENDLESS:
+        raise CompileError(f"steps must be >= 0 and below {_ENDLESS:,}, got {steps}")
 
 
 def _steps_done(values: Mapping[str, Array]) -> int:
@@ -408,29 +427,3 @@ class _Stepping:
             self.run.wait()
             raise InternalError("a plan that is stepped ended by itself")
         return metrics
-
-
-@contextmanager
-def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `stop` at the first SIGINT or SIGTERM; leave the process at the second.
-
-    Yields the list of signals received. Outside of the main thread signals are not ours to handle.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        if len(received) > 1:
-            os._exit(128 + signum)
-        stop()
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for signum, handler in before.items():
-            if handler is not None:  # None: installed by C code, and not ours to know
-                signal.signal(signum, handler)

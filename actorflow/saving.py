@@ -70,6 +70,9 @@ class Saver:
         self._every = every
         self._last_step = first_step
         self._last_ns = clock_ns()
+        if first_step == 0 and every.seconds is not None:
+            # A new run keeps its first snapshot, so that an early kill is no fresh start.
+            self._last_ns -= int(every.seconds * 1e9)
         self._clock_ns = clock_ns
         self._keeps_nan = keeps_nan
         self._report = report
@@ -134,6 +137,8 @@ def start_from(
             f" has seed {seed}; use the same seed, or another checkpoint directory"
         )
     _check_variables(checkpoint, plan)
+    if manifest.has_nan:
+        report(f"the checkpoint of step {manifest.step} holds NaN: the run began to fail before it")
     if manifest.plan_hash != plan.graph_hash:
         report(
             f"the checkpoint of step {manifest.step} was made by another version of this job: its"

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from actorflow.trace import Trace, current_trace, find_source
 from compiler.attrs import Attrs, AttrValue
@@ -193,8 +194,8 @@ class Tensor:
             )
         return apply(shape.BROADCAST_TO, self, shape=wide)
 
-    def to(self, dtype: DType | str) -> Tensor:
-        """Convert to another element type."""
+    def to(self, dtype: DType | npt.DTypeLike) -> Tensor:
+        """Convert to another element type: a `DType`, or whatever numpy takes for one."""
         return apply(elementwise.CAST, self, dtype=_dtype(dtype, "dtype").value)
 
     def detach(self) -> Tensor:
@@ -335,10 +336,10 @@ def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
     return trace.emit(sources.CONSTANT, [], attrs)[0]
 
 
-def _dtype(name: DType | str, what: str) -> DType:
+def _dtype(name: DType | npt.DTypeLike, what: str) -> DType:
     try:
-        return DType(name)
-    except ValueError:
+        return name if isinstance(name, DType) else DType(np.dtype(name).name)
+    except (TypeError, ValueError):
         known = ", ".join(d.value for d in DType)
         raise CompileError(
             f"{find_source()}: {what} {name} is not supported; use one of {known}"

@@ -14,7 +14,7 @@ def summarise(plan: Plan) -> list[str]:
         plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
     )
     lines = [
-        f"plan {plan.name!r} {plan.fingerprint[:12]} on {plan.arenas[0].device}:"
+        f"plan {plan.name!r} {plan.graph_hash[:12]} on {plan.arenas[0].device}:"
         f" {len(plan.actors)} actors, {launches} launches, {len(plan.streams)} streams,"
         f" {parameters:,} parameters"
     ]

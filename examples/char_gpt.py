@@ -8,6 +8,7 @@ Stop it with ^C or kill -9 at any moment and start it again: it continues, bit-e
 import argparse
 import os
 import pathlib
+import sys
 
 import numpy as np
 
@@ -70,15 +71,20 @@ def main():
     parser.add_argument("--steps", type=int, default=1300, help="total steps (default 1300)")
     parser.add_argument("--checkpoint", default="runs/demo", help="directory of the run")
     args = parser.parse_args()
+    if args.text is not None and not pathlib.Path(args.text).is_file():
+        parser.error(f"--text: there is no file {args.text}")
 
     data = af.data.Tokens(read_text(args.text), seq=SEQ, batch=BATCH, seed=0)
     model = CharLM()
     result = train.fit(model, data, steps=args.steps, checkpoint=args.checkpoint)
     if result.mean_loss is not None:
-        print(f"mean loss of the last 100 steps: {result.mean_loss:.4f}")
+        print(f"mean loss of the last {result.num_averaged} steps: {result.mean_loss:.4f}")
     print("-" * 72)
     print(sample(model, "def "))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except af.ActorflowError as error:
+        sys.exit(f"char_gpt: {error}")

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy.typing as npt
 import xxhash
 
-from actorflow.data.source import DataError, check_batch, position_of, position_state
+from actorflow.data.source import DataError, check_batch, checked_spec, position_of, position_state
 from compiler.types import TensorType
 
 MakeIterator = Callable[[], Iterator[Mapping[str, npt.NDArray[Any]]]]
@@ -26,7 +26,7 @@ def from_iterable(
         fingerprint: what identifies the data, such as a version; nothing can be hashed here.
 
     Raises:
-        DataError: `make_iterator` cannot be called.
+        DataError: `make_iterator` cannot be called, or `spec` is no mapping to TensorTypes.
     """
     if not callable(make_iterator):
         raise DataError(
@@ -46,7 +46,7 @@ class IterableSource:
         self, make_iterator: MakeIterator, spec: Mapping[str, TensorType], fingerprint: str
     ) -> None:
         self._make_iterator = make_iterator
-        self._spec = dict(spec)
+        self._spec = checked_spec(spec)
         self._given_fingerprint = fingerprint
         self._where = _line_of(make_iterator)
         self._iterator: Iterator[Mapping[str, npt.NDArray[Any]]] | None = None

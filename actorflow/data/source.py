@@ -8,6 +8,7 @@ batches.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,7 +89,34 @@ def spec_of(batch: Mapping[str, Any], where: str = "") -> dict[str, TensorType]:
     Raises:
         DataError: a value is no array, or is of an element type that no plan can hold.
     """
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"batch{_at(where)}: expected a dict {{name: array}}, came {type(batch).__name__}"
+        )
     return {name: _type_of(name, value, where) for name, value in batch.items()}
+
+
+def checked_spec(spec: object) -> dict[str, TensorType]:
+    """Return a spec that a user wrote: {name: TensorType}, or {name: (dtype, shape)}.
+
+    Raises:
+        DataError: names the entry that is neither.
+    """
+    if not isinstance(spec, Mapping):
+        raise DataError(f"spec: expected {{name: TensorType}}, came {type(spec).__name__}")
+    types: dict[str, TensorType] = {}
+    for name, given in spec.items():
+        pair = (given.dtype, given.shape) if isinstance(given, TensorType) else given
+        try:
+            dtype, shape = pair
+            name_of_dtype = dtype.value if isinstance(dtype, DType) else np.dtype(dtype).name
+            types[name] = TensorType(DType(name_of_dtype), tuple(operator.index(n) for n in shape))
+        except (TypeError, ValueError):
+            raise DataError(
+                f"spec[{name!r}]: expected TensorType(dtype, shape) such as"
+                f" af.TensorType(af.DType.FLOAT32, (32, 8)), came {given!r}"
+            ) from None
+    return types
 
 
 def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") -> None:

@@ -234,10 +234,16 @@ def _windows(num_tokens: int, seq: int, batch: int) -> tuple[int, int]:
         raise DataError(
             f"Tokens: one batch of {batch} windows of {seq} tokens needs {batch * seq + 1:,} tokens"
             f" (batch * seq + 1), and the data has {num_tokens:,}; give more data, or a smaller"
-            f" batch= or seq= (with seq={seq}, batch= can be at most"
-            f" {max(0, (num_tokens - 1) // seq)})"
+            f" {_smaller(num_tokens, seq)}"
         )
     return num_windows, min(seq, num_tokens - num_windows * seq)
+
+
+def _smaller(num_tokens: int, seq: int) -> str:
+    most = max(0, (num_tokens - 1) // seq)
+    if most:
+        return f"batch= or seq= (with seq={seq}, batch= can be at most {most})"
+    return f"seq= (one window of seq={seq} alone needs {seq + 1:,} tokens)"
 
 
 def _ascii(text: str | bytes, errors: str, where: str) -> npt.NDArray[np.uint8]:

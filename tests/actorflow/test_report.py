@@ -163,9 +163,30 @@ def test_the_file_holds_the_same_facts(tmp_path):
     run.steps(range(1, 5), 1.0, loss=float)
     run.reporter.finish()
     assert read_metrics(tmp_path / "runs" / "metrics.jsonl") == [
-        {"step": 1, "loss": 1.0, "loss_last": 1.0, "tokens_per_s": None, "elapsed_s": 1.0},
-        {"step": 3, "loss": 2.5, "loss_last": 3.0, "tokens_per_s": 10.0, "elapsed_s": 3.0},
-        {"step": 4, "loss": 4.0, "loss_last": 4.0, "tokens_per_s": 10.0, "elapsed_s": 4.0},
+        {
+            "step": 1,
+            "since_step": 0,
+            "loss": 1.0,
+            "loss_last": 1.0,
+            "tokens_per_s": None,
+            "elapsed_s": 1.0,
+        },
+        {
+            "step": 3,
+            "since_step": 0,
+            "loss": 2.5,
+            "loss_last": 3.0,
+            "tokens_per_s": 10.0,
+            "elapsed_s": 3.0,
+        },
+        {
+            "step": 4,
+            "since_step": 0,
+            "loss": 4.0,
+            "loss_last": 4.0,
+            "tokens_per_s": 10.0,
+            "elapsed_s": 4.0,
+        },
     ]
 
 
@@ -328,3 +349,17 @@ def test_small_and_large_values_keep_their_digits(loss, shown):
     run.reporter.start(None, 0, 1, "tokens")
     run.reporter.step(1, {"loss": loss})
     assert run.lines == [f"step 1  loss {shown}"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(caplog):
+    class Pipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    reporter = Reporter(Pipe(), lambda: 0.0, interval_s=0.0)
+    reporter.start(2, 0, 1, "samples")
+    for step in (1, 2):
+        reporter.step(step, {"loss": 1.0})
+    reporter.notice("a line")
+    assert reporter.finish().last_step == 2
+    assert caplog.text.count("nobody reads") == 1

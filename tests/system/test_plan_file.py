@@ -150,7 +150,7 @@ def test_damage_is_found_by_verify_with_exit_code_1(actorflow, tmp_path):
         (("plan", "nowhere.py"), "nowhere.py"),
         (("plan", "nowhere.plan"), "nowhere.plan"),
         (("run", "text.txt", "--text", "text.txt", "--steps", "1"), "text.txt is not"),
-        (("ckpt", "ls", "nowhere"), "no checkpoints in nowhere"),
+        (("ckpt", "ls", "nowhere"), "nowhere: no such directory"),
     ],
 )
 def test_wrong_arguments_are_answered_in_one_line_with_exit_code_1(actorflow, arguments, words):

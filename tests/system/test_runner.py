@@ -165,3 +165,62 @@ def test_a_plan_for_other_kernels_is_refused(mlp, classification, classify):
     plan = classify().compile(mlp(), classification())
     with pytest.raises(af.PlanFormatError, match="compiled for kernels 'host-0"):
         af.Runner(dataclasses.replace(plan, target="host-0 numpy-1.0"))
+
+
+@pytest.mark.parametrize("steps", [2.5, "10", None, True, 10**30])
+def test_steps_that_are_no_sensible_number_are_an_error(mlp, classification, classify, steps):
+    with pytest.raises(af.CompileError, match="steps must be"):
+        classify().fit(mlp(), classification(), steps=steps, progress=False)
+
+
+def test_a_stream_that_is_alive_at_exit_does_not_keep_the_process(run_python):
+    done = run_python(
+        """
+        import numpy as np
+        import actorflow as af
+        from actorflow import nn
+
+        @af.job(train=False)
+        def predict(model, batch):
+            return model(batch.x)
+
+        data = af.data.ArraySource({"x": np.ones((64, 2), np.float32)}, batch=4)
+        stream = predict.stream(nn.Linear(2, 2), data)
+        next(stream)
+        print("end")
+        """
+    )
+    assert done.stdout.strip() == "end"
+
+
+def test_an_open_step_plan_does_not_keep_the_process(run_python):
+    run_python(
+        """
+        import numpy as np
+        import actorflow as af
+        from actorflow import nn
+
+        model = nn.Linear(2, 2)
+        predict = af.job(lambda model, batch: model(batch.x), train=False)
+        predict.step(model, {"x": np.ones((4, 2), np.float32)})
+        """
+    )
+
+
+def test_a_new_run_keeps_its_first_snapshot(mlp, classification, classify, tmp_path):
+    classify().fit(
+        mlp(), classification(), steps=40, checkpoint=tmp_path, every="1h", progress=False
+    )
+    assert CheckpointManager(tmp_path).steps() == (16, 40)
+
+
+def test_a_step_wants_a_dict(mlp, classify):
+    with pytest.raises(af.DataError, match="expected a dict"):
+        classify().step(mlp(), np.ones(3))
+
+
+def test_the_spec_of_an_iterable_is_checked(mlp):
+    good = af.data.from_iterable(lambda: iter(()), {"x": ("float32", (32, 8))})
+    assert str(good.spec()["x"]) == "float32[32, 8]"
+    with pytest.raises(af.DataError, match=r"spec\['x'\]: expected TensorType"):
+        af.data.from_iterable(lambda: iter(()), {"x": af.TensorType((32, 8), af.DType.FLOAT32)})

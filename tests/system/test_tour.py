@@ -27,6 +27,12 @@ def test_the_readme_example_is_the_shipped_example_in_short(run_python):
     assert "step 2/2" in done.stdout
 
 
+def test_the_readmes_model_of_ones_own_learns(run_python):
+    done = run_python(blocks_of(ROOT / "README.md")[1])
+    accuracies = [float(line) for line in done.stdout.splitlines()[-3:]]
+    assert min(accuracies) > 0.8
+
+
 def test_the_example_trains_samples_and_resumes(tmp_path):
     def demo(steps):
         return subprocess.run(
