@@ -42,7 +42,6 @@ from actorflow.signature import Signature, difference, signature_of
 from actorflow.targets import HostTarget
 from actorflow.tensor import Tensor
 from actorflow.trace import Trace, current_trace, find_source, recording
-from actors.race import check_races
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Output, Write
@@ -355,6 +354,8 @@ def _compiled(
     key: str, graph: Graph, target: HostTarget, options: CompileOptions, settings: Settings
 ) -> Plan:
     """Return the plan from the cache on disk, or compile it and keep it there."""
+    from actors.race import check_races  # needed only where something is compiled
+
     cache = PlanCache(settings.cache, logger.warning)
     plan = cache.find(key) if settings.dump is None else None
     if plan is not None:

@@ -7,7 +7,6 @@ import platform
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
@@ -258,6 +257,8 @@ def _resume_facts(manifest: Manifest) -> tuple[Any, ...]:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata  # 16 ms that only a save needs
+
     try:
         own = metadata.version("actorflow")
     except metadata.PackageNotFoundError:
