@@ -47,12 +47,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--neighbour", action="store_true", help="only the throughput, beside a busy process"
+    )
     args = parser.parse_args()
     for name in HOLDING:
         os.environ.pop(name, None)
     sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
     print_machine()
     print("| what | mark | measured |\n|---|---|---|")
+    if args.neighbour:
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            throughput(args.steps)
+        finally:
+            busy.kill()
+            busy.wait()
+        return
     throughput(args.steps)
     starts(args.repeats)
     compile_demo(args.repeats)
