@@ -87,8 +87,7 @@ class Runner:
 
     Args:
         plan: what to run; from `job.compile` or `Plan.load`.
-        values: first values of variables by name, for those that do not start from their
-        initialiser.
+        values: first values by name, of variables that do not start from their initialiser.
         seed: of initialisers and random ops.
         settings: environment; read from `os.environ` by default.
     """
@@ -128,9 +127,9 @@ class Runner:
         Args:
             data: the source; on a resume it is sought to where the checkpoint left it.
             steps: total number of steps, those of earlier runs included.
-            checkpoint: directory of the run; None keeps nothing. Metrics go to `metrics.jsonl` in
-            it.
-            every: seconds ("5s", "10min") or steps (500) between checkpoints.
+            checkpoint: directory of the run, which also gets `metrics.jsonl`; None keeps nothing.
+            every: time ("5s", "10min") or steps (500) between checkpoints; by time, the first
+                snapshot that is due is written, and there is one at least every 16 steps.
             keep_last: checkpoints to keep.
             on_nan: "raise" or "warn" when the loss is not finite.
             progress: print the plan and live progress to stdout.
@@ -141,47 +140,29 @@ class Runner:
             CheckpointError: a checkpoint cannot be read, locked or written.
             DataError: the data is not what the plan, or the checkpoint, was made for.
             Stopped: SIGINT or SIGTERM; the last finished step is checkpointed. A second signal
-            leaves
-                at once.
+                leaves the process at once.
         """
         if on_nan not in ("raise", "warn"):
             raise CompileError(f"on_nan must be 'raise' or 'warn', got {on_nan!r}")
         _check_steps(steps)
+        cadence = Every.parse(every)
         self.close()
         with ExitStack() as stack:
             signals = stack.enter_context(StopSignals())
             reporter = _reporter(checkpoint, progress)
             stack.callback(reporter.finish)
             warn = reporter.notice if progress else logger.warning
-            for warning in self._settings.warnings:
-                warn(warning)
-            if progress:
-                for line in summarise(self.plan):
-                    reporter.notice(line)
+            self._introduce(reporter.notice if progress else None, warn)
             manager = None
             if checkpoint is not None:
-                manager = stack.enter_context(
-                    CheckpointManager(os.fspath(checkpoint), keep_last=keep_last, report=warn)
-                )
+                directory = os.fspath(checkpoint)
+                manager = CheckpointManager(directory, keep_last=keep_last, report=warn)
+                stack.enter_context(manager)
             start = self._start(manager, data, warn, reporter.notice)
-            if start.step >= steps:
-                reporter.notice(
-                    f"nothing to do: {start.step} steps are done, {steps} were asked for"
-                )
-            listener = _Listener(reporter, on_step, start.step)
             saver = None
             if manager is not None:
-                saver = Saver(
-                    manager,
-                    self.plan,
-                    data,
-                    seed=self._seed,
-                    first_step=start.step,
-                    every=Every.parse(every),
-                    clock_ns=time.monotonic_ns,
-                    keeps_nan=on_nan == "warn",
-                    report=warn,
-                )
+                saver = self._saver(manager, data, start.step, cadence, on_nan == "warn", warn)
+            listener = _Listener(reporter, on_step, start.step)
             run = Run(
                 self.plan,
                 data,
@@ -197,34 +178,28 @@ class Runner:
             )
             stack.callback(run.close)
             stack.callback(self._keep, run)
-            items, item_name = items_of(data)
-            reporter.start(steps, start.step, items, item_name)
+            reporter.start(steps, start.step, *items_of(data))
             signals.stop_with(run.stop)
             run.start()
             run.wait()
-            received, last = signals.received, listener.step
             self._keep(run)
+            last = listener.step
             if saver is not None and saver.refused is not None:
                 step, name = saver.refused
                 raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
-            if received and last < steps:
-                name = signal.Signals(received[0]).name
-                kept = "it is checkpointed: run again to continue" if manager else "not kept"
-                reporter.notice(f"stopped by {name} after step {last}; {kept}")
-            elif last < steps:
-                reporter.notice(f"the data ended after step {last} of {steps}")
-            summary = reporter.finish()
-            result = FitResult(
-                start.step,
-                last,
-                listener.metrics,
-                summary.mean_loss,
-                summary.num_averaged,
-                dict(self._given),
-            )
-        if received and last < steps:
-            raise Stopped(received[0], last)
-        return result
+            is_stopped = bool(signals.received) and last < steps
+            ending = _ending(start.step, last, steps, signals.received, is_kept=manager is not None)
+            summary = reporter.finish(ending)
+        if is_stopped:
+            raise Stopped(signals.received[0], last)
+        return FitResult(
+            start.step,
+            last,
+            listener.metrics,
+            summary.mean_loss,
+            summary.num_averaged,
+            dict(self._given),
+        )
 
     def stream(
         self, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -312,6 +287,35 @@ class Runner:
                 stepping.run.wait()
                 self._keep(stepping.run)
 
+    def _introduce(self, notice: Callable[[str], None] | None, warn: Callable[[str], None]) -> None:
+        """Say what is about to run: what is odd about the environment, and the plan."""
+        for warning in self._settings.warnings:
+            warn(warning)
+        if notice is not None:
+            for line in summarise(self.plan):
+                notice(line)
+
+    def _saver(
+        self,
+        manager: CheckpointManager,
+        data: DataSource,
+        first_step: int,
+        every: Every,
+        keeps_nan: bool,
+        warn: Callable[[str], None],
+    ) -> Saver:
+        return Saver(
+            manager,
+            self.plan,
+            data,
+            seed=self._seed,
+            first_step=first_step,
+            every=every,
+            clock_ns=time.monotonic_ns,
+            keeps_nan=keeps_nan,
+            report=warn,
+        )
+
     def _keep(self, run: Run) -> None:
         """Remember the variables with which a run ended, if they are whole. Idempotent."""
         if run is self._kept:
@@ -341,6 +345,19 @@ class Runner:
         start = start_from(loaded, self.plan, data, self._seed, warn)
         notice(f"resumed from the checkpoint of step {start.step}")
         return start
+
+
+def _ending(first: int, last: int, steps: int, signals: list[int], *, is_kept: bool) -> str:
+    """Return why a run ended, or nothing where it simply came to its end."""
+    if signals and last < steps:
+        name = signal.Signals(signals[0]).name
+        kept = (
+            "it is checkpointed: run again to continue" if is_kept else "nothing was kept on disk"
+        )
+        return f"stopped by {name} after step {last}; {kept}"
+    if first >= steps:
+        return f"nothing to do: {first} steps are done, {steps} were asked for"
+    return f"the data ended after step {last} of {steps}" if last < steps else ""
 
 
 def _check_kernels(plan: Plan) -> None:
