@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -230,7 +229,6 @@ class Job:
                 if array is not None and array.shape == type_.shape:
                     carried[variable.name] = array
         runner = Runner(plan, values=carried | values_of(model), seed=self.options.seed)
-        weakref.finalize(model, runner.close)
         is_training = self.options.train
         return self._open.set(model, OpenModel(model, runner, signature, is_training=is_training))
 

@@ -8,6 +8,7 @@ takes over what others changed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,9 @@ def give_back(model: Module, variables: Mapping[str, Array]) -> None:
 
 
 class OpenModel:
-    """One runner that is stepped on one model. It holds the parameters, never the model.
+    """One runner that is stepped on one model; a model that is dropped ends its runner's plan.
+
+    It holds the parameters, never the model.
 
     Args:
         model: its parameters are kept in step with the runner.
@@ -53,6 +56,7 @@ class OpenModel:
         self._is_training = is_training
         self._is_ahead = False
         self._seen = self._versions()
+        self._when_dropped = weakref.finalize(model, runner.close)
 
     def step(self, batch: Mapping[str, Array]) -> Metrics:
         """Run one step with the model's newest values and return its outputs."""
@@ -68,6 +72,7 @@ class OpenModel:
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
+        self._when_dropped.detach()  # or it would keep this runner as long as the model
         try:
             self._bring_home()
             return self.runner.variables()

@@ -33,7 +33,11 @@ _PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kerne
 """Where the sources lie that decide what a plan looks like."""
 
 _STARTED_NS = time.time_ns()
+"""When this module was imported, which only that moment can tell: a file that is written later may
+not be the one that was loaded."""
+
 _THIS_PROCESS = uuid.uuid4().hex
+"""A stamp that no other process has."""
 
 
 def cache_key(graph: Graph, options: CompileOptions, target_fingerprint: str) -> str:

@@ -71,7 +71,7 @@ class FitResult:
 
 
 class Stopped(SystemExit):
-    """A signal ended `fit` cleanly: the step was finished and checkpointed.
+    """A signal ended `fit` cleanly: the step was finished, and checkpointed where that was asked.
 
     The exit code is 128 + signal.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -365,10 +366,8 @@ def checked_axis(tensor: Tensor, axis: object) -> int:
 def checked_size(size: Any, what: str) -> int:
     """Return an integer of Python or numpy as an int. Raises CompileError for anything else."""
     if not isinstance(size, bool):
-        try:
+        with suppress(TypeError):
             return operator.index(size)
-        except TypeError:
-            pass
     raise CompileError(
         f"{find_source()}: {what} must be an integer, got {size!r} of type {type(size).__name__}"
     )

@@ -170,6 +170,17 @@ def test_a_model_that_is_dropped_takes_its_open_plan_with_it(mlp, classification
     assert threading.active_count() == before
 
 
+def test_alternating_batch_shapes_leave_no_runner_behind(mlp, classification, classify):
+    train, model, batch = classify(), mlp(), next(classification())
+    runners = []
+    for rows in (16, 7, 16, 7):
+        train.step(model, {k: v[:rows] for k, v in batch.items()})
+        runners.append(weakref.ref(train._open.get(model).runner))
+    gc.collect()
+    assert [r() is None for r in runners] == [True, True, True, False]
+    train.close(model)
+
+
 def test_a_predicting_job_never_initialises_the_model(mlp, classification):
     model = mlp()
     predict.step(model, {"x": next(classification())["x"]})
