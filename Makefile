@@ -22,7 +22,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check lint types contracts bench clean
+.PHONY: help demo test check lint types contracts model soak bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ types: $(DEV_STAMP) ## static types
 
 contracts: $(DEV_STAMP) ## imports only go down the floors
 	$(BIN)/lint-imports
+
+model: $(RUN_STAMP) ## prove the actors' protocol on small plans with spin, every order of events
+	@$(BIN)/python -m actors.proof.spin $(ARGS)
+
+soak: $(RUN_STAMP) ## a million random runs of the actors' machine; ARGS="--first 0 --count 1000"
+	@$(BIN)/python -m actors.proof.soak $(ARGS)
 
 bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 	@set -e; found=; for file in benchmarks/bench_*.py; do \

@@ -15,6 +15,7 @@ check_house()
 from actorflow import data, nn, optim  # noqa: E402  # the house is checked before its rooms are entered
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402
+from actorflow.evaluation import Evaluation  # noqa: E402
 from actorflow.functional import (  # noqa: E402
     attention,
     concat,
@@ -68,6 +69,7 @@ __all__ = [
     "DataError",
     "DataSource",
     "DeviceError",
+    "Evaluation",
     "FitResult",
     "InternalError",
     "Job",

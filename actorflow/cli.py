@@ -1,4 +1,4 @@
-"""The command line: `actorflow run | plan | simulate | ckpt | ops | doctor`.
+"""The command line: `actorflow run | plan | simulate | top | ckpt | ops | doctor`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actorflow import doctor
+from actorflow import cli_simulate, doctor, top
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.data import Tokens
 from actorflow.job import PlanCaptured, capturing_plan
 from actorflow.run import batch_fields
 from actorflow.runner import Runner
+from actors.race import RaceError, check_races
 from compiler.errors import ActorflowError, CompileError, InternalError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
@@ -99,8 +100,12 @@ def _parser() -> argparse.ArgumentParser:
 
     simulate = commands.add_parser("simulate", help="predict the timeline of a plan")
     simulate.add_argument("file", help="a Python script or a plan file")
-    simulate.add_argument("--steps", type=int, default=100, help="steps to simulate (default 100)")
+    cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
+
+    watch = commands.add_parser("top", help="watch a run: its actors, and what they wait for")
+    top.add_arguments(watch)
+    watch.set_defaults(command=top.run)
 
     ckpt = commands.add_parser("ckpt", help="list or verify checkpoints")
     actions = ckpt.add_subparsers(required=True, metavar="ACTION")
@@ -154,20 +159,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from actors.simulate import simulate
-
-    plan = _plan_of(options.file, options.rest)
-    result = simulate(plan, options.steps)
-    print(f"{options.steps} steps of {plan.name!r} take {result.makespan_ns / 1e6:.1f} ms")
-    for stream, share in zip(plan.streams, result.utilisation, strict=True):
-        print(f"  stream {stream.name:<12} busy {share:6.1%}")
-    return 0
+    num_ranks = max(1, options.devices or 1)
+    return cli_simulate.run(_plan_of(options.file, options.rest, num_ranks), options)
 
 
-def _plan_of(file: str, rest: list[str]) -> Plan:
+def _plan_of(file: str, rest: list[str], num_ranks: int = 1) -> Plan:
     if _is_plan_file(file):
         return _proven(file)
-    with capturing_plan():
+    with capturing_plan(num_ranks):
         try:
             _run_script(file, rest)
         except PlanCaptured as captured:
@@ -180,6 +179,9 @@ def _proven(file: str) -> Plan:
     plan = Plan.load(file)
     try:
         verify_plan(plan)
+        check_races(plan)
+    except RaceError as error:
+        raise PlanFormatError(f"{file} is not a plan that can run: {error}") from error
     except (InternalError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         reason = str(error).partition(" (this is a bug")[0]
         raise PlanFormatError(

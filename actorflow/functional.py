@@ -24,6 +24,7 @@ from compiler.ops import activation, binary, elementwise, loss, norm, random, sl
 from compiler.ops import embedding as embedding_ops
 from compiler.ops import softmax as softmax_ops
 from compiler.ops import split as split_ops
+from compiler.ops.sources import SCRATCH
 from compiler.types import DType, TensorType
 
 
@@ -212,7 +213,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if trace is None or not trace.is_training or p == 0.0:
         return x
     key = trace.next_random_key()
-    return apply(random.DROPOUT, x, seed_of(trace), step_of(trace), p=p, key=key)
+    counter = batches_of(trace) if trace.batches_per_step > 1 else step_of(trace)
+    return apply(random.DROPOUT, x, seed_of(trace), counter, p=p, key=key)
 
 
 def checked_probability(p: float) -> float:
@@ -227,6 +229,12 @@ def step_of(trace: Trace) -> Tensor:
     """Return the number of finished steps as an int64 scalar."""
     counter = TensorType(DType.INT64, ())
     return Tensor(trace, trace.variable("step", counter, "counter", (("kind", "zeros"),)))
+
+
+def batches_of(trace: Trace) -> Tensor:
+    """Return the number of finished batches as an int64 scalar, where a step has several."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("batches", counter, SCRATCH, (("kind", "zeros"),)))
 
 
 def seed_of(trace: Trace) -> Tensor:

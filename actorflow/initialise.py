@@ -49,9 +49,9 @@ def initial_value(
 
 
 def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """Return a value for every variable of the plan: the given one, else its initialiser's."""
+    """Return a value for all state of the plan: the given one, else its initialiser's."""
     values: dict[str, Array] = {}
-    for variable in plan.variables:
+    for variable in plan.state:
         type_ = plan.views[variable.view].type
         array = given.get(variable.name)
         if array is None:
@@ -63,6 +63,11 @@ def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> dict[st
             )
         values[variable.name] = array
     return values
+
+
+def steps_done(values: Mapping[str, Array]) -> int:
+    """Return how many steps led to these values."""
+    return int(values["step"]) if "step" in values else 0
 
 
 def _key(seed: int, name: str) -> list[int]:

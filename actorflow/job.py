@@ -15,46 +15,41 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
-from actorflow import functional
-from actorflow.batch import Batch
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
 from actorflow.dump import dumper
+from actorflow.evaluation import Evaluation, check_results
 from actorflow.identity import ByIdentity
+from actorflow.job_graph import Function, JobOptions, trace_job
+from actorflow.listener import OnStep
 from actorflow.log import configure, logger
 from actorflow.nn.module import Module
 from actorflow.open_model import OpenModel, give_back, values_of
 from actorflow.optim import Optimizer
 from actorflow.plan_cache import PlanCache, cache_key
 from actorflow.ports import Metrics
-from actorflow.runner import FitResult, OnStep, Runner
+from actorflow.runner import FitResult, Runner
 from actorflow.settings import Settings
 from actorflow.signature import Signature, difference, signature_of
+from actorflow.stepping import batches_of_step
 from actorflow.targets import HostTarget
-from actorflow.tensor import Tensor
-from actorflow.trace import Trace, current_trace, find_source, recording
-from compiler.attrs import NO_ATTRS
+from actorflow.trace import find_source
 from compiler.errors import CompileError
-from compiler.graph import Graph, Output, Write
-from compiler.ops.update import INCREMENT
+from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.plan import Plan
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
-Function = Callable[[Any, Any], Any]
-
-RESERVED = ("step", "seed")
-"""Variables of the engine's own: the steps done, and the seed of the run."""
 
 
 class PlanCaptured(BaseException):
@@ -65,32 +60,17 @@ class PlanCaptured(BaseException):
         self.plan = plan
 
 
-_CAPTURING: ContextVar[bool] = ContextVar("actorflow_capturing", default=False)
+_CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
 
 
 @contextmanager
-def capturing_plan() -> Iterator[None]:
-    """Make the next `fit` raise PlanCaptured instead of running."""
-    token = _CAPTURING.set(True)
+def capturing_plan(num_ranks: int = 1) -> Iterator[None]:
+    """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
+    token = _CAPTURING.set(num_ranks)
     try:
         yield
     finally:
         _CAPTURING.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """What `@af.job` was given.
-
-    `optimizer` changes the parameters of a training job; `train=False` makes a job that only
-    computes its outputs. `seed` keys initialisers and random ops; `max_plans` bounds the input
-    signatures per model.
-    """
-
-    optimizer: Optimizer | None
-    train: bool
-    seed: int
-    max_plans: int
 
 
 class Job:
@@ -115,29 +95,17 @@ class Job:
         data: DataSource | Mapping[str, TensorType],
         *,
         every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        num_ranks: int = 1,
     ) -> Plan:
         """Return the plan for a model and the batches of a source (or their types).
 
-        With `every` the plan takes snapshots of the variables for checkpoints at that cadence.
+        With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
+        `evaluation` it evaluates between steps. The plan of one of several ranks averages its
+        gradients over them: it can be printed and simulated, and runs where there is a transport.
         Raises CompileError with the user's line.
         """
-        spec = dict(data) if isinstance(data, Mapping) else data.spec()
-        settings = Settings.from_env(os.environ)
-        cadence = Every.parse(every) if every is not None else None
-        options = CompileOptions(
-            name=self.name,
-            is_training=self.options.train,
-            snapshot_every=(cadence.steps or 0) if cadence else 0,
-            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
-            verify=settings.verify,
-        )
-        graph = self._graph(model, spec)
-        target = HostTarget()
-        key = cache_key(graph, options, target.fingerprint)
-        if key not in self._plans:
-            configure(settings.log_level)
-            self._plans[key] = _compiled(key, graph, target, options, settings)
-        return self._plans[key]
+        return self._compile(model, data, self.options.metrics_every, every, evaluation, num_ranks)
 
     def fit(
         self,
@@ -151,14 +119,23 @@ class Job:
         on_nan: str = "raise",
         progress: bool = True,
         on_step: OnStep | None = None,
+        evaluation: Evaluation | None = None,
     ) -> FitResult:
         """Train until `steps` steps are done in total; see `Runner.fit` for arguments and errors.
+
+        `evaluation` runs another job on the same model between steps.
 
         A run starts from the newest valid checkpoint, or else from the model's own parameters with
         fresh optimizer state at step 0. Whatever ends it, the model gets the parameters.
         """
         self.close(model)
-        plan = self.compile(model, data, every=None if checkpoint is None else every)
+        plan = self.compile(
+            model,
+            data,
+            every=None if checkpoint is None else every,
+            evaluation=evaluation,
+            num_ranks=max(1, _CAPTURING.get()),
+        )
         if _CAPTURING.get():
             raise PlanCaptured(plan)
         runner = Runner(plan, values=values_of(model), seed=self.options.seed)
@@ -172,6 +149,7 @@ class Job:
                 on_nan=on_nan,
                 progress=progress,
                 on_step=on_step,
+                evaluation=evaluation,
             )
         finally:
             self._give_back(model, runner)
@@ -191,19 +169,23 @@ class Job:
         finally:
             self._give_back(model, runner)
 
-    def step(self, model: Module, batch: Mapping[str, Array]) -> Metrics:
+    def step(
+        self, model: Module, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]
+    ) -> Metrics:
         """Run one step on one batch with the model's newest parameters and return its outputs.
 
-        The plan stays open until `close`. Another batch type opens another plan, which goes on with
-        the optimizer state of this one. The model's parameters are always the newest to whoever
-        reads them.
+        A job with accumulate=k takes a list of k batches of one type. The plan stays open until
+        `close`. Another batch type opens another plan, which goes on with the optimizer state of
+        this one. The model's parameters are always the newest to whoever reads them.
         """
-        spec = spec_of(batch, f"step of job {self.name!r}")
+        where = f"step of job {self.name!r}"
+        batches = batches_of_step(batch, self.options.accumulate, where)
+        spec = spec_of(batches[0], where)
         signature = signature_of(model, spec)
         opened = self._open.get(model)
         if opened is None or opened.signature != signature:
             opened = self._reopen(model, spec, signature, opened)
-        return opened.step(batch)
+        return opened.step(batches)
 
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
@@ -218,12 +200,12 @@ class Job:
         signature: Signature,
         opened: OpenModel | None,
     ) -> OpenModel:
-        plan = self.compile(model, spec)
+        plan = self._compile(model, spec, metrics_every=1)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
             left = opened.close()
-            for variable in plan.variables:
+            for variable in plan.state:
                 type_ = plan.views[variable.view].type
                 array = left.get(variable.name)
                 if array is not None and array.shape == type_.shape:
@@ -236,7 +218,54 @@ class Job:
         if self.options.train:
             give_back(model, runner.variables())
 
-    def _graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+    def _compile(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        metrics_every: int,
+        every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        num_ranks: int = 1,
+    ) -> Plan:
+        spec = dict(data) if isinstance(data, Mapping) else data.spec()
+        settings = Settings.from_env(os.environ)
+        cadence = Every.parse(every) if every is not None else None
+        options = CompileOptions(
+            name=self.name,
+            is_training=self.options.train,
+            snapshot_every=(cadence.steps or 0) if cadence else 0,
+            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
+            accumulate=self.options.accumulate,
+            metrics_every=metrics_every,
+            num_streams=self.options.streams,
+            num_ranks=num_ranks,
+            evaluate_every=evaluation.every if evaluation else 0,
+            evaluate_batches=evaluation.batches if evaluation else 0,
+            verify=settings.verify,
+        )
+        graph = replace(self.graph(model, spec), num_ranks=num_ranks)
+        evaluated = None
+        if evaluation is not None:
+            evaluated = evaluation.job.graph(model, evaluation.data.spec())
+            types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
+            check_results(types, evaluation.job.name)
+        target = HostTarget()
+        key = cache_key(graph, options, target.fingerprint, evaluated)
+        if key not in self._plans:
+            configure(settings.log_level)
+            self._plans[key] = _compiled(key, graph, target, options, settings, evaluated)
+        return self._plans[key]
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the job changes the model."""
+        return self.options.train
+
+    def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        """Return the logical graph of this job for a model and the types of a batch.
+
+        It is traced once per signature. Raises CompileError with the user's line.
+        """
         signature = signature_of(model, spec)
         graphs = self._graphs.get(model)
         if graphs is None:
@@ -252,49 +281,8 @@ class Job:
             if graphs:
                 reason = difference(list(graphs)[-1], signature)
                 logger.warning("job %r recompiled because %s", self.name, reason)
-            graphs[signature] = self._trace(model, spec)
+            graphs[signature] = trace_job(self.name, self._function, self.options, model, spec)
         return graphs[signature]
-
-    def _trace(self, model: Module, spec: dict[str, TensorType]) -> Graph:
-        parameters = dict(model.named_parameters())
-        names = {id(p): name for name, p in parameters.items()}
-        paths = {id(m): path for path, m in model.named_modules()}
-        trace = Trace(spec, names, paths, is_training=self.options.train)
-        with recording(trace):
-            returned = self._function(model, Batch(trace))
-            outputs = _outputs(self, returned, is_training=self.options.train)
-            b = trace.builder
-            b.outputs = [Output(name, t._value_in(trace)) for name, t in outputs.items()]
-            if self.options.train:
-                self._add_update(trace, model, outputs["loss"])
-        return b.freeze()
-
-    def _add_update(self, trace: Trace, model: Module, loss: Tensor) -> None:
-        b = trace.builder
-        b.objective = loss._value_in(trace)
-        trained = {}
-        for name, parameter in model.named_parameters():
-            if name in RESERVED:
-                raise CompileError(
-                    f"{parameter.source}: a parameter cannot be called {name!r}: the engine counts"
-                    " under that name; give the attribute another"
-                )
-            if parameter.is_frozen:
-                continue
-            if not trace.has_variable(name):
-                raise CompileError(
-                    f"{parameter.source}: parameter {name!r} is not used by job {self.name!r}, so"
-                    " it has no path to the loss. Use it, remove it, or freeze it with"
-                    " parameter.freeze()"
-                )
-            trained[name] = parameter.type
-        functional.seed_of(trace)
-        step = functional.step_of(trace)._value_in(trace)
-        if self.options.optimizer is not None:
-            b.updates = list(self.options.optimizer.rules(trace, trained))
-        with trace.scope("optimizer"):
-            counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
-        b.writes.append(Write(step, counted))
 
 
 @overload
@@ -305,6 +293,9 @@ def job(
     train: bool = True,
     seed: int = 0,
     max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
 ) -> Job: ...
 
 
@@ -315,6 +306,9 @@ def job(
     train: bool = True,
     seed: int = 0,
     max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
 ) -> Callable[[Function], Job]: ...
 
 
@@ -325,6 +319,9 @@ def job(
     train: bool = True,
     seed: int = 0,
     max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
 ) -> Job | Callable[[Function], Job]:
     """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
 
@@ -334,6 +331,14 @@ def job(
         train: False for a job that only computes its outputs.
         seed: of initialisers and random ops.
         max_plans: input signatures per model before a CompileError says that shapes keep changing.
+        accumulate: batches per step; the update uses the mean of their gradients, and the outputs
+            of a step are the means of theirs.
+        metrics_every: steps whose outputs reach the listener together, so that a listener costs
+            one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
+            on them (the check for NaN) is up to so many steps late.
+        streams: compute streams. Branches of a step that do not depend on each other may overlap,
+            each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
+            number of cores.
     """
 
     def decorate(given: Function) -> Job:
@@ -343,13 +348,33 @@ def job(
                 f"{find_source()}: job {given.__name__!r} has no optimizer; give"
                 " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
             )
-        return Job(given, JobOptions(optimizer, is_training, seed, max_plans))
+        counts = {"accumulate": accumulate, "metrics_every": metrics_every, "streams": streams}
+        for name, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise CompileError(
+                    f"{find_source()}: {name} of job {given.__name__!r} must be an integer of 1 or"
+                    f" more, got {count!r}"
+                )
+        if accumulate > 1 and not is_training:
+            raise CompileError(
+                f"{find_source()}: job {given.__name__!r} does not train, so it has no gradients to"
+                f" accumulate; leave accumulate={accumulate} out"
+            )
+        return Job(
+            given,
+            JobOptions(optimizer, is_training, seed, max_plans, accumulate, metrics_every, streams),
+        )
 
     return decorate if function is None else decorate(function)
 
 
 def _compiled(
-    key: str, graph: Graph, target: HostTarget, options: CompileOptions, settings: Settings
+    key: str,
+    graph: Graph,
+    target: HostTarget,
+    options: CompileOptions,
+    settings: Settings,
+    evaluation: Graph | None,
 ) -> Plan:
     """Return the plan from the cache on disk, or compile it and keep it there."""
     from actors.race import check_races  # needed only where something is compiled
@@ -360,48 +385,9 @@ def _compiled(
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
     before = time.perf_counter()
-    plan = compile_graph(graph, target, options, dumper(settings.dump))
+    plan = compile_graph(graph, target, options, dumper(settings.dump), evaluation)
     check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
     cache.store(key, plan)
     return plan
-
-
-def _outputs(owner: Job, returned: Any, *, is_training: bool) -> dict[str, Tensor]:
-    name = "loss" if is_training else "output"
-    outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
-    for key, value in outputs.items():
-        if not isinstance(value, Tensor):
-            raise CompileError(
-                f"job {owner.name!r} returned {type(value).__name__} as {key!r}; return a tensor,"
-                " or a dict of tensors"
-            )
-        if is_training and value.shape != ():
-            what = "the loss" if key == "loss" else f"metric {key!r}"
-            raise CompileError(
-                f"{_line(value)}: {what} of job {owner.name!r} must be a scalar, it is"
-                f" {value.type}; reduce it with .mean() or .sum()"
-            )
-    if not outputs:
-        raise CompileError(f"job {owner.name!r} returned nothing")
-    if is_training:
-        if "loss" not in outputs:
-            raise CompileError(
-                f"job {owner.name!r} returned {sorted(outputs)}; a training job's dict needs the"
-                " key 'loss'"
-            )
-        if not outputs["loss"].dtype.is_float:
-            loss = outputs["loss"]
-            raise CompileError(
-                f"{_line(loss)}: the loss of job {owner.name!r} must be a float scalar, it is"
-                f" {loss.type}"
-            )
-    return outputs
-
-
-def _line(tensor: Tensor) -> str:
-    trace = current_trace()
-    if trace is None:
-        return "job"
-    return str(trace.builder.producer_of(tensor._value_in(trace)).source)

@@ -9,7 +9,7 @@ takes over what others changed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,12 +58,12 @@ class OpenModel:
         self._seen = self._versions()
         self._when_dropped = weakref.finalize(model, runner.close)
 
-    def step(self, batch: Mapping[str, Array]) -> Metrics:
+    def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step with the model's newest values and return its outputs."""
         if not self._is_ahead:
             self._take_over()
         try:
-            return self.runner.step(batch)
+            return self.runner.step(batches)
         finally:
             if self._is_training and not self._is_ahead:
                 self._is_ahead = True

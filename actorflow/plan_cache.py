@@ -40,10 +40,16 @@ _THIS_PROCESS = uuid.uuid4().hex
 """A stamp that no other process has."""
 
 
-def cache_key(graph: Graph, options: CompileOptions, target_fingerprint: str) -> str:
+def cache_key(
+    graph: Graph,
+    options: CompileOptions,
+    target_fingerprint: str,
+    evaluation: Graph | None = None,
+) -> str:
     """Return the key of a compilation: 32 hexadecimal digits."""
     parts = (
         hash_graph(graph, with_sources=True),
+        "" if evaluation is None else hash_graph(evaluation, with_sources=True),
         options.name,
         repr(options.recorded()),
         target_fingerprint,

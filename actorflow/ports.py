@@ -41,6 +41,7 @@ class DataPort:
         total_steps: number of the step with the last batch, or None for no such end.
         on_end: called before the end of the stream is announced to the plan.
         keeps_positions: whether the state after each batch is remembered for `position_after`.
+        batches_per_step: a stop lets a step that has begun have all its batches.
     """
 
     def __init__(
@@ -53,19 +54,21 @@ class DataPort:
         on_end: Callable[[], None],
         *,
         keeps_positions: bool,
+        batches_per_step: int = 1,
     ) -> None:
         self._source = source
-        self._total_steps = total_steps
+        self._total = None if total_steps is None else total_steps * batches_per_step
+        self._batches_per_step = batches_per_step
         self._on_end = on_end
         self._is_stopping = False
         self._types = dict(types)
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
         self._lines = lines
-        self._step = first_step
+        self._batch = first_step * batches_per_step
         self._keeps_positions = keeps_positions
         self._positions: deque[tuple[int, Mapping[str, Any]]] = deque()
         if keeps_positions:
-            self._positions.append((first_step, source.state()))
+            self._positions.append((self._batch, source.state()))
         self._is_fetching = False
         self.failure: BaseException | None = None
 
@@ -79,7 +82,7 @@ class DataPort:
 
         def fetch() -> None:
             try:
-                if self._is_stopping or self._is_complete():
+                if self._is_at_end():
                     raise StopIteration
                 self._is_fetching = True
                 if fills is not None:
@@ -87,7 +90,7 @@ class DataPort:
                 else:
                     self._copy(next(source), views)
                 if self._keeps_positions:
-                    self._positions.append((self._step + 1, source.state()))
+                    self._positions.append((self._batch + 1, source.state()))
             except StopIteration:
                 self._on_end()
                 raise SourceExhausted from None
@@ -97,22 +100,22 @@ class DataPort:
                 raise SourceExhausted from error
             finally:
                 self._is_fetching = False
-            self._step += 1
+            self._batch += 1
 
         return fetch
 
     def position_after(self, step: int) -> Mapping[str, Any]:
-        """Return the source's state after the batch of `step`; states before it are forgotten.
+        """Return the source's state after the last batch of `step`; earlier ones are forgotten.
 
         Called from one other thread than the one that fetches, with growing steps; a deque takes
         both ends at once.
         """
-        while self._positions[0][0] < step:
+        while self._positions[0][0] < step * self._batches_per_step:
             self._positions.popleft()
         return self._positions[0][1]
 
     def stop(self) -> None:
-        """Let the batch that is being fetched be the last. Safe to call from a signal handler."""
+        """Let the step that is being fed be the last. Safe to call from a signal handler."""
         self._is_stopping = True
 
     def close(self) -> None:
@@ -124,8 +127,10 @@ class DataPort:
         if self._is_fetching and callable(close):
             close()
 
-    def _is_complete(self) -> bool:
-        return self._total_steps is not None and self._step >= self._total_steps
+    def _is_at_end(self) -> bool:
+        if self._total is not None and self._batch >= self._total:
+            return True
+        return self._is_stopping and self._batch % self._batches_per_step == 0
 
     def _copy(self, batch: Any, views: Token) -> None:
         for name, view in views.items():
@@ -143,6 +148,9 @@ class DataPort:
 class MetricsPort:
     """Hands each step's outputs to a listener, and watches the loss.
 
+    The outputs of a step of several batches are the means of theirs; those of a step that the end
+    of the data cut short are dropped, for it updated nothing.
+
     Args:
         on_step: called as (step, outputs) on this port's thread.
         first_step: number of the step before the first one.
@@ -150,6 +158,7 @@ class MetricsPort:
         line: the user's line of the watched output.
         on_nan: "raise" fails the run, "warn" calls `warn` once per run.
         warn: receives the text of the warning.
+        batches_per_step: tokens that make one step.
     """
 
     def __init__(
@@ -161,8 +170,10 @@ class MetricsPort:
         line: str = "",
         on_nan: str = "raise",
         warn: Callable[[str], None] | None = None,
+        batches_per_step: int = 1,
     ) -> None:
         self._on_step = on_step
+        self._batches_per_step = batches_per_step
         self._step = first_step
         self._watched = watched
         self._line = line
@@ -171,11 +182,13 @@ class MetricsPort:
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
+        each = self._batches_per_step
+        steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
 
         def read() -> None:
-            for views in tokens:
+            for batches in steps:
                 self._step += 1
-                outputs = {n: v.item() if v.ndim == 0 else v.copy() for n, v in views.items()}
+                outputs = _outputs(batches[0]) if each == 1 else _means(batches)
                 if self._watched is not None and not math.isfinite(outputs[self._watched]):
                     self._report_nan(float(outputs[self._watched]))
                 self._on_step(self._step, outputs)
@@ -195,6 +208,18 @@ class MetricsPort:
         if self._warn is not None:
             self._warn(text)
             self._warn = None
+
+
+def _outputs(token: Token) -> dict[str, Any]:
+    return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
+
+
+def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
+    """Return the mean of every output; a training job's outputs are scalars."""
+    return {
+        name: math.fsum([float(token[name]) for token in tokens]) / len(tokens)
+        for name in tokens[0]
+    }
 
 
 class CheckpointPort:

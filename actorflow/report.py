@@ -133,6 +133,18 @@ class Reporter:
         if is_first or now >= self._due_s or step == self._total_steps:
             self._report(now)
 
+    def evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        """Print the results of an evaluation and write them to the metrics file; any thread."""
+        shown = "  ".join([f"{name} {_number(value)}" for name, value in means.items()])
+        self.notice(f"evaluation after step {step}: {shown}")
+        file = self._file
+        if file is not None:
+            row = {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
+            try:
+                file.append(row)
+            except OSError as error:
+                self._give_up_file(error)
+
     def finish(self, text: str = "") -> Summary:
         """Report what is still unreported, leave the progress line, close the file; may come twice.
 

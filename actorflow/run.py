@@ -14,6 +14,7 @@ import numpy as np
 
 from actorflow.blas import set_blas_threads
 from actorflow.data import DataError, DataSource
+from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
 from actorflow.settings import Settings, SettingsError
 from actors.errors import ActorFailed
@@ -22,11 +23,15 @@ from actors.kernels.floating_point import quiet_floating_point
 from actors.load import load
 from actors.loop import Loop
 from actors.protocol import HostPort
+from actors.statistics import Statistics
 from actors.table import MachineTable
 from actors.timeline import Timeline
+from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError
-from compiler.plan import Field, Plan, RegisterKind
+from compiler.plan import Actor, Field, Plan, RegisterKind
 from compiler.types import TensorType
+from compiler.verify import edges_of, verify_plan
+from memory.registers import Edge
 
 Array = np.ndarray[Any, Any]
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
@@ -46,6 +51,8 @@ class Run:
         save: writes a checkpoint on the checkpoint thread; None when the plan takes no snapshots.
         is_due: whether a snapshot of this step is to be written.
         on_nan: "raise" or "warn" when the loss is not finite.
+        evaluation: what the plan's evaluation reads, and who listens to it.
+        directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.
         on_finished: called once when the run is over in any way, before `wait` returns.
         settings: where a trace goes, and whether invariants are checked.
@@ -67,6 +74,8 @@ class Run:
         save: Save | None = None,
         is_due: Callable[[int], bool] = lambda step: True,
         on_nan: str = "raise",
+        evaluation: Evaluation | None = None,
+        directory: Path | None = None,
         warn: Callable[[str], None] = lambda text: None,
         on_finished: Callable[[], object] | None = None,
         settings: Settings,
@@ -78,6 +87,7 @@ class Run:
         self.plan = plan
         self._total_steps = total_steps
         self._first_step = first_step
+        self._batches_per_step = batches_per_step(plan)
         fields, lines = batch_fields(plan)
         check_source(source, fields, lines)
         self._data = DataPort(
@@ -88,6 +98,7 @@ class Run:
             total_steps,
             self._on_source_end,
             keeps_positions=save is not None,
+            batches_per_step=self._batches_per_step,
         )
         loss_line = _line_of_output(plan, "loss") if plan.option("is_training") else None
         metrics = MetricsPort(
@@ -97,6 +108,7 @@ class Run:
             line=loss_line or "",
             on_nan=on_nan,
             warn=warn,
+            batches_per_step=self._batches_per_step,
         )
         ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
         self._checkpoint: CheckpointPort | None = None
@@ -108,6 +120,7 @@ class Run:
                 f"plan {plan.name!r} takes no snapshots, so it cannot write checkpoints; compile it"
                 " with job.compile(model, data, every='5s')"
             )
+        ports |= self._evaluation_ports(evaluation)
         if settings.trace is not None:
             check_trace_path(settings.trace)
         self._warn = warn
@@ -117,8 +130,12 @@ class Run:
         self.bound = load(plan, ports, catalogue.binders())
         for name, array in values.items():
             np.copyto(self.bound.variables[name], array)
+        if "batches" in self.bound.variables:
+            self.bound.variables["batches"][...] = first_step * self._batches_per_step
         self.loop = Loop(
             self.bound,
+            initial=credits_after(plan, first_step),
+            watch=Watch(settings.stall_seconds, folder=directory or settings.dump),
             timeline=self._timeline,
             on_finished=on_finished,
             prepare_thread=quiet_floating_point,
@@ -133,7 +150,12 @@ class Run:
         """
         self.loop.start()
         if self._total_steps is not None:
-            self.loop.admit(max(0, self._total_steps - self._first_step) + 1)
+            steps = max(0, self._total_steps - self._first_step)
+            self.loop.admit(steps * self._batches_per_step + 1)
+
+    def admit(self, steps: int) -> None:
+        """Permit more steps of a run that was started without a total."""
+        self.loop.admit(steps * self._batches_per_step)
 
     def stop(self) -> None:
         """Admit no further step; those that have begun are finished and a last snapshot is written.
@@ -165,9 +187,13 @@ class Run:
         if self._data.failure is not None:
             raise self._data.failure
 
+    def statistics(self) -> Statistics:
+        """Return what the actors have done so far."""
+        return self.loop.statistics()
+
     def variables(self) -> dict[str, Array]:
-        """Return copies of all variables. Only after `wait`, or between steps."""
-        return {name: view.copy() for name, view in self.bound.variables.items()}
+        """Return copies of the plan's state. Only after `wait`, or between steps."""
+        return {v.name: self.bound.variables[v.name].copy() for v in self.plan.state}
 
     def write(self, values: Mapping[str, Array]) -> None:
         """Overwrite variables of the plan by name; others are left out. Only between steps."""
@@ -178,22 +204,28 @@ class Run:
     def whole_variables(self) -> dict[str, Array] | None:
         """End the threads and return all variables, or None when an update was cut in two.
 
-        A step that fails before its first update, or outside of the chain, leaves them whole.
+        A step that fails before its first update, or outside of the one actor that updates, leaves
+        them whole. Where several actors update, a failure may find some of them done.
         """
         self.loop.close()
         failed = self._failed
-        if failed is not None and failed.launch >= self._first_update(failed.actor):
-            return None
+        if failed is not None:
+            writers = [a for a in self.plan.actors if self._first_update(a) < len(a.launches)]
+            if len(writers) > 1:
+                return None
+            if any([a.name == failed.actor for a in writers]) and failed.launch >= (
+                self._first_update(writers[0])
+            ):
+                return None
         return self.variables()
 
-    def _first_update(self, name: str) -> int:
-        """Return the first launch of an actor that writes a variable, or their number."""
-        actor = next(a for a in self.plan.actors if a.name == name)
+    def _first_update(self, actor: Actor) -> int:
+        """Return the first launch of an actor that writes state, or their number."""
+        state = {self.plan.views[v.view].register for v in self.plan.state}
         for index, launch in enumerate(actor.launches):
-            registers = [self.plan.views[view].register for view in launch.outputs]
-            if any(self.plan.registers[r].kind is RegisterKind.VARIABLE for r in registers):
+            if any(self.plan.views[view].register in state for view in launch.outputs):
                 return index
-        return max(len(actor.launches), 1)
+        return len(actor.launches)
 
     def close(self) -> None:
         """End all threads, write the trace if one was asked for, release the arena. Idempotent."""
@@ -217,6 +249,29 @@ class Run:
             except OSError as error:
                 self._warn(f"ACTORFLOW_TRACE: cannot write {self._trace_path}: {error.strerror}")
 
+    def _evaluation_ports(self, evaluation: Evaluation | None) -> dict[str, HostPort]:
+        every = self.plan.int_option("evaluate_every", 0)
+        if not every:
+            if evaluation is not None:
+                raise CompileError(
+                    f"plan {self.plan.name!r} does not evaluate; compile it with"
+                    " job.compile(model, data, evaluation=...)"
+                )
+            return {}
+        if evaluation is None:
+            raise CompileError(
+                f"plan {self.plan.name!r} evaluates every {every} steps; give fit the evaluation"
+                " that it was compiled with"
+            )
+        fields, lines = batch_fields(self.plan, "eval_data")
+        check_source(evaluation.data, fields, lines)
+        batches = self.plan.int_option("evaluate_batches", 0)
+        listeners = () if evaluation.on_result is None else (evaluation.on_result,)
+        return {
+            "eval_data": EvaluationDataPort(evaluation.data, fields, lines, batches),
+            "eval_metrics": EvaluationPort(self._first_step, every, listeners),
+        }
+
     def _on_source_end(self) -> None:
         if self._checkpoint is not None:
             self._checkpoint.is_ending = True
@@ -234,6 +289,46 @@ class Run:
         return CheckpointPort(save_with_position, due, self._first_step)
 
 
+def batches_per_step(plan: Plan) -> int:
+    """Return how many batches one update consumes."""
+    return plan.int_option("accumulate", 1)
+
+
+def credits_after(plan: Plan, steps: int) -> dict[str, int]:
+    """Return the credits that control registers hold after some steps, by name.
+
+    What comes every n steps counts them over all runs of a training, not from the start of this
+    one.
+    """
+    edges, registers = edges_of(plan)
+    fired = _firings(plan, edges, steps * batches_per_step(plan))
+    held: dict[str, int] = {}
+    for edge, register in zip(edges, registers, strict=True):
+        tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
+        if tokens and plan.registers[register].kind is RegisterKind.CONTROL:
+            held[plan.registers[register].name] = tokens
+    return held
+
+
+def _firings(plan: Plan, edges: list[Edge], batches: int) -> list[int]:
+    """Return how often each actor fires on some batches, when all that can fire has fired.
+
+    An evaluation has all its firings or none, so these are no shares of a period.
+    """
+    feeder = next(a.id for a in plan.actors if a.name == "data")
+    repetitions = verify_plan(plan)
+    fired = [-(-batches * count // repetitions[feeder]) for count in repetitions]
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for edge in edges:
+            possible = fired[edge.producer] * edge.produce // edge.consume
+            if fired[edge.consumer] > possible:
+                fired[edge.consumer] = possible
+                is_settled = False
+    return fired
+
+
 def takes_snapshots(plan: Plan) -> bool:
     """Whether the plan was compiled to write checkpoints."""
     return any(actor.name == "checkpoint" for actor in plan.actors)
@@ -247,7 +342,19 @@ def written_variables(plan: Plan) -> tuple[str, ...]:
         for launch in actor.launches
         for view in launch.outputs
     }
-    return tuple(v.name for v in plan.variables if plan.views[v.view].register in written)
+    return tuple(v.name for v in plan.state if plan.views[v.view].register in written)
+
+
+def saved_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the variables that a checkpoint holds, in order of plan.
+
+    What only an evaluation reads is no part of the training.
+    """
+    writer = next((a for a in plan.actors if a.name == "checkpoint"), None)
+    if writer is None:
+        return tuple(v.name for v in plan.state)
+    staging = writer.inputs[0].register
+    return tuple(f.name for f in plan.fields if f.register == staging)
 
 
 def check_trace_path(path: Path) -> None:
@@ -258,9 +365,9 @@ def check_trace_path(path: Path) -> None:
         )
 
 
-def batch_fields(plan: Plan) -> tuple[dict[str, TensorType], dict[str, str]]:
-    """Return type and user's line of every field that the plan reads from the data source."""
-    register = next(a for a in plan.actors if a.name == "data").outputs[0].register
+def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType], dict[str, str]]:
+    """Return type and user's line of every field that the plan reads from a data source."""
+    register = next(a for a in plan.actors if a.name == source).outputs[0].register
     fields = [f for f in plan.fields if f.register == register]
     types = {f.name: plan.views[f.view].type for f in fields}
     return types, {f.name: str(plan.sources[f.source]) for f in fields}
@@ -282,8 +389,9 @@ def check_source(
 
 
 def _line_of_output(plan: Plan, name: str) -> str | None:
-    register = next(a for a in plan.actors if a.name == "metrics").inputs[0].register
+    sink = next(a for a in plan.actors if a.name == "metrics")
+    registers = [port.register for port in sink.inputs]
     found: Field | None = next(
-        (f for f in plan.fields if f.register == register and f.name == name), None
+        (f for f in plan.fields if f.register in registers and f.name == name), None
     )
     return None if found is None else str(plan.sources[found.source])

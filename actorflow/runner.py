@@ -11,16 +11,13 @@ needs no model code: the plan knows its variables, their initialisers and its ba
 from __future__ import annotations
 
 import atexit
-import io
 import os
 import queue
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,24 +25,25 @@ import numpy as np
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
-from actorflow.initialise import initial_values
+from actorflow.evaluation import Evaluation, Results
+from actorflow.initialise import initial_values, steps_done
+from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.log import logger
 from actorflow.ports import Metrics, NonFiniteLoss
-from actorflow.report import Reporter
-from actorflow.run import Run, batch_fields
+from actorflow.run import Run, batches_per_step
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.signals import StopSignals
-from actorflow.sources import Mailbox
+from actorflow.status import STATUS_FILE, StatusWriter
+from actorflow.stepping import Stepping, batches_of_step
 from actors.kernels import catalogue
-from compiler.errors import CompileError, InternalError, PlanFormatError
+from actors.statistics import Statistics
+from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import summarise
 from compiler.verify import verify_plan
 
 Array = np.ndarray[Any, Any]
-OnStep = Callable[[int, Metrics], None]
-
 _ENDLESS = 1 << 40
 """Steps of a stream without an end: at a microsecond each, two weeks."""
 
@@ -59,7 +57,7 @@ class FitResult:
 
     `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step.
     `mean_loss` is the mean over the last `num_averaged` steps of this run, at most 100 (None when
-    it had none).
+    it had none). `evaluations` are pairs (step, means) of this run.
     """
 
     first_step: int
@@ -67,6 +65,7 @@ class FitResult:
     metrics: Metrics
     mean_loss: float | None
     num_averaged: int
+    evaluations: tuple[tuple[int, Results], ...]
     variables: Mapping[str, Array] = field(repr=False)
 
 
@@ -102,13 +101,19 @@ class Runner:
     ) -> None:
         self.plan = plan
         verify_plan(plan)
+        _check_ranks(plan)
         _check_kernels(plan)
-        self._names = {v.name for v in plan.variables}
+        self._names = {v.name for v in plan.state}
         self._given: dict[str, Array] = dict(values or {})
         self._kept: Run | None = None
+        self._newest: Run | None = None
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
-        self._stepping: _Stepping | None = None
+        if self._settings.verify:
+            from actors.race import check_races  # costs start-up time that most runs need not pay
+
+            check_races(plan)
+        self._stepping: Stepping | None = None
 
     def fit(
         self,
@@ -121,6 +126,7 @@ class Runner:
         on_nan: str = "raise",
         progress: bool = True,
         on_step: OnStep | None = None,
+        evaluation: Evaluation | None = None,
     ) -> FitResult:
         """Train until `steps` steps are done in total, continuing from the newest valid checkpoint.
 
@@ -134,6 +140,7 @@ class Runner:
             on_nan: "raise" or "warn" when the loss is not finite.
             progress: print the plan and live progress to stdout.
             on_step: called with (step, outputs) on the metrics thread, in order.
+            evaluation: what the plan was compiled to evaluate between steps.
 
         Raises:
             ActorFailed: a launch or a sink failed; `__cause__` is the original error.
@@ -149,7 +156,7 @@ class Runner:
         self.close()
         with ExitStack() as stack:
             signals = stack.enter_context(StopSignals())
-            reporter = _reporter(checkpoint, progress)
+            reporter = make_reporter(checkpoint, progress)
             stack.callback(reporter.finish)
             warn = reporter.notice if progress else logger.warning
             self._introduce(reporter.notice if progress else None, warn)
@@ -162,24 +169,38 @@ class Runner:
             saver = None
             if manager is not None:
                 saver = self._saver(manager, data, start.step, cadence, on_nan == "warn", warn)
-            listener = _Listener(reporter, on_step, start.step)
+            total = max(steps, start.step)
+            status = None
+            if manager is not None:
+                path = manager.directory / STATUS_FILE
+                status = StatusWriter(
+                    path, self.plan, first_step=start.step, total_steps=total, report=warn
+                )
+            listener = stack.enter_context(Listener(reporter, status, on_step, start.step))
+            if evaluation is not None:
+                evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
             run = Run(
                 self.plan,
                 data,
                 values=start.values,
                 first_step=start.step,
-                total_steps=max(steps, start.step),
+                total_steps=total,
                 on_step=listener,
                 save=saver.save if saver else None,
                 is_due=saver.is_due if saver else lambda step: False,
                 on_nan=on_nan,
+                evaluation=evaluation,
+                directory=None if manager is None else manager.directory,
                 warn=warn,
                 settings=self._settings,
             )
             stack.callback(run.close)
             stack.callback(self._keep, run)
-            reporter.start(steps, start.step, *items_of(data))
+            items, item_name = items_of(data)
+            reporter.start(steps, start.step, items * batches_per_step(self.plan), item_name)
             signals.stop_with(run.stop)
+            self._newest = run
+            listener.start(run.statistics)
             run.start()
             run.wait()
             self._keep(run)
@@ -188,6 +209,7 @@ class Runner:
                 step, name = saver.refused
                 raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
             is_stopped = bool(signals.received) and last < steps
+            listener.ending = "stopped" if is_stopped else "finished"
             ending = _ending(start.step, last, steps, signals.received, is_kept=manager is not None)
             summary = reporter.finish(ending)
         if is_stopped:
@@ -198,6 +220,7 @@ class Runner:
             listener.metrics,
             summary.mean_loss,
             summary.num_averaged,
+            tuple(listener.evaluations),
             dict(self._given),
         )
 
@@ -214,7 +237,7 @@ class Runner:
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
         values = initial_values(self.plan, self._given, self._seed)
-        first = _steps_done(values)
+        first = steps_done(values)
         run = Run(
             self.plan,
             data,
@@ -224,7 +247,8 @@ class Runner:
             on_step=lambda step, metrics: outputs.put(metrics),
             on_nan=on_nan,
             on_finished=lambda: outputs.put(None),
-            settings=self._settings,
+            # Whoever iterates may take his time: that is no stall.
+            settings=replace(self._settings, stall_seconds=0.0),
         )
         is_over = False
 
@@ -236,6 +260,7 @@ class Runner:
 
         # An iterator that is still alive at exit would wait for threads that are gone by then.
         atexit.register(finish)
+        self._newest = run
         with closing(run):
             run.start()
             try:
@@ -248,18 +273,28 @@ class Runner:
                 self._keep(run)
             run.wait()
 
-    def step(self, batch: Mapping[str, Array]) -> Metrics:
+    def step(self, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on one batch and return its outputs. The plan stays open until `close`.
+
+        A plan whose step accumulates k batches takes a list of k.
 
         A step that fails changes nothing: a refused batch never reaches the plan, and a launch that
         raises comes before the first update. Only where updates had begun do the variables go back
         to those before the plan was opened, and a line of the log says so.
         """
+        batches = batches_of_step(batch, batches_per_step(self.plan), f"plan {self.plan.name!r}")
         if self._stepping is None:
+            every = self.plan.int_option("metrics_every", 1)
+            if every != 1:
+                raise CompileError(
+                    f"plan {self.plan.name!r} hands the outputs of {every} steps on together, so a"
+                    " single step has none; compile the job with metrics_every=1"
+                )
             values = initial_values(self.plan, self._given, self._seed)
-            self._stepping = _Stepping(self.plan, values, self._settings)
+            self._stepping = Stepping(self.plan, values, self._settings)
+            self._newest = self._stepping.run
         try:
-            return self._stepping.step(batch)
+            return self._stepping.step(batches)
         except BaseException:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
@@ -277,6 +312,13 @@ class Runner:
         if self._stepping is not None:
             return self._stepping.run.variables()
         return initial_values(self.plan, self._given, self._seed)
+
+    def statistics(self) -> Statistics | None:
+        """Return what the actors of this runner's newest run have done; None before the first.
+
+        Callable from any thread, also while the run goes on.
+        """
+        return None if self._newest is None else self._newest.statistics()
 
     def close(self) -> None:
         """End a plan that `step` opened; its variables stay with the runner."""
@@ -341,10 +383,11 @@ class Runner:
         loaded = manager.latest() if manager is not None else None
         if loaded is None:
             values = initial_values(self.plan, self._given, self._seed)
-            return Start(_steps_done(values), values)
+            return Start(steps_done(values), values)
         start = start_from(loaded, self.plan, data, self._seed, warn)
         notice(f"resumed from the checkpoint of step {start.step}")
-        return start
+        given = self._given | dict(start.values)
+        return Start(start.step, initial_values(self.plan, given, self._seed))
 
 
 def _ending(first: int, last: int, steps: int, signals: list[int], *, is_kept: bool) -> str:
@@ -358,6 +401,16 @@ def _ending(first: int, last: int, steps: int, signals: list[int], *, is_kept: b
     if first >= steps:
         return f"nothing to do: {first} steps are done, {steps} were asked for"
     return f"the data ended after step {last} of {steps}" if last < steps else ""
+
+
+def _check_ranks(plan: Plan) -> None:
+    num_ranks = plan.int_option("num_ranks", 1)
+    if num_ranks > 1:
+        raise CompileError(
+            f"plan {plan.name!r} is one of {num_ranks} ranks, and this version has no transport"
+            " between ranks: it can be printed and simulated ('actorflow simulate --devices"
+            f" {num_ranks}'); compile the job without num_ranks to run it here"
+        )
 
 
 def _check_kernels(plan: Plan) -> None:
@@ -382,65 +435,3 @@ def _check_steps(steps: object) -> None:
         raise CompileError(f"steps must be an integer, got {steps!r}")
     if not 0 <= steps < _ENDLESS:
         raise CompileError(f"steps must be >= 0 and below {_ENDLESS:,}, got {steps}")
-
-
-def _steps_done(values: Mapping[str, Array]) -> int:
-    return int(values["step"]) if "step" in values else 0
-
-
-def _reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
-    path = None if checkpoint is None else Path(checkpoint) / "metrics.jsonl"
-    stream = sys.stdout if progress else _Silence()
-    return Reporter(stream, time.monotonic, metrics_path=path)
-
-
-class _Silence(io.StringIO):
-    """A stream that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        """Forget the text."""
-        return len(text)
-
-
-class _Listener:
-    """Passes scalar outputs to the reporter and all to the user; remembers the last step."""
-
-    def __init__(self, reporter: Reporter, on_step: OnStep | None, first_step: int) -> None:
-        self._reporter = reporter
-        self._on_step = on_step
-        self.step = first_step
-        self.metrics: Metrics = {}
-
-    def __call__(self, step: int, metrics: Metrics) -> None:
-        self.step, self.metrics = step, metrics
-        scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
-        self._reporter.step(step, scalars)
-        if self._on_step is not None:
-            self._on_step(step, metrics)
-
-
-class _Stepping:
-    """A run that is fed batch by batch."""
-
-    def __init__(self, plan: Plan, values: Mapping[str, Array], settings: Settings) -> None:
-        self._mailbox = Mailbox(batch_fields(plan)[0])
-        self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
-        self.run = Run(
-            plan,
-            self._mailbox,
-            values=values,
-            first_step=_steps_done(values),
-            on_step=lambda step, metrics: self._outputs.put(metrics),
-            on_finished=lambda: self._outputs.put(None),
-            settings=settings,
-        )
-        self.run.start()
-
-    def step(self, batch: Mapping[str, Array]) -> Metrics:
-        self._mailbox.put(batch)
-        self.run.loop.admit(1)
-        metrics = self._outputs.get()
-        if metrics is None:
-            self.run.wait()
-            raise InternalError("a plan that is stepped ended by itself")
-        return metrics

@@ -16,7 +16,7 @@ import numpy as np
 from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
-from actorflow.run import written_variables
+from actorflow.run import saved_variables, written_variables
 from compiler.errors import CompileError
 from compiler.plan import Plan
 
@@ -60,7 +60,7 @@ class Saver:
         report: Callable[[str], None],
     ) -> None:
         self._manager = manager
-        self._roles = {v.name: v.role for v in plan.variables}
+        self._roles = {v.name: v.role for v in plan.state}
         self._written = written_variables(plan)
         self.refused: tuple[int, str] | None = None
         self._plan_hash = plan.graph_hash
@@ -149,7 +149,8 @@ def start_from(
 
 
 def _check_variables(checkpoint: LoadedCheckpoint, plan: Plan) -> None:
-    own = {v.name: plan.views[v.view].type for v in plan.variables}
+    saved = saved_variables(plan)
+    own = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
     step = checkpoint.manifest.step
     missing = [name for name in own if name not in checkpoint.tensors]
     unknown = [name for name in checkpoint.tensors if name not in own]

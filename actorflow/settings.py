@@ -40,9 +40,14 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar(
         "ACTORFLOW_CACHE",
         "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
-        "folder of the plan cache; off disables it",
+        "folder of the plan cache and of measured rates; off disables it",
     ),
     EnvVar("ACTORFLOW_THREADS", "all cores", "threads that a CPU kernel uses"),
+    EnvVar(
+        "ACTORFLOW_STALL_SECONDS",
+        "60",
+        "seconds without a firing after which a run says who holds it up; 0 never",
+    ),
 )
 
 
@@ -51,8 +56,8 @@ class Settings:
     """What the environment asks for; the fields follow `ENVIRONMENT`.
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
-    off, `threads` is None for all cores. `warnings` are texts for the user: unknown names, and a
-    cache that has no place.
+    off, `threads` is None for all cores, `stall_seconds` is 0 for never. `warnings` are texts for
+    the user: unknown names, and a cache that has no place.
     """
 
     dump: Path | None = None
@@ -61,6 +66,7 @@ class Settings:
     log_level: str = "WARNING"
     cache: Path | None = None
     threads: int | None = None
+    stall_seconds: float = 60.0
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -88,6 +94,7 @@ class Settings:
             log_level=_level(environ, "ACTORFLOW_LOG"),
             cache=cache,
             threads=_threads(environ, "ACTORFLOW_THREADS"),
+            stall_seconds=_seconds(environ, "ACTORFLOW_STALL_SECONDS"),
             warnings=tuple(warnings),
         )
 
@@ -172,4 +179,14 @@ def _threads(environ: Mapping[str, str], name: str) -> int | None:
     raise SettingsError(
         f"{name}: expected a number of threads from 1 up, came {environ[name]!r};"
         " unset it to use all cores"
+    )
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    value = environ.get(name, "").strip() or "60"
+    if value.isascii() and value.replace(".", "", 1).isdigit():
+        return float(value)
+    raise SettingsError(
+        f"{name}: expected a number of seconds from 0 up, came {environ[name]!r}; 0 turns the"
+        " watchdog off"
     )

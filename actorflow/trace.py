@@ -66,6 +66,7 @@ class Trace:
         parameter_names: path of every parameter by `id(parameter)`.
         module_paths: path of every module by `id(module)`.
         is_training: False for jobs that only evaluate; dropout is the identity then.
+        batches_per_step: batches whose gradients are summed before an update.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class Trace:
         module_paths: Mapping[int, str],
         *,
         is_training: bool,
+        batches_per_step: int = 1,
     ) -> None:
         self.builder = GraphBuilder()
+        self.batches_per_step = batches_per_step
         self.is_training = is_training
         self.is_open = True
         self.source = find_source()

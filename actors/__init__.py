@@ -4,8 +4,12 @@
 - `transitions`: states, messages and the table of what may follow what; `table`: a plan as plain
   ints; `wiring`, `story`, `invariants`: the machine's numbering, its messages in words, its checks.
 - `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array.
-- `explore`, `simulate`: the same machine in random orders, and on virtual time.
+- `explore`, `simulate`: the same machine in random orders, and on virtual time; `ranks`: many
+  copies of a plan; `critical_path`: what a run's time was spent on; `proof/`: every order.
+- `clocks`, `race`: which firing happens before which, and the accesses that nothing orders.
 - `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.
-- `worker`, `dispatch`, `loop`: the only threads; `failure`: an exception with its story;
-  `timeline`: what happened when.
+- `worker`, `dispatch`, `loop`: the threads; `failure`: an exception with its story; `timeline`:
+  what happened when; `device/`: firings that are enqueued on an asynchronous device.
+- `watchdog`, `stall`, `in_flight`: who holds up a run that stands still; `statistics`: what a run
+  has done.
 """

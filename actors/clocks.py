@@ -53,10 +53,12 @@ def _clock_of(
     past: list[tuple[int, int]] = [(actor, firing - 1)]
     for index in table.inputs[actor]:
         edge = table.edges[index]
-        past.append((edge.producer, ((firing + 1) * edge.consume - 1) // edge.produce))
+        past.append(
+            (edge.producer, ((firing + 1) * edge.consume - edge.initial - 1) // edge.produce)
+        )
     for index in table.outputs[actor]:
         edge = table.edges[index]
-        freed = (firing + 1) * edge.produce - edge.num_slots
+        freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
         past.append((edge.consumer, -(-freed // edge.consume) - 1))
     clock = [0] * table.num_actors
     for other, last in past:
@@ -72,8 +74,9 @@ def _clock_of(
 def lags_behind(table: MachineTable, origin: int) -> dict[int, int]:
     """Return, per actor, a bound on how many periods it can be behind a firing of `origin`.
 
-    A firing in period x comes after one in period x of each of its producers, and after one in
-    period x - lag of each of its consumers, with the slots of the edge giving the lag.
+    A firing in period x comes after one in period x - lag of each of its producers, with the
+    initial tokens of the edge giving the lag, and of each of its consumers, with its slots giving
+    it.
     """
     lags: dict[int, int] = {}
     heap = [(0, origin)]
@@ -83,12 +86,14 @@ def lags_behind(table: MachineTable, origin: int) -> dict[int, int]:
             continue
         lags[actor] = lag
         for index in table.inputs[actor]:
-            heappush(heap, (lag, table.edges[index].producer))
+            edge = table.edges[index]
+            tokens = edge.produce * table.repetitions[edge.producer]
+            heappush(heap, (lag + -(-edge.initial // tokens), edge.producer))
         for index in table.outputs[actor]:
             edge = table.edges[index]
             tokens = edge.produce * table.repetitions[actor]
-            step = -(-(edge.num_slots + edge.consume - edge.produce) // tokens)
-            heappush(heap, (lag + step, edge.consumer))
+            step = -(-(edge.num_slots - edge.initial + edge.consume - edge.produce) // tokens)
+            heappush(heap, (lag + max(step, 0), edge.consumer))
     return lags
 
 

@@ -3,93 +3,120 @@
 All messages from other threads come through one queue, the inbox, on which the dispatcher blocks
 when there is nothing to run. Nothing polls, nothing spins.
 
-Order of work: actors with a worker are handed over first, so that input and output overlap with
-compute; then one inline chain runs; then its messages and the inbox are delivered, and again.
+Order of work: actors of a stream with a thread are handed over to its worker first, so that input
+and output overlap with compute; then one inline chain runs; then its messages and the inbox are
+delivered, and again. A plan that computes on several streams runs nothing inline: messages would
+wait for the end of the inline chain, and with them the other streams (measured: 20 ms of either of
+two streams took 42 ms a step that way, and 22 ms with a thread each).
 
-A failure halts the machine: what was started and has not begun is dropped, what runs finishes. Only
-sources are not waited for: their ports are closed, and what one still brings is ignored, because a
-source that blocks in user code and cannot be closed must not keep the error from being shown.
+A failure halts the machine: what was started and has not begun is dropped, in the workers' hands
+too; what runs finishes. Only sources are not waited for: their ports are closed, and what one still
+brings is ignored, because a source that blocks in user code and cannot be closed must not keep the
+error from being shown.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, repeat
 from operator import length_hint
 from queue import SimpleQueue
+from threading import Thread
 from traceback import clear_frames
+from typing import TypeVar
 
+from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
-from actors.failure import Failure, explain
-from actors.load import BoundPlan, Chain
+from actors.failure import Failure, blamed, explain, traced
+from actors.in_flight import NOBODY, InFlight, in_flight
 from actors.machine import Machine
-from actors.protocol import Clock
+from actors.protocol import Chain, Clock, LoadedPlan
 from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.transitions import KIND_MASK, Message, message, subject_of
-from actors.worker import Worker
+from actors.worker import Job, Worker
 from compiler.errors import InternalError
-from compiler.plan import ActorKind
+from compiler.plan import ActorKind, Plan
 
 _COMMAND = -1
-"""In the inbox: look at the commands. Messages of the machine are never negative."""
+"""In the inbox: look at the commands. Messages of the machine are never negative, and the subject
+of this one is -1: the last entry of the columns that count waits."""
+
+_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+
+Item = TypeVar("Item")
 
 _EXHAUSTED, _FAILED = int(Message.EXHAUSTED), int(Message.FAILED)
 
 
 class Dispatcher:
-    """Drives one run. All methods belong to its thread, except `command` and `close_port`.
+    """Drives one run. All methods belong to its thread, except those marked for any thread.
 
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
-    what launches raise from then on is no failure, and workers are not waited for.
+    what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
+    time in launches by actor. `num_waits` and `wait_ns` count the dispatcher's waits by the actor
+    whose message ended them; the last entry is that of commands.
     """
 
-    def __init__(self, bound: BoundPlan, *, clock: Clock, timeline: Timeline | None) -> None:
-        self.table = MachineTable.of(bound.plan)
+    def __init__(
+        self,
+        bound: LoadedPlan,
+        *,
+        clock: Clock,
+        timeline: Timeline | None,
+        prepare_thread: Callable[[], object],
+        initial: Mapping[str, int],
+    ) -> None:
+        self.plan = bound.plan
+        self.table = _with_threads(bound.plan, MachineTable.of(bound.plan, initial))
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
         self.is_closing = False
         self.busy_ns = [0] * self.table.num_actors
-        self.num_waits = 0
-        self.wait_ns = 0
+        self.num_waits = [0] * (self.table.num_actors + 1)
+        self.wait_ns = [0] * (self.table.num_actors + 1)
         self.open_ports = dict(bound.ports)
         self._bound = bound
         self._clock = clock
         self._timeline = timeline
+        self._prepare = prepare_thread
         self._inbox: SimpleQueue[int] = SimpleQueue()
         self._commands: deque[Callable[[], object]] = deque()
-        self._reported: deque[Failure] = deque()
-        self._sources = frozenset(self.table.sources)
+        self._failures: dict[int, Failure] = {}
+        self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
         self._running: set[int] = set()
         self._is_exhausted = self._is_ending = False
-        self._chains: list[Iterator[Chain]] = [
-            cycle(phases) if len(phases) > 1 else repeat(phases[0]) for phases in bound.chains
-        ]
-        self.workers = self._make_workers()
+        self._chains: list[Iterator[Chain]] = [_forever(phases) for phases in bound.chains]
+        self._jobs: dict[int, Iterator[Job]] = {
+            actor: _forever(tuple([(actor, chain) for chain in phases]))
+            for actor, phases in enumerate(bound.chains)
+            if self.table.is_detached[actor]
+        }
+        by_stream: dict[int, list[int]] = {}
+        for actor in self._jobs:
+            by_stream.setdefault(self.table.streams[actor], []).append(actor)
+        self.workers = tuple(
+            [self._make_worker(stream, tuple(actors)) for stream, actors in by_stream.items()]
+        )
+        self._worker_of = {actor: worker for worker in self.workers for actor in worker.actors}
 
-    def _make_workers(self) -> dict[int, Worker]:
-        by_stream: dict[int, str] = {}
-        workers: dict[int, Worker] = {}
-        for actor, name in enumerate(self.table.names):
-            if not self.table.is_detached[actor]:
-                continue
-            other = by_stream.setdefault(self.table.streams[actor], name)
-            if other != name:
-                raise InternalError(
-                    f"actors {other!r} and {name!r} share a host thread's stream; expected one each"
-                )
-            workers[actor] = Worker(
-                actor,
-                name,
-                is_source=self._bound.plan.actors[actor].kind is ActorKind.SOURCE,
-                post=self._inbox.put,
-                report=self._reported.append,
-                clock=self._clock,
-                timeline=self._timeline,
-            )
-        return workers
+    def _make_worker(self, stream: int, actors: tuple[int, ...]) -> Worker:
+        has_compute = any(self.plan.actors[a].kind not in _PORTED for a in actors)
+        return Worker(
+            self.plan.streams[stream].name,
+            actors,
+            self.table,
+            busy_ns=self.busy_ns,
+            prepare=self._prepare if has_compute else _nothing,
+            refuse=lambda error: self.command(partial(self.abort, error)),
+            post=self._inbox.put,
+            report=self._note_failure,
+            clock=self._clock,
+            timeline=self._timeline,
+        )
 
     # -- for any thread --------------------------------------------------------------------------
 
@@ -107,6 +134,18 @@ class Dispatcher:
         except BaseException as error:
             return error
         return None
+
+    def in_flight(self, thread: Thread) -> InFlight | None:
+        """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
+        return in_flight(thread, Dispatcher._serve.__code__)
+
+    def sources_on(self, worker: Worker) -> tuple[str, ...]:
+        """Return the names of the sources on a worker's stream; for any thread."""
+        return tuple([self.table.names[a] for a in worker.actors if a in self._sources])
+
+    def _note_failure(self, failure: Failure) -> None:
+        """Keep a failure until its message arrives; for any thread."""
+        self._failures[failure.actor] = failure
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -128,38 +167,55 @@ class Dispatcher:
         self.machine.fireable.clear()
         self.machine.detached.clear()
         self.machine.flushing.clear()
+        for worker in self.workers:
+            self._running.difference_update(worker.drop())
+
+    def abort(self, error: BaseException) -> None:
+        """Fail the run with an error that no launch raised."""
+        if self.failure is None:
+            self.failure = error
+        self.halt()
+        self._close_sources()
 
     def forget(self) -> None:
         """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
         self._chains.clear()
-        self._reported.clear()
+        self._jobs.clear()
+        self._failures.clear()
 
     # -- the thread ------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until every actor has ended, a firing failed, or the run is closed."""
         try:
+            if not all(self.table.is_detached):
+                self._prepare()
+        except BaseException as error:
+            self.abort(error)
+        try:
             self._serve()
             self.machine.validate()
+            self._bound.synchronize()
+        except DeviceFailure as failure:
+            self.halt()
+            self._explain(blamed(failure))
         except BaseException as error:
-            if self.failure is None:
-                self.failure = error
             # No launch raised this: the frames are the dispatcher's own, and know the last chain.
             clear_frames(error.__traceback__)
-            self.halt()
-            self._close_sources()
+            self.abort(error)
         self.forget()
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.put(None)
 
     def _serve(self) -> None:
-        machine, chains, workers, inbox = self.machine, self._chains, self.workers, self._inbox
+        machine, chains, jobs, inbox = self.machine, self._chains, self._jobs, self._inbox
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         outbox, take, receive = machine.outbox, machine.outbox.popleft, machine.receive
         next_fireable, is_quiet = fireable.popleft, inbox.empty
         clock, busy_ns, timeline = self._clock, self.busy_ns, self._timeline
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
-        now = clock()
+        # `in_flight` reads actor, chain, launches and since from here.
+        since = clock()
         while True:
             while outbox:
                 receive(take())
@@ -169,8 +225,8 @@ class Dispatcher:
             while detached:
                 actor = detached.popleft()
                 self._running.add(actor)
-                workers[actor].put(next(chains[actor]))
-                now = clock()
+                self._worker_of[actor].put(next(jobs[actor]))
+                since = clock()
             if fireable:
                 actor = next_fireable()
                 chain = next(chains[actor])
@@ -184,10 +240,10 @@ class Dispatcher:
                     del chain, launches, launch
                     self._fail_firing(actor, launch_index, error)
                     continue
-                before, now = now, clock()
-                busy_ns[actor] += now - before
+                before, since = since, clock()
+                busy_ns[actor] += since - before
                 if timeline is not None:
-                    timeline.record(actor, machine.firing_index(actor), before, now)
+                    timeline.record(actor, machine.firing_index(actor), before, since)
                 receive(done[actor])
             elif flushing:
                 self._prepare_flush(flushing.popleft())
@@ -195,11 +251,12 @@ class Dispatcher:
                 return
             else:
                 self._check_progress()
+                actor = NOBODY
                 before = clock()
                 code = inbox.get()
-                now = clock()
-                self.num_waits += 1
-                self.wait_ns += now - before
+                since = clock()
+                self.num_waits[subject_of(code)] += 1
+                self.wait_ns[subject_of(code)] += since - before
                 self._take(code)
 
     def _take(self, code: int) -> None:
@@ -218,7 +275,7 @@ class Dispatcher:
             self._end_other_sources(subject_of(code))
         elif kind == _FAILED:
             self.halt()
-            self._explain(self._reported.popleft())
+            self._explain(traced(self._failures.pop(subject_of(code))))
             self._close_sources()
 
     def _is_over(self) -> bool:
@@ -232,10 +289,16 @@ class Dispatcher:
             raise InternalError("the plan cannot finish: " + self.machine.stall())
 
     def _explain(self, failure: Failure) -> None:
-        """Keep the first failure; what a launch raises because its port was closed is none."""
-        if self.failure is None and not self.is_closing:
-            story = self.machine.story(failure.actor)
-            self.failure = explain(self._bound.plan, failure, story)
+        """Keep the first failure and note the others on it.
+
+        What a launch raises because its port was closed is none.
+        """
+        if self.is_closing:
+            return
+        if self.failure is None:
+            self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
+        elif failure.actor not in self._sources:
+            self.failure.add_note(f"at the same time {explain(self.plan, failure, ())}")
 
     def _end_other_sources(self, exhausted: int) -> None:
         """Let the other sources come as far as the one that has no more data, and no farther."""
@@ -253,23 +316,43 @@ class Dispatcher:
             chain = self._bound.bind_flush(actor, firing, tokens)
         except Exception as error:
             chain = (partial(_raise, error),)
-        self._chains[actor] = repeat(chain)
-        (machine.detached if actor in self.workers else machine.fireable).append(actor)
+        if self.table.is_detached[actor]:
+            self._jobs[actor] = repeat((actor, chain))
+            machine.detached.append(actor)
+        else:
+            self._chains[actor] = repeat(chain)
+            machine.fireable.append(actor)
 
     def _fail_firing(self, actor: int, launch: int, error: BaseException) -> None:
         """Report what an inline chain raised."""
         if self.table.admission[actor] is not None and isinstance(error, SourceExhausted):
             self._receive(message(Message.EXHAUSTED, actor))
             return
-        self._reported.append(Failure(actor, self.machine.firing_index(actor), launch, error))
+        self._note_failure(Failure(actor, self.machine.firing_index(actor), launch, error))
         self._receive(message(Message.FAILED, actor))
 
     def _close_sources(self) -> None:
-        for source in self.table.sources:
+        for source in sorted(self._sources):
             error = self.close_port(self.table.names[source])
             if error is not None and self.failure is not None:
                 self.failure.add_note(f"closing a source then raised {error!r}")
 
 
+def _with_threads(plan: Plan, table: MachineTable) -> MachineTable:
+    """Return the table with a thread for every stream if several of them compute."""
+    if any(table.is_detached[a.id] and a.kind not in _PORTED for a in plan.actors):
+        return replace(table, is_detached=(True,) * table.num_actors)
+    return table
+
+
+def _forever(phases: tuple[Item, ...]) -> Iterator[Item]:
+    """Return what firing 0, 1, 2, ... runs; one phase needs no cycle."""
+    return cycle(phases) if len(phases) > 1 else repeat(phases[0])
+
+
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _nothing() -> None:
+    """Prepare nothing: a thread without kernels is the user's."""

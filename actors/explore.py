@@ -1,8 +1,10 @@
 """Run a machine through a random order of events, to find the order that breaks it.
 
-Messages are delivered in any order across edges and in order on each edge; a firing may take
-longer than any message. What the order may not change (who fires, how often, which token is read
-where) is for the observer to check.
+Messages are delivered in any order across channels and in order on each; a firing may take longer
+than any message; firings of one stream run one at a time, in the order in which they were started;
+commands come at any moment. In half of the runs one channel or one actor is starved: it gets its
+turn only when nothing else can happen. What the order may not change (who fires, how often, which
+token is read where) is for the observer to check.
 
 Source: deterministic simulation testing (FoundationDB; Zhou et al., SIGMOD 2021): one seeded
 scheduler picks the next event, so a seed replays a run.
@@ -11,12 +13,15 @@ scheduler picks the next event, so a seed replays a run.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from itertools import chain
 from random import Random
 from typing import Protocol
 
 from actors.machine import Machine
 from actors.transitions import KIND_MASK, Message, message, subject_of
+
+_NOBODY = -1
 
 
 class Observer(Protocol):
@@ -37,55 +42,109 @@ def channel_of(code: int) -> int:
     return subject_of(code) << 1 | is_forward
 
 
-def explore(machine: Machine, rng: Random, observer: Observer, *, is_checked: bool = True) -> int:
-    """Run until nothing runs and nothing is under way; return the number of events.
+def explore(
+    machine: Machine,
+    rng: Random,
+    observer: Observer,
+    commands: Iterable[Callable[[], object]] = (),
+    *,
+    is_checked: bool = True,
+) -> int:
+    """Run until nothing runs, nothing is under way and no command is left; count the events.
 
-    `is_checked` validates the machine after every event. Raises what the machine and the observer
-    raise.
+    `commands` are called in order, at random moments. `is_checked` validates the machine after
+    every event. Raises what the machine, the observer and the commands raise.
     """
-    channels: dict[int, deque[int]] = {}
-    loaded: list[deque[int]] = []
-    running: list[int] = []
-    haste = rng.random()
+    draw = rng.random
+    schedule = _Schedule(machine, rng, observer)
+    loaded, running, left = schedule.loaded, schedule.running, deque(commands)
+    pace = draw() ** 3 if draw() < 0.75 else 1.0
+    haste = draw()
     num_events = 0
     while True:
-        _collect(machine, channels, loaded, running, observer)
+        schedule.collect()
         if is_checked:
             machine.validate(chain.from_iterable(loaded))
-        if not loaded and not running:
+        if left and (not (loaded or running) or draw() < pace):
+            left.popleft()()
+        elif loaded and (not running or draw() < haste):
+            machine.receive(schedule.deliver())
+        elif running:
+            machine.receive(schedule.finish())
+        else:
             return num_events
         num_events += 1
-        if not running or (loaded and rng.random() < haste):
-            index = rng.randrange(len(loaded))
-            code = loaded[index].popleft()
-            if not loaded[index]:
-                loaded[index] = loaded[-1]
-                loaded.pop()
-        else:
-            index = rng.randrange(len(running))
-            actor = running[index]
-            running[index] = running[-1]
-            running.pop()
-            code = message(observer.finished(actor, machine.firing_index(actor)), actor)
-        machine.receive(code)
 
 
-def _collect(
-    machine: Machine,
-    channels: dict[int, deque[int]],
-    loaded: list[deque[int]],
-    running: list[int],
-    observer: Observer,
-) -> None:
-    """Move what the machine sent and started into the scheduler's hands."""
-    while machine.outbox:
-        code = machine.outbox.popleft()
-        channel = channels.setdefault(channel_of(code), deque())
+class _Schedule:
+    """What can happen next: `loaded` are the channels that hold messages, `running` the firings."""
+
+    __slots__ = (
+        "_channels", "_draw", "_lazy", "_machine", "_observer", "_queues", "_slow", "loaded",
+        "running",
+    )  # fmt: skip
+
+    def __init__(self, machine: Machine, rng: Random, observer: Observer) -> None:
+        table = machine.table
+        self._draw = rng.random
+        self._machine = machine
+        self._observer = observer
+        self._channels: list[deque[int]] = [deque() for _ in range(2 * len(table.edges))]
+        self._queues: list[deque[int]] = [deque() for _ in range(max(table.streams) + 1)]
+        self.loaded: list[deque[int]] = []
+        self.running: list[int] = []
+        victim = rng.random()
+        num_channels = len(self._channels)
+        self._slow = self._channels[int(victim * 4 * num_channels)] if victim < 0.25 else None
+        self._lazy = int(rng.random() * table.num_actors) if 0.25 <= victim < 0.5 else _NOBODY
+
+    def collect(self) -> None:
+        """Take over what the machine sent and started."""
+        machine = self._machine
+        outbox = machine.outbox
+        while outbox:
+            code = outbox.popleft()
+            channel = self._channels[channel_of(code)]
+            if not channel:
+                self.loaded.append(channel)
+            channel.append(code)
+        for started in (machine.detached, machine.fireable, machine.flushing):
+            while started:
+                actor = started.popleft()
+                queue = self._queues[machine.table.streams[actor]]
+                queue.append(actor)
+                if len(queue) == 1:
+                    self._begin(actor)
+
+    def deliver(self) -> int:
+        """Take the oldest message of a channel."""
+        loaded = self.loaded
+        index = int(self._draw() * len(loaded))
+        if loaded[index] is self._slow:
+            index -= 1
+        channel = loaded[index]
+        code = channel.popleft()
         if not channel:
-            loaded.append(channel)
-        channel.append(code)
-    for started in (machine.detached, machine.fireable, machine.flushing):
-        while started:
-            actor = started.popleft()
-            running.append(actor)
-            observer.started(actor, machine.firing_index(actor))
+            loaded[index] = loaded[-1]
+            loaded.pop()
+        return code
+
+    def finish(self) -> int:
+        """End a firing and let the next one of its stream begin."""
+        running = self.running
+        index = int(self._draw() * len(running))
+        if running[index] == self._lazy:
+            index -= 1
+        actor = running[index]
+        running[index] = running[-1]
+        running.pop()
+        queue = self._queues[self._machine.table.streams[actor]]
+        queue.popleft()
+        kind = self._observer.finished(actor, self._machine.firing_index(actor))
+        if queue:
+            self._begin(queue[0])
+        return message(kind, actor)
+
+    def _begin(self, actor: int) -> None:
+        self.running.append(actor)
+        self._observer.started(actor, self._machine.firing_index(actor))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.device.protocol import DeviceFailure
 from actors.errors import ActorFailed
 from compiler.plan import Actor, ActorKind, Plan
 
@@ -21,34 +22,67 @@ class Failure:
     error: BaseException
 
 
+def blamed(failure: DeviceFailure) -> Failure:
+    """Return the failure of the launch that failed on a device."""
+    cause = failure.__cause__ or failure
+    return Failure(failure.actor, failure.firing, failure.launch, cause)
+
+
+def traced(failure: Failure) -> Failure:
+    """Return the failure of a device's launch where this one only found it, else itself."""
+    error = failure.error
+    return blamed(error) if isinstance(error, DeviceFailure) else failure
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the user's program a launch belongs; `what` names it within its actor."""
+
+    what: str
+    op: str
+    scope: str
+    source: str
+
+    def __str__(self) -> str:
+        return "".join(
+            [
+                self.what,
+                f" in {self.scope!r}" if self.scope else "",
+                f" ({self.source})" if self.source else "",
+            ]
+        )
+
+
+def place_of(plan: Plan, actor: int, launch: int) -> Place:
+    """Return the place of a launch; a source or sink has its port in place of launches."""
+    entry = plan.actors[actor]
+    if entry.kind in (ActorKind.SOURCE, ActorKind.SINK):
+        kind = entry.kind.value
+        return Place(f"its {kind} port", kind, "", _line(plan, entry))
+    if launch >= len(entry.launches):
+        return Place("its chain", entry.kind.value, "", _line(plan, entry))
+    planned = entry.launches[launch]
+    what = f"launch {launch + 1} of {len(entry.launches)}, op {planned.op!r}"
+    return Place(what, planned.op, planned.scope, str(plan.sources[planned.source]))
+
+
 def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:
     """Return the error to raise; its cause is the original exception with its own traceback."""
-    actor = plan.actors[failure.actor]
-    if actor.kind in (ActorKind.SOURCE, ActorKind.SINK):
-        what, op, scope, source = (
-            f"its {actor.kind.value} port",
-            actor.kind.value,
-            "",
-            _line(plan, actor),
-        )
-    else:
-        launch = actor.launches[failure.launch]
-        op, scope, source = launch.op, launch.scope, str(plan.sources[launch.source])
-        what = f"launch {failure.launch + 1} of {len(actor.launches)}, op {op!r}"
-    where = "".join([f" in {scope!r}" if scope else "", f" ({source})" if source else ""])
+    name = plan.actors[failure.actor].name
+    place = place_of(plan, failure.actor, failure.launch)
     error = failure.error
     message = (
-        f"actor {actor.name!r} failed in firing {failure.firing}: {what}{where} raised"
+        f"actor {name!r} failed in firing {failure.firing}: {place} raised"
         f" {type(error).__name__}: {error}"
     )
     if story:
         message += "\nLast messages to the actor:" + "".join([f"\n  {row}" for row in story])
     failed = ActorFailed(
         message,
-        actor=actor.name,
-        op=op,
-        scope=scope,
-        source=source,
+        actor=name,
+        op=place.op,
+        scope=place.scope,
+        source=place.source,
         firing=failure.firing,
         launch=failure.launch,
         story=story,

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from actors.arena import Views
-from actors.protocol import Array, HostPort, Launch, Token
+from actors.protocol import Array, Chain, HostPort, Launch, Token
 from compiler.errors import InternalError
 from compiler.plan import Actor, ActorKind, Constant, PlainValue, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
@@ -23,8 +23,6 @@ from compiler.types import RegisterId
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 _PORTED = (ActorKind.SOURCE, ActorKind.SINK)
-
-Chain = tuple[Launch, ...]
 
 
 class KernelBinder(Protocol):
@@ -78,6 +76,9 @@ class BoundPlan:
             return (self._ports[entry.name].bind(tokens),)
         phases = self.chains[actor]
         return phases[firing % len(phases)]
+
+    def synchronize(self) -> None:
+        """Wait for nothing: on the host a launch is done when it returns."""
 
     def release(self) -> None:
         """Drop launches and views; the memory goes when no view is held elsewhere. Idempotent."""

@@ -1,7 +1,8 @@
 """The loop: one run of a bound plan, as the rest of the program sees it.
 
-A run has a dispatcher thread and a thread for every actor that may block (`actors.dispatch`,
-`actors.worker`); these three files are the only place with threads. A run ends when every actor has
+A run has a dispatcher thread (which runs the compute stream, if there is only one), a worker thread
+for every other stream (`actors.dispatch`, `actors.worker`) and, if it is watched, a watchdog
+(`actors.watchdog`); these files are the only place with threads. A run ends when every actor has
 ended, when a firing failed, or by `close`. After a failure or `close` a source may still block in
 user code; a thread cannot be killed, so it is waited for a short while and then left behind.
 """
@@ -11,35 +12,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from actors.dispatch import Dispatcher
-from actors.load import BoundPlan
-from actors.protocol import Clock
+from actors.protocol import Clock, LoadedPlan
+from actors.stall import Situation, lacks_of
+from actors.statistics import Statistics, collect
 from actors.timeline import Timeline
+from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
 from actors.worker import Worker
 from compiler.errors import ActorflowError
 
 _report = logging.getLogger("actorflow").warning
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStatistics:
-    """What a run has done so far; tuples are by actor.
-
-    `firings` were started; `busy_ns` is time in launches. `num_waits` counts how often an actor's
-    thread found nothing to do, `num_dispatcher_waits` and `dispatcher_wait_ns` how often and how
-    long the dispatcher did.
-    """
-
-    firings: tuple[int, ...]
-    busy_ns: tuple[int, ...]
-    num_waits: tuple[int, ...]
-    num_dispatcher_waits: int
-    dispatcher_wait_ns: int
+_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
 
 def _nothing() -> None:
@@ -56,29 +45,35 @@ class Loop:
         on_finished: Called once on the dispatcher's thread when the run is over in any way, before
             `wait` returns. What it raises becomes the failure of a run that had none. After a
             failure or `close` a source may still be running.
-        prepare_thread: Called once on the dispatcher's thread before its first launch; what it
-            raises fails the run.
+        prepare_thread: Called once on every thread that runs kernels, before its first launch; what
+            it raises fails the run. The threads of sources and sinks are the user's.
+        initial: Tokens that control registers hold before the first firing, by name.
+        watch: How to report that the run stands still, or None.
         join_timeout_s: How long `close` waits for a port to let go of its thread.
         source_timeout_s: How long `close` waits for sources, instead.
-        report: Receives a line of text for every source's thread that `close` leaves behind; by
-            default a warning in the log "actorflow".
+        report: Receives a text for every source's thread that `close` leaves behind, and for every
+            stall; by default a warning in the log "actorflow".
     """
 
     def __init__(
         self,
-        bound: BoundPlan,
+        bound: LoadedPlan,
         *,
         timeline: Timeline | None = None,
         clock: Clock = time.perf_counter_ns,
         on_finished: Callable[[], object] | None = None,
         prepare_thread: Callable[[], object] = _nothing,
+        initial: Mapping[str, int] = _NO_TOKENS,
+        watch: Watch | None = None,
         join_timeout_s: float = 10.0,
         source_timeout_s: float = 2.0,
         report: Callable[[str], object] = _report,
     ) -> None:
-        self._dispatcher = Dispatcher(bound, clock=clock, timeline=timeline)
+        self._dispatcher = Dispatcher(
+            bound, clock=clock, timeline=timeline, prepare_thread=prepare_thread, initial=initial
+        )
+        self._clock = clock
         self._on_finished = on_finished
-        self._prepare_thread = prepare_thread
         self._join_timeout_s = join_timeout_s
         self._source_timeout_s = source_timeout_s
         self._report = report
@@ -86,7 +81,18 @@ class Loop:
         self._over = threading.Event()
         self._is_started = self._is_ended = self._is_closed = False
         self._steps_admitted = 0
+        self._start_ns = self._end_ns = 0
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
+        self._watch = watch or Watch(0)
+        self._watchdog: Watchdog | None = None
+        if self._watch.seconds > 0:
+            self._watchdog = Watchdog(
+                self._watch,
+                progress=self._progress,
+                examine=self._examine,
+                wait=self._over.wait,
+                report=report,
+            )
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when the loop was started or closed before."""
@@ -94,9 +100,12 @@ class Loop:
             if self._is_started or self._is_closed:
                 raise RuntimeError("a loop runs once; make a new Loop for another run")
             self._is_started = True
-            for worker in self._dispatcher.workers.values():
+            self._start_ns = self._clock()
+            for worker in self._dispatcher.workers:
                 worker.thread.start()
             self._thread.start()
+            if self._watchdog is not None:
+                self._watchdog.thread.start()
 
     @property
     def steps_admitted(self) -> int:
@@ -145,8 +154,8 @@ class Loop:
         A source that blocks on although its port is closed is reported and its thread left behind;
         it may write into its slot whenever it wakes, so the bound plan must not run again then.
 
-        Raises what a port's `close` raised, and ActorflowError when the port of any other actor
-        does not let its thread go within the timeout.
+        Raises what a port's `close` raised, and ActorflowError when any other stream's thread does
+        not end within the timeout.
         """
         with self._lock:
             if self._is_closed:
@@ -156,11 +165,14 @@ class Loop:
         dispatcher.is_closing = True
         dispatcher.command(dispatcher.halt)
         errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
-        if self._is_started:
-            self._join()
-        else:
-            dispatcher.forget()
-        self._over.set()
+        try:
+            if self._is_started:
+                self._join()
+            else:
+                dispatcher.forget()
+        finally:
+            self._over.set()
+            self._join_watchdog()
         for error in errors:
             if error is not None:
                 raise error
@@ -177,25 +189,55 @@ class Loop:
     ) -> None:
         self.close()
 
-    def statistics(self) -> LoopStatistics:
-        """Return what was done so far; exact once the run is over and no source is left behind."""
+    def statistics(self) -> Statistics:
+        """Return what was done so far; exact once the run is over and no source is left behind.
+
+        Callable at any time. Linear in actors and edges; costs the run nothing until it is called.
+        """
         dispatcher = self._dispatcher
-        every = range(dispatcher.table.num_actors)
-        busy, waits = list(dispatcher.busy_ns), [0 for _ in every]
-        for actor, worker in dispatcher.workers.items():
-            busy[actor], waits[actor] = worker.busy_ns, worker.num_waits
-        firings = [dispatcher.machine.firing_index(actor) + 1 for actor in every]
-        return LoopStatistics(
-            tuple(firings), tuple(busy), tuple(waits), dispatcher.num_waits, dispatcher.wait_ns
+        end_ns = self._end_ns or (self._clock() if self._is_started else 0)
+        return collect(
+            dispatcher.plan,
+            dispatcher.machine,
+            elapsed_ns=end_ns - self._start_ns,
+            busy_ns=dispatcher.busy_ns,
+            thread_waits={worker.name: worker.num_waits for worker in dispatcher.workers},
+            dispatcher_waits=dispatcher.num_waits,
+            dispatcher_wait_ns=dispatcher.wait_ns,
+        )
+
+    def _progress(self) -> object:
+        """Return a value that changes with every firing that begins or ends."""
+        machine = self._dispatcher.machine
+        every = range(machine.table.num_actors)
+        ended = [tuple(worker.firings) for worker in self._dispatcher.workers]
+        return [(machine.firing_index(a), machine.state(a)) for a in every], ended
+
+    def _examine(self) -> Situation:
+        """Return who is doing what now; exact when nothing moves."""
+        dispatcher = self._dispatcher
+        machine = dispatcher.machine
+        every = range(machine.table.num_actors)
+        inline = dispatcher.in_flight(self._thread)
+        running = [inline, *[worker.in_flight() for worker in dispatcher.workers]]
+        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        return Situation(
+            plan=dispatcher.plan,
+            table=machine.table,
+            states=tuple([machine.state(a) for a in every]),
+            firings=tuple([machine.firing_index(a) + 1 for a in every]),
+            lacks=tuple([lacks_of(machine, a) for a in every]),
+            in_flight={r.actor: r for r in running if r is not None},
+            is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in every]),
+            dispatcher=None if inline is None else inline.actor,
+            is_halted=machine.is_halted,
+            now_ns=self._clock(),
+            messages=machine.last_messages(MESSAGES_TOLD),
+            peer_of=self._watch.peer_of,
         )
 
     def _run(self) -> None:
         dispatcher = self._dispatcher
-        try:
-            self._prepare_thread()
-        except BaseException as error:
-            dispatcher.failure = error
-            dispatcher.halt()
         dispatcher.run()
         try:
             if self._on_finished is not None:
@@ -203,26 +245,37 @@ class Loop:
         except BaseException as error:
             if dispatcher.failure is None:
                 dispatcher.failure = error
+        self._end_ns = self._clock()
         self._over.set()
+
+    def _join_watchdog(self) -> None:
+        """Wait for the watchdog, unless its listener blocks, or is who closes the loop."""
+        watchdog = self._watchdog
+        is_here = watchdog is None or watchdog.thread is threading.current_thread()
+        if watchdog is not None and self._is_started and not is_here:
+            watchdog.thread.join(self._join_timeout_s)
 
     def _join(self) -> None:
         here = threading.current_thread()
         if self._thread is not here:
             self._thread.join()
-        workers = [w for w in self._dispatcher.workers.values() if w.thread is not here]
-        for worker in _still_alive([w for w in workers if w.is_source], self._source_timeout_s):
+        workers = [w for w in self._dispatcher.workers if w.thread is not here]
+        sources = [w for w in workers if self._dispatcher.sources_on(w)]
+        for worker in _still_alive(sources, self._source_timeout_s):
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
+            names = ", ".join([repr(name) for name in self._dispatcher.sources_on(worker)])
             self._report(
-                f"the data source {worker.name!r} is still blocked in its __next__; its thread is"
+                f"the data source {names} is still blocked in its __next__; its thread is"
                 " left behind"
             )
-        others = [w for w in workers if not w.is_source]
+        others = [w for w in workers if not self._dispatcher.sources_on(w)]
         stuck = [w.name for w in _still_alive(others, self._join_timeout_s)]
         if stuck:
             raise ActorflowError(
-                f"the ports of {stuck} did not let their threads go {self._join_timeout_s} s after"
-                " close; a port's close must make a launch that blocks return or raise"
+                f"the threads of {stuck} did not end within {self._join_timeout_s} s after close; a"
+                " port's close must make a launch that blocks return or raise, and a kernel must"
+                " return"
             )
 
 

@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from actors.errors import ProtocolError
 from actors.invariants import check_actors, check_edges
-from actors.story import addressee, describe, tell
+from actors.story import addressee, causes, describe, missing, tell, tell_all
 from actors.table import MachineTable
 from actors.transitions import (
     KIND_MASK,
@@ -49,13 +49,13 @@ from actors.transitions import (
 from actors.wiring import wire
 
 _STORY_ROWS_PER_ACTOR = 16
+_STORY_ROWS = 1000
 _STORY_LIMIT = 12
 
-_THING = {int(Message.READY): "tokens", int(Message.FREE): "slots"}
 _RETURN_TO_FREE = Message.RETURN ^ Message.FREE
 _WAITING, _FIRING, _CLOSING = int(State.WAITING), int(State.FIRING), int(State.CLOSING)
 _FLUSHING, _DRAINING, _ENDED = int(State.FLUSHING), int(State.DRAINING), int(State.ENDED)
-_FAILED = int(State.FAILED)
+_FAILED, _OVER = int(State.FAILED), (_DRAINING, _ENDED)
 _COUNT, _COMPLETE = REACTION_CODES[Reaction.COUNT], REACTION_CODES[Reaction.COMPLETE]
 
 
@@ -65,36 +65,19 @@ class Machine:
     `outbox` holds messages to deliver. `fireable` names the actors that have started a firing and
     must be run, in order; `detached` likewise those with a thread of their own; `flushing` those of
     either sort that start their last, flushed firing. The caller takes from all, runs what was
-    started, and reports each firing with one message: DONE, FAILED or EXHAUSTED.
+    started, and reports each firing with one message: DONE, FAILED or EXHAUSTED. An actor that has
+    all it needs in initial tokens starts when the machine is made.
+
+    `start_causes[code]` counts the firings that message `code` started: it brought the last thing
+    missing. It serves statistics (see `causes`); nothing else reads it.
     """
 
     __slots__ = (
-        "_firings",
-        "_flush_tokens",
-        "_has_end",
-        "_is_ended",
-        "_is_halted",
-        "_level",
-        "_limit",
-        "_note",
-        "_num_open",
-        "_owner",
-        "_posts",
-        "_refill",
-        "_ring",
-        "_send",
-        "_slow",
-        "_start_in",
-        "_state",
-        "_takes",
-        "_unmet",
-        "_wiring",
-        "detached",
-        "fireable",
-        "flushing",
-        "outbox",
-        "table",
-    )
+        "_firings", "_flush_tokens", "_has_end", "_is_ended", "_is_halted", "_level", "_limit",
+        "_note", "_num_open", "_owner", "_posts", "_refill", "_ring", "_send", "_slow", "_start_in",
+        "_state", "_takes", "_unmet", "_wiring", "detached", "fireable", "flushing", "outbox",
+        "start_causes", "table",
+    )  # fmt: skip
 
     def __init__(self, table: MachineTable) -> None:
         wiring = wire(table)
@@ -104,7 +87,7 @@ class Machine:
         self.fireable: deque[int] = deque()
         self.detached: deque[int] = deque()
         self.flushing: deque[int] = deque()
-        self._ring: deque[int] = deque(maxlen=_STORY_ROWS_PER_ACTOR * num_actors + 64)
+        self._ring: deque[int] = deque(maxlen=_STORY_ROWS_PER_ACTOR * num_actors + _STORY_ROWS)
         self._start_in = [
             self.detached.append if is_detached else self.fireable.append
             for is_detached in table.is_detached
@@ -127,6 +110,7 @@ class Machine:
         self._flush_tokens: list[tuple[int, ...]] = [()] * num_actors
         self._num_open = num_actors
         self._is_halted = False
+        self.start_causes = [0] * len(self._level)
         self._slow = {
             REACTION_CODES[Reaction.ILLEGAL]: self._reject,
             REACTION_CODES[Reaction.NOTE_END]: self._note_end,
@@ -140,6 +124,8 @@ class Machine:
             REACTION_CODES[Reaction.EXHAUST]: self._exhaust,
             REACTION_CODES[Reaction.FAIL]: self._fail,
         }
+        for actor in [a for a, unmet in enumerate(wiring.num_unmet) if not unmet]:
+            self._start(actor)
 
     # -- what the caller may ask for -------------------------------------------------------------
 
@@ -216,26 +202,30 @@ class Machine:
         """
         return tell(self.table, self._ring, actor, _STORY_LIMIT)
 
+    def last_messages(self, limit: int) -> tuple[str, ...]:
+        """Return the last messages of all actors in words, at most `limit`, oldest first.
+
+        At least 1,000 are known. The Ready and Free of ordinary life are told with the DONE that
+        sends them. Any thread may ask.
+        """
+        state, codes = self._state, tuple(self._ring)
+        flushed = [a for a, t in enumerate(self._flush_tokens) if t and state[a] in _OVER]
+        return tell_all(self.table, self._posts, flushed, codes, limit)
+
+    def causes(self, actor: int) -> tuple[tuple[str, str, int], ...]:
+        """Return how many firings each thing started that came last: see `actors.story.causes`."""
+        return causes(self.table, self.start_causes, actor)
+
     def waits_for(self, actor: int) -> tuple[str, ...]:
         """Return what an actor lacks for its next firing, in words."""
-        return tuple(
-            [
-                f"{-self._level[code]} more {_THING[code & KIND_MASK]}"
-                f" of {self.table.edges[subject_of(code)].name!r}"
-                for code, _ in self._takes[actor]
-                if self._level[code] < 0
-            ]
-        )
+        return missing(self.table, self._takes[actor], self._level)
 
     def stall(self) -> str:
         """Return who waits for what, for the error about a run that cannot go on."""
-        return "; ".join(
-            [
-                f"{name!r} waits for {', '.join(self.waits_for(actor)) or 'slots to come home'}"
-                for actor, name in enumerate(self.table.names)
-                if self._state[actor] != _ENDED
-            ]
-        )
+        open_ = [a for a in range(self.table.num_actors) if self._state[a] != _ENDED]
+        waits = [", ".join(self.waits_for(a)) or "slots to come home" for a in open_]
+        names = [self.table.names[a] for a in open_]
+        return "; ".join([f"{n!r} waits for {w}" for n, w in zip(names, waits, strict=True)])
 
     def receive(self, code: int) -> None:
         """Take one message: the one place that changes the state of an actor.
@@ -248,21 +238,23 @@ class Machine:
             self._refuse(code)
         if refill:
             # The table's cell is COUNT, looked up in advance: see `_leave_ordinary_life`.
-            level = self._level[code] + refill
+            levels = self._level
+            level = levels[code] + refill
             if level >= refill:
                 # The condition was met before: nothing new can fire. Only here can a slot be one
                 # too many, because a level that crosses zero is below its limit.
                 if level > self._limit[code]:
                     self._refuse(code)
-                self._level[code] = level
+                levels[code] = level
                 return
-            self._level[code] = level
+            levels[code] = level
             if level < 0:
                 return
             actor = self._owner[code]
-            unmet = self._unmet[actor] - 1
-            self._unmet[actor] = unmet
+            unmets = self._unmet
+            unmet = unmets[actor] - 1
             if unmet:
+                unmets[actor] = unmet
                 return
         else:
             actor = self._owner[code]
@@ -271,33 +263,45 @@ class Machine:
                 self._note(code)
                 self._send(self._posts[actor])
                 self._state[actor] = _WAITING
-                unmet = self._unmet[actor] - 1
-                self._unmet[actor] = unmet
+                unmets = self._unmet
+                unmet = unmets[actor] - 1
                 if unmet:
+                    unmets[actor] = unmet
                     if self._has_end[actor]:
                         self._close(actor)
                     return
+                levels = self._level
             elif reaction == _COUNT:
                 self._count(code)
-                if self._unmet[actor]:
+                levels, unmets = self._level, self._unmet
+                if unmets[actor]:
                     return
             else:
                 self._slow[reaction](actor, code)
                 return
-        # Nothing is missing: start a firing, take its tokens and slots.
+        # Nothing is missing: start a firing as in `_start`, without a call.
+        self.start_causes[code] += 1
         unmet = 1
-        levels = self._level
         for condition, count in self._takes[actor]:
             level = levels[condition] - count
             levels[condition] = level
             if level < 0:
                 unmet += 1
-        self._unmet[actor] = unmet
+        unmets[actor] = unmet
         self._state[actor] = _FIRING
         self._firings[actor] += 1
         self._start_in[actor](actor)
 
-    # -- counting off the hot path ---------------------------------------------------------------
+    # -- off the hot path ------------------------------------------------------------------------
+
+    def _start(self, actor: int) -> None:
+        """Start a firing: take its tokens and slots."""
+        for code, count in self._takes[actor]:
+            self._take(code, count)
+        self._unmet[actor] += 1
+        self._state[actor] = _FIRING
+        self._firings[actor] += 1
+        self._start_in[actor](actor)
 
     def _count(self, code: int) -> None:
         if code & KIND_MASK == Message.RETURN:
@@ -321,7 +325,7 @@ class Machine:
     def _admission(self, actor: int) -> int:
         edge = self.table.admission[actor] if 0 <= actor < self.table.num_actors else None
         if edge is None:
-            raise ProtocolError(f"actor {actor} is no source; admission is for sources only")
+            raise ProtocolError(f"actor {actor} is no source without inputs: it is not admitted")
         return edge
 
     def _reject(self, actor: int, code: int) -> None:
@@ -467,10 +471,10 @@ class Machine:
     # -- invariants ------------------------------------------------------------------------------
 
     def validate(self, in_transit: Iterable[int] = ()) -> None:
-        """Check every invariant; linear in edges, actors and messages.
+        """Check every invariant, in time linear in edges, actors and messages.
 
-        `in_transit` are the messages taken from the outbox and not yet received. Raises
-        InternalError naming the edge or actor that does not add up.
+        `in_transit` are messages taken from the outbox and not yet received. Raises InternalError
+        naming the edge or actor that does not add up.
         """
         moving = Counter(chain(self.outbox, in_transit))
         check_edges(self.table, self._level, self._state, self._flush_tokens, moving)

@@ -13,9 +13,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.plan import Plan
+
 Array = NDArray[np.generic]
 Launch = Callable[[], object]
 """One prebound call. Its return value is ignored; an exception fails the actor."""
+
+Chain = tuple[Launch, ...]
+"""The launches of one firing, in order."""
 
 Token = Mapping[str, Array]
 """The tensors of one slot by field name; views on planned bytes, valid only during a launch."""
@@ -34,6 +39,33 @@ class HostPort(Protocol):
 
     def close(self) -> None:
         """Make a launch that blocks return or raise soon; called once, from another thread."""
+        ...
+
+
+class LoadedPlan(Protocol):
+    """What a loop runs: a plan whose chains are bound, to the host's memory or to a device's."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        ...
+
+    @property
+    def ports(self) -> Mapping[str, HostPort]:
+        """The host ports by name of their actor."""
+        ...
+
+    @property
+    def chains(self) -> tuple[tuple[Chain, ...], ...]:
+        """What firing k of an actor runs: `chains[actor][k mod the number of phases]`."""
+        ...
+
+    def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
+        """Return what the last firing of a flushed actor runs, with fewer tokens on its inputs."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all that launches began is done. Raises DeviceFailure for one that failed."""
         ...
 
 

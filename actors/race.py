@@ -16,9 +16,10 @@ actor drop out, and all variables of a plan end in one class. (3) The firings of
 visited, each with its vector clock. A class keeps per actor only its last write and its last read,
 since earlier ones happen before (as FastTrack does: Flanagan & Freund 2009).
 
-**How many periods.** Free edges are missing at the start only, so a later pair without a path has
-its copy in the first turn of the slots; and two actors get no further apart than the slots between
-them allow. Turn plus distance is enough for any length of run.
+**How many periods.** Edges are missing at the start only (of Free, and of initial tokens), so a
+later pair without a path has its copy in the first turn of the slots; and two actors get no further
+apart than the slots and tokens between them allow. Turn plus distance is enough for any length of
+run.
 
 Guarantee: no two accesses of a run conflict unordered, up to the end of admission. Not modelled is
 the end itself, where a flushed firing takes fewer tokens and slots come home unused. Not checked
@@ -28,7 +29,7 @@ is whether a value lives until its last reader: that is `compiler.verify`, on re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from typing import NamedTuple
@@ -179,7 +180,9 @@ class _Conflict(NamedTuple):
 _Classes = dict[tuple[_Turn, ...], list[_Segment]]
 
 
-def check_races(plan: Plan, periods: int = 3) -> RaceReport:
+def check_races(
+    plan: Plan, periods: int = 3, initial: Mapping[str, int] | None = None
+) -> RaceReport:
     """Check that every pair of conflicting accesses of a run is ordered.
 
     Takes O(touches log touches + firings * (edges * actors + shared classes)).
@@ -187,13 +190,14 @@ def check_races(plan: Plan, periods: int = 3) -> RaceReport:
     Args:
         plan: A plan that can be loaded.
         periods: At least so many periods are unrolled; more where slots need more to come round.
+        initial: Tokens ready at the start, by control register: see `actors.table.Edge`.
 
     Raises:
         RaceError: Some pair is unordered. All actors that race are named in pairs, once per pair of
             registers, with the first launch of either that touches the bytes.
         InternalError: The actor graph does not balance or deadlocks.
     """
-    table = MachineTable.of(plan)
+    table = MachineTable.of(plan, initial or {})
     touches = _gather(plan)
     classes = _share(touches)
     depth = max([periods, *[_depth(table, turns) for turns in classes]])

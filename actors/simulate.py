@@ -3,17 +3,22 @@
 The same machine as in the loop; only the clock and the streams are simulated. A stream executes
 one firing at a time in the order in which they were started. Equal seeds give equal runs.
 
+A `VirtualRank` is one machine with its streams; the `Calendar` holds the events to come, of one
+rank here and of many in `ranks`.
+
 Source: discrete event simulation with a heap of events (Knuth, TAOCP 1, 2.2.5).
 """
 
 from __future__ import annotations
 
-import heapq
+from array import array
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 
+from actors.critical_path import Bubble, Link, bubbles, critical_path
 from actors.explore import channel_of
 from actors.machine import Machine
 from actors.table import MachineTable
@@ -22,20 +27,56 @@ from actors.transitions import KIND_MASK, Message, message, subject_of
 from compiler.errors import InternalError
 from compiler.plan import Plan
 
+_DONE = Message.DONE.value
+"""A plain int: an enum's comparisons are three times as slow, and there are many."""
+
+Meet = Callable[[int], None]
+"""Called with an actor that begins a firing which others must end: a collective."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What a simulated run did. `rows` are its firings in order of their end."""
+    """What a simulated run did.
 
+    `rows` are its firings in order of their end, `busy_ns` is by stream, `firings` by actor.
+    """
+
+    steps: int
     makespan_ns: int
     firings: tuple[int, ...]
     busy_ns: tuple[int, ...]
     rows: tuple[Row, ...]
+    table: MachineTable = field(repr=False)
 
     @property
     def utilisation(self) -> tuple[float, ...]:
         """Busy share of the makespan, per stream."""
         return tuple([busy / max(self.makespan_ns, 1) for busy in self.busy_ns])
+
+    @property
+    def period_ns(self) -> float:
+        """Time per step in steady state: over the second half of the run, at its busiest actor.
+
+        The makespan over the steps where no actor has fired twice.
+        """
+        busy = [0] * self.table.num_actors
+        for actor, _, start, end in self.rows:
+            busy[actor] += end - start
+        actor = max(range(len(busy)), key=busy.__getitem__, default=0)
+        ends = [row[3] for row in self.rows if row[0] == actor]
+        half = len(ends) // 2
+        if half < 1:
+            return self.makespan_ns / max(self.steps, 1)
+        firings_per_step = len(ends) / self.steps
+        return (ends[-1] - ends[half - 1]) / (len(ends) - half) * firings_per_step
+
+    def bubbles(self) -> tuple[Bubble, ...]:
+        """Return the idle times of the streams by cause."""
+        return bubbles(self.table, self.rows)
+
+    def critical_path(self) -> tuple[Link, ...]:
+        """Return the chain of firings that determines the makespan."""
+        return critical_path(self.table, self.rows)
 
 
 def simulate(
@@ -69,68 +110,141 @@ def simulate(
             f"expected durations_ns for {table.num_actors} actors, got"
             f" {'none' if durations_ns is None else len(durations_ns)}"
         )
-    return _Simulation(table, durations_ns, Random(seed), jitter, message_delay_ns).run(steps)
+    calendar = Calendar()
+    rank = VirtualRank(
+        0,
+        table,
+        durations_ns,
+        calendar,
+        rng=Random(seed),
+        jitter=jitter,
+        message_delay_ns=message_delay_ns,
+    )
+    rank.start(steps)
+    while calendar:
+        now, _, code = calendar.next()
+        rank.take(now, code)
+    return rank.finish(steps)
 
 
-class _Simulation:
-    """The state of one simulated run: virtual now, streams, and the heap of events."""
+class Calendar:
+    """The events to come, earliest first; equal times in the order of their scheduling."""
+
+    __slots__ = ("_heap", "_num_events")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, int]] = []
+        self._num_events = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def schedule(self, at: int, rank: int, code: int) -> None:
+        """Add an event: at a time, a message for a rank."""
+        heappush(self._heap, (at, self._num_events, rank, code))
+        self._num_events += 1
+
+    def next(self) -> tuple[int, int, int]:
+        """Take the next event: time, rank, message."""
+        at, _, rank, code = heappop(self._heap)
+        return at, rank, code
+
+
+class VirtualRank:
+    """One machine on virtual time: its streams, and what runs on each since when.
+
+    Args:
+        rank: Its number in the calendar.
+        table: The actor graph.
+        durations_ns: Duration of a firing per actor.
+        calendar: Where its events go.
+        rng: Draws the jitter.
+        jitter: See `simulate`.
+        message_delay_ns: See `simulate`.
+        meets: Per actor what to call when a firing begins that others must end, with
+            `take(DONE)`, or None for those that end after their duration.
+    """
+
+    __slots__ = (
+        "_busy_ns", "_calendar", "_done", "_durations_ns", "_jitter", "_last_arrival",
+        "_meets", "_message_delay_ns", "_queues", "_rank", "_rng", "_rows", "_started_at",
+        "_streams", "machine", "now",
+    )  # fmt: skip
 
     def __init__(
         self,
+        rank: int,
         table: MachineTable,
         durations_ns: Sequence[float],
+        calendar: Calendar,
+        *,
         rng: Random,
-        jitter: float,
-        message_delay_ns: float,
+        jitter: float = 0.0,
+        message_delay_ns: float = 0.0,
+        meets: Sequence[Meet | None] | None = None,
     ) -> None:
         num_streams = max(table.streams, default=-1) + 1
         self.machine = Machine(table)
-        self.durations_ns = durations_ns
-        self.rng = rng
-        self.jitter = jitter
-        self.message_delay_ns = message_delay_ns
         self.now = 0
-        self.events: list[tuple[int, int, int]] = []
-        self.num_events = 0
-        self.last_arrival: dict[int, int] = {}
-        self.queues: list[deque[int]] = [deque() for _ in range(num_streams)]
-        self.started_at = [0] * num_streams
-        self.busy_ns = [0] * num_streams
-        self.rows: list[Row] = []
+        self._rank = rank
+        self._done = [message(Message.DONE, actor) for actor in range(table.num_actors)]
+        self._calendar = calendar
+        self._durations_ns = durations_ns
+        self._rng = rng
+        self._jitter = jitter
+        self._message_delay_ns = message_delay_ns
+        self._meets = (None,) * table.num_actors if meets is None else meets
+        self._last_arrival: dict[int, int] = {}
+        self._streams = table.streams
+        self._queues: list[deque[int]] = [deque() for _ in range(num_streams)]
+        self._started_at = [0] * num_streams
+        self._busy_ns = [0] * num_streams
+        # Rows without their tuples: a fleet has millions.
+        self._rows = array("q")
 
-    def run(self, steps: int) -> SimulatedRun:
+    def start(self, steps: int) -> None:
+        """Admit steps and let the first firings begin."""
         machine = self.machine
         for source in machine.table.sources:
             if steps:
                 machine.admit(source, steps * machine.table.firings_per_step[source])
             machine.end_admission(source)
         self._collect()
-        while self.events:
-            self.now, _, code = heapq.heappop(self.events)
-            if code & KIND_MASK == Message.DONE:
-                self._end_firing(subject_of(code))
-            machine.receive(code)
-            self._collect()
+
+    def take(self, now: int, code: int) -> None:
+        """Receive a message at its time."""
+        self.now = now
+        if code & KIND_MASK == _DONE:
+            self._end_firing(subject_of(code))
+        self.machine.receive(code)
+        self._collect()
+
+    def finish(self, steps: int) -> SimulatedRun:
+        """Return the run. Raises InternalError when something still waits."""
+        machine = self.machine
         if not machine.is_finished:
             raise InternalError("the plan cannot finish: " + machine.stall())
         machine.validate()
-        every = range(machine.table.num_actors)
-        firings = tuple([machine.firing_index(a) + 1 for a in every])
-        makespan = max([row[3] for row in self.rows], default=0)
-        return SimulatedRun(makespan, firings, tuple(self.busy_ns), tuple(self.rows))
+        firings = [machine.firing_index(a) + 1 for a in range(machine.table.num_actors)]
+        numbers = iter(self._rows)
+        rows = tuple(zip(numbers, numbers, numbers, numbers, strict=True))
+        makespan = rows[-1][3] if rows else 0
+        busy = tuple(self._busy_ns)
+        return SimulatedRun(steps, makespan, tuple(firings), busy, rows, machine.table)
 
     def _collect(self) -> None:
         machine = self.machine
-        while machine.outbox:
-            code = machine.outbox.popleft()
-            if self.message_delay_ns:
+        outbox, receive = machine.outbox, machine.receive
+        while outbox:
+            code = outbox.popleft()
+            if self._message_delay_ns:
                 self._post(code)
             else:
-                machine.receive(code)
+                receive(code)
         for started in (machine.detached, machine.fireable, machine.flushing):
             while started:
                 actor = started.popleft()
-                queue = self.queues[machine.table.streams[actor]]
+                queue = self._queues[self._streams[actor]]
                 queue.append(actor)
                 if len(queue) == 1:
                     self._begin_firing(actor)
@@ -138,31 +252,31 @@ class _Simulation:
     def _post(self, code: int) -> None:
         """Schedule a delivery, not before the previous one of the same channel."""
         channel = channel_of(code)
-        arrival = self.now + self._scaled(self.message_delay_ns)
-        arrival = max(arrival, self.last_arrival.get(channel, 0))
-        self.last_arrival[channel] = arrival
-        self._schedule(arrival, code)
+        arrival = self.now + self._scaled(self._message_delay_ns)
+        arrival = max(arrival, self._last_arrival.get(channel, 0))
+        self._last_arrival[channel] = arrival
+        self._calendar.schedule(arrival, self._rank, code)
 
     def _begin_firing(self, actor: int) -> None:
-        self.started_at[self.machine.table.streams[actor]] = self.now
-        end = self.now + self._scaled(self.durations_ns[actor])
-        self._schedule(end, message(Message.DONE, actor))
+        self._started_at[self._streams[actor]] = self.now
+        meet = self._meets[actor]
+        if meet is not None:
+            meet(actor)
+            return
+        end = self.now + self._scaled(self._durations_ns[actor])
+        self._calendar.schedule(end, self._rank, self._done[actor])
 
     def _end_firing(self, actor: int) -> None:
-        stream = self.machine.table.streams[actor]
-        start = self.started_at[stream]
-        self.rows.append((actor, self.machine.firing_index(actor), start, self.now))
-        self.busy_ns[stream] += self.now - start
-        queue = self.queues[stream]
+        stream = self._streams[actor]
+        start = self._started_at[stream]
+        self._rows.extend((actor, self.machine.firing_index(actor), start, self.now))
+        self._busy_ns[stream] += self.now - start
+        queue = self._queues[stream]
         queue.popleft()
         if queue:
             self._begin_firing(queue[0])
 
-    def _schedule(self, at: int, code: int) -> None:
-        heapq.heappush(self.events, (at, self.num_events, code))
-        self.num_events += 1
-
     def _scaled(self, duration_ns: float) -> int:
-        if not self.jitter:
+        if not self._jitter:
             return round(duration_ns)
-        return round(duration_ns * self.rng.uniform(1 - self.jitter, 1 + self.jitter))
+        return round(duration_ns * self._rng.uniform(1 - self._jitter, 1 + self._jitter))

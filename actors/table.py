@@ -2,8 +2,9 @@
 
 Every pair (register of kind DATA or CONTROL, consumer) is an *edge* with a rate at either end and a
 number of slots; a register with several consumers is several edges with the same producer, so a
-slot is free only when every consumer has freed it. Every source has one more edge from outside, its
-*admission*: a token on it is the permission for one firing, and its end is the end of the run.
+slot is free only when every consumer has freed it. Every source without inputs has one more edge
+from outside, its *admission*: a token on it is the permission for one firing, and its end is the
+end of the run. A source with inputs is driven by them like any other actor.
 
 Repetition counts are the smallest integer solution of the balance equations, one per connected part
 (Lee & Messerschmitt, "Synchronous Data Flow", 1987).
@@ -11,10 +12,11 @@ Repetition counts are the smallest integer solution of the balance equations, on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
+from types import MappingProxyType
 
 from compiler.errors import InternalError
 from compiler.plan import ActorKind, Plan, RegisterKind
@@ -22,10 +24,16 @@ from compiler.plan import ActorKind, Plan, RegisterKind
 OUTSIDE = -1
 """The producer of an admission edge."""
 
+_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One consumer's view of one register: tokens per firing at either end, and slots between."""
+    """One consumer's view of one register: tokens per firing at either end, and slots between.
+
+    `initial` tokens are ready before the first firing. Only credits can be (registers of kind
+    CONTROL): a run that resumes at step s of something due every N steps starts with s mod N.
+    """
 
     name: str
     producer: int
@@ -33,6 +41,7 @@ class Edge:
     produce: int
     consume: int
     num_slots: int
+    initial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,9 @@ class MachineTable:
 
     `inputs[a]` are the edges of actor a's input ports in the order of its ports (without
     admission), `outputs[a]` all edges that it fills. `admission[a]` is the admission edge of a
-    source, else None. `firings_per_step[a]` is how often source a fires per step (0 for other
-    actors); `repetitions[a]` is the balance of actor a. A detached actor is run by a thread of its
-    own.
+    source without inputs, else None. `firings_per_step[a]` is how often an admitted source a fires
+    per step (0 for other actors); `repetitions[a]` is the balance of actor a. A detached actor is
+    run by a thread of its own.
     """
 
     names: tuple[str, ...]
@@ -73,11 +82,13 @@ class MachineTable:
         return self.inputs[actor] if admission is None else (*self.inputs[actor], admission)
 
     @staticmethod
-    def of(plan: Plan) -> MachineTable:
-        """Return the table of a plan.
+    def of(plan: Plan, initial: Mapping[str, int] = _NO_TOKENS) -> MachineTable:
+        """Return the table of a plan; `initial` are tokens ready at the start, by register name.
 
-        Raises InternalError when the plan's edges cannot work: see `from_edges`.
+        Raises InternalError when the plan's edges cannot work (see `from_edges`), or when `initial`
+        names anything but a CONTROL register.
         """
+        _check_initial(plan, initial)
         makers = {port.register: (a, port.rate) for a in plan.actors for port in a.outputs}
         edges: list[Edge] = []
         for actor in plan.actors:
@@ -94,9 +105,13 @@ class MachineTable:
                         " produces"
                     )
                 producer, rate = makers[port.register]
+                tokens = initial.get(register.name, 0)
                 edges.append(
-                    Edge(register.name, producer.id, actor.id, rate, port.rate, register.num_slots)
-                )
+                    Edge(
+                        register.name, producer.id, actor.id, rate, port.rate, register.num_slots,
+                        tokens,
+                    )
+                )  # fmt: skip
         return MachineTable.from_edges(
             [actor.name for actor in plan.actors],
             edges,
@@ -119,23 +134,25 @@ class MachineTable:
         """Return the table of a graph; without `streams` every actor has a stream of its own.
 
         Raises InternalError when rates do not balance, an edge has too few slots ever to move a
-        token, an actor has no input, or a source is flushed.
+        token or to hold its initial ones, an actor has no input, or a source is flushed that has
+        none.
         """
         num_actors = len(names)
         every = range(num_actors)
         is_flushed, is_detached = set(flushed), set(detached)
         for edge in edges:
             _check_slots(edge, names)
-        admission: list[int | None] = [None] * num_actors
-        all_edges = list(edges)
-        for source in sources:
-            admission[source] = len(all_edges)
-            all_edges.append(Edge("admission", OUTSIDE, source, 1, 1, 0))
         inputs: list[list[int]] = [[] for _ in every]
         outputs: list[list[int]] = [[] for _ in every]
         for index, edge in enumerate(edges):
             inputs[edge.consumer].append(index)
             outputs[edge.producer].append(index)
+        admitted = [source for source in sources if not inputs[source]]
+        admission: list[int | None] = [None] * num_actors
+        all_edges = list(edges)
+        for source in admitted:
+            admission[source] = len(all_edges)
+            all_edges.append(Edge("admission", OUTSIDE, source, 1, 1, 0))
         for a in every:
             if not inputs[a] and admission[a] is None:
                 raise InternalError(
@@ -143,7 +160,7 @@ class MachineTable:
                 )
             if admission[a] is not None and a in is_flushed:
                 raise InternalError(f"source {names[a]!r} is marked to be flushed; it has no input")
-        repetitions, firings_per_step = _balance(names, edges, sources)
+        repetitions, firings_per_step = _balance(names, edges, admitted)
         return MachineTable(
             names=tuple(names),
             edges=tuple(all_edges),
@@ -158,15 +175,36 @@ class MachineTable:
         )
 
 
+def _check_initial(plan: Plan, initial: Mapping[str, int]) -> None:
+    kinds = {register.name: register.kind for register in plan.registers}
+    for name in initial:
+        if name not in kinds:
+            raise InternalError(
+                f"initial tokens were given for register {name!r}, which plan {plan.name!r} has not"
+            )
+        if kinds[name] is not RegisterKind.CONTROL:
+            raise InternalError(
+                f"initial tokens were given for register {name!r} of kind {kinds[name].value};"
+                " expected kind control, because the bytes of a token must come from a firing"
+            )
+
+
 def _check_slots(edge: Edge, names: Sequence[str]) -> None:
     between = f"register {edge.name!r} from {names[edge.producer]!r} to {names[edge.consumer]!r}"
     if edge.produce < 1 or edge.consume < 1:
         raise InternalError(f"{between} has rates {edge.produce} and {edge.consume}; expected >= 1")
-    least = edge.produce + edge.consume - gcd(edge.produce, edge.consume)
+    if not 0 <= edge.initial <= edge.num_slots:
+        raise InternalError(
+            f"{between} starts with {edge.initial} tokens; expected 0 to {edge.num_slots}"
+        )
+    common = gcd(edge.produce, edge.consume)
+    # The number of tokens keeps its remainder: what exceeds whole multiples can never be consumed.
+    least = edge.produce + edge.consume - common + edge.initial % common
     if edge.num_slots < least:
+        after = f" after {edge.initial} initial tokens" if edge.initial else ""
         raise InternalError(
             f"{between} has {edge.num_slots} slots; rates {edge.produce} and {edge.consume} need"
-            f" at least {least}"
+            f" at least {least}{after}"
         )
 
 

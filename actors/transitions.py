@@ -153,6 +153,20 @@ TRANSITIONS: Mapping[State, Mapping[Message, Transition]] = MappingProxyType(
 )
 """What each message does in each state."""
 
+Change = tuple[State, Message, State]
+"""The state of an actor before a message, the message, and the state after."""
+
+CHANGES: tuple[Change, ...] = tuple(
+    [
+        (state, kind, after)
+        for state, row in TRANSITIONS.items()
+        for kind, transition in row.items()
+        if transition.reaction is not Reaction.ILLEGAL
+        for after in transition.to
+    ]
+)
+"""Every change of state that the table allows."""
+
 REACTION_CODES: Mapping[Reaction, int] = MappingProxyType({r: i for i, r in enumerate(Reaction)})
 """Dense codes: the machine compares ints, because comparing enum members costs 30 ns more."""
 
@@ -201,4 +215,19 @@ def transition_table() -> str:
             for t in row.values()
         ]
         lines.append(f"| {state.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def state_diagram() -> str:
+    """Return the states as a Mermaid diagram; an arrow names the messages that can take it.
+
+    What a message leaves where it is has no arrow: the table has it.
+    """
+    lines = ["stateDiagram-v2", f"    [*] --> {State.WAITING.name}"]
+    for state, row in TRANSITIONS.items():
+        for to in State:
+            kinds = [kind.name for kind, cell in row.items() if to in cell.to]
+            if kinds and to is not state:
+                lines.append(f"    {state.name} --> {to.name}: {', '.join(kinds)}")
+    lines += [f"    {state.name} --> [*]" for state in (State.ENDED, State.FAILED)]
     return "\n".join(lines) + "\n"

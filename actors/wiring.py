@@ -20,7 +20,8 @@ _UNLIMITED = 1 << 62
 class Wiring:
     """Columns by message and by actor.
 
-    By message: `owner` the actor it is for (the number of actors: nobody); `refill` the count that
+    By message, and padded to twice the length, so that a negative message finds nobody and not the
+    last edge: `owner` the actor it is for (the number of actors: nobody); `refill` the count that
     a Ready or Free adds to its condition, else 0; `level` where the condition starts, `limit` where
     all its slots are home. A level is what is there less what a firing takes.
 
@@ -43,28 +44,32 @@ def wire(table: MachineTable) -> Wiring:
     """Return the columns of a table. Linear in actors and edges."""
     every = range(table.num_actors)
     size = max(table.num_actors, len(table.edges)) << KIND_BITS
-    owners = [addressee(table, code) for code in range(size)]
-    level, refill, limit = [0] * size, [0] * size, [0] * size
+    owners = [addressee(table, code) for code in range(size)] + [None] * size
+    level, refill, limit = [0] * len(owners), [0] * len(owners), [0] * len(owners)
     for index, edge in enumerate(table.edges):
         ready, free = message(Message.READY, index), message(Message.FREE, index)
         is_admission = edge.producer == OUTSIDE
-        level[ready] = -edge.consume
+        level[ready] = edge.initial - edge.consume
         refill[ready] = edge.produce
         limit[ready] = _UNLIMITED if is_admission else edge.num_slots - edge.consume
-        level[free] = limit[free] = edge.num_slots - edge.produce
+        if is_admission:
+            continue  # Free goes to nobody
+        limit[free] = edge.num_slots - edge.produce
+        level[free] = limit[free] - edge.initial
         refill[free] = edge.consume
     frees = [tuple([message(Message.FREE, e) for e in table.inputs[a]]) for a in every]
+    takes = [_takes(table, a) for a in every]
     readies = [tuple([message(Message.READY, e) for e in table.outputs[a]]) for a in every]
     return Wiring(
         owner=tuple([table.num_actors if owner is None else owner for owner in owners]),
         refill=tuple(refill),
         level=tuple(level),
         limit=tuple(limit),
-        takes=tuple([_takes(table, a) for a in every]),
+        takes=tuple(takes),
         readies=tuple(readies),
         frees=tuple(frees),
         posts=tuple([r + f for r, f in zip(readies, frees, strict=True)]),
-        num_unmet=tuple([len(table.all_inputs(a)) for a in every]),
+        num_unmet=tuple([sum([level[code] < 0 for code, _ in row]) for row in takes]),
     )
 
 

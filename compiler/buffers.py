@@ -12,10 +12,16 @@ from dataclasses import dataclass
 
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
-from compiler.registry import is_source, writes
+from compiler.registry import is_comm, is_source, writes
 from compiler.storage import Storage, is_dense
 from compiler.target import KernelCall, KernelInfo, Operand, Target
 from compiler.types import ValueId
+
+COMM_LATENCY_NS = 50_000.0
+"""What a collective is assumed to take besides its bytes; only the cut into chains needs it."""
+
+COMM_BYTES_PER_NS = 5.0
+"""Bytes that a collective is assumed to finish per nanosecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,14 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
             _operands(graph, storage, node.inputs),
             _operands(graph, storage, node.outputs),
         )
-        if call not in answers:
+        if is_comm.get(node.op):
+            moved = sum([graph.types[v].size_bytes for v in node.inputs])
+            answers[call] = KernelInfo(
+                node.op.name,
+                in_place=((0, 0),),
+                duration_ns=COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS,
+            )
+        elif call not in answers:
             try:
                 answers[call] = target.query(call)
             except LookupError as error:

@@ -69,6 +69,17 @@ class UpdateRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A step consumes `every` batches and updates once, with the mean of their gradients.
+
+    `batch` is the int64 variable that counts the batches done.
+    """
+
+    every: int
+    batch: ValueId
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """At the end of the step the storage of `variable` holds `value`."""
 
@@ -80,8 +91,9 @@ class Write:
 class Graph:
     """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
 
-    `objective` and `updates` are what autodiff consumes; afterwards they are None and empty, and
-    the gradients and update nodes are ordinary nodes with `writes`.
+    `objective`, `updates` and `accumulation` are what autodiff consumes; afterwards they are None
+    and empty, and the gradients, sums and update nodes are ordinary nodes with `writes`. The
+    gradients of a graph with `num_ranks` > 1 are to become their mean over the ranks.
     """
 
     nodes: tuple[Node, ...]
@@ -90,6 +102,8 @@ class Graph:
     objective: ValueId | None = None
     updates: tuple[UpdateRule, ...] = ()
     writes: tuple[Write, ...] = ()
+    accumulation: Accumulation | None = None
+    num_ranks: int = 1
 
     def producers(self) -> list[int]:
         """Return, per value, the index of the node that produces it (-1 for unused ids)."""
@@ -106,6 +120,8 @@ class Graph:
             values.append(self.objective)
         for rule in self.updates:
             values += [rule.variable, *rule.state, *rule.scalars]
+        if self.accumulation is not None:
+            values.append(self.accumulation.batch)
         return tuple(dict.fromkeys(values))
 
 
@@ -123,6 +139,8 @@ class GraphBuilder:
         self.objective: ValueId | None = None
         self.updates: list[UpdateRule] = []
         self.writes: list[Write] = []
+        self.accumulation: Accumulation | None = None
+        self.num_ranks = 1
         self._scope = ""
         self._source = UNKNOWN_SOURCE
 
@@ -177,6 +195,8 @@ class GraphBuilder:
             self.objective,
             tuple(self.updates),
             tuple(self.writes),
+            self.accumulation,
+            self.num_ranks,
         )
 
     @staticmethod
@@ -187,11 +207,12 @@ class GraphBuilder:
         b._producers = graph.producers()
         b.outputs, b.objective = list(graph.outputs), graph.objective
         b.updates, b.writes = list(graph.updates), list(graph.writes)
+        b.accumulation, b.num_ranks = graph.accumulation, graph.num_ranks
         return b
 
 
 def remap(graph: Graph, new_id: Mapping[ValueId, ValueId] | Sequence[ValueId]) -> dict[str, object]:
-    """Return outputs, objective, updates and writes of `graph` under new value ids.
+    """Return every column of `graph` that names values, under new value ids, and `num_ranks`.
 
     For passes that copy the nodes themselves: `replace(built, **remap(graph, ids))`.
     """
@@ -208,6 +229,10 @@ def remap(graph: Graph, new_id: Mapping[ValueId, ValueId] | Sequence[ValueId]) -
             for u in graph.updates
         ),
         "writes": tuple(Write(new_id[w.variable], new_id[w.value]) for w in graph.writes),
+        "accumulation": None
+        if graph.accumulation is None
+        else replace(graph.accumulation, batch=new_id[graph.accumulation.batch]),
+        "num_ranks": graph.num_ranks,
     }
 
 

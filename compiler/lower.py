@@ -1,27 +1,34 @@
-"""From an ordered logical graph to a physical plan.
+"""From ordered logical graphs to a physical plan.
 
-One compute actor holds the whole step as one chain, because nothing in it leaves its stream; actors
-meet only where streams, devices, ranks or rates change: the data source, the metrics sink, and the
-snapshot of the variables with its writer. The walk of one tensor: its value gets a root
-(`storage`), the root a buffer (in-place pairs of the kernels merge buffers), the buffer a register
-with a live interval in launches, the register an offset in the arena (`memory.offsets`), and every
-launch that touches it a view.
+What leaves no stream and keeps one rate is one actor: with one compute stream, one rank and one
+batch per step, the whole step is a single chain. Actors meet only where streams, devices, ranks or
+rates change: the data source, the metrics sink, the update after several batches, the snapshot of
+the variables with its writer, the evaluation. The walk of one tensor: its value gets a root
+(`storage`), the root a buffer (in-place pairs of the kernels merge buffers) if one chain has it to
+itself, else a field of a register between chains; the buffer a register with a live interval in
+launches, the register an offset in the arena (`packing`), and every launch that touches it a view.
 
-Snapshots are a rate: the step produces one `updated` credit per firing, the snapshot actor consumes
-`snapshot_every` of them, copies the variables into a staging register and hands it to the writer.
-With just that many slots, the next update cannot start before the copy is done.
+**Firings of a step never overlap.** The chains that begin one wait for the chain that ends the one
+before, so that bytes within a step need one copy only (`ChainActors.fence`).
+
+**What waits for n steps is a rate.** The update consumes one credit of each of k batches; a
+snapshot and an evaluation consume one of each of n steps. The credits come from the actors that
+begin and end a step (its gates). With just n slots, the next step cannot begin before they are
+done, and nobody reads a variable while it changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from compiler.actor_graph import ActorGraph
 from compiler.attrs import NO_ATTRS
-from compiler.buffers import LaunchDraft, assign_buffers, draft_launches
+from compiler.chain_actors import ChainActors, Span
+from compiler.chains import COMM_STREAM
 from compiler.errors import InternalError
-from compiler.graph import Graph, Node, Source
+from compiler.graph import Graph, Node
 from compiler.ops.shape import COPY
-from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
+from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
 from compiler.options import CompileOptions
 from compiler.placement import HOST
 from compiler.plan import (
@@ -31,14 +38,14 @@ from compiler.plan import (
     Launch,
     PlainValue,
     Plan,
-    Port,
     RegisterKind,
     Variable,
 )
-from compiler.plan_builder import PlanBuilder, align_up
-from compiler.storage import Storage, assign_storage, dense_layout
-from compiler.target import KernelCall, KernelInfo, Operand, Target
-from compiler.types import DType, RegisterId, TensorType, ValueId
+from compiler.plan_builder import PlanBuilder
+from compiler.program import Program, make_program
+from compiler.storage import dense_layout
+from compiler.target import KernelCall, Operand, Target
+from compiler.types import RegisterId, StreamId, ValueId
 from memory.registers import choose_slots
 
 IO_LATENCY_NS = 1e6
@@ -58,236 +65,279 @@ next to nothing.
 """
 
 
-def lower(graph: Graph, target: Target, options: CompileOptions, graph_hash: str) -> Plan:
-    """Return the plan of a graph that went through all passes.
+def lower(
+    graph: Graph,
+    target: Target,
+    options: CompileOptions,
+    graph_hash: str,
+    evaluation: Graph | None = None,
+) -> Plan:
+    """Return the plan of a graph, and perhaps one that evaluates, that went through all passes.
 
     Raises CompileError when the target lacks a kernel.
     """
-    lowering = _Lowering(graph, target, options)
-    return lowering.run(graph_hash)
+    return _Lowering(target, options).run(graph, evaluation, graph_hash)
 
 
 @dataclass(slots=True)
 class _Lowering:
-    """State of one lowering: where each root lives."""
+    """State of one lowering: the actors so far, and where the variables live."""
 
-    graph: Graph
     target: Target
     options: CompileOptions
-    storage: Storage = field(init=False)
     plan: PlanBuilder = field(init=False)
-    home: dict[ValueId, tuple[RegisterId, int]] = field(init=False)
+    actors: ActorGraph = field(init=False)
+    streams: dict[str, StreamId] = field(default_factory=dict)
+    state: dict[str, RegisterId] = field(default_factory=dict)
+    credits: set[str] = field(default_factory=set)
 
-    def run(self, graph_hash: str) -> Plan:
-        self.storage = assign_storage(self.graph)
+    def run(self, graph: Graph, evaluation: Graph | None, graph_hash: str) -> Plan:
         self.plan = PlanBuilder(HOST, self.options.alignment)
-        self.home = {}
-        drafts = draft_launches(self.graph, self.storage, self.target)
-        step_ns = sum(d.info.duration_ns for d in drafts)
-        self._place_state()
-        batch = self._place_inputs(step_ns)
-        metrics = self._place_outputs(step_ns)
-        self._place_temporaries(drafts)
-        launches = tuple([self._launch(d.node, d.info, index) for index, d in enumerate(drafts)])
-        self._connect(launches, batch, metrics, _snapshot_rate(self.options, step_ns))
+        self.actors = ActorGraph(self.plan)
+        self._stream("compute", is_host_thread=False)
+        program = make_program(graph, self.target, self.options.num_streams, 0)
+        train = self._place_program(program, 0, 0)
+        data = self._place_inputs(train, "data", "batch")
+        sums = program.batches_per_step > 1
+        train.add(lambda is_per_step: _name(sums, is_per_step), self._stream_of)
+        rate = self.options.metrics_every * program.batches_per_step
+        outputs = self._place_outputs(train, "metrics", rate)
+        begun, ended = self._connect(train, data)
+        is_flushed = self.options.metrics_every > 1
+        self._add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
+        self._add_snapshots(graph, train, ended)
+        chains = [train]
+        if evaluation is not None:
+            chains.append(self._add_evaluation(evaluation, train, begun, ended))
+        self._share_bytes(chains)
+        self.actors.emit()
         return self.plan.finish(
             self.options.name,
-            len(launches),
             graph_hash=graph_hash,
             target=self.target.fingerprint,
             options=self.options.recorded(),
         )
 
-    def _place_state(self) -> None:
-        for node in self.graph.nodes:
+    # -- streams and state -----------------------------------------------------------------------
+
+    def _stream(self, name: str, *, is_host_thread: bool) -> StreamId:
+        if name not in self.streams:
+            self.streams[name] = self.plan.stream(name, is_host_thread=is_host_thread)
+        return self.streams[name]
+
+    def _stream_of(self, stream: int) -> StreamId:
+        """Return the stream of a chain: the first compute stream is the dispatcher's own thread."""
+        if stream == COMM_STREAM:
+            return self._stream("comm", is_host_thread=True)
+        if stream == 0:
+            return self._compute
+        return self._stream(f"compute {stream}", is_host_thread=True)
+
+    @property
+    def _compute(self) -> StreamId:
+        return self._stream("compute", is_host_thread=False)
+
+    def _place_program(self, program: Program, chain: int, launch: int) -> ChainActors:
+        """Return the chains of a program with a home for its variables and constants."""
+        chains = ChainActors(program, self.plan, self.actors, chain, launch)
+        for node in program.graph.nodes:
             if node.op is VARIABLE:
-                name = node.attrs.str_("name")
-                view = self._own_register(node, name, RegisterKind.VARIABLE)
-                init = _pairs(node.attrs["init"])
-                self.plan.variables.append(Variable(name, node.attrs.str_("role"), view, init))
+                chains.home[node.outputs[0]] = (self._variable(program.graph, node), 0)
             elif node.op is CONSTANT:
-                type_ = self.graph.types[node.outputs[0]]
-                view = self._own_register(node, f"constant {type_}", RegisterKind.CONSTANT)
-                data = node.attrs["data"]
-                if not isinstance(data, bytes):
-                    raise InternalError(f"constant at {node.source} has no bytes")
-                self.plan.constants.append(Constant(view, data))
+                chains.home[node.outputs[0]] = (self._constant(program.graph, node), 0)
+        return chains
 
-    def _own_register(self, node: Node, name: str, kind: RegisterKind) -> int:
-        value = node.outputs[0]
-        type_ = self.graph.types[value]
-        register = self.plan.register(name, kind, type_.size_bytes, reason="state: one slot")
-        self.home[value] = (register, 0)
-        return self.plan.view(register, type_)
+    def _variable(self, graph: Graph, node: Node) -> RegisterId:
+        name, type_ = node.attrs.str_("name"), graph.types[node.outputs[0]]
+        if name not in self.state:
+            register = self.plan.register(
+                name, RegisterKind.VARIABLE, type_.size_bytes, reason="state: one slot"
+            )
+            self.state[name] = register
+            view = self.plan.view(register, type_)
+            init = _pairs(node.attrs["init"])
+            self.plan.variables.append(Variable(name, node.attrs.str_("role"), view, init))
+        return self.state[name]
 
-    def _place_inputs(self, step_ns: float) -> RegisterId:
-        nodes = [n for n in self.graph.nodes if n.op is INPUT]
-        items = [(n.attrs.str_("name"), n.outputs[0], n.source) for n in nodes]
-        return self._place_edge("batch", items, ("data", IO_LATENCY_NS), ("compute", step_ns))
+    def _constant(self, graph: Graph, node: Node) -> RegisterId:
+        type_ = graph.types[node.outputs[0]]
+        register = self.plan.register(
+            f"constant {type_}", RegisterKind.CONSTANT, type_.size_bytes, reason="state: one slot"
+        )
+        data = node.attrs["data"]
+        if not isinstance(data, bytes):
+            raise InternalError(f"constant at {node.source} has no bytes")
+        self.plan.constants.append(Constant(self.plan.view(register, type_), data))
+        return register
 
-    def _place_outputs(self, step_ns: float) -> RegisterId:
-        producers = self.graph.producers()
-        items = [
-            (o.name, o.value, self.graph.nodes[producers[o.value]].source)
-            for o in self.graph.outputs
-        ]
-        return self._place_edge("metrics", items, ("compute", step_ns), ("metrics", IO_LATENCY_NS))
+    # -- edges to and from host threads ----------------------------------------------------------
 
-    def _place_edge(
+    def _place_inputs(self, chains: ChainActors, source: str, name: str) -> tuple[int, RegisterId]:
+        """Add the source of a program's batches; return it and its register."""
+        program = chains.program
+        nodes = [n for n in program.graph.nodes if n.op is INPUT]
+        types = [program.graph.types[n.outputs[0]] for n in nodes]
+        offsets, size = self.plan.stack(types)
+        slots, reason = self._slots(size, 1, (source, IO_LATENCY_NS), ("compute", program.batch_ns))
+        register = self.plan.register(name, RegisterKind.DATA, size, num_slots=slots, reason=reason)
+        for node, type_, offset in zip(nodes, types, offsets, strict=True):
+            chains.home[node.outputs[0]] = (register, offset)
+            view = self.plan.view(register, type_, offset)
+            line = self.plan.source(node.source)
+            self.plan.fields.append(Field(node.attrs.str_("name"), register, view, line))
+        actor = self.actors.add(source, ActorKind.SOURCE, self._stream(source, is_host_thread=True))
+        self.actors.produce(actor, register)
+        return actor, register
+
+    def _place_outputs(self, chains: ChainActors, name: str, rate: int) -> dict[int, RegisterId]:
+        """Add a register of outputs for each chain that makes some; return them by chain.
+
+        A sink will consume `rate` of each per firing.
+        """
+        program = chains.program
+        producers = program.graph.producers()
+        by_chain: dict[int, list[tuple[str, ValueId]]] = {}
+        for output in program.graph.outputs:
+            chain = program.maker[output.value]
+            by_chain.setdefault(chain, []).append((output.name, output.value))
+        registers: dict[int, RegisterId] = {}
+        for chain, items in by_chain.items():
+            offsets, size = self.plan.stack([program.graph.types[v] for _, v in items])
+            slots, reason = self._slots(
+                size, rate, ("compute", program.batch_ns), (name, IO_LATENCY_NS)
+            )
+            register = self.plan.register(
+                name if len(by_chain) == 1 else f"{name}.{len(registers)}",
+                RegisterKind.DATA,
+                size,
+                num_slots=slots,
+                reason=reason,
+            )
+            registers[chain] = register
+            for (label, value), offset in zip(items, offsets, strict=True):
+                chains.home[value] = (register, offset)
+                view = self.plan.view(register, program.graph.types[value], offset)
+                line = self.plan.source(program.graph.nodes[producers[value]].source)
+                self.plan.fields.append(Field(label, register, view, line))
+            self.actors.produce(chains.numbers[chain], register)
+            for _, value in items:
+                for other in chains.readers(value):
+                    if other != chain and not self._reads(chains.numbers[other], register):
+                        number = chains.numbers[other]
+                        self.actors.consume(number, register, chains.numbers[chain])
+        return registers
+
+    def _reads(self, actor: int, register: RegisterId) -> bool:
+        return any([port.register == register for port in self.actors.drafts[actor].inputs])
+
+    def _add_sink(
         self,
+        chains: ChainActors,
         name: str,
-        items: list[tuple[str, ValueId, Source]],
-        producer: tuple[str, float],
-        consumer: tuple[str, float],
-    ) -> RegisterId:
-        """Add the DATA register between a host thread and the compute chain, one field per item."""
-        offsets: list[int] = []
-        size = 0
-        for _, value, _ in items:
-            offsets.append(size)
-            size += align_up(self.graph.types[value].size_bytes, self.options.alignment)
-        slots, reason = choose_slots(
+        outputs: dict[int, RegisterId],
+        rate: int,
+        *,
+        is_flushed: bool,
+    ) -> None:
+        stream = self._stream(name, is_host_thread=True)
+        sink = self.actors.add(name, ActorKind.SINK, stream, is_flushed=is_flushed)
+        for chain, register in outputs.items():
+            self.actors.consume(sink, register, chains.numbers[chain], rate)
+
+    def _slots(
+        self, size: int, consume: int, producer: tuple[str, float], consumer: tuple[str, float]
+    ) -> tuple[int, str]:
+        return choose_slots(
             1,
-            1,
+            consume,
             producer[1],
             consumer[1],
             is_same_stream=False,
             size_bytes=size,
-            budget_bytes=max(EDGE_BUDGET_BYTES, size),
+            budget_bytes=max(EDGE_BUDGET_BYTES, consume * size),
             names=(producer[0], consumer[0]),
         )
-        register = self.plan.register(name, RegisterKind.DATA, size, num_slots=slots, reason=reason)
-        for (field_name, value, source), offset in zip(items, offsets, strict=True):
-            self.home[value] = (register, offset)
-            view = self.plan.view(register, self.graph.types[value], offset)
-            index = self.plan.source(source)
-            self.plan.fields.append(Field(field_name, register, view, index))
-        return register
 
-    def _place_temporaries(self, drafts: tuple[LaunchDraft, ...]) -> None:
-        outputs = [o.value for o in self.graph.outputs]
-        buffers = assign_buffers(self.graph, self.storage, drafts, outputs)
-        registers: list[RegisterId] = []
-        makers = self.graph.producers()
-        for buffer in buffers.buffers:
-            node = self.graph.nodes[makers[buffer.root]]
-            name = f"{node.scope}:{node.op}" if node.scope else str(node.op)
-            registers.append(
-                self.plan.register(
-                    name, RegisterKind.TEMPORARY, buffer.size_bytes, interval=buffer.interval
-                )
-            )
-        for root, index in buffers.of_root.items():
-            self.home[root] = (registers[index], 0)
+    # -- the step --------------------------------------------------------------------------------
 
-    def _launch(self, node: Node, info: KernelInfo, index: int) -> Launch:
-        workspace = None
-        if info.workspace_bytes:
-            register = self.plan.register(
-                f"{node.scope}:{node.op} workspace",
-                RegisterKind.TEMPORARY,
-                info.workspace_bytes,
-                interval=(index, index + 1),
-            )
-            workspace = self.plan.view(register, _byte_block(info.workspace_bytes))
-        return Launch(
-            kernel=info.kernel,
-            op=node.op.name,
-            attrs=tuple(node.attrs.items()),
-            inputs=tuple([self._view(v) for v in node.inputs]),
-            outputs=tuple([self._view(v) for v in node.outputs]),
-            workspace=workspace,
-            scope=node.scope,
-            source=self.plan.source(node.source),
-            duration_ns=info.duration_ns,
-        )
+    def _connect(self, chains: ChainActors, data: tuple[int, RegisterId]) -> tuple[Span, Span]:
+        """Connect the chains of a program; return who begins and ends a batch, and a step."""
+        chains.place_crossings()
+        chains.place_temporaries()
+        chains.hold_order()
+        batch = chains.fence(is_per_step=False, compute=self._compute)
+        if batch is None:
+            raise InternalError(f"plan {self.options.name!r} does nothing with a batch")
+        source, register = data
+        inputs = [n.outputs[0] for n in chains.program.graph.nodes if n.op is INPUT]
+        readers = [chains.numbers[c] for value in inputs for c in chains.readers(value)]
+        for number in sorted({*batch.begins, *readers}):
+            self.actors.consume(number, register, source)
+        step = chains.fence(is_per_step=True, compute=self._compute)
+        if step is None:
+            return batch, batch
+        every = chains.program.batches_per_step
+        reason = f"{every}: the batches of a step"
+        for number in batch.gates:
+            consumers = [*(step.begins if number == batch.end else ())]
+            consumers += [step.end] if number in batch.begins else []
+            self._credits("accumulated", number, dict.fromkeys(consumers, every), every, reason)
+        return batch, step
 
-    def _view(self, value: ValueId) -> int:
-        register, base = self.home[self.storage.root[value]]
-        layout = self.storage.layout[value]
-        return self.plan.view(
-            register,
-            self.graph.types[value],
-            base + layout.offset_bytes,
-            layout.strides_bytes,
-        )
-
-    def _connect(
-        self, launches: tuple[Launch, ...], batch: RegisterId, metrics: RegisterId, every: int
+    def _credits(
+        self, name: str, producer: int, consumers: dict[int, int], slots: int, reason: str
     ) -> None:
-        plan = self.plan
-        compute = plan.stream("compute", is_host_thread=False)
-        step_outputs = [Port(metrics, 1)]
-        updated = None
-        if every:
-            reason = f"{every}: one credit per step between two snapshots"
-            updated = plan.register(
-                "updated", RegisterKind.CONTROL, 0, num_slots=every, reason=reason
-            )
-            step_outputs.append(Port(updated, 1))
-        plan.actor(
-            "data",
-            ActorKind.SOURCE,
-            plan.stream("data", is_host_thread=True),
-            outputs=(Port(batch, 1),),
+        """Add a control register: one credit per firing, rates by consumer."""
+        label = f"{name}.{self.actors.drafts[producer].name}" if name in self.credits else name
+        self.credits.add(name)
+        register = self.plan.register(
+            label, RegisterKind.CONTROL, 0, num_slots=slots, reason=reason
         )
-        plan.actor(
-            "step",
-            ActorKind.COMPUTE,
-            compute,
-            launches=launches,
-            inputs=(Port(batch, 1),),
-            outputs=tuple(step_outputs),
-        )
-        plan.actor(
-            "metrics",
-            ActorKind.SINK,
-            plan.stream("metrics", is_host_thread=True),
-            inputs=(Port(metrics, 1),),
-        )
-        if updated is not None:
-            staging, copies = self._stage_variables()
-            plan.actor(
-                "snapshot",
-                ActorKind.COPY,
-                compute,
-                launches=copies,
-                inputs=(Port(updated, every),),
-                outputs=(Port(staging, 1),),
-                is_flushed=True,
-            )
-            plan.actor(
-                "checkpoint",
-                ActorKind.SINK,
-                plan.stream("checkpoint", is_host_thread=True),
-                inputs=(Port(staging, 1),),
-            )
+        self.actors.produce(producer, register)
+        for consumer, rate in consumers.items():
+            self.actors.consume(consumer, register, producer, rate)
 
-    def _stage_variables(self) -> tuple[RegisterId, tuple[Launch, ...]]:
+    # -- what watches the variables --------------------------------------------------------------
+
+    def _add_snapshots(self, graph: Graph, chains: ChainActors, step: Span) -> None:
+        every = _snapshot_rate(self.options, chains.program.step_ns)
+        if not every:
+            return
+        snapshot = self.actors.add("snapshot", ActorKind.COPY, self._compute, is_flushed=True)
+        reason = f"{every}: one credit per step between two snapshots"
+        for number in step.gates:
+            self._credits("updated", number, {snapshot: every}, every, reason)
+        staging, launches = self._stage_variables(graph, chains)
+        self.actors.drafts[snapshot].launches = launches
+        self.actors.produce(snapshot, staging)
+        writer = self.actors.add(
+            "checkpoint", ActorKind.SINK, self._stream("checkpoint", is_host_thread=True)
+        )
+        self.actors.consume(writer, staging, snapshot)
+
+    def _stage_variables(
+        self, graph: Graph, chains: ChainActors
+    ) -> tuple[RegisterId, tuple[Launch, ...]]:
         """Add the staging register, one field per variable, and the launches that fill it."""
-        nodes = [n for n in self.graph.nodes if n.op is VARIABLE]
-        sizes = [
-            align_up(self.graph.types[n.outputs[0]].size_bytes, self.options.alignment)
-            for n in nodes
-        ]
+        nodes = [n for n in graph.nodes if n.op is VARIABLE and n.attrs.str_("role") != SCRATCH]
+        types = [graph.types[n.outputs[0]] for n in nodes]
+        offsets, size = self.plan.stack(types)
         reason = "1: a second snapshot waits until the first is written"
-        staging = self.plan.register("staging", RegisterKind.DATA, sum(sizes), reason=reason)
+        staging = self.plan.register("staging", RegisterKind.DATA, size, reason=reason)
         launches: list[Launch] = []
-        offset = 0
-        for node, size in zip(nodes, sizes, strict=True):
-            type_ = self.graph.types[node.outputs[0]]
+        for node, type_, offset in zip(nodes, types, offsets, strict=True):
             operand = Operand(type_, dense_layout(type_))
             info = self.target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
             view = self.plan.view(staging, type_, offset)
-            offset += size
             name, source = node.attrs.str_("name"), self.plan.source(node.source)
             self.plan.fields.append(Field(name, staging, view, source))
+            read = chains.view(node.outputs[0])
             launches.append(
                 Launch(
                     info.kernel,
                     COPY.name,
                     (),
-                    (self._view(node.outputs[0]),),
+                    (read,),
                     (view,),
                     None,
                     name,
@@ -297,6 +347,75 @@ class _Lowering:
             )
         return staging, tuple(launches)
 
+    def _add_evaluation(
+        self, graph: Graph, train: ChainActors, batch: Span, step: Span
+    ) -> ChainActors:
+        """Add the actors that evaluate between two steps.
+
+        `evaluation` gives leave for all batches once n steps are done; `evaluated` hands the
+        credits of the steps back when the last batch is, so that no step changes the variables in
+        between.
+        """
+        steps, batches = self.options.evaluate_every, self.options.evaluate_batches
+        places = train.places()
+        first_rank = max([place.span[1] for place in places])
+        program = make_program(graph, self.target, self.options.num_streams, first_rank)
+        num_launches = sum([place.num_launches for place in places])
+        chains = self._place_program(program, len(places), num_launches)
+        due = self.actors.add("evaluation", ActorKind.COMPUTE, self._compute)
+        done = self.actors.add("evaluated", ActorKind.COMPUTE, self._compute)
+        reason = f"{steps}: one credit per step between two evaluations"
+        for number in step.gates:
+            self._credits("eval_due", number, {due: steps, done: steps}, steps, reason)
+        per_batch = steps * train.program.batches_per_step
+        for number in [n for n in batch.gates if n not in step.gates]:
+            reason = f"{per_batch}: one credit per batch between two evaluations"
+            consumers = {due: per_batch, done: per_batch}
+            self._credits("eval_due", number, consumers, per_batch, reason)
+        source, register = self._place_inputs(chains, "eval_data", "eval_batch")
+        reason = f"{batches}: one credit per batch of an evaluation"
+        leave = self.plan.register(
+            "eval_leave", RegisterKind.CONTROL, 0, num_slots=batches, reason=reason
+        )
+        self.actors.produce(due, leave, batches)
+        self.actors.consume(source, leave, due)
+        chains.add(lambda is_per_step: "evaluate", self._stream_of)
+        outputs = self._place_outputs(chains, "eval_metrics", batches)
+        span, _ = self._connect(chains, (source, register))
+        self._credits("eval_done", span.end, {done: batches}, batches, reason)
+        self._add_sink(chains, "eval_metrics", outputs, batches, is_flushed=False)
+        return chains
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _share_bytes(self, programs: list[ChainActors]) -> None:
+        """Bind the launches, place all registers, and order the chains that share bytes."""
+        for chains in programs:
+            chains.bind_launches()
+        before = self.plan.place([place for chains in programs for place in chains.places()])
+        numbers = [number for chains in programs for number in chains.numbers]
+        rates = [
+            (index, chain.is_per_step)
+            for index, chains in enumerate(programs)
+            for chain in chains.program.chains
+        ]
+        for earlier, later in before:
+            a, b = numbers[earlier], numbers[later]
+            if self.actors.is_before(a, b):
+                continue
+            names = [self.actors.drafts[n].name for n in (a, b)]
+            if rates[earlier] != rates[later]:
+                raise InternalError(
+                    f"{names[0]!r} and {names[1]!r} share bytes at different rates without a path"
+                )
+            self.actors.control(f"{names[0]}>{names[1]} bytes", a, b, "1: bytes used again")
+
+
+def _name(sums: bool, is_per_step: bool) -> str:
+    if not sums:
+        return "step"
+    return "update" if is_per_step else "gradient"
+
 
 def _snapshot_rate(options: CompileOptions, step_ns: float) -> int:
     """Return the steps per snapshot; 0 for a plan without snapshots."""
@@ -304,10 +423,6 @@ def _snapshot_rate(options: CompileOptions, step_ns: float) -> int:
         return options.snapshot_every
     steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
     return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
-
-
-def _byte_block(size_bytes: int) -> TensorType:
-    return TensorType(DType.UINT8, (size_bytes,))
 
 
 def _pairs(value: object) -> tuple[tuple[str, PlainValue], ...]:

@@ -17,14 +17,23 @@ class CompileOptions:
     `snapshot_every`: steps between two snapshots of the variables for the checkpoint writer.
     `snapshot_seconds`: the same by time; lowering turns it into steps by the estimated duration of
     one, four snapshots to a period, so that the writer finds one soon after it is due. Both 0: no
-    snapshots. `is_training`: whether the graph has an objective. `verify`: run the graph verifier
-    between passes.
+    snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
+    as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
+    firing. `num_streams`: compute streams of the device. `num_ranks`: copies of the plan that train
+    together. After every `evaluate_every` steps come `evaluate_batches` of the graph that
+    evaluates; 0: never. `verify`: run the graph verifier between passes.
     """
 
     name: str
     is_training: bool = True
     snapshot_every: int = 0
     snapshot_seconds: float = 0.0
+    accumulate: int = 1
+    metrics_every: int = 1
+    num_streams: int = 1
+    num_ranks: int = 1
+    evaluate_every: int = 0
+    evaluate_batches: int = 0
     alignment: int = 64
     verify: bool = False
 

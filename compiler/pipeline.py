@@ -1,6 +1,6 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> autodiff -> simplify -> outputs -> order -> lower -> verify
+    trace -> check -> autodiff -> simplify -> rates -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. With `options.verify` the
 graph verifier runs after every pass; the plan verifier always runs.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import msgpack
 
@@ -18,7 +18,7 @@ import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler.graph import Graph
 from compiler.lower import lower
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes import autodiff, order, outputs, rates, simplify
 from compiler.passes.check import check
 from compiler.plan import Plan
 from compiler.target import Target
@@ -38,7 +38,8 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("autodiff", autodiff.run, (), ("gradients",)),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
-    Pass("outputs", outputs.run, ("minimal",), ("owned outputs",)),
+    Pass("rates", rates.run, ("minimal",), ("rates",)),
+    Pass("outputs", outputs.run, ("rates",), ("owned outputs",)),
     Pass("order", order.run, ("owned outputs",), ("order",)),
 )
 
@@ -47,13 +48,27 @@ Watch = Callable[[str, Graph], None]
 
 
 def compile_graph(
-    graph: Graph, target: Target, options: CompileOptions, watch: Watch | None = None
+    graph: Graph,
+    target: Target,
+    options: CompileOptions,
+    watch: Watch | None = None,
+    evaluation: Graph | None = None,
 ) -> Plan:
-    """Return the verified plan of a traced graph.
+    """Return the verified plan of a traced graph, and of one that evaluates between its steps.
 
     Raises CompileError for what the user can mend, InternalError for a bug of ours.
     """
     fingerprint = hash_graph(graph)
+    graph = _rewritten(graph, options, watch, "")
+    if evaluation is not None:
+        evaluation = _rewritten(evaluation, options, watch, "evaluation ")
+    plan = lower(graph, target, options, fingerprint, evaluation)
+    verify_plan(plan)
+    return plan
+
+
+def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefix: str) -> Graph:
+    """Run all passes over a graph."""
     if options.verify:
         check(graph, "trace")
     for step in PASSES:
@@ -61,10 +76,8 @@ def compile_graph(
         if options.verify:
             check(graph, step.name)
         if watch is not None:
-            watch(step.name, graph)
-    plan = lower(graph, target, options, fingerprint)
-    verify_plan(plan)
-    return plan
+            watch(prefix + step.name, graph)
+    return graph
 
 
 def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
@@ -85,5 +98,7 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         graph.objective,
         rules,
         [(w.variable, w.value) for w in graph.writes],
+        None if graph.accumulation is None else astuple(graph.accumulation),
+        graph.num_ranks,
     ]
     return hashlib.blake2b(msgpack.packb(body, use_bin_type=True), digest_size=16).hexdigest()

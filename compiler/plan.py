@@ -279,6 +279,11 @@ class Plan:
         """Read a plan file. Raises PlanFormatError, or OSError when it cannot be read."""
         return Plan.from_bytes(Path(path).read_bytes(), str(path))
 
+    @property
+    def state(self) -> tuple[Variable, ...]:
+        """The variables that mean something between two steps: all but scratch."""
+        return tuple([v for v in self.variables if v.role != "scratch"])
+
     def producer(self, register: RegisterId) -> Actor | None:
         """Return the actor that produces a DATA or CONTROL register."""
         for actor in self.actors:
@@ -289,6 +294,11 @@ class Plan:
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""
         return dict(self.options).get(name, default)
+
+    def int_option(self, name: str, default: int) -> int:
+        """Return a compile option that is a number."""
+        value = self.option(name, default)
+        return value if isinstance(value, int) else default
 
 
 def _pack(value: Any) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compiler.errors import InternalError
 from compiler.graph import Source
+from compiler.packing import Item, Packing, pack
 from compiler.placement import Device
 from compiler.plan import (
     Actor,
@@ -25,16 +28,25 @@ from compiler.plan import (
     View,
 )
 from compiler.types import ActorId, RegisterId, StreamId, TensorType, contiguous_strides
-from memory.offsets import plan_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlace:
+    """Where a chain stands: its span on virtual time, in ranks, and its first launch.
+
+    `first_launch` counts the launches of all chains before it in the plan.
+    """
+
+    span: tuple[int, int]
+    first_launch: int
+    num_launches: int
 
 
 @dataclass(slots=True)
 class _Draft:
     name: str
     kind: RegisterKind
-    size_bytes: int
-    num_slots: int
-    interval: tuple[int, int] | None
+    item: Item
     reason: str
 
 
@@ -45,6 +57,8 @@ class PlanBuilder:
         self._device = device
         self._alignment = alignment
         self._registers: list[_Draft] = []
+        self._packing: Packing | None = None
+        self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
         self._actors: list[Actor] = []
         self._views: dict[View, int] = {}
@@ -66,11 +80,13 @@ class PlanBuilder:
         size_bytes: int,
         *,
         num_slots: int = 1,
+        chains: tuple[int, ...] = (),
         interval: tuple[int, int] | None = None,
         reason: str = "",
     ) -> RegisterId:
-        """Add a register; `interval` None means that it lives through the whole step."""
-        self._registers.append(_Draft(name, kind, size_bytes, num_slots, interval, reason))
+        """Add a register; see `compiler.packing.Item` for `chains` and `interval`."""
+        item = Item(size_bytes, num_slots, chains, interval)
+        self._registers.append(_Draft(name, kind, item, reason))
         return RegisterId(len(self._registers) - 1)
 
     def view(
@@ -89,6 +105,15 @@ class PlanBuilder:
         return self._views.setdefault(
             View(register, offset_bytes, type_, strides), len(self._views)
         )
+
+    def stack(self, types: Sequence[TensorType]) -> tuple[tuple[int, ...], int]:
+        """Return an aligned offset for each of some tensors in one register, and its size."""
+        offsets: list[int] = []
+        size = 0
+        for type_ in types:
+            offsets.append(size)
+            size += align_up(type_.size_bytes, self._alignment)
+        return tuple(offsets), size
 
     def source(self, source: Source) -> int:
         """Return the index of a line of the user's program."""
@@ -121,62 +146,46 @@ class PlanBuilder:
         self._actors.append(actor)
         return actor.id
 
+    def place(self, chains: Sequence[ChainPlace]) -> tuple[tuple[int, int], ...]:
+        """Place every slot of every register in one arena.
+
+        Returns the pairs of chains that share bytes one after the other. Registers without bytes
+        may still be added.
+        """
+        items = [draft.item for draft in self._registers]
+        self._packing = pack(items, [chain.span for chain in chains], self._alignment)
+        self._chains = tuple(chains)
+        return self._packing.before
+
     def finish(
         self,
         name: str,
-        num_launches: int,
         *,
         graph_hash: str,
         target: str,
         options: tuple[tuple[str, PlainValue], ...],
     ) -> Plan:
-        """Place every slot of every register in one arena and return the plan."""
-        horizon = max(num_launches, 1)
-        lower: list[int] = []
-        upper: list[int] = []
-        size: list[int] = []
-        for draft in self._registers:
-            start, end = draft.interval or (0, horizon)
-            for _ in range(draft.num_slots):
-                lower.append(start)
-                upper.append(end)
-                size.append(draft.size_bytes)
-        placed = plan_offsets(lower, upper, size, alignment=self._alignment)
-        registers: list[Register] = []
-        first = 0
-        for index, draft in enumerate(self._registers):
-            offsets = tuple(int(o) for o in placed.offsets[first : first + draft.num_slots])
-            first += draft.num_slots
-            registers.append(
-                Register(
-                    RegisterId(index),
-                    draft.name,
-                    draft.kind,
-                    0,
-                    draft.size_bytes,
-                    draft.num_slots,
-                    offsets,
-                    draft.interval or (0, horizon),
-                    draft.reason,
-                )
-            )
+        """Return the plan, once everything is placed."""
+        packing = self._packing
+        if packing is None:
+            raise InternalError(f"plan {name!r} was finished before it was placed")
         variable_bytes = sum(
-            align_up(d.size_bytes, self._alignment)
+            align_up(d.item.size_bytes, self._alignment)
             for d in self._registers
             if d.kind is RegisterKind.VARIABLE
         )
         certificate = MemoryCertificate(
-            placed.peak_bytes,
-            placed.lower_bound_bytes,
+            packing.peak_bytes,
+            packing.lower_bound_bytes,
             variable_bytes,
-            placed.peak_bytes - variable_bytes,
-            placed.certificate,
+            packing.peak_bytes - variable_bytes,
+            packing.certificate,
         )
         return Plan(
             name=name,
             streams=tuple(self._streams),
-            arenas=(Arena(self._device, placed.peak_bytes, self._alignment),),
-            registers=tuple(registers),
+            arenas=(Arena(self._device, packing.peak_bytes, self._alignment),),
+            registers=tuple([self._placed(i, packing) for i in range(len(self._registers))]),
             views=tuple(self._views),
             actors=tuple(self._actors),
             fields=tuple(self.fields),
@@ -188,6 +197,39 @@ class PlanBuilder:
             target=target,
             options=options,
         )
+
+    def _placed(self, index: int, packing: Packing) -> Register:
+        draft = self._registers[index]
+        item = draft.item
+        if index < len(packing.offsets):
+            offsets = packing.offsets[index]
+        elif item.size_bytes:
+            raise InternalError(f"register {draft.name!r} was added after the others were placed")
+        else:
+            offsets = (0,) * item.num_slots
+        return Register(
+            RegisterId(index),
+            draft.name,
+            draft.kind,
+            0,
+            item.size_bytes,
+            item.num_slots,
+            offsets,
+            self._interval(item),
+            draft.reason,
+        )
+
+    def _interval(self, item: Item) -> tuple[int, int]:
+        """Return when an item lives, in launches of all chains one after the other."""
+        chains = self._chains
+        if not item.chains:
+            return 0, max(1, sum([chain.num_launches for chain in chains]))
+        if item.interval is None:
+            touched = [chains[c] for c in item.chains]
+            ends = [chain.first_launch + chain.num_launches for chain in touched]
+            return min([chain.first_launch for chain in touched]), max(ends)
+        base = chains[item.chains[0]].first_launch
+        return base + item.interval[0], base + item.interval[1]
 
 
 def align_up(size_bytes: int, alignment: int) -> int:

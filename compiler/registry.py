@@ -201,6 +201,11 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
 is_source = OpAttr[bool](
     "is_source", "the op has no inputs and no launch; read by lowering", default=False
 )
+is_comm = OpAttr[bool](
+    "is_comm",
+    "the op moves tensors between ranks, in an actor of its own; read by lowering",
+    default=False,
+)
 is_exact = OpAttr[bool](
     "is_exact",
     "every right kernel gives the bits of the reference: it only moves elements, or rounds one"

@@ -73,6 +73,19 @@ def assign_storage(graph: Graph) -> Storage:
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
 
+def launch_of_values(graph: Graph, storage: Storage) -> list[int]:
+    """Return, per value, the node index of the launch that made its bytes; -1 for sources."""
+    made_by = [-1] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        if storage.is_launch[index]:
+            made = index
+        else:
+            made = made_by[node.inputs[0]] if node.inputs else -1
+        for value in node.outputs:
+            made_by[value] = made
+    return made_by
+
+
 def write_after_read(graph: Graph, storage: Storage) -> list[tuple[int, int]]:
     """Return pairs (reader, writer) of node indices: the reader must run before the writer.
 

@@ -2,14 +2,19 @@
 
 Checked: ids and ranges; every view inside its register; the balance equations of the rates have a
 solution; one period of the token game completes with the slots given; recomputed from the launches
-themselves, no two tensors that are live together overlap in an arena, every temporary is written
-before it is read, and every chain writes all fields of its output registers.
+themselves, no two tensors that are live together overlap in an arena while the actors run one after
+the other, and none while they do not, because actors that share bytes are in order
+(`compiler.shared_bytes`); every temporary is written before it is read, and every chain writes all
+fields of its output registers.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from compiler.errors import CompileError, InternalError
 from compiler.plan import ActorKind, Plan, RegisterKind, View
+from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
 from memory.registers import Edge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
@@ -23,6 +28,7 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     _check_ranges(plan)
     intervals = _accessed_intervals(plan)
     _check_memory(plan, intervals)
+    check_shared_bytes(plan)
     return _check_liveness(plan)
 
 
@@ -89,10 +95,17 @@ def _last_byte(view: View) -> int:
 
 
 def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
-    """Return, per TEMPORARY register, first and last access in launches, half-open."""
+    """Return first and last access, half-open, of registers that do not live through the plan.
+
+    In launches of all chains, one after the other. A TEMPORARY register has one owner. A DATA or
+    CONTROL register between two chains lives from the start of its producer to the end of its last
+    consumer, if it has one slot; with more it lives on.
+    """
     spans: dict[RegisterId, tuple[int, int]] = {}
+    owner: dict[RegisterId, int] = {}
+    first = 0
     for actor in plan.actors:
-        for index, launch in enumerate(actor.launches):
+        for index, launch in enumerate(actor.launches, first):
             reads = [plan.views[v].register for v in launch.inputs]
             written = [plan.views[v].register for v in launch.outputs]
             if launch.workspace is not None:
@@ -100,18 +113,37 @@ def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
             for register in reads:
                 if plan.registers[register].kind is not RegisterKind.TEMPORARY:
                     continue
-                if register not in spans:
+                if owner.get(register) != actor.id:
                     name = plan.registers[register].name
                     raise InternalError(
-                        f"launch {index} ({launch.op}) of {actor.name} reads {name!r} before"
-                        " anything wrote it"
+                        f"launch {index - first} ({launch.op}) of {actor.name} reads {name!r}"
+                        " before anything in its chain wrote it"
                     )
                 spans[register] = (spans[register][0], index + 1)
             for register in written:
                 if plan.registers[register].kind is RegisterKind.TEMPORARY:
-                    first = spans.get(register, (index, 0))[0]
-                    spans[register] = (first, index + 1)
+                    if owner.setdefault(register, actor.id) != actor.id:
+                        name = plan.registers[register].name
+                        raise InternalError(f"two chains write the temporary {name!r}")
+                    spans[register] = (spans.get(register, (index, 0))[0], index + 1)
+        first += len(actor.launches)
         _check_outputs_written(plan, actor.id)
+    return spans | _spans_between_chains(plan)
+
+
+def _spans_between_chains(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
+    """Return the spans of registers with one slot whose actors all run launches at one rate."""
+    ends = list(accumulate([len(actor.launches) for actor in plan.actors], initial=0))
+    touching: dict[RegisterId, list[tuple[int, int]]] = {}
+    for actor in plan.actors:
+        for port in actor.inputs + actor.outputs:
+            touching.setdefault(port.register, []).append((actor.id, port.rate))
+    spans: dict[RegisterId, tuple[int, int]] = {}
+    for register, touched in touching.items():
+        is_between = all([rate == 1 and plan.actors[a].launches for a, rate in touched])
+        if is_between and plan.registers[register].num_slots == 1:
+            actors = [a for a, _ in touched]
+            spans[register] = (ends[min(actors)], ends[max(actors) + 1])
     return spans
 
 
@@ -127,7 +159,7 @@ def _check_outputs_written(plan: Plan, actor_id: int) -> None:
 
 
 def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
-    horizon = max([1, *[len(a.launches) for a in plan.actors]])
+    horizon = max(1, sum([len(a.launches) for a in plan.actors]))
     for index, arena in enumerate(plan.arenas):
         names: list[str] = []
         offsets: list[int] = []
@@ -137,9 +169,9 @@ def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
         for register in plan.registers:
             if register.arena != index or register.size_bytes == 0:
                 continue
-            start, end = (0, horizon)
-            if register.kind is RegisterKind.TEMPORARY:
-                start, end = spans.get(register.id, register.interval)
+            start, end = spans.get(register.id, (0, horizon))
+            if register.kind is RegisterKind.TEMPORARY and register.id not in spans:
+                start, end = register.interval
             for slot, offset in enumerate(register.offsets_bytes):
                 names.append(f"{register.name}[{slot}]")
                 offsets.append(offset)

@@ -16,6 +16,7 @@ import numpy as np
 from actors.kernels import cost
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.recipe import Recipe, RecipeKernel
+from actors.kernels.work import over_operands
 from actors.protocol import Array, Launch
 from compiler.types import DType
 
@@ -137,7 +138,12 @@ class CastKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every pair of types."""
-        return KernelNeeds(duration_ns=cost.duration_ns((*inputs, *outputs)))
+        x, out = inputs[0], outputs[0]
+        strides, sizes = (
+            (x.strides_bytes, out.strides_bytes),
+            (x.dtype.itemsize, out.dtype.itemsize),
+        )
+        return cost.needs(inputs, outputs, over_operands(out.shape, strides, sizes))
 
     def bind(
         self,

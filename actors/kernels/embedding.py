@@ -20,6 +20,7 @@ from actors.kernels.blocks import cut, rows_per_block
 from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, over_blocks
 from actors.protocol import Array, Launch
 from compiler.types import DType
 
@@ -44,9 +45,13 @@ class EmbeddingKernel:
         if not (ids.type.dtype.is_integer and out.is_dense):
             return None
         pieces = _pieces(ids.type.num_elements, weight.shape, weight.dtype, weight.is_dense)
-        return KernelNeeds(
-            scratch.size_bytes(pieces), duration_ns=cost.duration_ns((ids, out, out))
+        copies = 0 if weight.is_dense else weight.type.size_bytes
+        work = Work(
+            calls=4,
+            passes=((Pass.GATHER, out.type.size_bytes), (Pass.STRIDED, copies)),
+            unswept=(0,),
         )
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(
         self,
@@ -94,9 +99,9 @@ class EmbeddingGradKernel:
         if not (is_float and ids.type.dtype.is_integer and out.is_dense):
             return None
         pieces = _grad_pieces(ids.type.num_elements, dy.shape[-1], dy.dtype)
-        return KernelNeeds(
-            scratch.size_bytes(pieces), duration_ns=cost.duration_ns((*inputs, out), passes=20)
-        )
+        passes = {Pass.SCATTER: 1, Pass.SIMPLE: 1 if dy.is_dense else 2, Pass.PLAIN: 1}
+        work = over_blocks(dy.type.num_elements, 2 * dy.dtype.itemsize, passes, small_calls=2)
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(
         self,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.kernels.work import Work
 from actors.protocol import Array, Launch
 from compiler.plan import PlainValue
 from compiler.types import TensorType, contiguous_strides
@@ -50,12 +51,14 @@ class KernelNeeds:
 
     `in_place` lists pairs (output, input) that may share bytes. `workspace_bytes` is scratch that
     the launch overwrites before it reads; `duration_ns` is an estimate, the same on every
-    machine.
+    machine. `work` is what the estimate was made from; with it the launch can be priced for another
+    machine (`cost`).
     """
 
     workspace_bytes: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
     duration_ns: float = 0.0
+    work: Work | None = None
 
 
 class Kernel(Protocol):

@@ -18,6 +18,7 @@ from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_p
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats, safe_sums, sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Product, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
 
@@ -36,9 +37,16 @@ class CrossEntropyKernel:
         if not (are_row_floats((logits,)) and labels.type.dtype.is_integer):
             return None
         rows, columns = logits.shape
-        return KernelNeeds(
-            scratch.size_bytes(_pieces(rows, columns, logits.dtype)),
-            duration_ns=cost.duration_ns((*inputs, *outputs), passes=8),
+        item = logits.dtype.itemsize
+        work = over_blocks(
+            rows * columns,
+            item,
+            {Pass.EXP: 1, Pass.SIMPLE: 0 if logits.is_dense else 1},
+            small_calls=10,
+            products=(Product(item_weight(item), rows, 1, columns),),
+        )
+        return cost.needs(
+            inputs, outputs, work, scratch.size_bytes(_pieces(rows, columns, logits.dtype))
         )
 
     def bind(
@@ -148,10 +156,15 @@ class CrossEntropyGradKernel:
         if not (are_row_floats((dloss, logits, lse)) and labels.type.dtype.is_integer):
             return None
         pairs = equal_operands(0, outputs, inputs)
-        return KernelNeeds(
-            scratch.size_bytes(_grad_pieces(logits.shape[0], logits.shape[1], logits.dtype)),
+        rows, columns = logits.shape
+        passes = {Pass.SIMPLE: 1, Pass.PLAIN: 1, Pass.EXP: 1}
+        item = logits.dtype.itemsize
+        return cost.needs(
+            inputs,
+            outputs,
+            over_blocks(rows * columns, item, passes, small_calls=5, loops=rows),
+            scratch.size_bytes(_grad_pieces(rows, columns, logits.dtype)),
             tuple([pair for pair in pairs if pair[1] == 1]),
-            cost.duration_ns((*inputs, *outputs), passes=5),
         )
 
     def bind(

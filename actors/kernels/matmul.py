@@ -22,6 +22,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
 from actors.protocol import Array, Launch
 from compiler.types import DType, contiguous_strides
 
@@ -146,11 +147,7 @@ class MatmulKernel:
         if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL:
             return None
         plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
-        flops = 2.0 * out.type.num_elements * a.shape[-1]
-        return KernelNeeds(
-            scratch.size_bytes(plan.pieces),
-            duration_ns=cost.duration_ns((*inputs, *outputs), flops=flops),
-        )
+        return cost.needs(inputs, outputs, _work(plan), scratch.size_bytes(plan.pieces))
 
     def bind(
         self,
@@ -179,6 +176,18 @@ class MatmulKernel:
         dense = next(packed)
         product = partial(np.matmul, a, b, out=dense)
         return in_sequence((*calls, product, partial(np.copyto, out, dense)))
+
+
+def _work(plan: Arrangement) -> Work:
+    """Return the products and the copies of what is packed."""
+    shape, k, dtype = plan.out.shape, plan.a.shape[-1], plan.out.dtype
+    batch = num_elements(shape[:-2])
+    if dtype.name in _BLAS:
+        product = Product(batch * item_weight(dtype.itemsize), shape[-2], shape[-1], k)
+        passes = tuple([(Pass.STRIDED, float(piece.size_bytes)) for piece in plan.pieces])
+        return Work(float(CALLS_PER_PRODUCT + len(passes)), passes=passes, products=(product,))
+    size = float(batch * shape[-2] * shape[-1] * k * dtype.itemsize)
+    return Work(passes=((Pass.REDUCE, size),))
 
 
 def _view(array: Array, window: Window) -> Array:

@@ -18,6 +18,7 @@ from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Product, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
 
@@ -35,10 +36,22 @@ class LayerNormKernel:
         if not are_row_floats(inputs):
             return None
         x = inputs[0]
-        return KernelNeeds(
+        columns, rows = x.shape[-1], num_elements(x.shape[:-1])
+        mean = Product(item_weight(x.dtype.itemsize), rows, 1, columns)
+        work = over_blocks(
+            x.type.num_elements,
+            x.dtype.itemsize,
+            {Pass.PLAIN: 4, Pass.SIMPLE: 1},
+            small_calls=3,
+            loops=4 * rows,
+            products=(mean, mean),
+        )
+        return cost.needs(
+            inputs,
+            outputs,
+            work,
             scratch.size_bytes(_pieces(x.shape, x.dtype)),
             equal_operands(0, outputs, inputs[:1]),
-            cost.duration_ns((*inputs, *outputs), passes=10),
         )
 
     def bind(
@@ -100,10 +113,23 @@ class LayerNormGradKernel:
         if not are_row_floats(inputs):
             return None
         x = inputs[1]
-        return KernelNeeds(
+        columns, rows = x.shape[-1], num_elements(x.shape[:-1])
+        weight = item_weight(x.dtype.itemsize)
+        mean, total = Product(weight, rows, 1, columns), Product(weight, 1, columns, rows)
+        work = over_blocks(
+            x.type.num_elements,
+            x.dtype.itemsize,
+            {Pass.PLAIN: 8, Pass.SIMPLE: 1},
+            small_calls=2,
+            loops=6 * rows,
+            products=(mean, mean, total, total),
+        )
+        return cost.needs(
+            inputs,
+            outputs,
+            work,
             scratch.size_bytes(_grad_pieces(x.shape, x.dtype)),
             equal_operands(0, outputs, inputs[:2]),
-            cost.duration_ns((*inputs, *outputs), passes=14),
         )
 
     def bind(

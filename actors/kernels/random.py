@@ -27,6 +27,7 @@ from actors.kernels.attributes import integer, number
 from actors.kernels.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, over_blocks
 from actors.protocol import Array, Launch
 
 _WORD = (1 << 64) - 1
@@ -47,10 +48,13 @@ class DropoutKernel:
         x = inputs[0]
         if not x.type.dtype.is_float:
             return None
-        return KernelNeeds(
+        passes = {Pass.RANDOM: 1, Pass.SIMPLE: 3, Pass.PLAIN: 1}
+        return cost.needs(
+            inputs,
+            outputs,
+            over_blocks(x.type.num_elements, x.dtype.itemsize, passes),
             scratch.size_bytes(_pieces(x.type.num_elements, x.dtype)),
             equal_operands(0, outputs, inputs[:1]),
-            cost.duration_ns((x, *outputs), passes=40),
         )
 
     def bind(

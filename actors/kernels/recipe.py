@@ -16,6 +16,7 @@ A recipe of one step is one call on the whole tensor. A longer one is bound bloc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.blocks import block_elements, cut, expand, num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, broadcast_strides, over_blocks, over_operands
 from actors.protocol import Array, Launch
 from compiler.types import DType
 
@@ -35,6 +37,17 @@ Recipe = tuple[Step, ...]
 
 _INPUTS = ("a", "b", "c")
 _SCRATCH = ("t", "u", "v", "zeros", "mask")
+_SORTS: dict[Callable[..., Any], Pass] = {
+    np.divide: Pass.DIVIDE,
+    np.reciprocal: Pass.DIVIDE,
+    np.sqrt: Pass.ROOT,
+    np.exp: Pass.EXP,
+    np.log: Pass.EXP,
+    np.tanh: Pass.TANH,
+    np.power: Pass.POWER,
+    np.sin: Pass.POWER,
+    np.cos: Pass.POWER,
+}
 _BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -63,10 +76,12 @@ class RecipeKernel:
         if not self._takes(tuple([operand.type.dtype for operand in inputs])):
             return None
         out = outputs[0]
-        return KernelNeeds(
+        return cost.needs(
+            inputs,
+            outputs,
+            _work(self.recipe, (*inputs, out)),
             scratch.size_bytes(_pieces(self.recipe, num_elements(out.shape), out.dtype)),
             equal_operands(0, outputs, inputs),
-            cost.duration_ns((*inputs, *outputs), passes=len(self.recipe) - 1),
         )
 
     def bind(
@@ -85,6 +100,22 @@ class RecipeKernel:
                 return False
             dtypes = dtypes[1:]
         return dtypes[0] in self.accepts and all(dtype is dtypes[0] for dtype in dtypes)
+
+
+def _work(recipe: Recipe, operands: tuple[Operand, ...]) -> Work:
+    out = operands[-1]
+    if len(recipe) > 1:
+        sorts = Counter([_sort(step) for step in recipe])
+        return over_blocks(num_elements(out.shape), out.dtype.itemsize, sorts)
+    strides = [broadcast_strides(x.shape, x.strides_bytes, out.shape) for x in operands]
+    sizes = [x.dtype.itemsize for x in operands]
+    return over_operands(out.shape, strides, sizes, _SORTS.get(recipe[0][0]))
+
+
+def _sort(step: Step) -> Pass:
+    function, operands, _ = step
+    arrays = {operand for operand in operands if isinstance(operand, str)}
+    return _SORTS.get(function, Pass.PLAIN if len(arrays) > 1 else Pass.SIMPLE)
 
 
 def bind_recipe(

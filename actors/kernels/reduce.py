@@ -19,10 +19,12 @@ from actors.kernels.attributes import flag, integer, integers
 from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
 from actors.protocol import Array, Launch
 from compiler.types import DType
 
 LONGEST_BLAS_ROW = 4096
+_LOOPS_PER_RESULT = 4
 _BLAS = (DType.FLOAT32, DType.FLOAT64)
 
 
@@ -73,10 +75,9 @@ class SumKernel:
         axes = integers(attrs, "axes")
         is_blas = x.type.dtype in _BLAS and out.type.dtype is x.type.dtype
         form = _form(x.shape, axes, x.is_dense and out.is_dense, is_blas)
-        return KernelNeeds(
-            scratch.size_bytes(_ones(form, x.shape, axes, x.dtype)),
-            duration_ns=cost.duration_ns((x, out)),
-        )
+        work = _sum_work(form, x, out)
+        pieces = _ones(form, x.shape, axes, x.dtype)
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(
         self,
@@ -95,6 +96,23 @@ class SumKernel:
             count = np.array(num_elements(tuple([x.shape[axis] for axis in axes])), out.dtype)
             calls.append(partial(np.divide, out, count, out=out))
         return in_sequence(calls)
+
+
+def _sum_work(form: _Form, x: Operand, out: Operand) -> Work:
+    if form is _Form.PLAIN:
+        return _reduction(x, out)
+    rows = out.type.num_elements
+    summed = x.type.num_elements // max(rows, 1)
+    m, n = (rows, 1) if form is _Form.ROWS else (1, rows)
+    return Work(
+        1.0 + CALLS_PER_PRODUCT, products=(Product(item_weight(x.dtype.itemsize), m, n, summed),)
+    )
+
+
+def _reduction(x: Operand, out: Operand) -> Work:
+    """Return the work of a reduction by numpy: every result starts a loop, a slow one."""
+    loops = _LOOPS_PER_RESULT * out.type.num_elements
+    return Work(loops=loops, passes=((Pass.REDUCE, float(x.type.size_bytes)),))
 
 
 def _sum_calls(
@@ -131,7 +149,7 @@ class MaxKernel:
         (x,), (out,) = inputs, outputs
         if x.type.num_elements == 0 and out.type.num_elements > 0:
             return None
-        return KernelNeeds(duration_ns=cost.duration_ns((x, out)))
+        return cost.needs(inputs, outputs, _reduction(x, out))
 
     def bind(
         self,
@@ -168,9 +186,7 @@ class ArgmaxKernel:
         if not out.is_dense or (extent == 0 and out.type.num_elements > 0):
             return None
         pieces = _argmax_pieces(out.type.num_elements, extent, x.dtype)
-        return KernelNeeds(
-            scratch.size_bytes(pieces), duration_ns=cost.duration_ns((x, out), passes=2)
-        )
+        return cost.needs(inputs, outputs, _reduction(x, out), scratch.size_bytes(pieces))
 
     def bind(
         self,

@@ -6,7 +6,7 @@ The compiler turns most of these into views; a kernel runs only where bytes must
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,12 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer, integers
+from actors.kernels.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, broadcast_strides, over_operands
 from actors.protocol import Array, Launch
+from compiler.types import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,9 @@ class CopyKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every call."""
-        return KernelNeeds(duration_ns=cost.duration_ns((*inputs, *outputs)))
+        x, out = inputs[0], outputs[0]
+        strides = (_view_strides(self.op, x, out.shape, attrs), out.strides_bytes)
+        return cost.needs(inputs, outputs, over_operands(out.shape, strides, _sizes(x, out)))
 
     def bind(
         self,
@@ -46,6 +51,20 @@ class CopyKernel:
     ) -> Launch:
         """Return one copy."""
         return partial(np.copyto, outputs[0], self.view(inputs[0], attrs))
+
+
+def _view_strides(op: str, x: Operand, shape: tuple[int, ...], attrs: Attrs) -> tuple[int, ...]:
+    """Return the strides of the copied view of x."""
+    if op == "transpose":
+        return tuple([x.strides_bytes[axis] for axis in integers(attrs, "perm")])
+    if op == "slice":
+        steps = integers(attrs, "steps")
+        return tuple([s * step for s, step in zip(x.strides_bytes, steps, strict=True)])
+    return broadcast_strides(x.shape, x.strides_bytes, shape)
+
+
+def _sizes(x: Operand, out: Operand) -> tuple[int, int]:
+    return x.dtype.itemsize, out.dtype.itemsize
 
 
 def _same(x: Array, attrs: Attrs) -> Array:
@@ -79,9 +98,13 @@ class ReshapeKernel:
         """Take every call; scratch is a dense copy when neither side is dense."""
         (x,), (out,) = inputs, outputs
         pieces = _dense_copy(x.is_dense or out.is_dense, x.shape, x.dtype)
-        return KernelNeeds(
-            scratch.size_bytes(pieces), duration_ns=cost.duration_ns((x, out), passes=len(pieces))
-        )
+        one = x if out.is_dense else out
+        dense = contiguous_strides(one.shape, x.dtype.itemsize)
+        work = over_operands(one.shape, (one.strides_bytes, dense), _sizes(x, out))
+        if pieces:
+            extra = ((Pass.STRIDED, float(x.type.size_bytes)),)
+            work = replace(work, calls=2.0, passes=(*work.passes, *extra))
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(
         self,
@@ -119,7 +142,12 @@ class PadKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every call."""
-        return KernelNeeds(duration_ns=cost.duration_ns((*inputs, *outputs), passes=1))
+        x, out = inputs[0], outputs[0]
+        steps = integers(attrs, "steps")
+        strides = tuple([s * step for s, step in zip(out.strides_bytes, steps, strict=True)])
+        copy = over_operands(x.shape, (x.strides_bytes, strides), _sizes(x, out))
+        zeros = (Pass.SIMPLE, float(out.type.size_bytes))
+        return cost.needs(inputs, outputs, replace(copy, calls=2.0, passes=(*copy.passes, zeros)))
 
     def bind(
         self,
@@ -152,7 +180,7 @@ class ConcatKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every call."""
-        return KernelNeeds(duration_ns=cost.duration_ns((*inputs, *outputs)))
+        return cost.needs(inputs, outputs, over_parts(outputs[0].shape, inputs, attrs))
 
     def bind(
         self,
@@ -170,6 +198,14 @@ class ConcatKernel:
             calls.append(partial(np.copyto, outputs[0][index], x))
             start = stop
         return in_sequence(calls)
+
+
+def over_parts(whole: tuple[int, ...], parts: tuple[Operand, ...], attrs: Attrs) -> Work:
+    """Return the work of copying parts of a tensor along an axis: a loop per part and row."""
+    axis = integer(attrs, "axis")
+    rows = num_elements(whole[:axis])
+    size = float(sum([part.type.size_bytes for part in parts]))
+    return Work(len(parts), len(parts) * (rows - 1.0), ((Pass.SIMPLE, size),))
 
 
 SHAPE_KERNELS = (

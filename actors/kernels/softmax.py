@@ -12,6 +12,7 @@ numbers: element (i, j) depends on j - i only. `fmin` with -inf hides even a NaN
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,7 @@ from actors.kernels.blocks import block_elements, cut, num_elements, rows_per_bl
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats, safe_sums, sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Product, Work, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
 
@@ -40,10 +42,15 @@ class SoftmaxKernel:
         if not are_row_floats(inputs):
             return None
         out = outputs[0]
-        return KernelNeeds(
-            scratch.size_bytes(_pieces(out.shape, out.dtype, flag(attrs, "causal"))),
+        causal, is_scaled = flag(attrs, "causal"), number(attrs, "scale") != 1.0
+        # The causal mask's fmin costs as much as two additions.
+        passes = {Pass.SIMPLE: is_scaled, Pass.PLAIN: 2 * causal, Pass.EXP: 1, Pass.DIVIDE: 1}
+        return cost.needs(
+            inputs,
+            outputs,
+            _row_work(out, passes, small_calls=3, loops_per_row=1),
+            scratch.size_bytes(_pieces(out.shape, out.dtype, causal)),
             equal_operands(0, outputs, inputs),
-            cost.duration_ns((*inputs, *outputs), passes=10),
         )
 
     def bind(
@@ -76,6 +83,24 @@ class SoftmaxKernel:
             start = _scaled(rows, t, scale, limit)
             calls.append(_row_softmax(start, t, total, extremes, ones, result))
         return in_sequence(calls)
+
+
+def _row_work(
+    out: Operand, passes: Mapping[Pass, float], *, small_calls: int, loops_per_row: int
+) -> Work:
+    """Return the work of passes over row blocks, with one product for the sums of the rows."""
+    columns, rows = out.shape[-1], num_elements(out.shape[:-1])
+    # matmul takes the blocks matrix by matrix.
+    height = min(out.shape[-2] if len(out.shape) > 2 else rows, rows)
+    sums = Product(item_weight(out.dtype.itemsize) * rows / max(height, 1), height, 1, columns)
+    return over_blocks(
+        out.type.num_elements,
+        out.dtype.itemsize,
+        passes,
+        small_calls=small_calls,
+        loops=loops_per_row * rows,
+        products=(sums,),
+    )
 
 
 def _pieces(shape: tuple[int, ...], dtype: np.dtype[np.generic], causal: bool) -> tuple[Piece, ...]:
@@ -184,10 +209,13 @@ class SoftmaxGradKernel:
         if not are_row_floats(inputs):
             return None
         out = outputs[0]
-        return KernelNeeds(
+        passes = {Pass.SIMPLE: number(attrs, "scale") != 1.0, Pass.PLAIN: 3}
+        return cost.needs(
+            inputs,
+            outputs,
+            _row_work(out, passes, small_calls=0, loops_per_row=1),
             scratch.size_bytes(_grad_pieces(out.shape, out.dtype)),
             equal_operands(0, outputs, inputs),
-            cost.duration_ns((*inputs, *outputs), passes=5),
         )
 
     def bind(

@@ -10,6 +10,7 @@ import numpy as np
 from actors.kernels import cost
 from actors.kernels.attributes import integer
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.shape import over_parts
 from actors.protocol import Array, Launch
 
 
@@ -24,7 +25,7 @@ class SplitKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every call."""
-        return KernelNeeds(duration_ns=cost.duration_ns((*inputs, *outputs)))
+        return cost.needs(inputs, outputs, over_parts(inputs[0].shape, outputs, attrs))
 
     def bind(
         self,

@@ -19,6 +19,7 @@ from actors.kernels.attributes import flag, number
 from actors.kernels.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, over_blocks, over_operands
 from actors.protocol import Array, Launch
 
 
@@ -33,7 +34,7 @@ class IncrementKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take every call."""
-        return KernelNeeds(0, ((0, 0),), cost.duration_ns(inputs))
+        return cost.needs(inputs, outputs, Work(), in_place=((0, 0),))
 
     def bind(
         self,
@@ -72,10 +73,16 @@ class SgdKernel:
         if not param.type.dtype.is_float:
             return None
         pairs = ((0, 0), (1, 2)) if self.has_buffer else ((0, 0),)
-        return KernelNeeds(
+        terms = 1 + (number(attrs, "weight_decay") != 0.0)
+        if self.has_buffer:
+            terms += 1 + flag(attrs, "nesterov")
+        passes = {Pass.SIMPLE: terms, Pass.PLAIN: terms}
+        return cost.needs(
+            inputs,
+            outputs,
+            over_blocks(param.type.num_elements, param.dtype.itemsize, passes),
             scratch.size_bytes(_pieces(param.type.num_elements, param.dtype, scalars=1)),
             pairs,
-            cost.duration_ns((*inputs, *outputs), passes=7 if self.has_buffer else 4),
         )
 
     def bind(
@@ -138,10 +145,14 @@ class AdamwKernel:
         param = inputs[0]
         if not param.type.dtype.is_float:
             return None
-        return KernelNeeds(
+        simple = 7 + (number(attrs, "weight_decay") != 0.0)
+        passes = {Pass.SIMPLE: simple, Pass.PLAIN: 3, Pass.ROOT: 1, Pass.DIVIDE: 1}
+        return cost.needs(
+            inputs,
+            outputs,
+            over_blocks(param.type.num_elements, param.dtype.itemsize, passes, small_calls=4),
             scratch.size_bytes(_pieces(param.type.num_elements, param.dtype, scalars=3)),
             ((0, 0), (1, 2), (2, 3)),
-            cost.duration_ns((*inputs, *outputs), passes=13),
         )
 
     def bind(
@@ -210,8 +221,48 @@ def _pieces(elements: int, dtype: np.dtype[np.generic], *, scalars: int) -> tupl
     return (Piece(shape, dtype), Piece(shape, dtype), *[Piece((), dtype)] * scalars)
 
 
+@dataclass(frozen=True, slots=True)
+class AccumulateKernel:
+    """`accumulate`(sum, grad, batch) -> sum'; attrs every.
+
+    The first of every `every` batches overwrites the sum, the others add to it.
+    """
+
+    name: str = "numpy.accumulate"
+    op: str = "accumulate"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take floats."""
+        if not inputs[0].type.dtype.is_float:
+            return None
+        total = inputs[0]
+        strides = (total.strides_bytes, inputs[1].strides_bytes, outputs[0].strides_bytes)
+        work = over_operands(total.shape, strides, [total.dtype.itemsize] * 3)
+        return cost.needs(inputs, outputs, work, in_place=((0, 0),))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch: one copy or one addition."""
+        (total, grad, batch), (out,) = inputs, outputs
+        every = int(number(attrs, "every"))
+        first, other = partial(np.copyto, out, grad), partial(np.add, total, grad, out=out)
+
+        def launch() -> None:
+            (other if batch.item() % every else first)()
+
+        return launch
+
+
 UPDATE_KERNELS = (
     IncrementKernel(),
+    AccumulateKernel(),
     SgdKernel("sgd_update", has_buffer=False),
     SgdKernel("momentum_update", has_buffer=True),
     AdamwKernel(),

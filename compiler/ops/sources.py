@@ -29,8 +29,11 @@ VARIABLE = define("variable")
 CONSTANT = define("constant")
 """() -> x. Attrs: dtype, shape, data (bytes, dense and row-major)."""
 
-ROLES = ("parameter", "optimizer", "counter")
-"""What a variable is for: trained, state of an optimizer, or a count of steps."""
+SCRATCH = "scratch"
+"""The role of a variable whose value means nothing between two steps: it is never saved."""
+
+ROLES = ("parameter", "optimizer", "counter", SCRATCH)
+"""What a variable is for: trained, state of an optimizer, a count of steps, or scratch."""
 
 for _op in (INPUT, VARIABLE, CONSTANT):
     is_source.register(_op, True)

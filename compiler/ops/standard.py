@@ -8,6 +8,7 @@ from __future__ import annotations
 from compiler.ops import (
     activation,
     binary,
+    comm,
     core_gradients,
     elementwise,
     embedding,
@@ -27,6 +28,7 @@ from compiler.ops import (
 __all__ = [
     "activation",
     "binary",
+    "comm",
     "core_gradients",
     "elementwise",
     "embedding",

@@ -38,12 +38,22 @@ Attrs: beta1, beta2, eps, weight_decay. step is int64 and counts the updates don
 correction uses t = step + 1.
 """
 
+ACCUMULATE = define("accumulate")
+"""sum, grad, batch [] -> sum + grad, over sum; grad alone where batch is the first of a step.
+
+Floats; batch is int64 and counts the batches done. Attrs: every (batches per step).
+
+Overwriting at the first batch, in place of zeros after the last, saves a pass over the sums and
+makes what a cut step left in them harmless.
+"""
+
 _STEP = TensorType(DType.INT64, ())
 
 writes.register(INCREMENT, ((0, 0),))
 writes.register(SGD_UPDATE, ((0, 0),))
 writes.register(MOMENTUM_UPDATE, ((0, 0), (1, 2)))
 writes.register(ADAMW_UPDATE, ((0, 0), (1, 2), (2, 3)))
+writes.register(ACCUMULATE, ((0, 0),))
 
 
 @infer_type.of(INCREMENT)
@@ -75,6 +85,17 @@ def _adamw_type(inputs: Types, attrs: Attrs) -> Types:
     _expect_fraction(attrs, "beta1")
     _expect_fraction(attrs, "beta2")
     return param, m, v
+
+
+@infer_type.of(ACCUMULATE)
+def _accumulate_type(inputs: Types, attrs: Attrs) -> Types:
+    total, grad, batch = expect_inputs(inputs, "sum", "grad", "batch")
+    expect_float((total,), "sum")
+    expect_type(grad, "grad", total)
+    expect_type(batch, "batch", _STEP)
+    if attrs.int_("every") < 1:
+        raise OpTypeError(f"needs every >= 1, got {attrs.int_('every')}")
+    return (total,)
 
 
 def _expect_like(param: TensorType, lr: TensorType, **others: TensorType) -> None:
@@ -121,6 +142,18 @@ def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     denominator = np.sqrt(new_v) / math.sqrt(1 - beta2**t) + attrs.float_("eps")
     new = decayed - lr / (1 - beta1**t) * new_m / denominator
     return np.asarray(new), np.asarray(new_m), np.asarray(new_v)
+
+
+@reference.of(ACCUMULATE)
+def _accumulate_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    total, grad, batch = inputs
+    is_first = int(batch) % attrs.int_("every") == 0
+    return (np.array(grad) if is_first else np.asarray(total + grad),)
+
+
+@cost.of(ACCUMULATE)
+def _accumulate_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return _update_cost(1.0, inputs, outputs)
 
 
 @cost.of(SGD_UPDATE)

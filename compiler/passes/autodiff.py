@@ -7,7 +7,11 @@ the same graph, with the scope and source of the forward node. Contributions to 
 in the order in which the walk meets them, so the result is deterministic. Then the update rules
 become update nodes.
 
-Guarantees: objective None, updates empty, one write per updated variable and state.
+A step of several batches divides the objective's own gradient by their number, adds the gradients
+of each up in scratch variables, and updates from those. With several ranks, the gradients that
+updates read pass through an `all_reduce`, once per step.
+
+Guarantees: objective None, updates empty, accumulation None, one write per written variable.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
 from compiler.ops.binary import ADD
-from compiler.ops.sources import scalar
+from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.sources import SCRATCH, VARIABLE, scalar
+from compiler.ops.update import ACCUMULATE, INCREMENT
 from compiler.registry import writes
 from compiler.rules import gradient
 from compiler.types import ValueId
@@ -33,7 +39,11 @@ def run(graph: Graph) -> Graph:
     gradients = _differentiate(b, graph, graph.objective, wanted)
     for rule in graph.updates:
         _emit_update(b, rule, gradients.get(rule.variable))
-    b.objective, b.updates = None, []
+    if graph.accumulation is not None:
+        batch = graph.accumulation.batch
+        with b.at("optimizer", b.producer_of(batch).source):
+            b.writes.append(Write(batch, b.one(INCREMENT, batch)))
+    b.objective, b.updates, b.accumulation = None, [], None
     return b.freeze()
 
 
@@ -45,8 +55,9 @@ def _differentiate(
     if not depends[objective]:
         return gradients
     producer = graph.nodes[graph.producers()[objective]]
+    share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
     with b.at(producer.scope, producer.source):
-        gradients[objective] = scalar(b, 1.0, graph.types[objective].dtype)
+        gradients[objective] = scalar(b, share, graph.types[objective].dtype)
     for node in reversed(graph.nodes):
         flowing = tuple([gradients.get(v) for v in node.outputs])
         if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
@@ -93,7 +104,28 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
             " parameter.freeze()"
         )
     with b.at("optimizer", variable.source):
+        grad = _collect(b, variable, grad)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)
     for output, over in writes.get(rule.op):
         b.writes.append(Write(inputs[over], outputs[output]))
+
+
+def _collect(b: GraphBuilder, variable: Node, grad: ValueId) -> ValueId:
+    """Return the gradient of the whole step: summed over its batches, averaged over the ranks."""
+    if b.accumulation is not None:
+        type_ = b.type_of(grad)
+        total = b.one(
+            VARIABLE,
+            name=f"gradient/{variable.attrs.str_('name')}",
+            dtype=type_.dtype.value,
+            shape=type_.shape,
+            role=SCRATCH,
+            init=(("kind", "zeros"),),
+        )
+        every, batch = b.accumulation.every, b.accumulation.batch
+        grad = b.one(ACCUMULATE, total, grad, batch, every=every)
+        b.writes.append(Write(total, grad))
+    if b.num_ranks > 1:
+        grad = b.one(ALL_REDUCE, grad, num_ranks=b.num_ranks)
+    return grad

@@ -16,7 +16,7 @@ from dataclasses import replace
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
 from compiler.registry import is_source
-from compiler.storage import Storage, assign_storage, write_after_read
+from compiler.storage import Storage, assign_storage, launch_of_values, write_after_read
 from memory.order import better_order
 
 
@@ -24,22 +24,9 @@ def run(graph: Graph) -> Graph:
     """Return the graph with its nodes reordered. O(n log n)."""
     storage = assign_storage(graph)
     launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    made_by = _launch_of_values(graph, storage)
+    made_by = launch_of_values(graph, storage)
     order = _order_launches(graph, storage, launches, made_by)
     return replace(graph, nodes=_with_views(graph, storage, made_by, order))
-
-
-def _launch_of_values(graph: Graph, storage: Storage) -> list[int]:
-    """Return, per value, the node index of the launch that made its bytes; -1 for sources."""
-    made_by = [-1] * len(graph.types)
-    for index, node in enumerate(graph.nodes):
-        if storage.is_launch[index]:
-            made = index
-        else:
-            made = made_by[node.inputs[0]] if node.inputs else -1
-        for value in node.outputs:
-            made_by[value] = made
-    return made_by
 
 
 def _order_launches(

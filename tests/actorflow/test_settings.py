@@ -23,6 +23,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_LOG": "Debug",
             "ACTORFLOW_CACHE": "/big/cache",
             "ACTORFLOW_THREADS": "3",
+            "ACTORFLOW_STALL_SECONDS": "2.5",
             **HOME,
         }
     )
@@ -33,6 +34,7 @@ def test_every_variable_is_read():
         log_level="DEBUG",
         cache=Path("/big/cache"),
         threads=3,
+        stall_seconds=2.5,
     )
 
 
@@ -112,6 +114,12 @@ def test_flags_that_are_false(text):
             "ACTORFLOW_THREADS: expected a number of threads from 1 up, came '0';"
             " unset it to use all cores",
         ),
+        (
+            "ACTORFLOW_STALL_SECONDS",
+            "1min",
+            "ACTORFLOW_STALL_SECONDS: expected a number of seconds from 0 up, came '1min';"
+            " 0 turns the watchdog off",
+        ),
     ],
 )
 def test_a_value_that_means_nothing_names_variable_value_and_choice(name, value, message):
@@ -124,6 +132,17 @@ def test_a_value_that_means_nothing_names_variable_value_and_choice(name, value,
 def test_threads_are_plain_digits(value):
     with pytest.raises(SettingsError, match="came"):
         Settings.from_env({**HOME, "ACTORFLOW_THREADS": value})
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), (" 7 ", 7.0), ("", 60.0), (".5", 0.5)])
+def test_stall_seconds_may_be_a_fraction_and_0_is_never(value, seconds):
+    assert Settings.from_env({**HOME, "ACTORFLOW_STALL_SECONDS": value}).stall_seconds == seconds
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e9", "1.2.3", ".", "\u0663"])
+def test_stall_seconds_are_a_plain_number(value):
+    with pytest.raises(SettingsError, match="0 turns the watchdog off"):
+        Settings.from_env({**HOME, "ACTORFLOW_STALL_SECONDS": value})
 
 
 def test_unknown_names_are_warned_of_with_the_nearest_known_name():

@@ -1,4 +1,4 @@
-"""Actor graphs for tests: hand-made chains, and random ones that are live by construction."""
+"""Actor graphs, plans and fake ports for tests."""
 
 import threading
 from queue import SimpleQueue
@@ -8,6 +8,7 @@ import pytest
 
 from actors.errors import SourceExhausted
 from actors.load import load
+from actors.proof.scenario import random_table
 from actors.table import Edge, MachineTable
 from compiler.placement import HOST
 from compiler.plan import (
@@ -38,64 +39,6 @@ def chain_table(num_actors, num_slots=1, **options):
     names = [f"a{i}" for i in range(num_actors)]
     edges = [Edge(f"r{i}", i, i + 1, 1, 1, num_slots) for i in range(num_actors - 1)]
     return MachineTable.from_edges(names, edges, sources=[0], **options)
-
-
-def random_table(rng):
-    """A DAG with rates 1-3, shared registers, one or two sources, and slots for one schedule.
-
-    Rates balance because they are derived from chosen repetitions. The slots of an edge are what
-    one sequential schedule of a period needs at most, plus a random extra; so a schedule exists,
-    and by determinacy every order of events finishes.
-    """
-    num_actors = rng.randint(2, 7)
-    num_sources = rng.randint(1, min(2, num_actors))
-    repeat = [rng.randint(1, 3) for _ in range(num_actors)]
-    ends = []
-    for consumer in range(num_sources, num_actors):
-        for producer in sorted(rng.sample(range(consumer), min(consumer, rng.randint(1, 3)))):
-            register = rng.randint(0, 1)
-            produce = rng.choice([1, 2, 3])
-            shared = [e for e in ends if e[0] == (producer, register)]
-            if shared:
-                produce = shared[0][3]
-            consume, rest = divmod(produce * repeat[producer], repeat[consumer])
-            if rest or consume not in (1, 2, 3):
-                register = 2 + consumer
-                produce, consume = repeat[consumer], repeat[producer]
-            ends.append(((producer, register), producer, consumer, produce, consume))
-    need = schedule_slots(repeat, ends)
-    extra = rng.choice([0, 0, 1, 3])
-    edges = [
-        Edge(
-            f"r{register[0]}.{register[1]}", producer, consumer, produce, consume,
-            extra + max(n for n, e in zip(need, ends, strict=True) if e[0] == register),
-        )
-        for register, producer, consumer, produce, consume in ends
-    ]  # fmt: skip
-    flushed = [a for a in range(num_sources, num_actors) if rng.random() < 0.3]
-    return MachineTable.from_edges(
-        [f"a{i}" for i in range(num_actors)], edges, sources=range(num_sources), flushed=flushed
-    )
-
-
-def schedule_slots(repeat, ends):
-    """The most tokens on each edge in the eager sequential schedule of one period."""
-    left = list(repeat)
-    tokens = [0] * len(ends)
-    most = [0] * len(ends)
-    while any(left):
-        for actor in range(len(repeat)):
-            inputs = [i for i, e in enumerate(ends) if e[2] == actor]
-            if not left[actor] or any(tokens[i] < ends[i][4] for i in inputs):
-                continue
-            left[actor] -= 1
-            for i, (_, producer, _, produce, _) in enumerate(ends):
-                if producer == actor:
-                    tokens[i] += produce
-                    most[i] = max(most[i], tokens[i])
-            for i in inputs:
-                tokens[i] -= ends[i][4]
-    return most
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The real loop with fake kernels and ports; gates instead of sleeps."""
 
-import dataclasses
 import gc
 import logging
 import operator
@@ -18,12 +17,15 @@ from actors.loop import Loop
 from actors.timeline import Timeline
 from compiler.errors import ActorflowError, InternalError
 from compiler.plan import ActorKind, RegisterKind
-from compiler.types import StreamId
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
+
+
+def firings(loop):
+    return tuple(actor.firings for actor in loop.statistics().actors)
 
 
 def run(bound, steps, **options):
@@ -42,7 +44,7 @@ def test_every_batch_arrives_once_and_in_order(pipeline, steps, num_slots):
     bound, _ = pipeline(sink=lambda tokens: seen.append(tokens[0]["x"][0]), num_slots=num_slots)
     loop = run(bound, steps)
     assert seen == list(range(steps))
-    assert loop.statistics().firings == (steps, steps, steps)
+    assert firings(loop) == (steps, steps, steps)
     assert loop.steps_admitted == steps
 
 
@@ -111,7 +113,7 @@ def test_an_exhausted_source_ends_the_run_cleanly(pipeline, bodies):
         loop.admit(1000)
         assert loop.wait(PATIENCE)
         loop.admit(5)
-        assert loop.statistics().firings == (4, 4, 4)
+        assert firings(loop) == (4, 4, 4)
     assert seen == [0, 1, 2, 3]
 
 
@@ -131,9 +133,9 @@ def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_por
         loop.admit(10**12)
         loop.end()
         assert loop.wait(PATIENCE)
-        assert loop.statistics().firings[0] == 6
-        assert loop.statistics().firings[2] == 6
-        assert 3 <= loop.statistics().firings[1] <= 5
+        assert firings(loop)[0] == 6
+        assert firings(loop)[2] == 6
+        assert 3 <= firings(loop)[1] <= 5
 
 
 def test_an_inline_source_may_be_exhausted_too(plan_maker, fake_port, bodies):
@@ -142,7 +144,7 @@ def test_an_inline_source_may_be_exhausted_too(plan_maker, fake_port, bodies):
     make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], is_thread=False)
     make.actor("log", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
     ports = {"data": fake_port(bodies.Counting(3)), "log": fake_port()}
-    assert run(load(make.plan(), ports, {}), 9).statistics().firings == (3, 3)
+    assert firings(run(load(make.plan(), ports, {}), 9)) == (3, 3)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
@@ -265,7 +267,7 @@ def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies):
     loop.start()
     loop.admit(1)
     gate.wait_entered()
-    with pytest.raises(ActorflowError, match=r"the ports of \['log'.* did not let"):
+    with pytest.raises(ActorflowError, match=r"the threads of \['log'\] did not end"):
         loop.close()
     let_go(gate)
 
@@ -308,17 +310,6 @@ def test_fewer_than_one_step_is_refused_and_wait_gives_up_after_its_timeout(pipe
         assert loop.wait(0) is False
 
 
-def test_two_actors_on_one_host_thread_are_refused(plan_maker, fake_port):
-    make = plan_maker()
-    batch = make.edge("batch")
-    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
-    make.actor("log", ActorKind.SINK, inputs=[(batch, 1)])
-    make.actors = [dataclasses.replace(actor, stream=StreamId(0)) for actor in make.actors]
-    bound = load(make.plan(), {"data": fake_port(), "log": fake_port()}, {})
-    with pytest.raises(InternalError, match="'data' and 'log' share a host thread's stream"):
-        Loop(bound)
-
-
 def test_timeline_and_statistics_hold_every_firing(pipeline):
     ticks = iter(range(1, 100_000))
     timeline = Timeline(64)
@@ -327,12 +318,10 @@ def test_timeline_and_statistics_hold_every_firing(pipeline):
     rows = timeline.rows()
     assert sorted(row[:2] for row in rows) == [(a, f) for a in range(3) for f in range(5)]
     assert all(start < end for _, _, start, end in rows)
-    busy = [sum(e - s for a, _, s, e in rows if a == actor) for actor in range(3)]
     statistics = loop.statistics()
-    assert list(statistics.busy_ns) == busy
-    assert statistics.num_waits[1] == 0
-    assert statistics.num_dispatcher_waits >= 1
-    assert statistics.dispatcher_wait_ns >= statistics.num_dispatcher_waits
+    for actor, kept in enumerate(statistics.actors):
+        assert kept.busy_ns == sum(e - s for a, _, s, e in rows if a == actor)
+    assert statistics.elapsed_ns == loop.statistics().elapsed_ns >= max(row[3] for row in rows)
 
 
 def test_the_dispatchers_thread_is_prepared_once_before_its_first_launch(pipeline):
@@ -422,7 +411,7 @@ def test_what_a_source_left_behind_brings_after_the_release_is_ignored(deaf, lat
     with pytest.raises(ActorFailed) as after:
         loop.wait(0)
     assert after.value is before.value
-    assert loop.statistics().firings[0] == 2
+    assert firings(loop)[0] == 2
     assert said == [LEFT_BEHIND]
 
 

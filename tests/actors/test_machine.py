@@ -1,5 +1,7 @@
 """The machine's rule, its end, and its refusals, by hand; random orders are in test_explore."""
 
+from random import Random
+
 import pytest
 
 from actors.errors import ProtocolError
@@ -18,8 +20,8 @@ def settle(machine):
 
 def done(machine, actor):
     """End the firing of an actor that was started."""
-    started = machine.fireable if actor in machine.fireable else machine.flushing
-    started.remove(actor)
+    every = (machine.fireable, machine.detached, machine.flushing)
+    next(started for started in every if actor in started).remove(actor)
     machine.receive(message(Message.DONE, actor))
     settle(machine)
 
@@ -133,6 +135,99 @@ def test_admitting_after_the_end_of_admission_raises(pair):
         pair.admit(0, 1)
 
 
+def credits_table(num_slots=3, initial=0, rate=3):
+    """data -> step -> save, where save is due after every `rate` steps."""
+    edges = [Edge("batch", 0, 1, 1, 1, 1), Edge("due", 1, 2, 1, rate, num_slots, initial)]
+    return MachineTable.from_edges(["data", "step", "save"], edges, sources=[0])
+
+
+@pytest.mark.parametrize("resumed_at", range(7))
+def test_a_resumed_run_is_due_at_the_same_steps_as_one_that_never_stopped(resumed_at):
+    machine = Machine(credits_table(initial=resumed_at % 3))
+    due = []
+    for step in range(resumed_at, 12):
+        machine.admit(0, 1)
+        done(machine, 0)
+        done(machine, 1)
+        if machine.fireable:
+            due.append(step + 1)
+            done(machine, 2)
+    assert due == [step for step in (3, 6, 9, 12) if step > resumed_at]
+    machine.end_admission(0)
+    settle(machine)
+    assert machine.is_finished
+
+
+def test_initial_tokens_take_slots_from_the_producer():
+    machine = Machine(credits_table(initial=3))
+    assert list(machine.fireable) == [2]
+    machine.admit(0, 2)
+    done(machine, 0)
+    assert machine.waits_for(1) == ("1 more slots of 'due'",)
+    done(machine, 2)
+    assert list(machine.fireable) == [1]
+
+
+def test_an_actor_with_all_it_needs_in_initial_tokens_starts_with_the_machine():
+    machine = Machine(credits_table(num_slots=4, initial=4))
+    assert (list(machine.fireable), machine.firing_index(2)) == ([2], 0)
+    machine.validate()
+    machine.end_admission(0)
+    settle(machine)
+    done(machine, 2)
+    assert machine.is_finished
+
+
+def test_a_source_with_inputs_is_driven_by_them_and_cannot_be_exhausted():
+    edges = [Edge("tick", 0, 1, 1, 2, 2), Edge("batch", 1, 2, 1, 1, 1)]
+    machine = Machine(MachineTable.from_edges(["clock", "data", "step"], edges, sources=[0, 1]))
+    with pytest.raises(ProtocolError, match="actor 1 is no source without inputs"):
+        machine.admit(1, 1)
+    machine.admit(0, 2)
+    machine.end_admission(0)
+    done(machine, 0)
+    done(machine, 0)
+    assert list(machine.fireable) == [1]
+    with pytest.raises(ProtocolError):
+        machine.receive(message(Message.EXHAUSTED, 1))
+    done(machine, 1)
+    done(machine, 2)
+    assert machine.is_finished
+
+
+def test_the_cause_of_a_firing_is_what_was_missing_last(pair):
+    pair.admit(0, 4)
+    done(pair, 0)
+    done(pair, 0)
+    done(pair, 1)
+    done(pair, 1)
+    assert pair.causes(0) == (
+        ("input", "admission", 1),
+        ("register", "batch", 1),
+        ("self", "", 1),
+    )
+    assert pair.causes(1) == (("input", "batch", 1), ("self", "", 1))
+
+
+def test_every_firing_but_a_flushed_one_has_one_cause(make_random):
+    rng = Random(5)
+    for _ in range(50):
+        machine = Machine(make_random(rng))
+        table = machine.table
+        born = [machine.firing_index(a) + 1 for a in range(table.num_actors)]
+        for source in table.sources:
+            machine.admit(source, 6 * table.firings_per_step[source])
+            machine.end_admission(source)
+        settle(machine)
+        while started := machine.fireable or machine.detached or machine.flushing:
+            done(machine, started[0])
+        assert machine.is_finished
+        for actor in range(table.num_actors):
+            caused = sum(count for _, _, count in machine.causes(actor))
+            flushed = bool(machine.flush_tokens(actor))
+            assert machine.firing_index(actor) + 1 == caused + born[actor] + flushed
+
+
 def test_admission_can_be_cut_to_a_limit(pair):
     pair.admit(0, 9)
     pair.end_admission(0, limit=2)
@@ -234,6 +329,11 @@ ILLEGAL = [
     ("FAILED of an actor that waits", message(Message.FAILED, 1)),
     ("EXHAUSTED of an actor that is no source", message(Message.EXHAUSTED, 1)),
     ("a slot too many", message(Message.FREE, 0)),
+    ("a slot of admission", message(Message.FREE, 1)),
+    ("the return of a slot of admission", message(Message.RETURN, 1)),
+    ("READY of the edge before the first", message(Message.READY, -1)),
+    ("FREE of the edge before the first", message(Message.FREE, -1)),
+    ("DONE of the actor before the first", message(Message.DONE, -1)),
     ("an unknown kind", 7),
     ("an unknown edge", message(Message.READY, 5)),
     ("an unknown actor", message(Message.DONE, 1 << 20)),
@@ -275,6 +375,51 @@ def test_the_story_of_a_long_run_is_bounded(pair):
     while pair.fireable:
         done(pair, pair.fireable[0])
     assert len(pair.story(1)) == 12
+
+
+def test_the_last_messages_tell_what_every_firing_sent(pair):
+    pair.admit(0, 1)
+    done(pair, 0)
+    done(pair, 1)
+    pair.end_admission(0)
+    settle(pair)
+    assert pair.last_messages(9) == (
+        "DONE data",
+        "READY 'batch' data -> step",
+        "DONE step",
+        "FREE 'batch' step -> data",
+        "END 'admission' outside -> data",
+        "END 'batch' data -> step",
+    )
+    assert pair.last_messages(2) == pair.last_messages(9)[-2:]
+
+
+def test_the_last_messages_tell_each_once_when_a_flush_notes_what_it_waits_for():
+    machine = flushed(rate=1, num_slots=1)
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    settle(machine)
+    for actor in (0, 1, 2, 1, 2):
+        done(machine, actor)
+    assert machine.is_finished
+    told = machine.last_messages(1000)
+    assert told.count("FREE 'staging' write -> snap") == 2
+    assert told.count("READY 'staging' snap -> write") == 2
+    assert told.count("FREE 'updated' snap -> step") == 1
+    assert told[-4:] == (
+        "READY 'staging' snap -> write",
+        "END 'staging' snap -> write",
+        "DONE write",
+        "FREE 'staging' write -> snap",
+    )
+
+
+def test_a_thousand_messages_of_a_long_run_are_remembered(pair):
+    pair.admit(0, 5000)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert len(pair.last_messages(1000)) == 1000
+    assert len(pair.last_messages(10**6)) < 10_000
 
 
 def test_a_stall_names_who_waits_for_what(pair):

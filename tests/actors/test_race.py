@@ -304,6 +304,21 @@ def test_a_graph_that_deadlocks_is_refused(plan_maker):
         check_races(make.plan())
 
 
+def test_a_credit_to_start_with_can_leave_a_write_and_a_read_without_an_order(plan_maker):
+    make = plan_maker()
+    batch, done = make.edge("batch"), make.register("done", RegisterKind.CONTROL, 2)
+    state = make.view(make.register("state", RegisterKind.VARIABLE))
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    write, read = make.launch("write", [], [state]), make.launch("read", [state])
+    make.actor("step", ActorKind.COMPUTE, [(batch, 1)], [(done, 1)], [write])
+    make.actor("save", ActorKind.COMPUTE, [(batch, 1), (done, 1)], [], [read])
+    plan = make.plan()
+    check_races(plan)
+    with pytest.raises(RaceError) as caught:
+        check_races(plan, initial={"done": 1})
+    assert pairs_of(caught.value) == {frozenset({"step", "save"})}
+
+
 def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker, monkeypatch):
     monkeypatch.setattr("actors.race.MAX_FIRINGS", 100)
     make = plan_maker()
@@ -323,8 +338,12 @@ ORACLE_PERIODS = 14
 
 @st.composite
 def random_plans(draw, make_plan):
-    """A plan of 2-5 actors, rates 1-2, 1-3 slots, any streams and offsets; and its balance."""
+    """A plan of 2-5 actors, rates 1-2, 1-3 slots, any streams and offsets; and its balance.
+
+    Some edges are credits; the third result says how many tokens each of those starts with.
+    """
     make = make_plan()
+    initial = {}
     num_actors = draw(st.integers(2, 5))
     num_sources = draw(st.integers(1, 2)) if num_actors > 2 else 1
     repeat = [draw(st.integers(1, 2)) for _ in range(num_actors)]
@@ -339,7 +358,12 @@ def random_plans(draw, make_plan):
             common = np.gcd(repeat[producer], repeat[consumer])
             rates = int(repeat[consumer] // common), int(repeat[producer] // common)
             slots = draw(st.integers(max(rates), 3))
-            register = make.edge(f"e{producer}.{consumer}", slots, f"x{producer}.{consumer}")
+            name = f"e{producer}.{consumer}"
+            if draw(st.integers(0, 3)):
+                register = make.edge(name, slots, f"x{producer}.{consumer}")
+            else:
+                register = make.register(name, RegisterKind.CONTROL, slots)
+                initial[name] = draw(st.integers(0, slots))
             outputs[producer].append((register, rates[0]))
             inputs[consumer].append((register, rates[1]))
     state = [make.register(f"s{i}", RegisterKind.VARIABLE) for i in range(2)]
@@ -351,8 +375,10 @@ def random_plans(draw, make_plan):
         if not outputs[a] and draw(st.booleans()):
             make.actor(f"a{a}", ActorKind.SINK, inputs[a])
             continue
-        read = [make.field_view(r) for r, _ in inputs[a]] + draw(st.lists(st.sampled_from(views)))
-        written = [make.field_view(r) for r, _ in outputs[a]]
+        fields = {f.register: f.view for f in make.fields}
+        read = [fields[r] for r, _ in inputs[a] if r in fields]
+        read += draw(st.lists(st.sampled_from(views)))
+        written = [fields[r] for r, _ in outputs[a] if r in fields]
         written += draw(st.lists(st.sampled_from(views), max_size=1))
         launches = [make.launch(f"k{a}", read, written)]
         make.actor(f"a{a}", ActorKind.COMPUTE, inputs[a], outputs[a], launches)
@@ -366,14 +392,15 @@ def random_plans(draw, make_plan):
         ),
         actors=tuple(replace(a, stream=StreamId(draw(st.integers(0, 1)))) for a in make.actors),
     )
-    return plan, repeat
+    return plan, repeat, initial
 
 
 class Oracle:
     """Happens-before by reachability over tokens, and all pairs of firings compared."""
 
-    def __init__(self, plan, repetitions):
+    def __init__(self, plan, repetitions, initial):
         self.plan = plan
+        self.initial = initial
         self.firings = [
             (actor.id, k)
             for actor in plan.actors
@@ -391,13 +418,16 @@ class Oracle:
         for consumer in self.plan.actors:
             for port in consumer.inputs:
                 producer, rate = ends[port.register]
-                slots = self.plan.registers[port.register].num_slots
+                register = self.plan.registers[port.register]
+                start = self.initial.get(register.name, 0)
                 written = self.by_token(producer, rate)
                 read = self.by_token(consumer.id, port.rate)
-                for token, reader in enumerate(read):
-                    past[reader].add(written[token])
-                for token in range(slots, len(written)):
-                    past[written[token]].add(read[token - slots])
+                for reader, writer in zip(read[start:], written, strict=False):
+                    past[reader].add(writer)
+                for writer, reader in zip(
+                    written[register.num_slots - start :], read, strict=False
+                ):
+                    past[writer].add(reader)
         return past
 
     def by_token(self, actor, rate):
@@ -471,14 +501,14 @@ def actors_of(ends):
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
-    plan, repetitions = data.draw(random_plans(plan_maker))
-    oracle = Oracle(plan, repetitions)
+    plan, repetitions, initial = data.draw(random_plans(plan_maker))
+    oracle = Oracle(plan, repetitions, initial)
     if oracle.before is None:
         with pytest.raises(InternalError, match="deadlocks"):
-            check_races(plan)
+            check_races(plan, initial=initial)
         return
     try:
-        check_races(plan)
+        check_races(plan, initial=initial)
         found = set()
     except RaceError as error:
         found = {ends_of(plan, race) for race in error.races}

@@ -90,3 +90,22 @@ def test_a_plan_that_cannot_finish_is_an_error_that_names_who_waits():
     table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0])
     with pytest.raises(InternalError, match="'b' waits for 2 more tokens of 'fast'"):
         simulate(table, 3, [1, 1, 1])
+
+
+@given(durations_lists, st.integers(2, 12))
+@settings(max_examples=60, deadline=None)
+def test_the_period_is_that_of_the_slowest_actor_once_slots_suffice(durations, steps):
+    run = simulate(pipeline(durations, num_slots=steps + 1), steps, durations)
+    assert run.period_ns == max(durations)
+
+
+def test_a_period_is_a_step_even_where_an_actor_fires_once_in_several_steps():
+    edges = [Edge("r", 0, 1, 1, 4, 8)]
+    table = MachineTable.from_edges(["a", "b"], edges, sources=[0])
+    run = simulate(table, 32, [10, 400])
+    assert run.period_ns == 100
+
+
+def test_a_single_step_has_the_makespan_as_its_period():
+    assert simulate(pipeline([10, 20], 1), 1, [10, 20]).period_ns == 30
+    assert simulate(pipeline([10, 20], 1), 0, [10, 20]).period_ns == 0

@@ -75,6 +75,55 @@ def test_the_table_of_a_plan_has_one_edge_per_register_and_consumer(plan_maker):
     assert table.is_flushed == (False, False, False, True)
 
 
+def control_plan(make, num_slots=3):
+    batch = make.edge("batch")
+    done = make.register("done", RegisterKind.CONTROL, num_slots)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(done, 1)])
+    make.actor("save", ActorKind.SINK, inputs=[(done, 3)])
+    return make.plan()
+
+
+def test_a_control_register_can_start_with_tokens(plan_maker):
+    plan = control_plan(plan_maker())
+    assert MachineTable.of(plan, {"done": 2}).edges[1] == Edge("done", 1, 2, 1, 3, 3, 2)
+    assert MachineTable.of(plan, {"done": 0}) == MachineTable.of(plan)
+
+
+@pytest.mark.parametrize(
+    ("initial", "text"),
+    [
+        ({"dine": 1}, "for register 'dine', which plan 'test' has not"),
+        ({"batch": 1}, "'batch' of kind data; expected kind control"),
+        ({"done": 4}, "'step' to 'save' starts with 4 tokens; expected 0 to 3"),
+        ({"done": -1}, "starts with -1 tokens; expected 0 to 3"),
+    ],
+)
+def test_initial_tokens_that_cannot_be_are_refused_by_name(plan_maker, initial, text):
+    with pytest.raises(InternalError, match=text):
+        MachineTable.of(control_plan(plan_maker()), initial)
+
+
+def test_initial_tokens_that_never_make_up_a_firing_need_slots_of_their_own():
+    edge = (0, 1, 2, 2, 2, 1)
+    with pytest.raises(InternalError, match="need at least 3 after 1 initial tokens"):
+        table_of(2, [edge])
+    assert table_of(2, [(0, 1, 2, 2, 3, 1)]).repetitions == (1, 1)
+
+
+def test_a_source_with_inputs_has_no_admission_and_no_share_of_a_step():
+    table = table_of(3, [(0, 1, 2, 1, 2), (1, 2, 1, 1, 1)], sources=[0, 1])
+    assert table.sources == (0,)
+    assert table.admission == (2, None, None)
+    assert table.firings_per_step == (1, 0, 0)
+    assert table.repetitions == (1, 2, 2)
+
+
+def test_sources_that_feed_only_one_another_are_refused():
+    with pytest.raises(InternalError, match="no source feeds actor 'a0'"):
+        table_of(2, [(0, 1, 1, 1, 1), (1, 0, 1, 1, 1)], sources=[0, 1])
+
+
 def test_a_port_on_state_or_on_an_unproduced_register_is_refused(plan_maker):
     make = plan_maker()
     weight = make.register("weight", RegisterKind.VARIABLE)

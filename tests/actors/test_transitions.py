@@ -8,6 +8,7 @@ from actors.transitions import (
     State,
     kind_of,
     message,
+    state_diagram,
     subject_of,
     transition_table,
 )
@@ -54,3 +55,20 @@ def test_the_table_prints_as_markdown_with_a_row_per_state():
     assert lines[0].startswith("| state | READY | FREE |")
     assert len({line.count("|") for line in lines}) == 1
     assert "| WAITING | count; fire if nothing is missing → WAITING, FIRING |" in lines[2]
+
+
+def test_the_diagram_has_an_arrow_for_every_change_of_state_that_the_table_allows():
+    changes = {
+        (state.name, to.name, kind.name)
+        for state, row in TRANSITIONS.items()
+        for kind, transition in row.items()
+        for to in transition.to
+        if to is not state
+    }
+    drawn = set()
+    for line in state_diagram().splitlines()[2:]:
+        left, _, right = line.strip().partition(" --> ")
+        to, _, kinds = right.partition(": ")
+        if to != "[*]":
+            drawn |= {(left, to, kind) for kind in kinds.split(", ")}
+    assert drawn == changes

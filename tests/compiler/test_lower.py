@@ -1,20 +1,24 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Output, Source, UpdateRule, Write
+from compiler.graph import Accumulation, Output, Source, UpdateRule, Write
 from compiler.lower import MAX_SNAPSHOT_RATE
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG, SIN
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import TRANSPOSE
+from compiler.ops.sources import SCRATCH
 from compiler.ops.update import INCREMENT, SGD_UPDATE
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph, hash_graph
 from compiler.plan import ActorKind, RegisterKind
 from compiler.printer import print_graph, print_plan, summarise
+from compiler.verify import verify_plan
 
 
 def small_job(s, depth=3):
@@ -162,3 +166,89 @@ def test_the_printed_plan_names_actors_registers_reasons_and_the_certificate(ske
     assert len(summarise(plan)) <= 14
     assert "fake.matmul" in "\n".join(print_plan(plan))
     assert "job.py:12" in "\n".join(print_graph(small_job(sketch)))
+
+
+def accumulating_job(s, every):
+    graph = small_job(s)
+    batches = s.variable("batches", (), "int64", SCRATCH)
+    s.b.accumulation = Accumulation(every, batches)
+    return replace(s.b.freeze(), updates=graph.updates)
+
+
+def ports_of(plan):
+    """Return, by actor, the names and rates of its inputs and outputs."""
+    names = [r.name for r in plan.registers]
+    return {
+        a.name: [[(names[p.register], p.rate) for p in ports] for ports in (a.inputs, a.outputs)]
+        for a in plan.actors
+    }
+
+
+def test_a_step_of_several_batches_is_two_actors_with_a_rate_between_them(sketch, fake_target):
+    plan = compiled(accumulating_job(sketch, 3), fake_target, accumulate=3, metrics_every=2)
+    assert ports_of(plan) == {
+        "data": [[], [("batch", 1)]],
+        "gradient": [[("batch", 1)], [("metrics", 1), ("accumulated", 1)]],
+        "update": [[("accumulated", 3)], []],
+        "metrics": [[("metrics", 6)], []],
+    }
+    assert verify_plan(plan) == (6, 6, 2, 1)
+    ops = {a.name: [launch.op for launch in a.launches] for a in plan.actors}
+    assert ops["gradient"].count("accumulate") == 1
+    assert sorted(ops["update"]) == ["increment", "sgd_update"]
+    assert [a.name for a in plan.actors if a.is_flushed] == ["metrics"]
+
+
+def test_sums_are_scratch_that_no_snapshot_holds(sketch, fake_target):
+    plan = compiled(accumulating_job(sketch, 3), fake_target, accumulate=3, snapshot_every=2)
+    assert {v.name for v in plan.variables} - {v.name for v in plan.state} == {
+        "batches",
+        "gradient/w",
+    }
+    staged = {f.name for f in plan.fields if plan.registers[f.register].name == "staging"}
+    assert staged == {v.name for v in plan.state} == {"w", "step"}
+
+
+def judging_job(s):
+    x = s.input("v", (2, 4), "float32")
+    h = s.b.one(MATMUL, x, s.variable("w", (4, 4), "float32"))
+    s.b.outputs = [Output("score", s.b.one(SUM, h, axes=(0, 1), keepdims=False))]
+    return s.b.freeze()
+
+
+def test_an_evaluation_is_gates_a_source_a_chain_and_a_sink_at_their_rates(sketch, fake_target):
+    evaluation = judging_job(type(sketch)())
+    options = CompileOptions("job", evaluate_every=5, evaluate_batches=3, verify=True)
+    plan = compile_graph(small_job(sketch), fake_target, options, evaluation=evaluation)
+    assert ports_of(plan) == {
+        "data": [[], [("batch", 1)]],
+        "step": [[("batch", 1)], [("metrics", 1), ("eval_due", 1)]],
+        "metrics": [[("metrics", 1)], []],
+        "evaluation": [[("eval_due", 5)], [("eval_leave", 3)]],
+        "evaluated": [[("eval_due", 5), ("eval_done", 3)], []],
+        "eval_data": [[("eval_leave", 1)], [("eval_batch", 1)]],
+        "evaluate": [[("eval_batch", 1)], [("eval_metrics", 1), ("eval_done", 1)]],
+        "eval_metrics": [[("eval_metrics", 3)], []],
+    }
+    assert [v.name for v in plan.variables].count("w") == 1
+    slots = {r.name: r.num_slots for r in plan.registers}
+    assert (slots["eval_due"], slots["eval_leave"], slots["eval_done"]) == (5, 3, 3)
+
+
+def test_collectives_get_a_stream_and_actors_of_their_own(sketch, fake_target):
+    graph = replace(small_job(sketch), num_ranks=4)
+    plan = compiled(graph, fake_target, num_ranks=4)
+    comm = [a for a in plan.actors if a.kind is ActorKind.COMM]
+    assert [[launch.op for launch in a.launches] for a in comm] == [["all_reduce"]]
+    assert [plan.streams[a.stream].name for a in comm] == ["comm"]
+    assert plan.option("num_ranks") == 4
+
+
+def test_plans_with_streams_rates_and_evaluation_are_equal_each_time(sketch, fake_target):
+    graph = accumulating_job(sketch, 2)
+    evaluation = judging_job(type(sketch)())
+    options = CompileOptions(
+        "job", accumulate=2, num_streams=3, evaluate_every=2, evaluate_batches=2, snapshot_every=3
+    )
+    one, two = (compile_graph(graph, fake_target, options, evaluation=evaluation) for _ in range(2))
+    assert one.fingerprint == two.fingerprint

@@ -245,6 +245,7 @@ def test_exactly_the_sources_have_no_launch():
 def test_exactly_the_updates_write_over_their_variables():
     assert {op.name: writes.get(op) for op in shipped_ops() if writes.get(op)} == {
         "increment": ((0, 0),),
+        "accumulate": ((0, 0),),
         "sgd_update": ((0, 0),),
         "momentum_update": ((0, 0), (1, 2)),
         "adamw_update": ((0, 0), (1, 2), (2, 3)),

@@ -124,7 +124,7 @@ def test_a_chain_that_reads_what_nothing_wrote_is_found(plan):
     step = plan.actors[1]
     bad = replace(step, launches=step.launches[::-1])
     actors = (plan.actors[0], bad, *plan.actors[2:])
-    with pytest.raises(InternalError, match="before anything wrote it"):
+    with pytest.raises(InternalError, match="before anything in its chain wrote it"):
         verify_plan(replace(plan, actors=actors))
 
 

@@ -74,7 +74,7 @@ def test_training_follows_the_reference_semantics(name, dropout):
     model = TinyGPT(dropout)
     plan = train.compile(model, data)
     values = initial_values(plan, {}, 0)
-    expected, state = reference_losses(train._graph(model, data.spec()), values, batches)
+    expected, state = reference_losses(train.graph(model, data.spec()), values, batches)
     got = [train.step(model, batch)["loss"] for batch in batches]
     train.close(model)
     np.testing.assert_allclose(got, expected, rtol=2e-4)

@@ -33,6 +33,13 @@ def test_the_readmes_model_of_ones_own_learns(run_python):
     assert min(accuracies) > 0.8
 
 
+def test_the_readmes_evaluation_runs_between_the_steps(run_python):
+    done = run_python("\n".join(blocks_of(ROOT / "README.md")[1:3]))
+    rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+    assert [step for step, _ in rows] == ["25", "50", "75", "100"]
+    assert float(rows[-1][1]) > 0.8
+
+
 def test_the_example_trains_samples_and_resumes(tmp_path):
     def demo(steps):
         return subprocess.run(

@@ -86,6 +86,7 @@ def cases():
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
     yield "increment", {}, (step,), types(((), "int64"))
+    yield "accumulate", {"every": 2}, (x, y, step), f32(SHAPE)
     yield "sgd_update", {**sgd, "momentum": 0.0}, (x, y, lr), f32(SHAPE)
     yield "momentum_update", sgd, (x, y, y, lr), f32(SHAPE, SHAPE)
     yield "adamw_update", adamw, (x, y, y, y, lr, step), f32(SHAPE, SHAPE, SHAPE)

@@ -19,7 +19,8 @@ OP_TABLE = (
     "greater_equal where sum mean max argmax reshape transpose broadcast_to slice pad "
     "concat split stop_gradient copy "
     "matmul softmax softmax_grad layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
-    "embedding embedding_grad dropout increment sgd_update momentum_update adamw_update "
+    "embedding embedding_grad dropout increment accumulate sgd_update momentum_update "
+    "adamw_update "
 )
 
 

@@ -103,3 +103,36 @@ def test_increment_adds_one_in_place(harness):
     launch, _, _ = harness.bind("increment", {}, (step,), (step,))
     launch()
     assert step == 42
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_sums_begin_anew_with_the_first_batch_of_every_step(every, dtype, shape, harness):
+    total, grad = tensors(2, shape, dtype)
+    total[...] = np.nan  # what a cut step left there does no harm
+    batch = np.array(0, np.int64)
+    launch, needs, _ = harness.bind("accumulate", {"every": every}, (total, grad, batch), (total,))
+    assert needs.in_place == ((0, 0),)
+    rows = [tensors(3 + now, shape, dtype)[0] for now in range(2 * every)]
+    for now, row in enumerate(rows):
+        grad[...], batch[...] = row, now
+        launch()
+        first = now - now % every
+        want = sum(rows[first + 1 : now + 1], start=rows[first])
+        np.testing.assert_array_equal(total, want)
+        np.testing.assert_array_equal(grad, row)
+
+
+@pytest.mark.parametrize("batch", [6, 7])
+def test_sums_into_a_fresh_output_leave_their_inputs_alone(batch, harness):
+    total, grad = tensors(2, (5, 7), "float32")
+    inputs = (total, grad.T.copy().T, np.array(batch, np.int64))
+    (got,) = harness.call("accumulate", {"every": 3}, inputs, (((5, 7), "float32"),))
+    np.testing.assert_array_equal(got, grad if batch == 6 else total + grad)
+
+
+def test_a_sum_of_integers_has_no_kernel(harness):
+    total = np.zeros(3, np.int32)
+    with pytest.raises(LookupError, match="accumulate"):
+        harness.bind("accumulate", {"every": 2}, (total, total, np.array(0, np.int64)), (total,))

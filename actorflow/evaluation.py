@@ -1,0 +1,188 @@
+"""Evaluation between steps: another job on the same model, after every so many steps.
+
+    valid = af.Evaluation(evaluate, valid_data, every=500, batches=20)
+    train.fit(model, data, steps=5000, evaluation=valid)
+
+It is part of the training plan: its actors read the variables in place, between two updates, at
+rates that the plan knows; no copy of the model is made. Every evaluation sees the same batches,
+the first ones of its source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actorflow.data import Batch, DataError, DataSource, check_batch
+from actorflow.nn.module import Module
+from actorflow.trace import find_source
+from actors.protocol import Launch, Token
+from compiler.errors import CompileError
+from compiler.graph import Graph
+from compiler.types import TensorType
+
+Results = Mapping[str, float]
+"""Mean of every scalar output over the batches of one evaluation."""
+
+OnResult = Callable[[int, Results], object]
+
+
+class EvaluationJob(Protocol):
+    """What an evaluation needs of a job."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        ...
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the job changes the model."""
+        ...
+
+    def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        """Return the logical graph for a model and the types of a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Run `job` on `batches` batches of `data` after every `every` steps of a training.
+
+    `job` is one with train=False that returns at least one scalar. `on_result` is called as (step,
+    means) on the evaluation's own thread. Steps count over resumes.
+
+    Raises:
+        CompileError: a number is no integer of 1 or more, or the job trains.
+    """
+
+    job: EvaluationJob
+    data: DataSource
+    every: int
+    batches: int
+    on_result: OnResult | None = None
+
+    def __post_init__(self) -> None:
+        for name, count in (("every", self.every), ("batches", self.batches)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise CompileError(
+                    f"{find_source()}: {name} of an Evaluation must be an integer of 1 or more, got"
+                    f" {count!r}"
+                )
+        if self.job.is_training:
+            raise CompileError(
+                f"{find_source()}: job {self.job.name!r} trains, so it cannot evaluate; decorate"
+                " the function with @af.job(train=False)"
+            )
+
+
+class EvaluationDataPort:
+    """Fills batch slots with the first batches of a source, again and again.
+
+    After the last batch of an evaluation the source goes back to where it stood.
+
+    Args:
+        source: used only by this port's thread from now on.
+        types: type of each field of the plan's evaluation batch.
+        lines: the user's line that reads each field, for messages.
+        batches: of one evaluation.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        types: Mapping[str, TensorType],
+        lines: Mapping[str, str],
+        batches: int,
+    ) -> None:
+        self._source = source
+        self._types = dict(types)
+        self._lines = lines
+        self._batches = batches
+        self._begin = dict(source.state())
+        self._done = 0
+        self._is_fetching = False
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that fetches one batch into this slot."""
+        (views,) = tokens
+
+        def fetch() -> None:
+            batch = self._next()
+            for name, view in views.items():
+                is_there = isinstance(batch, Mapping) and name in batch
+                came: object = {name: batch[name]} if is_there else batch
+                check_batch(came, {name: self._types[name]}, self._lines[name])
+                view[...] = batch[name]
+            self._done += 1
+            if self._done == self._batches:
+                self._source.restore(self._begin)
+                self._done = 0
+
+        return fetch
+
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked.
+
+        A source that is not fetching is left alone: it belongs to the user, who may use it again.
+        """
+        close = getattr(self._source, "close", None)
+        if self._is_fetching and callable(close):
+            close()
+
+    def _next(self) -> Batch:
+        self._is_fetching = True
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise DataError(
+                f"the evaluation wants {self._batches} batches, its data ended after"
+                f" {self._done}; give batches={max(self._done, 1)}, or more data"
+            ) from None
+        finally:
+            self._is_fetching = False
+
+
+class EvaluationPort:
+    """Averages the scalar outputs of an evaluation and hands them on.
+
+    Args:
+        first_step: steps done before this run.
+        every: steps between two evaluations.
+        listeners: called in order as (step, means) on this port's thread.
+    """
+
+    def __init__(self, first_step: int, every: int, listeners: tuple[OnResult, ...]) -> None:
+        self._step = first_step - first_step % every
+        self._every = every
+        self._listeners = listeners
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that reads the outputs of all batches of one evaluation."""
+        scalars = [{n: v for n, v in token.items() if v.ndim == 0} for token in tokens]
+
+        def read() -> None:
+            self._step += self._every
+            means = {
+                name: math.fsum([float(token[name]) for token in scalars]) / len(scalars)
+                for name in scalars[0]
+            }
+            for listener in self._listeners:
+                listener(self._step, means)
+
+        return read
+
+    def close(self) -> None:
+        """Nothing blocks here."""
+
+
+def check_results(outputs: Mapping[str, Any], job: str) -> None:
+    """Raise CompileError when an evaluation has no scalar to report."""
+    if not any([type_.shape == () for type_ in outputs.values()]):
+        came = ", ".join(f"{name!r}: {type_}" for name, type_ in outputs.items())
+        raise CompileError(
+            f"job {job!r} evaluates to {came}; an evaluation reports means of scalars, so return"
+            " at least one, such as a loss"
+        )

@@ -1,0 +1,89 @@
+"""Who hears of every step of a run: the progress line, the files of the run, the user."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from actorflow.evaluation import OnResult, Results
+from actorflow.ports import Metrics
+from actorflow.report import Reporter
+from actorflow.status import StatusWriter
+from actors.statistics import Statistics
+
+OnStep = Callable[[int, Metrics], None]
+
+
+class Listener:
+    """Passes scalar outputs to the reporter, all to the user, and keeps the status of the run.
+
+    As a context it ends the status when the run ends: in whatever `ending` says, "failed" until
+    then.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        status: StatusWriter | None,
+        on_step: OnStep | None,
+        first_step: int,
+    ) -> None:
+        self._reporter = reporter
+        self._status = status
+        self._on_step = on_step
+        self.ending = "failed"
+        self.step = first_step
+        self.metrics: Metrics = {}
+        self.evaluations: list[tuple[int, Results]] = []
+
+    def start(self, statistics: Callable[[], Statistics]) -> None:
+        """Begin the status of the run; before its threads start."""
+        if self._status is not None:
+            self._status.start(statistics)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.finish(self.ending)
+
+    def __call__(self, step: int, metrics: Metrics) -> None:
+        """Take the outputs of a step, on the metrics thread."""
+        self.step, self.metrics = step, metrics
+        scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
+        self._reporter.step(step, scalars)
+        if self._status is not None:
+            self._status.step(step, metrics)
+        if self._on_step is not None:
+            self._on_step(step, metrics)
+
+    def evaluated(self, on_result: OnResult | None) -> OnResult:
+        """Return a listener to evaluations that reports them and passes them to the user."""
+
+        def listen(step: int, means: Results) -> None:
+            self.evaluations.append((step, means))
+            self._reporter.evaluation(step, means)
+            if on_result is not None:
+                on_result(step, means)
+
+        return listen
+
+
+def make_reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
+    """Return the reporter of a run: to stdout if `progress`, and to the file of its directory."""
+    path = None if checkpoint is None else Path(checkpoint) / "metrics.jsonl"
+    stream = sys.stdout if progress else _Silence()
+    return Reporter(stream, time.monotonic, metrics_path=path)
+
+
+class _Silence(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        """Forget the text."""
+        return len(text)

@@ -1,0 +1,280 @@
+"""The status of a run as a small file, for people who watch it from another terminal.
+
+A run with a directory keeps `status.json` there: where it is, how fast, who is busy and what the
+actors wait for. It is written about once a second and replaced as a whole, so a reader never sees
+half of it. `actorflow top` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from actorflow.log import logger
+from actors.statistics import Statistics
+from compiler.errors import ActorflowError
+from compiler.plan import Plan
+
+STATUS_FILE = "status.json"
+STATES = ("running", "finished", "stopped", "failed")
+
+_FORMAT = 1
+_INTERVAL_S = 1.0
+
+Number = TypeVar("Number", int, float)
+
+
+class StatusError(ActorflowError):
+    """There is no status to show, or it cannot be read; the message says how to mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """One actor: `busy_share` is over the last interval, the rest since the start of the run.
+
+    `waits` counts firings by what they waited for last: "input batch", "register loss", "self".
+    """
+
+    name: str
+    stream: str
+    firings: int
+    busy_share: float
+    ms_per_firing: float
+    waits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run at one moment.
+
+    `written_at_s` is the time of day (seconds since 1970), `elapsed_s` since the run began;
+    `steps_per_s` and the busy share of each stream are over the last interval, None before there
+    was one. `total_steps` is None when the run has no end.
+    """
+
+    job: str
+    pid: int
+    host: str
+    state: str
+    written_at_s: float
+    elapsed_s: float
+    step: int
+    total_steps: int | None
+    steps_per_s: float | None
+    loss: float | None
+    arena_bytes: int
+    streams: Mapping[str, float] = field(default_factory=dict)
+    actors: tuple[ActorStatus, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the file's text. JSON has no NaN, so a loss of NaN becomes the text "nan"."""
+        values = asdict(self) | {"format": _FORMAT}
+        if self.loss is not None and not math.isfinite(self.loss):
+            values["loss"] = str(self.loss)
+        return json.dumps(values, allow_nan=False, indent=1)
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = STATUS_FILE) -> Status:
+        """Read a file's text back. Raises StatusError when it is damaged or of another version."""
+        try:
+            values = json.loads(text)
+            if values["format"] != _FORMAT:
+                raise StatusError(
+                    f"{where} has status format {values['format']}, this actorflow reads format"
+                    f" {_FORMAT}; use the version that runs the job"
+                )
+            return _parsed(values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StatusError(
+                f"{where} is damaged ({type(error).__name__}: {error}); a run that goes on writes"
+                " it anew within a second"
+            ) from None
+
+
+def read_status(run: str | os.PathLike[str]) -> Status:
+    """Return the newest status of a run's directory. Raises StatusError."""
+    directory = Path(run)
+    path = directory / STATUS_FILE
+    if not directory.is_dir():
+        raise StatusError(
+            f"there is no run {str(run)!r}: no such directory; give what fit got as checkpoint="
+        )
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise StatusError(
+            f"{path} is not there: no run has been started with checkpoint={str(run)!r} yet"
+        ) from None
+    except OSError as error:
+        raise StatusError(f"{path} cannot be read: {error.strerror}") from None
+    return Status.from_json(text, str(path))
+
+
+class StatusWriter:
+    """Keeps the status file of one run.
+
+    `start`, `step` and `finish` belong to one thread at a time. A file that cannot be written is
+    reported once and then left out: a full disk must not end a training.
+
+    Args:
+        path: the file; its folder is there.
+        plan: what runs.
+        first_step: steps done before this run.
+        total_steps: the last step, or None.
+        clock: seconds, monotonic.
+        time_of_day: seconds since 1970.
+        interval_s: least time between two writes.
+        report: takes the text of a warning.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        plan: Plan,
+        *,
+        first_step: int,
+        total_steps: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
+        interval_s: float = _INTERVAL_S,
+        report: Callable[[str], object] = logger.warning,
+    ) -> None:
+        self._path = Path(path)
+        self._plan = plan
+        self._first_step = self._step = first_step
+        self._total_steps = total_steps
+        self._clock = clock
+        self._time_of_day = time_of_day
+        self._interval_s = interval_s
+        self._report = report
+        self._statistics: Callable[[], Statistics] | None = None
+        self._loss: float | None = None
+        self._start_s = self._due_s = 0.0
+        self._before: tuple[float, int, Statistics] | None = None
+
+    def start(self, statistics: Callable[[], Statistics]) -> None:
+        """Begin, with a first status. `statistics` is asked at every write."""
+        self._statistics = statistics
+        self._start_s = self._clock()
+        self._write("running", self._start_s)
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the outputs of a step, and write if it is time; else it costs a clock reading."""
+        self._step = step
+        loss = metrics.get("loss")
+        self._loss = float(loss) if isinstance(loss, (int, float)) else None
+        now = self._clock()
+        if now >= self._due_s:
+            self._write("running", now)
+
+    def finish(self, state: str) -> None:
+        """Write the last status, with rates and shares of the whole run; no effect before `start`.
+
+        `state` is "finished", "stopped" or "failed".
+        """
+        self._before = None
+        self._write(state, self._clock())
+
+    def _write(self, state: str, now: float) -> None:
+        if self._statistics is None:
+            return
+        statistics = self._statistics()
+        status = self._status(state, now, statistics)
+        self._before = (now, self._step, statistics)
+        self._due_s = now + self._interval_s
+        partial = self._path.with_name(self._path.name + ".partial")
+        try:
+            partial.write_text(status.to_json(), encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            self._statistics = None
+            self._report(
+                f"{self._path} cannot be written ({error.strerror}); the run goes on, but"
+                " 'actorflow top' will not see it"
+            )
+
+    def _status(self, state: str, now: float, statistics: Statistics) -> Status:
+        since_s, since_step, before = self._before or (self._start_s, self._first_step, None)
+        seconds = now - since_s
+        streams = {
+            stream.name: statistics.busy_share(index, before)
+            for index, stream in enumerate(statistics.streams)
+        }
+        return Status(
+            job=self._plan.name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state=state,
+            written_at_s=self._time_of_day(),
+            elapsed_s=now - self._start_s,
+            step=self._step,
+            total_steps=self._total_steps,
+            steps_per_s=(self._step - since_step) / seconds if seconds > 0 else None,
+            loss=self._loss,
+            arena_bytes=sum([arena.size_bytes for arena in self._plan.arenas]),
+            streams=streams,
+            actors=tuple(
+                [_actor_status(statistics, before, a) for a in range(len(statistics.actors))]
+            ),
+        )
+
+
+def _actor_status(statistics: Statistics, before: Statistics | None, index: int) -> ActorStatus:
+    actor = statistics.actors[index]
+    elapsed_ns, busy_ns = statistics.elapsed_ns, actor.busy_ns
+    if before is not None:
+        elapsed_ns -= before.elapsed_ns
+        busy_ns -= before.actors[index].busy_ns
+    return ActorStatus(
+        name=actor.name,
+        stream=actor.stream,
+        firings=actor.firings,
+        busy_share=busy_ns / elapsed_ns if elapsed_ns > 0 else 0.0,
+        ms_per_firing=actor.ns_per_firing / 1e6,
+        waits={str(wait): wait.count for wait in actor.waits},
+    )
+
+
+def _parsed(values: Mapping[str, Any]) -> Status:
+    """Return the record of a file's values; raises what a wrong one raises."""
+    state = str(values["state"])
+    if state not in STATES:
+        raise ValueError(f"no such state: {state!r}")
+    return Status(
+        job=str(values["job"]),
+        pid=int(values["pid"]),
+        host=str(values["host"]),
+        state=state,
+        written_at_s=float(values["written_at_s"]),
+        elapsed_s=float(values["elapsed_s"]),
+        step=int(values["step"]),
+        total_steps=_number(values["total_steps"], int),
+        steps_per_s=_number(values["steps_per_s"], float),
+        loss=_number(values["loss"], float),
+        arena_bytes=int(values["arena_bytes"]),
+        streams={str(name): float(share) for name, share in values["streams"].items()},
+        actors=tuple(
+            [
+                ActorStatus(
+                    name=str(actor["name"]),
+                    stream=str(actor["stream"]),
+                    firings=int(actor["firings"]),
+                    busy_share=float(actor["busy_share"]),
+                    ms_per_firing=float(actor["ms_per_firing"]),
+                    waits={str(what): int(count) for what, count in actor["waits"].items()},
+                )
+                for actor in values["actors"]
+            ]
+        ),
+    )
+
+
+def _number(value: Any, kind: Callable[[Any], Number]) -> Number | None:
+    return None if value is None else kind(value)

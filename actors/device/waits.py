@@ -1,0 +1,237 @@
+"""Which firing waits for which, once actors run on streams of a device: arithmetic on edges.
+
+A message says that a firing is *enqueued*; that it has *ended* must be waited for. Firing k of an
+actor needs, of every input, the firing that produced its last token, and of every output, the
+firing of the consumer that freed its last slot (write after read). With n tokens per firing at
+either end both are linear in k: see `Wait`.
+
+**No wait is needed** within a stream, which is an order already, and for an actor on the host,
+whose message is sent when the firing has ended.
+
+**A wait is implied** when another predecessor of the same firing comes after the firing waited for,
+in all firings; it is dropped. What comes after what is taken from the unrolled graph
+(`actors.clocks`), as far as it holds to the end of a run: along inputs only, because a consumer
+whose inputs have ended hands slots back without a firing; and not through a flushed actor, whose
+last firing lacks inputs. For the same reason another predecessor at a freed slot implies a wait
+only if it is itself waited for: then the executor sees that it never came, and takes all waits.
+Edges are missing at the start only, so what is implied in one late period is implied in all
+(Lamport 1978; the transitive reduction of a DAG is unique: Aho, Garey & Ullman 1972).
+
+**Events of an actor** are a ring, recorded in turn. A ring is long enough when no event is recorded
+again while a firing that waits for it may still come. While firing k of a consumer has not ended,
+only the slots of the firings before it are free again; while firing k of a producer has not ended,
+only the tokens of those before it are there: that bounds how far the other end can have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
+
+from actors.clocks import Clock, downstream, unroll
+from actors.table import MachineTable
+
+_MAX_FIRINGS = 20_000
+"""Firings unrolled at most to find implied waits; of a longer period every wait is kept."""
+
+_ENDLESS = 1 << 62
+
+
+class Wait(NamedTuple):
+    """Firing k comes after firing (k * times + plus) // over of `actor`, or none if negative.
+
+    `edge` is why: its token if `is_input`, else its slot.
+    """
+
+    actor: int
+    times: int
+    plus: int
+    over: int
+    edge: int
+    is_input: bool
+
+    def firing(self, k: int) -> int:
+        """Return the firing that must have ended; negative: none."""
+        return (k * self.times + self.plus) // self.over
+
+    def flushed(self, missing: int) -> Wait:
+        """Return the wait of a last firing that takes `missing` tokens less than its rate."""
+        return self._replace(plus=self.plus - missing) if self.is_input else self
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """How far an actor's enqueued firings may be ahead of the device.
+
+    Before every firing that is a multiple of `batch`, the one `window` before the last of the batch
+    must have ended: so at most `window` firings are enqueued and not ended.
+    """
+
+    batch: int
+    window: int
+
+    def firing(self, k: int) -> int:
+        """Return the firing that must have ended before firing k; negative: none."""
+        return -1 if k % self.batch else k + self.batch - 1 - self.window
+
+
+@dataclass(frozen=True, slots=True)
+class WaitTable:
+    """The waits of a run, in columns by actor.
+
+    `needed` are the waits left after the implied ones are dropped, `all` those before, both without
+    the ones that a stream or a host actor makes true. `num_events` is the length of the actor's
+    ring, 0 for an actor on the host.
+    """
+
+    needed: tuple[tuple[Wait, ...], ...]
+    all: tuple[tuple[Wait, ...], ...]
+    num_events: tuple[int, ...]
+    throttles: tuple[Throttle, ...]
+
+    def describe(self, table: MachineTable) -> tuple[str, ...]:
+        """Return the waits in words, one line per actor that has any."""
+        lines = []
+        for actor, (needed, every) in enumerate(zip(self.needed, self.all, strict=True)):
+            if every:
+                reasons = [
+                    f"{table.names[w.actor]!r} ({'token' if w.is_input else 'slot'} of"
+                    f" {table.edges[w.edge].name!r})"
+                    for w in needed
+                ]
+                implied = len(every) - len(needed)
+                lines.append(
+                    f"{table.names[actor]!r} waits for {', '.join(reasons)}"
+                    + (f"; {implied} more are implied" if implied else "")
+                )
+        return tuple(lines)
+
+
+def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: int) -> WaitTable:
+    """Return the waits of all actors, those on `device_streams` being asynchronous.
+
+    `max_ahead` is how many steps may be enqueued and not ended. Takes O(firings of a few periods *
+    actors).
+    """
+    every = range(table.num_actors)
+    is_on_device = [table.streams[a] in device_streams for a in every]
+    waits = [
+        tuple(
+            [
+                w
+                for w in _predecessors(table, a)
+                if is_on_device[w.actor]
+                and not (is_on_device[a] and table.streams[a] == table.streams[w.actor])
+            ]
+        )
+        for a in every
+    ]
+    implied = _implied(table, waits)
+    throttles = _throttles(table, max_ahead)
+    num_events = [throttles[a].window if is_on_device[a] else 0 for a in every]
+    for row in waits:
+        for wait in row:
+            num_events[wait.actor] = max(num_events[wait.actor], _ring_length(table, wait))
+    return WaitTable(
+        tuple([tuple([w for w in row if (a, w) not in implied]) for a, row in enumerate(waits)]),
+        tuple(waits),
+        tuple(num_events),
+        throttles,
+    )
+
+
+def _predecessors(table: MachineTable, actor: int) -> tuple[Wait, ...]:
+    """Return what a firing comes after: one firing per edge, inputs first."""
+    waits = []
+    for index in table.inputs[actor]:
+        e = table.edges[index]
+        plus = e.consume - 1 - e.initial
+        waits.append(Wait(e.producer, e.consume, plus, e.produce, index, is_input=True))
+    for index in table.outputs[actor]:
+        e = table.edges[index]
+        # Rounded up, less one: the consumer's firing that frees the last slot taken.
+        plus = e.initial + e.produce - e.num_slots - 1
+        waits.append(Wait(e.consumer, e.produce, plus, e.consume, index, is_input=False))
+    return tuple(waits)
+
+
+def _ring_length(table: MachineTable, wait: Wait) -> int:
+    """Return how many events of the awaited actor must be told apart.
+
+    That is how many firings it can have started when a firing has not ended, less those before the
+    one waited for; it comes round after `over` firings.
+    """
+    edge = table.edges[wait.edge]
+    there = edge.num_slots - edge.initial if wait.is_input else edge.initial
+    return max([(k * wait.times + there) // wait.over - wait.firing(k) for k in range(wait.over)])
+
+
+def _throttles(table: MachineTable, max_ahead: int) -> tuple[Throttle, ...]:
+    """Return the throttle of every actor: `max_ahead` steps, but never less than one firing."""
+    per_step = [Fraction(n) for n in table.repetitions]
+    for source in table.sources:
+        for actor in [source, *sorted(downstream(table, source))]:
+            share = Fraction(table.firings_per_step[source], table.repetitions[source])
+            per_step[actor] = table.repetitions[actor] * share
+    return tuple([Throttle(max(1, int(n)), max(1, ceil(max_ahead * n))) for n in per_step])
+
+
+# -- implied waits -------------------------------------------------------------------------------
+
+
+def _implied(table: MachineTable, waits: Sequence[tuple[Wait, ...]]) -> set[tuple[int, Wait]]:
+    """Return the waits, with their actor, that others imply in every firing."""
+    clocks = _clocks_of_inputs(table)
+    implied: set[tuple[int, Wait]] = set()
+    for actor, row in enumerate(waits):
+        last = range(len(clocks[actor]) - table.repetitions[actor], len(clocks[actor]))
+        if last.start < 0:
+            continue
+        # Inputs always come; of freed slots only those that are waited for: see above.
+        seen = [w for w in _predecessors(table, actor) if w.is_input or w in row]
+        for wait in row:
+            if all([_is_implied(clocks, wait, seen, actor, k) for k in last]):
+                implied.add((actor, wait))
+    return implied
+
+
+def _is_implied(
+    clocks: Sequence[Sequence[Clock]], wait: Wait, seen: Sequence[Wait], actor: int, k: int
+) -> bool:
+    """Return whether another predecessor of firing k comes after what `wait` is for."""
+    firing = wait.firing(k)
+    if k > 0 and clocks[actor][k - 1][wait.actor] > firing:
+        return True
+    for other in seen:
+        at = other.firing(k)
+        if other.actor == wait.actor:
+            if at > firing or (at == firing and seen.index(other) < seen.index(wait)):
+                return True
+        elif at >= 0 and clocks[other.actor][at][wait.actor] > firing:
+            return True
+    return False
+
+
+def _clocks_of_inputs(table: MachineTable) -> list[list[Clock]]:
+    """Return the clocks of firings by inputs alone, until every edge has come into play.
+
+    A flushed actor has no inputs here. Clocks are empty when a period is too long to be unrolled.
+    """
+    clocks: list[list[Clock]] = [[] for _ in range(table.num_actors)]
+    laps = [
+        (e.num_slots + e.initial) // (e.produce * table.repetitions[e.producer])
+        for e in table.edges
+        if e.producer >= 0
+    ]
+    periods = 3 + max(laps, default=0)
+    if periods * sum(table.repetitions) <= _MAX_FIRINGS:
+        edges = tuple([replace(e, num_slots=_ENDLESS) for e in table.edges])
+        columns = zip(table.inputs, table.is_flushed, strict=True)
+        inputs = tuple([() if is_flushed else row for row, is_flushed in columns])
+        reduced = replace(table, edges=edges, inputs=inputs)
+        for actor, _, clock in unroll(reduced, periods, _ENDLESS):
+            clocks[actor].append(clock)
+    return clocks

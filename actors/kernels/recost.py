@@ -1,0 +1,106 @@
+"""What every launch of a plan will take at the rates of a machine.
+
+A launch's own work comes from its kernel, asked again with the operands of the plan. What the
+caches hold depends on the launches before it: every granule of an arena remembers how many bytes
+had been touched when it was touched last, and the difference is its reuse distance. The chain is
+walked twice, because a step begins with the caches that the step before it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.kernels import catalogue, cost
+from actors.kernels.cost import Rates
+from actors.kernels.kernel import Kernel, Operand
+from actors.kernels.work import Work
+from compiler.plan import Actor, Launch, Plan, View
+
+GRANULE_BYTES = 64 << 10
+
+
+def recost(plan: Plan, rates: Rates) -> tuple[tuple[float, ...], ...]:
+    """Return the duration of every launch in nanoseconds, per actor in the order of its chain.
+
+    A kernel that does not describe its work keeps the duration that the plan has. Pure; linear in
+    launches and in the granules that they touch.
+    """
+    kernels = catalogue.binders()
+    return tuple([_chain(plan, actor, rates, kernels) for actor in plan.actors])
+
+
+def durations_ns(plan: Plan, rates: Rates) -> tuple[float, ...]:
+    """Return the duration of a firing per actor; an actor without launches keeps the plan's."""
+    return tuple(
+        [
+            sum(launches) if launches else actor.duration_ns
+            for actor, launches in zip(plan.actors, recost(plan, rates), strict=True)
+        ]
+    )
+
+
+def _chain(
+    plan: Plan, actor: Actor, rates: Rates, kernels: Mapping[str, Kernel]
+) -> tuple[float, ...]:
+    works = [_work(plan, launch, kernels.get(launch.kernel)) for launch in actor.launches]
+    caches = _Caches(plan, rates)
+    total: list[float] = []
+    for _ in range(2):
+        total = []
+        for launch, work in zip(actor.launches, works, strict=True):
+            unswept = work.unswept if work is not None else ()
+            missed_ns = 0.0
+            for index, view in enumerate((*launch.inputs, *launch.outputs)):
+                if index not in unswept:
+                    missed_ns += caches.touch(plan.views[view])
+            if work is None:
+                total.append(launch.duration_ns)
+            else:
+                total.append(rates.work_ns(work) + missed_ns)
+    return tuple(total)
+
+
+def _work(plan: Plan, launch: Launch, kernel: Kernel | None) -> Work | None:
+    if kernel is None:
+        return None
+    inputs = tuple([_operand(plan.views[view]) for view in launch.inputs])
+    outputs = tuple([_operand(plan.views[view]) for view in launch.outputs])
+    needs = kernel.query(dict(launch.attrs), inputs, outputs)
+    return None if needs is None else needs.work
+
+
+def _operand(view: View) -> Operand:
+    return Operand(view.type, view.offset_bytes, view.strides_bytes)
+
+
+class _Caches:
+    """When each granule of the arenas was touched last, in bytes touched by the chain."""
+
+    __slots__ = ("_last", "_now_bytes", "_plan", "_rates")
+
+    def __init__(self, plan: Plan, rates: Rates) -> None:
+        self._plan = plan
+        self._rates = rates
+        self._last: dict[tuple[int, int], float] = {}
+        self._now_bytes = 0.0
+
+    def touch(self, view: View) -> float:
+        """Touch the bytes of a view; return the time that their way to the caches takes.
+
+        What was never touched is as far away as can be: only the first walk meets it.
+        """
+        size_bytes = cost.footprint_bytes(_operand(view))
+        if not size_bytes:
+            return 0.0
+        register = self._plan.registers[view.register]
+        start = register.offsets_bytes[0] + view.offset_bytes
+        granules = range(start // GRANULE_BYTES, (start + size_bytes - 1) // GRANULE_BYTES + 1)
+        share = size_bytes / len(granules)
+        missed_ns = 0.0
+        for granule in granules:
+            place = (register.arena, granule)
+            distance = self._now_bytes - self._last.get(place, -cost.DISTANCES_BYTES[-1])
+            missed_ns += share * self._rates.miss_ns_at(distance)
+            self._now_bytes += share
+            self._last[place] = self._now_bytes
+        return missed_ns

@@ -1,0 +1,138 @@
+"""What a launch does, in quantities that no machine changes.
+
+A kernel describes a call as passes over bytes of its result, matrix products and calls of numpy;
+`cost` turns that into time with the rates of a machine. So what is known of a kernel is written
+once, beside the kernel, and holds for the planner's fixed rates and for measured ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from actors.kernels.blocks import BLOCK_BYTES
+
+CALLS_PER_PRODUCT = 2
+"""numpy's way to BLAS is twice as long as to a loop of its own (1.6 against 0.8 us)."""
+
+
+class Pass(Enum):
+    """A sort of pass over bytes in cache; all of one sort cost about the same per byte."""
+
+    SIMPLE = "simple"
+    """Copies, and sums and products with a scalar: one array is read."""
+    PLAIN = "plain"
+    """Sums, products and comparisons of two arrays."""
+    DIVIDE = "divide"
+    ROOT = "root"
+    EXP = "exp"
+    """Exponentials and logarithms."""
+    TANH = "tanh"
+    POWER = "power"
+    """Powers, sines and cosines."""
+    REDUCE = "reduce"
+    """numpy's own reductions; per byte of the operand."""
+    STRIDED = "strided"
+    """Passes whose innermost step is not one element."""
+    GATHER = "gather"
+    """Rows taken by index."""
+    SCATTER = "scatter"
+    """Elements added by index."""
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`count` products of a matrix [m, k] with one [k, n] in float32."""
+
+    count: float
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.count * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one launch does.
+
+    `calls` of numpy; `loops` are inner loops beyond one per call, which broadcasting and strides
+    cause; `passes` pairs a sort of pass with the bytes it goes over; `unswept` are operands
+    (inputs, then outputs) that are not read as a whole.
+    """
+
+    calls: float = 1.0
+    loops: float = 0.0
+    passes: tuple[tuple[Pass, float], ...] = ()
+    products: tuple[Product, ...] = ()
+    unswept: tuple[int, ...] = ()
+
+
+def item_weight(itemsize: int) -> float:
+    """Return how many products of float32 take the time of one of a wider type."""
+    return itemsize / 4
+
+
+def over_blocks(
+    elements: int,
+    itemsize: int,
+    passes: Mapping[Pass, float],
+    *,
+    small_calls: float = 0.0,
+    loops: float = 0.0,
+    products: tuple[Product, ...] = (),
+) -> Work:
+    """Return the work of passes over a tensor that is cut into blocks.
+
+    `small_calls` are calls per block on operands far smaller than the block. Each entry of
+    `products` is spread over the blocks.
+    """
+    size = elements * itemsize
+    num_blocks = max(1, -(-size // BLOCK_BYTES))
+    calls = sum(passes.values()) + small_calls + CALLS_PER_PRODUCT * len(products)
+    swept = tuple([(sort, count * size) for sort, count in passes.items()])
+    return Work(num_blocks * calls, loops, swept, products)
+
+
+def broadcast_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the strides of an operand seen in the shape it is broadcast to."""
+    own = [0 if extent == 1 else step for extent, step in zip(shape, strides, strict=True)]
+    return (0,) * (len(target) - len(shape)) + tuple(own)
+
+
+def over_operands(
+    shape: tuple[int, ...],
+    strides: Sequence[tuple[int, ...]],
+    itemsizes: Sequence[int],
+    sort: Pass | None = None,
+) -> Work:
+    """Return the work of one call over operands of a shape, given by their strides, output last.
+
+    `sort` is for what is slower than an addition. numpy walks the axes in the order of the output's
+    strides and joins those that it can; what is left costs a loop each.
+    """
+    elements = math.prod(shape)
+    if not elements:
+        return Work()
+    axes = [axis for axis, extent in enumerate(shape) if extent > 1]
+    axes.sort(key=lambda axis: -abs(strides[-1][axis]))
+    inner = 1
+    for axis in reversed(axes):
+        if axis != axes[-1] and any(own[axis] != own[axes[-1]] * inner for own in strides):
+            break
+        inner *= shape[axis]
+    is_dense = not axes or all(
+        own[axes[-1]] in (0, item) for own, item in zip(strides, itemsizes, strict=True)
+    )
+    if sort is None:
+        sort = Pass.SIMPLE if len(strides) < 3 else Pass.PLAIN
+        sort = sort if is_dense else Pass.STRIDED
+    return Work(1.0, elements // inner - 1.0, ((sort, float(elements * max(itemsizes))),))

@@ -1,0 +1,7 @@
+"""The protocol put to the proof: the same machine, and the same table, in every order there is.
+
+- `scenario`: a random actor graph with its commands from a seed; `oracle`: what no order may
+  change; `soak`: any number of seeds.
+- `promela`: the transition table and a plan as a model for spin; `spin`: the plans to prove, and
+  what spin says; `state_space`: the Python machine searched as exhaustively, for comparison.
+"""

@@ -1,0 +1,137 @@
+"""Offsets for all registers of a plan, and the order of actors that sharing bytes asks for.
+
+Two levels. The temporaries of one chain are packed by their live intervals in launches; the block
+that comes out, like every register between two chains, lives on the virtual time of the schedule,
+from the start of the first chain that touches it to the end of the last. Blocks and registers are
+packed again by these spans. So two chains that are meant to run at the same time never share bytes,
+and what does share bytes runs one after the other in the schedule anyway: `Packing.before` names
+those pairs of chains, and the plan must hold an edge, or a path, for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memory.offsets import OffsetPlan, plan_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A register to place.
+
+    `chains` touch it: the chain of a temporary, with its live `interval` in launches of that chain;
+    or the producer and then the consumers of a register between chains. Without chains it lives as
+    long as the plan.
+    """
+
+    size_bytes: int
+    num_slots: int
+    chains: tuple[int, ...]
+    interval: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where each slot of each item lies.
+
+    `before` are pairs of chains (earlier, later) that use the same bytes one after the other. The
+    lower bound holds for this order of launches and this schedule of chains.
+    """
+
+    offsets: tuple[tuple[int, ...], ...]
+    peak_bytes: int
+    lower_bound_bytes: int
+    before: tuple[tuple[int, int], ...]
+    certificate: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes of the outer level: whole slots of an item, or the block of a chain."""
+
+    size_bytes: int
+    span: tuple[int, int]
+    chains: tuple[int, ...]
+
+
+def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int) -> Packing:
+    """Place all items; `spans[c]` is chain c's half-open place on virtual time, in ranks."""
+    horizon = max([1, *[end for _, end in spans]])
+    members: dict[int, list[int]] = {}
+    for index, item in enumerate(items):
+        if item.interval is not None:
+            members.setdefault(item.chains[0], []).append(index)
+    inner = {chain: _pack_block(items, own, alignment) for chain, own in members.items()}
+    parts: list[_Part] = []
+    first_part: dict[int, int] = {}
+    for index, item in enumerate(items):
+        if item.interval is None:
+            first_part[index] = len(parts)
+            span = _span(item.chains, spans) or (0, horizon)
+            parts += [_Part(item.size_bytes, span, item.chains)] * item.num_slots
+    block_part = {chain: len(parts) + i for i, chain in enumerate(inner)}
+    parts += [_Part(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
+    lower, upper = [p.span[0] for p in parts], [p.span[1] for p in parts]
+    outer = plan_offsets(lower, upper, [p.size_bytes for p in parts], alignment=alignment)
+    offsets: list[tuple[int, ...]] = []
+    for index, item in enumerate(items):
+        first = first_part.get(index, 0)
+        offsets.append(outer.offsets[first : first + item.num_slots])
+    for chain, own in members.items():
+        base = outer.offsets[block_part[chain]]
+        for index, offset in zip(own, inner[chain].offsets, strict=True):
+            offsets[index] = (base + offset,)
+    bound = outer.lower_bound_bytes
+    if any([plan.peak_bytes > plan.lower_bound_bytes for plan in inner.values()]):
+        least = [p.size_bytes for p in parts]
+        for chain, plan in inner.items():
+            least[block_part[chain]] = plan.lower_bound_bytes
+        bound = plan_offsets(lower, upper, least, alignment=alignment).lower_bound_bytes
+    before = _reuse(parts, outer.offsets, spans)
+    certificate = _certificate(outer.peak_bytes, bound)
+    return Packing(tuple(offsets), outer.peak_bytes, bound, before, certificate)
+
+
+def _pack_block(items: Sequence[Item], own: list[int], alignment: int) -> OffsetPlan:
+    intervals = [items[i].interval or (0, 0) for i in own]
+    return plan_offsets(
+        [start for start, _ in intervals],
+        [end for _, end in intervals],
+        [items[i].size_bytes for i in own],
+        alignment=alignment,
+    )
+
+
+def _span(chains: tuple[int, ...], spans: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    if not chains:
+        return None
+    return min([spans[c][0] for c in chains]), max([spans[c][1] for c in chains])
+
+
+def _reuse(
+    parts: list[_Part], offsets: tuple[int, ...], spans: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of chains that use the same bytes, by a sweep over addresses."""
+    order = sorted(
+        [i for i, part in enumerate(parts) if part.chains and part.size_bytes],
+        key=lambda i: offsets[i],
+    )
+    pairs: dict[tuple[int, int], None] = {}
+    active: list[int] = []
+    for i in order:
+        active = [j for j in active if offsets[j] + parts[j].size_bytes > offsets[i]]
+        for j in active:
+            earlier, later = sorted([parts[i], parts[j]], key=lambda part: part.span)
+            for a in earlier.chains:
+                for b in later.chains:
+                    if a != b:
+                        pairs[a, b] = None
+        active.append(i)
+    return tuple(sorted(pairs, key=lambda pair: (spans[pair[1]], spans[pair[0]], pair)))
+
+
+def _certificate(peak: int, bound: int) -> str:
+    if peak == bound:
+        return "peak = max live bytes: optimal for this order"
+    return f"gap {(peak / bound - 1) * 100:.1f} % to max live bytes"

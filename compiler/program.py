@@ -1,0 +1,158 @@
+"""One graph on its way into a plan: launches, their chains, and which values cross between chains.
+
+A *program* is what `compiler.lower` must know of a graph before it makes registers: the launches
+with their kernels, the two rates, the chains of each with what must come before what, and for every
+root the chain that makes it and the chains that read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.buffers import LaunchDraft, draft_launches
+from compiler.chains import Chain, Chains, Work, form_chains
+from compiler.graph import Graph
+from compiler.rates import batches_per_step, needed_per_step
+from compiler.registry import is_comm
+from compiler.storage import Storage, assign_storage, launch_of_values, write_after_read
+from compiler.target import Target
+from compiler.types import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDraft:
+    """A chain of a program; `launches` index `Program.drafts`, `span` is in ranks of time."""
+
+    launches: tuple[int, ...]
+    stream: int
+    is_per_step: bool
+    is_comm: bool
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph with its launches and chains.
+
+    `order` has pairs (earlier, later) of chains of one rate that must not overlap in time. Every
+    chain of a batch comes before every chain of a step. `maker` and `readers` are by root: the
+    chain that makes it, and those that read it, in order.
+    """
+
+    graph: Graph
+    storage: Storage
+    drafts: tuple[LaunchDraft, ...]
+    chains: tuple[ChainDraft, ...]
+    order: tuple[tuple[int, int], ...]
+    maker: dict[ValueId, int]
+    readers: dict[ValueId, tuple[int, ...]]
+    batches_per_step: int
+
+    @property
+    def batch_ns(self) -> float:
+        """Estimated time of what runs once per batch, one launch after the other."""
+        return self._time(is_per_step=False)
+
+    @property
+    def step_ns(self) -> float:
+        """Estimated time of a whole step."""
+        return self.batches_per_step * self.batch_ns + self._time(is_per_step=True)
+
+    def _time(self, *, is_per_step: bool) -> float:
+        return sum(
+            [
+                self.drafts[i].info.duration_ns
+                for chain in self.chains
+                if chain.is_per_step == is_per_step
+                for i in chain.launches
+            ]
+        )
+
+
+def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int) -> Program:
+    """Return the program of a graph that went through all passes; its time starts at a rank.
+
+    Raises CompileError when the target lacks a kernel.
+    """
+    storage = assign_storage(graph)
+    drafts = draft_launches(graph, storage, target)
+    nodes = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    launch_at = {node: index for index, node in enumerate(nodes)}
+    work = _work(graph, storage, drafts, launch_at)
+    per_step = needed_per_step(graph)
+    chains: list[ChainDraft] = []
+    order: list[tuple[int, int]] = []
+    for is_per_step in (False, True):
+        launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
+        formed = form_chains(work, launches, num_streams)
+        if not formed.chains and not is_per_step:
+            formed = Chains((Chain((), 0, 0.0, 0.0),), ())
+        order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
+        spans = _spans(formed, first_rank)
+        first_rank = max([first_rank, *[end for _, end in spans]])
+        chains += [
+            ChainDraft(
+                chain.launches,
+                chain.stream,
+                is_per_step,
+                bool(chain.launches) and bool(work.comm_bytes[chain.launches[0]]),
+                span,
+            )
+            for chain, span in zip(formed.chains, spans, strict=True)
+        ]
+    maker, readers = _crossings(graph, storage, drafts, chains)
+    every = batches_per_step(graph)
+    return Program(graph, storage, drafts, tuple(chains), tuple(order), maker, readers, every)
+
+
+def _work(
+    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], launch_at: dict[int, int]
+) -> Work:
+    made_by = launch_of_values(graph, storage)
+    before: list[list[int]] = [[] for _ in drafts]
+    for index, draft in enumerate(drafts):
+        before[index] = [launch_at[made_by[v]] for v in draft.node.inputs if made_by[v] >= 0]
+    for reader, writer in write_after_read(graph, storage):
+        if storage.is_launch[reader]:
+            before[launch_at[writer]].append(launch_at[reader])
+    return Work(
+        tuple([draft.info.duration_ns for draft in drafts]),
+        tuple([tuple(dict.fromkeys(row)) for row in before]),
+        tuple(
+            [
+                sum([graph.types[v].size_bytes for v in d.node.inputs]) if _is_comm(d) else 0
+                for d in drafts
+            ]
+        ),
+    )
+
+
+def _is_comm(draft: LaunchDraft) -> bool:
+    return is_comm.get(draft.node.op)
+
+
+def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
+    """Return the spans of chains on virtual time, in ranks; none is empty."""
+    spans = [(chain.start_ns, max(chain.end_ns, chain.start_ns + 1.0)) for chain in formed.chains]
+    times = sorted({time for span in spans for time in span})
+    rank = {time: first_rank + index for index, time in enumerate(times)}
+    return [(rank[start], rank[end]) for start, end in spans]
+
+
+def _crossings(
+    graph: Graph,
+    storage: Storage,
+    drafts: tuple[LaunchDraft, ...],
+    chains: list[ChainDraft],
+) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
+    maker: dict[ValueId, int] = {}
+    readers: dict[ValueId, dict[int, None]] = {}
+    for number, chain in enumerate(chains):
+        for index in chain.launches:
+            node = drafts[index].node
+            for value in node.inputs:
+                readers.setdefault(storage.root[value], {})[number] = None
+            for value in node.outputs:
+                if storage.root[value] == value:
+                    maker[value] = number
+    return maker, {root: tuple(found) for root, found in readers.items()}

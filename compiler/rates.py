@@ -1,0 +1,66 @@
+"""Which nodes run once per batch, and which once per step.
+
+Where a step sums gradients over several batches, the graph falls into two parts that meet only in
+the sums: forward, backward and the additions run once per batch; what needs the finished sums, and
+whatever only updates need, runs once per step. Everywhere else a step is one batch, and there is
+one part.
+"""
+
+from __future__ import annotations
+
+from compiler.graph import Graph
+from compiler.ops.sources import SCRATCH, VARIABLE
+from compiler.ops.update import ACCUMULATE
+from compiler.types import ValueId
+
+
+def batches_per_step(graph: Graph) -> int:
+    """Return how many batches one update of the parameters consumes, 1 without accumulation."""
+    for node in graph.nodes:
+        if node.op is ACCUMULATE:
+            return node.attrs.int_("every")
+    return 1
+
+
+def needed_per_step(graph: Graph) -> list[bool]:
+    """Mark the nodes that the writes of a step need, as far back as the sums. O(nodes).
+
+    All False where a step is one batch.
+    """
+    if not any([node.op is ACCUMULATE for node in graph.nodes]):
+        return [False] * len(graph.nodes)
+    scratch = _scratch(graph)
+    wanted = [w.value for w in graph.writes if w.variable not in scratch]
+    return _ancestors(graph, wanted, ends_at_sums=True)
+
+
+def needed_per_batch(graph: Graph) -> list[bool]:
+    """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
+    scratch = _scratch(graph)
+    wanted = [w.value for w in graph.writes if w.variable in scratch]
+    return _ancestors(graph, wanted + [o.value for o in graph.outputs], ends_at_sums=False)
+
+
+def _scratch(graph: Graph) -> set[ValueId]:
+    """Return the variables that are written once per batch."""
+    return {
+        node.outputs[0]
+        for node in graph.nodes
+        if node.op is VARIABLE and node.attrs.str_("role") == SCRATCH
+    }
+
+
+def _ancestors(graph: Graph, values: list[ValueId], *, ends_at_sums: bool) -> list[bool]:
+    is_needed = [False] * len(graph.types)
+    for value in values:
+        is_needed[value] = True
+    marks = [False] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        if ends_at_sums and node.op is ACCUMULATE:
+            continue
+        if any([is_needed[v] for v in node.outputs]):
+            marks[index] = True
+            for value in node.inputs:
+                is_needed[value] = True
+    return marks

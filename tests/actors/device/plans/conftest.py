@@ -1,0 +1,264 @@
+"""Whole plans with ports and variables, to be run on the host and on a device."""
+
+from dataclasses import replace
+from itertools import cycle
+from random import Random
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.initialise import initial_values
+from actors.device.plan import DevicePlan
+from actors.device.poison import POISON_KERNELS
+from actors.device.simulated import SimulatedDevice
+from actors.explore import explore
+from actors.load import load
+from actors.loop import Loop
+from actors.machine import Machine
+from actors.table import MachineTable
+from actors.transitions import Message, State
+from compiler.placement import Device
+from compiler.plan import ActorKind, RegisterKind, Stream
+from compiler.types import StreamId
+
+GPU = Device("simulated", 0)
+PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+STEPS = 7
+
+
+def put_on_device(plan, *, is_apart=False):
+    """Put all actors but sources and sinks on a device; `is_apart`: each on a stream of its own."""
+    streams, actors = list(plan.streams), list(plan.actors)
+    for actor in plan.actors:
+        if actor.kind in PORTED:
+            continue
+        stream = actor.stream
+        if is_apart:
+            stream = StreamId(len(streams))
+            streams.append(Stream(stream, GPU, f"stream of {actor.name}", False))
+        streams[stream] = replace(streams[stream], device=GPU, is_host_thread=False)
+        actors[actor.id] = replace(actor, stream=stream)
+    return replace(plan, streams=tuple(streams), actors=tuple(actors))
+
+
+class Recorder:
+    """A sink that keeps copies of all it reads."""
+
+    def __init__(self):
+        self.rows = []
+
+    def bind(self, tokens):
+        return lambda: self.rows.append(
+            [{name: np.copy(array) for name, array in token.items()} for token in tokens]
+        )
+
+    def close(self):
+        """Nothing blocks here."""
+
+
+class Batches:
+    """A source of random bytes, the same for every run; labels are small."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def bind(self, tokens):
+        def fill():
+            for token in tokens:
+                for array in token.values():
+                    array[...] = 0
+                    array[...] = self.rng.integers(0, 5, array.shape).astype(array.dtype)
+
+        return fill
+
+    def close(self):
+        """Nothing blocks here."""
+
+
+class PlanDriver:
+    """Runs the chains of a bound plan for `explore`."""
+
+    def __init__(self, bound, machine, rng):
+        self.bound = bound
+        self.machine = machine
+        self.rng = rng
+        self.chains = [cycle(phases) for phases in bound.chains]
+        self.late = {}
+
+    def started(self, actor, firing):
+        chain = next(self.chains[actor])
+        if self.machine.state(actor) is State.FLUSHING:
+            chain = self.bound.bind_flush(actor, firing, self.machine.flush_tokens(actor))
+        self.late[actor] = chain
+        if self.rng.random() < 0.5:
+            self.finished(actor, firing)
+
+    def finished(self, actor, firing):
+        for launch in self.late.pop(actor, ()):
+            launch()
+        return Message.DONE
+
+
+class World:
+    """A plan with its ports and variables, ready for one run."""
+
+    def __init__(self, plan, kernels):
+        self.sinks = {a.name: Recorder() for a in plan.actors if a.kind is ActorKind.SINK}
+        sources = {a.name: Batches() for a in plan.actors if a.kind is ActorKind.SOURCE}
+        self.bound = load(plan, sources | self.sinks, kernels)
+        for block in self.bound._views._blocks:
+            block[:] = 0
+        for name, array in initial_values(plan, {}, 0).items():
+            np.copyto(self.bound.variables[name], array)
+
+    def explore(self, runnable, rng, steps=STEPS, initial=MappingProxyType({})):
+        machine = Machine(MachineTable.of(self.bound.plan, initial))
+        for source in machine.table.sources:
+            machine.admit(source, steps * machine.table.firings_per_step[source])
+            machine.end_admission(source)
+        explore(machine, rng, PlanDriver(runnable, machine, rng), is_checked=False)
+        assert machine.is_finished
+
+    def loop(self, runnable, steps=STEPS):
+        with Loop(runnable) as loop:
+            loop.admit(steps)
+            loop.end()
+            loop.wait()
+
+    def result(self):
+        """All that sinks read and what the variables are at the end, as bytes."""
+        rows = [
+            (name, tuple(sorted(token)), *[array.tobytes() for array in token.values()])
+            for name, sink in sorted(self.sinks.items())
+            for row in sink.rows
+            for token in row
+        ]
+        return rows, [array.tobytes() for _, array in sorted(self.bound.variables.items())]
+
+
+def on_host(plan, kernels):
+    world = World(plan, kernels)
+    world.explore(world.bound, Random(0))
+    return world.result()
+
+
+def on_device(plan, kernels, rng, *, max_ahead=2):
+    world = World(plan, kernels)
+    device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=max_ahead)
+    world.explore(device_plan, rng)
+    device_plan.synchronize()
+    return world.result()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def __call__(self, x):
+        return self.down(af.dropout(af.relu(self.up(x)), 0.2))
+
+
+@af.job(optimizer=af.optim.AdamW(1e-2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+@pytest.fixture(scope="session")
+def job_plan(tmp_path_factory):
+    """A training step with a snapshot of the variables after every third."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_CACHE", str(tmp_path_factory.mktemp("plans")))
+        data = {"x": np.zeros((16, 8), np.float32), "y": np.zeros(16, np.int32)}
+        return train.compile(Model(), af.data.ArraySource(data, batch=4), every=3)
+
+
+def fold(inputs, outputs):
+    """Mix all inputs; exact in float32. An output that is also read is a state."""
+    total = 1.0
+    for number, array in enumerate(inputs):
+        total = total * 31 + array * (number + 3)
+        total %= 8191
+    outputs[0][:] = total
+
+
+@pytest.fixture
+def pipeline(plan_maker):
+    """data -> up -> step -> down -> log; up and step share scratch bytes if `is_shared`.
+
+    The credit "turn" makes the two take turns.
+    """
+
+    def build(*, num_slots=2, is_shared=True, has_turn=True):
+        make = plan_maker()
+        batch, x = make.edge("batch", 2), make.edge("x", num_slots)
+        y, out = make.edge("y", num_slots), make.edge("out", 2)
+        turn = make.register("turn", RegisterKind.CONTROL, 1, size=0)
+        state = make.view(make.register("state", RegisterKind.VARIABLE))
+        one, other = (make.register(name, RegisterKind.TEMPORARY) for name in ("one", "other"))
+        if is_shared:
+            make.registers[other] = replace(
+                make.registers[other], offsets_bytes=make.registers[one].offsets_bytes
+            )
+        batch_view, x_view, y_view, out_view = (make.field_view(r) for r in (batch, x, y, out))
+        scratch, scratch2 = make.view(one), make.view(other)
+        ends = [(turn, 1)] if has_turn else []
+        make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+        make.actor(
+            "up", ActorKind.COPY, inputs=[(batch, 1)], outputs=[(x, 1), *ends],
+            launches=[
+                make.launch("fold", [batch_view], [scratch]),
+                make.launch("fold", [scratch, batch_view], [x_view]),
+            ],
+        )  # fmt: skip
+        make.actor(
+            "step", ActorKind.COMPUTE, inputs=[(x, 1), *ends], outputs=[(y, 1)],
+            launches=[
+                make.launch("fold", [x_view], [scratch2]),
+                make.launch("fold", [state, scratch2], [state]),
+                make.launch("fold", [state, scratch2, x_view], [y_view]),
+            ],
+        )  # fmt: skip
+        make.actor(
+            "down", ActorKind.COPY, inputs=[(y, 1)], outputs=[(out, 1)],
+            launches=[make.launch("fold", [y_view], [out_view])],
+        )  # fmt: skip
+        make.actor("log", ActorKind.SINK, inputs=[(out, 1)])
+        return put_on_device(make.plan())
+
+    return build
+
+
+def as_on_paper(steps):
+    """What the pipeline logs, without a plan: the same arithmetic in plain Python."""
+    rng, state, logged = np.random.default_rng(0), 0, []
+    for _ in range(steps):
+        batch = rng.integers(0, 5, (2,))
+        scratch = (31 + batch * 3) % 8191
+        x = ((31 + scratch * 3) % 8191 * 31 + batch * 4) % 8191
+        scratch = (31 + x * 3) % 8191
+        state = ((31 + state * 3) % 8191 * 31 + scratch * 4) % 8191
+        y = (((31 + state * 3) % 8191 * 31 + scratch * 4) % 8191 * 31 + x * 5) % 8191
+        logged.append(((31 + y * 3) % 8191).tolist())
+    return logged
+
+
+@pytest.fixture
+def log_of(fake_kernel):
+    def run(plan, seed):
+        world, rng = World(plan, {"fold": fake_kernel(fold), **POISON_KERNELS}), Random(seed)
+        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=rng.randint(1, 3))
+        world.explore(device_plan, rng, steps=8)
+        return [token["x"].tolist() for row in world.sinks["log"].rows for token in row]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def plans():
+    return SimpleNamespace(
+        GPU=GPU, STEPS=STEPS, World=World, put_on_device=put_on_device, on_host=on_host,
+        on_device=on_device, fold=fold, as_on_paper=as_on_paper,
+    )  # fmt: skip

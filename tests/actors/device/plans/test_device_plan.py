@@ -1,0 +1,197 @@
+"""Whole plans on a simulated device give, bit for bit, what they give on the host."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from actors.device.plan import DevicePlan
+from actors.device.simulated import SimulatedDevice
+from actors.errors import ActorFailed
+from actors.kernels import catalogue
+from actors.race import RaceError, check_races
+from compiler.errors import InternalError
+from compiler.placement import Device
+
+# -- plans of jobs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_training_job_gives_the_same_bits_on_the_device(is_apart, job_plan, plans):
+    kernels = catalogue.binders()
+    expected = plans.on_host(job_plan, kernels)
+    assert len(expected[0]) == plans.STEPS + 3
+    plan = plans.put_on_device(job_plan, is_apart=is_apart)
+    for seed in range(100):
+        rng = Random(seed)
+        assert plans.on_device(plan, kernels, rng, max_ahead=rng.randint(1, 3)) == expected, seed
+
+
+@pytest.mark.parametrize("actor", ["data", "step", "metrics", "snapshot", "checkpoint"])
+def test_a_training_job_without_the_waits_of_one_actor_gives_other_bits(actor, job_plan, plans):
+    kernels = catalogue.binders()
+    expected = plans.on_host(job_plan, kernels)
+    plan = plans.put_on_device(job_plan, is_apart=True)
+    number = next(a.id for a in plan.actors if a.name == actor)
+    different = 0
+    for seed in range(40):
+        world, rng = plans.World(plan, kernels), Random(seed)
+        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=3)
+        device_plan.executor._bodies[number]._gate.needed = ()
+        world.explore(device_plan, rng)
+        device_plan.synchronize()
+        different += world.result() != expected
+    assert different >= 1
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_training_job_gives_the_same_bits_through_the_real_loop(is_apart, job_plan, plans):
+    kernels = catalogue.binders()
+    expected = plans.on_host(job_plan, kernels)
+    plan = plans.put_on_device(job_plan, is_apart=is_apart)
+    for seed in range(15):
+        world = plans.World(plan, kernels)
+        device_plan = DevicePlan(world.bound, SimulatedDevice(Random(seed)))
+        world.loop(device_plan)
+        device_plan.synchronize()
+        assert world.result() == expected
+
+
+def test_a_device_plan_runs_again_after_a_restart(job_plan, plans):
+    kernels = catalogue.binders()
+    world, plain = (
+        plans.World(plans.put_on_device(job_plan), kernels),
+        plans.World(job_plan, kernels),
+    )
+    device_plan = DevicePlan(world.bound, SimulatedDevice(Random(1)))
+    for _ in range(2):
+        world.loop(device_plan, steps=3)
+        device_plan.restart()
+        plain.loop(plain.bound, steps=3)
+    assert world.result() == plain.result()
+
+
+# -- a pipeline over three streams whose scratch memory is shared --------------------------------
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_a_pipeline_over_three_streams_gives_the_numbers_on_paper(
+    num_slots, pipeline, log_of, plans
+):
+    plan = pipeline(num_slots=num_slots)
+    check_races(plan)
+    for seed in range(150):
+        assert log_of(plan, seed) == plans.as_on_paper(8)
+
+
+def test_shared_bytes_without_their_control_edge_are_wrong_numbers_and_a_named_race(
+    pipeline, log_of, plans
+):
+    plan = pipeline(num_slots=2, has_turn=False)
+    wrong = sum([log_of(plan, seed) != plans.as_on_paper(8) for seed in range(150)])
+    assert wrong >= 10
+    with pytest.raises(RaceError) as caught:
+        check_races(plan)
+    (race,) = caught.value.races
+    assert {race.first.register, race.second.register} == {"one", "other"}
+    assert race.missing == ("up", "step")
+    unshared = pipeline(num_slots=2, has_turn=False, is_shared=False)
+    check_races(unshared)
+    assert all([log_of(unshared, seed) == plans.as_on_paper(8) for seed in range(50)])
+
+
+def test_two_slots_on_the_same_bytes_are_wrong_numbers_and_a_named_race(pipeline, log_of, plans):
+    plan = pipeline(num_slots=2, has_turn=False, is_shared=False)
+    register = next(r for r in plan.registers if r.name == "x")
+    folded = replace(register, offsets_bytes=register.offsets_bytes[:1] * 2)
+    registers = [folded if r.name == "x" else r for r in plan.registers]
+    plan = replace(plan, registers=tuple(registers))
+    assert sum([log_of(plan, seed) != plans.as_on_paper(8) for seed in range(150)]) >= 10
+    with pytest.raises(RaceError, match="'x' slot"):
+        check_races(plan)
+
+
+# -- failures and refusals -----------------------------------------------------------------------
+
+
+def test_a_kernel_that_fails_on_the_device_fails_the_run_with_its_place(
+    pipeline, fake_kernel, no_thread_is_left, plans
+):
+    for seed in range(20):
+        calls = iter(range(1000))
+
+        def fail(inputs, outputs, calls=calls):
+            if next(calls) == 3 * 6 + 2:
+                raise ZeroDivisionError("no luck")
+            plans.fold(inputs, outputs)
+
+        plan = pipeline()
+        steps = [a for a in plan.actors if a.name == "step"]
+        launches = [replace(launch, kernel="fail") for launch in steps[0].launches]
+        actors = [replace(a, launches=tuple(launches)) if a in steps else a for a in plan.actors]
+        kernels = {"fold": fake_kernel(plans.fold), "fail": fake_kernel(fail)}
+        world = plans.World(replace(plan, actors=tuple(actors)), kernels)
+        device_plan = DevicePlan(world.bound, SimulatedDevice(Random(seed)))
+        with pytest.raises(ActorFailed) as caught:
+            world.loop(device_plan, steps=20)
+        failed = caught.value
+        assert (failed.actor, failed.firing, failed.launch) == ("step", 6, 2)
+        assert isinstance(failed.__cause__, ZeroDivisionError)
+        device_plan.release()
+
+
+def test_release_waits_for_the_device_and_lets_go_of_the_memory(pipeline, fake_kernel, plans):
+    world = plans.World(pipeline(), {"fold": fake_kernel(plans.fold)})
+    device = SimulatedDevice(Random(0), eagerness=0.0)
+    device_plan = DevicePlan(world.bound, device)
+    assert device_plan.arena_bytes == world.bound.arena_bytes
+    world.explore(device_plan, Random(0))
+    device_plan.release()
+    device_plan.release()
+    assert device.advance(1) == 0
+    assert (device_plan.chains, world.bound.chains) == ((), ())
+
+
+def test_streams_on_two_devices_are_refused(pipeline, plans):
+    plan = pipeline()
+    streams = [replace(s, device=Device("simulated", s.id)) for s in plan.streams]
+    with pytest.raises(InternalError, match=r"streams on simulated:0, simulated:1, .* one device"):
+        DevicePlan(
+            load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
+        )
+
+
+def test_a_source_on_a_device_is_refused_with_the_way_out(pipeline, plans):
+    plan = pipeline()
+    streams = [replace(s, device=plans.GPU) for s in plan.streams]
+    with pytest.raises(InternalError, match="source 'data' is on stream 'data' of simulated:0"):
+        DevicePlan(
+            load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
+        )
+
+
+def load_bare(plan, plans):
+    class Nothing:
+        def bind(self, attrs, inputs, outputs, workspace):
+            return lambda: None
+
+    return plans.World(plan, {"fold": Nothing()}).bound
+
+
+def test_initial_credits_are_counted_when_a_resumed_run_starts_between_two_snapshots(
+    job_plan, plans
+):
+    kernels = catalogue.binders()
+    plan, initial = plans.put_on_device(job_plan, is_apart=True), {"updated": 2}
+    results = []
+    for seed in range(20):
+        world, rng = plans.World(plan, kernels), Random(seed)
+        runnable = world.bound
+        if seed:
+            runnable = DevicePlan(world.bound, SimulatedDevice(rng), initial=initial)
+        world.explore(runnable, rng, initial=initial)
+        if seed:
+            runnable.synchronize()
+        results.append(world.result())
+    assert all(result == results[0] for result in results)
+    assert [s["step"] for row in world.sinks["checkpoint"].rows for s in row] == [1, 4, 7, 7]

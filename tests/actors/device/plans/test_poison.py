@@ -1,0 +1,55 @@
+"""Bytes that a plan calls free may hold anything: right plans do not notice, wrong ones do."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from actors.device.poison import POISON_KERNELS, poison
+from actors.kernels import catalogue
+from actors.race import check_races
+from compiler.plan import RegisterKind
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_training_job_gives_the_same_bits_when_all_free_bytes_are_scribbled_over(
+    is_apart, job_plan, plans
+):
+    kernels = dict(catalogue.binders()) | POISON_KERNELS
+    expected = plans.on_host(job_plan, kernels)
+    plan = poison(plans.put_on_device(job_plan, is_apart=is_apart))
+    check_races(plan)
+    poisoned = {
+        a.name: a.launches[-1].outputs
+        for a in plan.actors
+        if a.launches[-1:] and a.launches[-1].op == "poison"
+    }
+    names = {plan.registers[plan.views[v].register].name for v in poisoned["step"]}
+    assert "batch" in names
+    assert len(names) > 3
+    for seed in range(30):
+        assert plans.on_device(plan, kernels, Random(seed)) == expected, seed
+
+
+def test_poison_spares_what_somebody_else_may_need(pipeline, log_of, plans):
+    plan = poison(pipeline(num_slots=2))
+    names = [
+        [plan.registers[plan.views[v].register].name for v in actor.launches[-1].outputs]
+        for actor in plan.actors
+        if actor.launches
+    ]
+    assert names == [["batch", "one"], ["x", "other"], ["y"]]
+    check_races(plan)
+    assert all([log_of(plan, seed) == plans.as_on_paper(8) for seed in range(100)])
+
+
+def test_poison_shows_a_state_that_was_planned_as_temporary(pipeline, log_of, plans):
+    plan = pipeline()
+    kinds = [
+        replace(r, kind=RegisterKind.TEMPORARY) if r.name == "state" else r for r in plan.registers
+    ]
+    plan = replace(plan, registers=tuple(kinds))
+    assert log_of(plan, 0) == plans.as_on_paper(8)
+    with np.errstate(invalid="ignore"):
+        assert log_of(poison(plan), 0) != plans.as_on_paper(8)

@@ -1,0 +1,164 @@
+"""An executor gives the host's numbers at every pace of the device, and says what failed."""
+
+from random import Random
+
+import pytest
+
+from actors.device.protocol import DeviceFailure, DeviceFault
+from actors.device.simulated import SimulatedDevice
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_every_pace_of_the_device_gives_the_numbers_of_the_host(block, graphs, make_random):
+    for seed in range(block * 500, block * 500 + 500):
+        assert graphs.is_equal_for(seed, make_random), f"seed {seed} gives other numbers"
+
+
+def test_slots_of_a_consumer_that_ended_early_are_waited_for_as_far_as_it_came(graphs):
+    table, admitted = graphs.early_end()
+    executor = graphs.make_executor(table, SimulatedDevice(Random(0)))
+    assert [w.actor for w in executor.waits.all[2]] == [3, 4]
+    assert [w.actor for w in executor.waits.needed[2]] == [4]
+    assert all([graphs.is_equal(table, admitted, Random(seed)) for seed in range(200)])
+
+
+def test_after_a_restart_the_same_executor_runs_again(graphs, make_random):
+    for seed in range(60):
+        rng = Random(seed)
+        table, admitted = graphs.random_case(rng, make_random)
+        executor = graphs.make_executor(table, SimulatedDevice(rng))
+        for _ in range(2):
+            assert graphs.drive(executor, admitted, rng) == graphs.run_on_host(table, admitted)
+            executor.restart()
+
+
+# -- how far ahead -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_ahead", [1, 2, 3])
+def test_a_device_that_does_nothing_unasked_is_fed_so_many_steps_and_no_more(max_ahead, graphs):
+    most = [0, 0, 0]
+    device = SimulatedDevice(Random(1), eagerness=0.0)
+    executor = graphs.make_executor(graphs.ping_pong(num_slots=8), device, max_ahead)
+
+    def look(actor):
+        most[:] = [max(n, executor.num_unfinished(a)) for a, n in enumerate(most)]
+
+    graphs.drive(executor, {0: 30}, Random(3), look=look)
+    assert most == [0, max_ahead, max_ahead]
+    assert [executor.num_unfinished(a) for a in range(3)] == [0, 0, 0]
+
+
+def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_random):
+    most = 0
+    for seed in range(150):
+        rng = Random(seed)
+        table, admitted = graphs.random_case(rng, make_random)
+        executor = graphs.make_executor(table, SimulatedDevice(rng), rng.randint(1, 3))
+        windows = [throttle.window for throttle in executor.waits.throttles]
+
+        def look(actor, executor=executor, windows=windows):
+            nonlocal most
+            assert executor.num_unfinished(actor) <= windows[actor]
+            most = max(most, executor.num_unfinished(actor))
+
+        graphs.drive(executor, admitted, rng, look=look)
+    assert most >= 3
+
+
+def test_less_than_one_step_ahead_is_refused(graphs):
+    with pytest.raises(ValueError, match="max_ahead of 1 step or more, got 0"):
+        graphs.make_executor(graphs.ping_pong(), SimulatedDevice(Random(0)), 0)
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.fixture
+def breaking(graphs):
+    """Bodies of which one launch raises, where it is executed: (actor, firing, launch)."""
+
+    class Breaking(graphs.Bodies):
+        def __init__(self, table, *place):
+            super().__init__(table)
+            self.place = place
+
+        def chain(self, actor, counts=None):
+            def watched(number, launch):
+                def body():
+                    if (actor, self.firings[actor], number) == self.place:
+                        raise Broken("no luck")
+                    launch()
+
+                return body
+
+            launches = super().chain(actor, counts)
+            return tuple([watched(number, launch) for number, launch in enumerate(launches)])
+
+    return Breaking
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_launch_that_fails_on_the_device_is_named_wherever_it_is_found(seed, graphs, breaking):
+    rng = Random(seed)
+    table = graphs.ping_pong(num_slots=3)
+    actor, firing, launch = rng.choice([1, 2]), rng.randint(0, 9), rng.randint(0, 4)
+    executor = graphs.make_executor(table, SimulatedDevice(rng), rng.randint(1, 3))
+    for _ in range(rng.randint(0, 2)):
+        graphs.drive(executor, {0: rng.randint(1, 7)}, rng)
+        executor.restart()
+    with pytest.raises(DeviceFailure) as caught:
+        graphs.drive(executor, {0: 10}, rng, bodies=breaking(table, actor, firing, launch))
+    error = caught.value
+    assert (error.actor, error.firing, error.launch) == (actor, firing, launch)
+    assert isinstance(error.__cause__, Broken)
+    assert str(error) == (
+        f"launch {launch + 1} of 5 of actor {table.names[actor]!r} failed on the device in firing"
+        f" {firing}: no luck"
+    )
+
+
+def test_a_launch_of_the_host_that_fails_stays_what_it_is(graphs, breaking):
+    table = graphs.ping_pong()
+    executor = graphs.make_executor(table, SimulatedDevice(Random(0)))
+    with pytest.raises(Broken):
+        graphs.drive(executor, {0: 5}, Random(0), bodies=breaking(table, 0, 3, 0))
+
+
+def test_a_launch_that_cannot_be_enqueued_is_named(graphs):
+    class Refusing(SimulatedDevice):
+        def make_stream(self, name):
+            stream = super().make_stream(name)
+            enqueue, calls = stream.enqueue, iter(range(1000))
+
+            def refuse(launch):
+                if next(calls) == 7:
+                    raise Broken("too many threads per block")
+                enqueue(launch)
+
+            stream.enqueue = refuse
+            return stream
+
+    executor = graphs.make_executor(graphs.ping_pong(), Refusing(Random(0)))
+    text = "launch 3 of 5 of actor '(first|second)' could not be enqueued in firing 1: too many"
+    with pytest.raises(DeviceFailure, match=text) as caught:
+        graphs.drive(executor, {0: 10}, Random(0))
+    assert (caught.value.firing, caught.value.launch) == (1, 2)
+    assert isinstance(caught.value.__cause__, Broken)
+
+
+def test_a_fault_of_which_the_device_cannot_tell_the_place_comes_with_the_suspects(graphs):
+    class Dead(SimulatedDevice):
+        def synchronize(self):
+            raise DeviceFault("an illegal memory access")
+
+    executor = graphs.make_executor(graphs.ping_pong(), Dead(Random(0), eagerness=0.0))
+    with pytest.raises(DeviceFault, match="illegal memory access") as caught:
+        graphs.drive(executor, {0: 2}, Random(0))
+    assert caught.value.__notes__ == [
+        "enqueued and not ended: 'first' firings 0 to 1; 'second' firings 0 to 1"
+    ]

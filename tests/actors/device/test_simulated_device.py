@@ -1,0 +1,214 @@
+"""The simulated device keeps the order that streams and events give, and no other."""
+
+import threading
+from collections import defaultdict
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from actors.device.protocol import DeviceFault
+from actors.device.simulated import SimulatedDevice
+from compiler.errors import InternalError
+
+
+def random_program(rng):
+    """A host's calls: ("launch", stream, name), ("record" | "wait", stream, event), ..."""
+    program = []
+    for number in range(rng.randint(4, 12)):
+        stream = rng.randrange(3)
+        kind = rng.choice(["launch", "launch", "record", "wait", "synchronize"])
+        if kind == "synchronize" and rng.random() < 0.7:
+            kind = "launch"
+        program.append((kind, stream, number if kind == "launch" else rng.randrange(2)))
+    return program
+
+
+def orders_of(program):
+    """Vector clocks (Fidge 1988): the pairs of launches of which the first must come first.
+
+    The host's own waits order what it calls afterwards. Shares nothing with the device.
+    """
+    clocks = [frozenset() for _ in range(3)]
+    events = {}
+    host = frozenset()
+    orders = set()
+    for kind, stream, number in program:
+        clocks[stream] |= host
+        if kind == "launch":
+            orders |= {(earlier, number) for earlier in clocks[stream]}
+            clocks[stream] |= {number}
+        elif kind == "record":
+            events[number] = clocks[stream]
+        elif kind == "wait":
+            clocks[stream] |= events.get(number, frozenset())
+        else:
+            host |= events.get(number, frozenset())
+    return orders
+
+
+def execute(program, seed):
+    device, ran = SimulatedDevice(Random(seed)), []
+    streams = [device.make_stream(str(number)) for number in range(3)]
+    events = [device.make_event() for _ in range(2)]
+    for kind, stream, number in program:
+        if kind == "launch":
+            streams[stream].enqueue(lambda number=number: ran.append(number))
+        elif kind == "record":
+            streams[stream].record(events[number])
+        elif kind == "wait":
+            streams[stream].wait(events[number])
+        else:
+            events[number].synchronize()
+    device.synchronize()
+    return ran
+
+
+def test_launches_run_in_an_order_that_streams_and_events_allow_and_in_every_such_order():
+    for seed in range(60):
+        program = random_program(Random(seed))
+        orders = orders_of(program)
+        names = sorted([number for kind, _, number in program if kind == "launch"])
+        seen = defaultdict(set)
+        for pace in range(60):
+            ran = execute(program, pace)
+            assert sorted(ran) == names
+            for first, second in combinations(ran, 2):
+                assert (second, first) not in orders, f"program {seed}, pace {pace}"
+                seen[min(first, second), max(first, second)].add(first < second)
+        for (first, second), directions in seen.items():
+            if (first, second) not in orders:
+                assert directions == {True, False}, f"{first} and {second} of program {seed}"
+
+
+def test_a_seed_replays_a_run():
+    program = [("launch", number % 3, number) for number in range(30)]
+    assert execute(program, 5) == execute(program, 5)
+    assert len({tuple(execute(program, pace)) for pace in range(20)}) == 20
+
+
+@pytest.fixture
+def lazy():
+    """A device that executes nothing unasked."""
+    return SimulatedDevice(Random(0), eagerness=0.0)
+
+
+def test_nothing_is_executed_before_somebody_waits_or_asks(lazy):
+    ran = []
+    stream, event = lazy.make_stream("s"), lazy.make_event()
+    for number in range(5):
+        stream.enqueue(lambda number=number: ran.append(number))
+    stream.record(event)
+    assert ran == []
+    assert not event.is_done
+    assert lazy.advance(2) == 2
+    assert ran == [0, 1]
+    event.synchronize()
+    assert ran == [0, 1, 2, 3, 4]
+    assert event.is_done
+    assert lazy.advance(10) == 0
+
+
+def test_an_event_that_was_never_recorded_holds_nobody(lazy):
+    ran = []
+    stream, event = lazy.make_stream("s"), lazy.make_event()
+    assert event.is_done
+    event.synchronize()
+    stream.wait(event)
+    stream.enqueue(lambda: ran.append(1))
+    lazy.synchronize()
+    assert ran == [1]
+
+
+def test_a_wait_keeps_the_record_that_was_the_latest_when_it_was_put_on_the_stream(lazy):
+    ran = []
+    first, second, event = lazy.make_stream("first"), lazy.make_stream("second"), lazy.make_event()
+    first.record(event)
+    second.wait(event)
+    second.enqueue(lambda: ran.append("second"))
+    done = lazy.make_event()
+    second.record(done)
+    blocker = lazy.make_event()
+    second.record(blocker)
+    first.wait(blocker)
+    first.record(event)
+    done.synchronize()
+    assert ran == ["second"]
+    assert not event.is_done
+
+
+def test_a_launch_that_raises_is_a_fault_from_then_on_and_hangs_nobody(lazy):
+    ran, error = [], ValueError("no luck")
+
+    def fail():
+        raise error
+
+    first, second, event = lazy.make_stream("first"), lazy.make_stream("second"), lazy.make_event()
+    first.enqueue(lambda: ran.append("before"))
+    first.enqueue(fail)
+    first.enqueue(lambda: ran.append("after"))
+    first.record(event)
+    second.wait(event)
+    second.enqueue(lambda: ran.append("elsewhere"))
+    for wait in (event.synchronize, lazy.synchronize, event.synchronize):
+        with pytest.raises(DeviceFault) as caught:
+            wait()
+        assert str(caught.value) == "launch 1 on stream 'first' raised ValueError: no luck"
+        assert (caught.value.stream, caught.value.launch) == (first, 1)
+        assert caught.value.__cause__ is error
+    assert ran == ["before"]
+    for call in (lambda: first.enqueue(fail), lambda: first.record(event)):
+        with pytest.raises(DeviceFault):
+            call()
+
+
+def test_what_can_never_come_is_said_with_the_heads_of_the_queues(lazy):
+    stream, event = lazy.make_stream("copy"), lazy.make_event()
+    stream.record(event)
+    stream.queue.clear()
+    stream.wait(event)
+    stream.enqueue(lambda: None)
+    text = (
+        "the device cannot go on: the host waits for the device; stream 'copy' waits for record 0"
+        " of event 0 on stream 'copy'"
+    )
+    with pytest.raises(InternalError, match=text):
+        lazy.synchronize()
+    stream.queue.clear()
+    text = "the host waits for record 0 of event 0 on stream 'copy'; every stream is empty"
+    with pytest.raises(InternalError, match=text):
+        event.synchronize()
+
+
+def test_an_event_of_another_device_is_refused(lazy):
+    with pytest.raises(InternalError, match="an event of object is not of a simulated device"):
+        lazy.make_stream("s").wait(object())
+
+
+@pytest.mark.parametrize("eagerness", [-0.1, 1.0])
+def test_an_eagerness_that_would_never_stop_is_refused(eagerness):
+    with pytest.raises(ValueError, match=r"expected an eagerness in \[0, 1\)"):
+        SimulatedDevice(Random(0), eagerness=eagerness)
+
+
+def test_threads_that_feed_streams_of_their_own_see_each_stream_in_order():
+    device, ran = SimulatedDevice(Random(3)), [[] for _ in range(4)]
+    streams = [device.make_stream(str(number)) for number in range(4)]
+    events = [device.make_event() for _ in range(4)]
+
+    def feed(number):
+        for value in range(200):
+            streams[number].wait(events[(number + 1) % 4])
+            streams[number].enqueue(lambda value=value: ran[number].append(value))
+            streams[number].record(events[number])
+            if value % 7 == 0:
+                events[number].synchronize()
+                assert ran[number] == list(range(value + 1))
+
+    threads = [threading.Thread(target=feed, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    device.synchronize()
+    assert ran == [list(range(200))] * 4

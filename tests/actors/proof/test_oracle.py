@@ -1,0 +1,110 @@
+"""The oracle itself: what it expects by hand, and that it objects to what it must."""
+
+import pytest
+
+from actors.machine import Machine
+from actors.proof.oracle import Memory, OracleError, expected_run
+from actors.proof.scenario import Command, Order, Scenario
+from actors.table import Edge, MachineTable
+from actors.transitions import Message
+
+
+def scenario_of(*, flushed=(), commands=(), ends=None, fails=None, initial=0):
+    edges = [Edge("r", 0, 1, 1, 2, 3, initial)]
+    table = MachineTable.from_edges(["a", "b"], edges, sources=[0], flushed=flushed)
+    return Scenario(table, (Command(Order.ADMIT, 0, 5), *commands), ends or {}, fails)
+
+
+@pytest.mark.parametrize(
+    ("options", "ends", "firings", "left"),
+    [
+        ({}, {}, [5, 2], 1),
+        ({"initial": 1}, {}, [5, 3], 0),
+        ({"flushed": [1]}, {}, [5, 2], 1),
+        ({}, {0: 3}, [3, 1], 1),
+        ({"initial": 3}, {0: 0}, [0, 1], 1),
+    ],
+)
+def test_firings_and_the_rest_follow_from_the_graph(options, ends, firings, left):
+    table = scenario_of(**options).table
+    assert expected_run(table, {0: 5}, ends) == (firings, [{}, {0: left}])
+
+
+@pytest.fixture
+def memory():
+    scenario = scenario_of()
+    machine = Machine(scenario.table)
+    memory = Memory(scenario, machine)
+    memory.command(scenario.commands[0])
+    return memory
+
+
+def fire(memory, actor, firing):
+    memory.started(actor, firing)
+    assert memory.finished(actor, firing) is Message.DONE
+
+
+def test_tokens_are_read_in_the_order_in_which_they_are_written(memory):
+    for firing in range(3):
+        fire(memory, 0, firing)
+    fire(memory, 1, 0)
+
+
+def test_reading_what_was_not_written_is_found(memory):
+    fire(memory, 0, 0)
+    with pytest.raises(OracleError, match="holds -1 instead of 1 at its start"):
+        memory.started(1, 0)
+
+
+def test_writing_into_a_slot_that_is_read_is_found_at_the_end_of_the_reader(memory):
+    for firing in range(3):
+        fire(memory, 0, firing)
+    memory.started(1, 0)
+    memory.started(0, 3)
+    with pytest.raises(OracleError, match="holds -1 instead of 0 at its end"):
+        memory.finished(1, 0)
+
+
+def test_a_firing_out_of_order_and_one_too_many_are_found(memory):
+    with pytest.raises(OracleError, match="actor 0 starts firing 1, not 0"):
+        memory.started(0, 1)
+    for firing in range(5):
+        fire(memory, 0, firing)
+    with pytest.raises(OracleError, match="actor 0 starts firing 5 of 5"):
+        memory.started(0, 5)
+
+
+def test_a_limit_lowers_what_is_expected_but_not_below_what_has_begun(memory):
+    memory.command(Command(Order.END, 0, 3))
+    assert memory.expected == [3, 1]
+    memory.command(Command(Order.END, 0, 0))
+    assert memory.expected == [1, 0]
+
+
+def test_a_run_that_stops_short_is_found(memory):
+    with pytest.raises(OracleError, match="not quiescent"):
+        memory.check_end()
+    memory.machine.receive(Message.DONE)
+    memory.machine.outbox.clear()
+    memory.machine.fireable.clear()
+    with pytest.raises(OracleError, match="not quiescent"):
+        memory.check_end()
+    memory.command(Command(Order.HALT))
+    memory.machine.receive(Message.DONE)
+    memory.machine.outbox.clear()
+    memory.check_end()
+
+
+def test_a_stall_is_told_with_who_waits_for_what():
+    scenario = scenario_of()
+    memory = Memory(scenario, Machine(scenario.table))
+    with pytest.raises(OracleError, match=r"fired \[0, 0\], expected \[5, 2\]; 'a' waits for 1"):
+        memory.check_end()
+
+
+def test_a_halt_that_nobody_asked_for_is_found(memory):
+    memory.machine.halt()
+    memory.machine.receive(Message.DONE)
+    memory.machine.outbox.clear()
+    with pytest.raises(OracleError, match="the machine has halted"):
+        memory.check_end()

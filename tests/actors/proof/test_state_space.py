@@ -1,0 +1,65 @@
+"""All states of the machine, counted by hand where they are few, and the same as the model's."""
+
+import pytest
+
+from actors.machine import Machine
+from actors.proof.promela import Study
+from actors.proof.state_space import StateSpace, _Restorable, reach
+from actors.table import Edge, MachineTable
+from actors.transitions import Message, message
+from compiler.errors import InternalError
+
+
+def pair(**options):
+    edges = [Edge("r", 0, 1, 1, 1, options.pop("num_slots", 1))]
+    return MachineTable.from_edges(["a", "b"], edges, sources=[0], **options)
+
+
+def test_the_states_of_a_run_without_steps_can_be_counted_by_hand():
+    """At rest; the end asked for and End under way; both ended."""
+    assert reach(Study(pair(), 0)) == StateSpace(3, 1)
+
+
+def test_the_states_of_one_step_can_be_counted_by_hand():
+    """Without the step 3, as above. Before the end is asked for 5 more: a fires; READY is under
+    way; b fires; FREE is under way; at rest. After it 8: a fires; READY and END are under way; b
+    fires, END under way or received; FREE under way, END under way or received; a has ended, END
+    under way; both have ended.
+    """
+    space = reach(Study(pair(), 1))
+    assert space == StateSpace(3 + 5 + 8, 2)
+
+
+def test_a_second_slot_lets_the_producer_run_ahead():
+    assert reach(Study(pair(num_slots=2), 4)).num_states > reach(Study(pair(), 4)).num_states
+
+
+def test_every_number_of_steps_is_an_end_of_its_own():
+    for steps in range(5):
+        assert reach(Study(pair(), steps)).num_ends == steps + 1
+
+
+def test_a_machine_goes_back_to_where_it_was():
+    machine = _Restorable(pair())
+    before = machine.snapshot()
+    machine.admit(0, 2)
+    machine.receive(message(Message.DONE, 0))
+    machine.outbox.clear()
+    assert machine.snapshot() != before
+    machine.restore(before)
+    assert machine.snapshot() == before
+    assert machine.firing_index(0) == -1
+
+
+def test_a_state_in_which_nothing_can_happen_is_named(monkeypatch):
+    monkeypatch.setattr(Machine, "_end_if_home", lambda self, actor: None)
+    with pytest.raises(InternalError, match=r"cannot finish: 'a' waits for .*'b' waits for"):
+        reach(Study(pair(), 1))
+
+
+def test_a_state_that_breaks_an_invariant_is_found(monkeypatch):
+    monkeypatch.setattr(Machine, "_hand_back", lambda self, actor, code: None)
+    edges = [Edge("r", 0, 2, 1, 1, 1), Edge("s", 1, 2, 1, 1, 1)]
+    table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0, 1])
+    with pytest.raises(InternalError, match="accounts for 0 of its 1 slots"):
+        reach(Study(table, 1))

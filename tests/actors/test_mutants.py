@@ -1,0 +1,500 @@
+"""Bugs of the protocol, each seeded into the machine: a few hundred seeds find every one.
+
+A mutant says in its docstring what it does wrong. The machine's own check that a slot comes home
+only once is off, since it would find many of them first: the oracle has to, or, where a mutant says
+so, the transition table.
+"""
+
+from itertools import islice
+from random import Random
+
+import pytest
+
+from actors.errors import ProtocolError
+from actors.machine import Machine
+from actors.proof.oracle import OracleError, play
+from actors.proof.scenario import make_scenario
+from actors.table import OUTSIDE
+from actors.transitions import TRANSITIONS, Message, Reaction, State, kind_of, message, subject_of
+
+NUM_SEEDS = 600
+MUTANTS = []
+
+
+class Loose(Machine):
+    """A machine without the check of limits, and with a place to put a bug."""
+
+    is_found_by_oracle = True
+
+    def __init__(self, table):
+        self.rng = Random(table.num_actors)
+        super().__init__(table)
+        self.seed()
+
+    def seed(self):
+        """Put the bug in."""
+
+    def _refuse(self, code):
+        actor = self._owner[code] if 0 <= code < len(self._owner) else self.table.num_actors
+        if actor < self.table.num_actors and kind_of(code) <= Message.RETURN:
+            cell = TRANSITIONS[State(self._state[actor])][kind_of(code)]
+            if cell.reaction is not Reaction.ILLEGAL:
+                return
+        super()._refuse(code)
+
+
+def mutant(machine_type):
+    MUTANTS.append(machine_type)
+    return machine_type
+
+
+def killer(machine_type, seed):
+    """What finds fault with a run: the oracle, the transition table (ProtocolError), or nothing."""
+    rng = Random(seed)
+    scenario = make_scenario(rng)
+    try:
+        play(scenario, machine_type(scenario.table), rng, is_checked=False)
+    except (OracleError, ProtocolError) as error:
+        return type(error)
+    return None
+
+
+def test_the_machine_without_a_bug_survives():
+    assert {killer(Loose, seed) for seed in range(NUM_SEEDS)} == {None}
+
+
+# -- messages lost, doubled, misdirected, too early ----------------------------------------------
+
+
+def drop(kind, share=1.0):
+    return lambda m, codes: [c for c in codes if kind_of(c) is not kind or m.rng.random() > share]
+
+
+def double(kind):
+    return lambda m, codes: [c for c in codes for _ in range(1 + (kind_of(c) is kind))]
+
+
+def changing(name, change):
+    """A mutant that changes every batch of messages that it sends."""
+
+    def seed(self):
+        self._send = lambda codes: self.outbox.extend(change(self, [*codes]))
+
+    MUTANTS.append(type(name, (Loose,), {"seed": seed}))
+
+
+changing("LosesOneFreeInTen", drop(Message.FREE, 0.1))
+changing("LosesOneReadyInTen", drop(Message.READY, 0.1))
+changing("LosesOneReturnInTen", drop(Message.RETURN, 0.1))
+changing("LosesEveryEnd", drop(Message.END))
+changing("DoublesReady", double(Message.READY))
+changing("DoublesFree", double(Message.FREE))
+changing("DoublesReturn", double(Message.RETURN))
+
+
+@mutant
+class ForgetsAConsumer(Loose):
+    """Leaves out the first message of every firing."""
+
+    def seed(self):
+        self._posts = tuple([posts[1:] for posts in self._posts])
+
+
+@mutant
+class EndOvertakesReady(Loose):
+    """Sends End before the Ready of the last firing."""
+
+    def seed(self):
+        def send(codes):
+            is_end = bool(codes) and kind_of(codes[0]) is Message.END
+            (self.outbox.extendleft if is_end else self.outbox.extend)(codes)
+
+        self._send = send
+
+
+class SendsAtStart(Loose):
+    """Sends the messages of one kind when a firing starts instead of when it is done."""
+
+    kind = None
+
+    def seed(self):
+        posts = self._posts
+        early = [[c for c in codes if kind_of(c) is self.kind] for codes in posts]
+        self._posts = tuple([tuple([c for c in p if kind_of(c) is not self.kind]) for p in posts])
+
+        def start(actor):
+            self.fireable.append(actor)
+            self.outbox.extend(early[actor])
+
+        self._start_in = [start] * self.table.num_actors
+
+
+@mutant
+class FreesEarly(SendsAtStart):
+    """Sends Free before the reader is done."""
+
+    kind = Message.FREE
+
+
+@mutant
+class ReadyEarly(SendsAtStart):
+    """Sends Ready before the writer is done."""
+
+    kind = Message.READY
+
+
+# -- counters ------------------------------------------------------------------------------------
+
+
+@mutant
+class OneCreditTooMany(Loose):
+    """Starts with a free slot more than there are."""
+
+    def seed(self):
+        for index, edge in enumerate(self.table.edges):
+            if edge.producer != OUTSIDE:
+                self._add(message(Message.FREE, index), 1)
+
+
+@mutant
+class OneCreditTooFew(Loose):
+    """Starts with a free slot less than there are."""
+
+    def seed(self):
+        for index, edge in enumerate(self.table.edges):
+            if edge.producer != OUTSIDE:
+                self._take(message(Message.FREE, index), 1)
+
+
+@mutant
+class TokensNotTaken(Loose):
+    """Fires without taking its tokens."""
+
+    def seed(self):
+        rows = [[t for t in row if kind_of(t[0]) is Message.FREE] for row in self._takes]
+        self._takes = tuple([tuple(row) for row in rows])
+
+
+@mutant
+class SlotsNotTaken(Loose):
+    """Fires without taking its slots."""
+
+    def seed(self):
+        rows = [[t for t in row if kind_of(t[0]) is Message.READY] for row in self._takes]
+        self._takes = tuple([tuple(row) for row in rows])
+
+
+@mutant
+class WrongRate(Loose):
+    """Counts one token for a Ready that brings several."""
+
+    def seed(self):
+        for index in range(len(self.table.edges)):
+            self._refill[message(Message.READY, index)] = 1
+
+
+@mutant
+class ForgetsCredits(Loose):
+    """Does not see the tokens that a register starts with."""
+
+    def seed(self):
+        for index, edge in enumerate(self.table.edges):
+            if edge.initial and self._level[message(Message.READY, index)] > -edge.consume:
+                self._take(message(Message.READY, index), 1)
+
+
+@mutant
+class CreditsWithoutSlots(Loose):
+    """Holds the slots free that are full at the start."""
+
+    def seed(self):
+        for index, edge in enumerate(self.table.edges):
+            if edge.initial:
+                self._add(message(Message.FREE, index), edge.initial)
+
+
+@mutant
+class MissesAWakeUp(Loose):
+    """Counts one unmet condition too many for one actor."""
+
+    def seed(self):
+        self._unmet[self.rng.randrange(self.table.num_actors)] += 1
+
+
+@mutant
+class WakesTooEarly(Loose):
+    """Counts one unmet condition too few for one actor."""
+
+    def seed(self):
+        self._unmet[self.rng.randrange(self.table.num_actors)] -= 1
+
+
+@mutant
+class FiresTwiceAtOnce(Loose):
+    """Forgets that to be firing is an unmet condition."""
+
+    def seed(self):
+        def start(actor):
+            self.fireable.append(actor)
+            self._unmet[actor] -= 1
+
+        self._start_in = [start] * self.table.num_actors
+
+
+# -- admission -----------------------------------------------------------------------------------
+
+
+@mutant
+class AdmitsTooFew(Loose):
+    """Admits one firing less than asked for."""
+
+    def admit(self, actor, count):
+        if count > 1:
+            super().admit(actor, count - 1)
+
+
+@mutant
+class IgnoresTheLimit(Loose):
+    """Ends admission without the limit."""
+
+    def end_admission(self, actor, limit=None):
+        super().end_admission(actor)
+
+
+@mutant
+class LimitOffByOne(Loose):
+    """Permits one firing more than the limit."""
+
+    def end_admission(self, actor, limit=None):
+        super().end_admission(actor, None if limit is None else limit + 1)
+
+
+@mutant
+class LimitForgetsWhatRuns(Loose):
+    """Measures the limit against the firings that are done, not those that started."""
+
+    def end_admission(self, actor, limit=None):
+        is_running = self._state[actor] == State.FIRING
+        super().end_admission(actor, None if limit is None else limit + is_running)
+
+
+@mutant
+class LowersTheLimitAsleep(Loose):
+    """Does not close a waiting source whose limit is lowered after its end."""
+
+    def end_admission(self, actor, limit=None):
+        edge = self.table.admission[actor]
+        if self._is_ended[edge] and limit is not None and self._state[actor] == State.WAITING:
+            surplus = self._level[message(Message.READY, edge)] + 1
+            self._take(message(Message.READY, edge), max(0, surplus - limit))
+            return
+        super().end_admission(actor, limit)
+
+
+@mutant
+class ExhaustedKeepsItsSlots(Loose):
+    """Does not take back the slots of a firing that found no more data."""
+
+    def _exhaust(self, actor, code):
+        taken = [(message(Message.FREE, e), self.table.edges[e]) for e in self.table.outputs[actor]]
+        for free, edge in taken:
+            self._take(free, edge.produce)
+        super()._exhaust(actor, code)
+
+
+@mutant
+class ExhaustedIsReady(Loose):
+    """Tells its consumers that there is data when there is none."""
+
+    def _exhaust(self, actor, code):
+        self._send(self._wiring.readies[actor])
+        super()._exhaust(actor, code)
+
+
+# -- the way to the end --------------------------------------------------------------------------
+
+
+@mutant
+class ClosesTooEarly(Loose):
+    """Closes when an input has ended, although its tokens suffice for another firing."""
+
+    def _close(self, actor):
+        for edge in self.table.inputs[actor]:
+            code = message(Message.READY, edge)
+            if self._is_ended[edge] and self._level[code] >= 0:
+                left = self._level[code] + 1
+                self._take(code, left)
+                self._send([message(Message.RETURN, edge)] * left)
+        super()._close(actor)
+
+
+@mutant
+class OverlooksTheEnd(Loose):
+    """Does not look after a firing whether an input has ended."""
+
+    def _note_end(self, actor, code):
+        super()._note_end(actor, code)
+        self._has_end[actor] = False
+
+
+@mutant
+class NeverFlushes(Loose):
+    """Hands the rest back where it should fire once more."""
+
+    def _flush(self, actor):
+        self._finish(actor)
+
+
+@mutant
+class FlushesTwice(Loose):
+    """Starts its last firing twice."""
+
+    def _finish_flush(self, actor, code):
+        self.flushing.append(actor)
+        super()._finish_flush(actor, code)
+
+
+class FlushesTooEarly(Loose):
+    """Flushes as if some of its conditions were met."""
+
+    def pretends(self, code):
+        raise NotImplementedError
+
+    def _flush(self, actor):
+        ends, levels = list(self._is_ended), list(self._level)
+        for e in self.table.inputs[actor]:
+            self._is_ended[e] |= self.pretends(message(Message.READY, e))
+        for e in self.table.outputs[actor]:
+            free = message(Message.FREE, e)
+            if levels[free] < 0 and self.pretends(free):
+                self._level[free] = 0
+        super()._flush(actor)
+        self._is_ended = ends
+        if self._state[actor] != State.FLUSHING:
+            self._level[:] = levels
+
+
+@mutant
+class FlushesBeforeEveryInputEnded(FlushesTooEarly):
+    """Flushes while tokens are still on their way to it."""
+
+    def pretends(self, code):
+        return kind_of(code) is Message.READY
+
+
+@mutant
+class FlushesWithoutASlot(FlushesTooEarly):
+    """Flushes into a slot that is still being read."""
+
+    def pretends(self, code):
+        return kind_of(code) is Message.FREE
+
+
+@mutant
+class FlushFreesInFull(Loose):
+    """Sends Free for a whole firing after a flush that read less."""
+
+    def _finish_flush(self, actor, code):
+        self._flush_tokens[actor] = tuple([0] * len(self._flush_tokens[actor]))
+        self._send(self._wiring.frees[actor])
+        super()._finish_flush(actor, code)
+
+
+@mutant
+class StaleFlush(Loose):
+    """Hands back one token more than its flush took."""
+
+    def _finish_flush(self, actor, code):
+        tokens = self._flush_tokens[actor]
+        self._flush_tokens[actor] = tuple([count + (count > 0) for count in tokens])
+        super()._finish_flush(actor, code)
+
+
+@mutant
+class KeepsWhatItCannotRead(Loose):
+    """Does not hand back the tokens that no firing will read."""
+
+    def _finish(self, actor):
+        send, self._send = self._send, lambda codes: None
+        try:
+            for edge in self.table.inputs[actor]:
+                code = message(Message.READY, edge)
+                self._take(code, self._level[code] + self.table.edges[edge].consume)
+        finally:
+            self._send = send
+        super()._finish(actor)
+
+
+@mutant
+class HandsBackOneSlotOfSeveral(Loose):
+    """Hands back one slot of a Ready that filled several."""
+
+    def _hand_back(self, actor, code):
+        self._send([message(Message.RETURN, subject_of(code))])
+
+
+@mutant
+class ReturnCountsAsFree(Loose):
+    """Takes a Return of one slot for a Free of a whole firing's."""
+
+    def _count(self, code):
+        if kind_of(code) is Message.RETURN:
+            free = message(Message.FREE, subject_of(code))
+            self._add(free, self._wiring.refill[free] - 1)
+        super()._count(code)
+
+
+@mutant
+class EndsBeforeItsSlotsAreHome(Loose):
+    """Ends as soon as its inputs have."""
+
+    is_found_by_oracle = False
+
+    def _end_if_home(self, actor):
+        if all(self._is_ended[e] for e in self.table.all_inputs(actor)):
+            self._state[actor] = int(State.ENDED)
+            self._num_open -= 1
+
+
+@mutant
+class EndsBeforeItsInputs(Loose):
+    """Ends as soon as its slots are home."""
+
+    is_found_by_oracle = False
+
+    def _end_if_home(self, actor):
+        ends = self._is_ended
+        self._is_ended = [True] * len(ends)
+        super()._end_if_home(actor)
+        self._is_ended = ends
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+@mutant
+class FailsAndGoesOn(Loose):
+    """Does not halt when a firing fails."""
+
+    def _fail(self, actor, code):
+        self._state[actor] = int(State.FAILED)
+        self._leave_ordinary_life(actor)
+
+
+@mutant
+class HaltsAllButOne(Loose):
+    """Lets one actor go on after a halt."""
+
+    def halt(self):
+        super().halt()
+        actor = self.rng.randrange(self.table.num_actors)
+        self._unmet[actor] -= 1
+        if not self._unmet[actor]:
+            self._start(actor)
+
+
+@pytest.mark.parametrize("machine_type", MUTANTS, ids=lambda m: m.__name__)
+def test_a_few_hundred_seeds_kill_a_machine_that(machine_type):
+    finder = OracleError if machine_type.is_found_by_oracle else ProtocolError
+    kills = (seed for seed in range(NUM_SEEDS) if killer(machine_type, seed) is finder)
+    assert len(list(islice(kills, 3))) == 3

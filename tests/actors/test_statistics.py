@@ -1,0 +1,143 @@
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+from actors.loop import Loop
+from actors.statistics import (
+    ActorStatistics,
+    DispatcherWaits,
+    Statistics,
+    StreamStatistics,
+    Waits,
+)
+
+PATIENCE = 30
+"""Seconds after which a test gives up on a thread; reached only when it fails."""
+
+
+def waits_of(actor):
+    return {str(wait): wait.count for wait in actor.waits}
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_every_firing_is_counted_with_its_launches_and_with_one_cause(pipeline, num_slots):
+    bound, _ = pipeline(num_slots=num_slots)
+    with Loop(bound) as loop:
+        loop.admit(40)
+        loop.end()
+        assert loop.wait(PATIENCE)
+        statistics = loop.statistics()
+    assert [actor.name for actor in statistics.actors] == ["data", "step", "log"]
+    assert [actor.firings for actor in statistics.actors] == [40, 40, 40]
+    assert [actor.launches for actor in statistics.actors] == [40, 120, 40]
+    for actor in statistics.actors:
+        assert sum(wait.count for wait in actor.waits) == 40
+    possible = {
+        "data": {"input admission", "register batch", "self"},
+        "step": {"input batch", "register loss", "self"},
+        "log": {"input loss", "self"},
+    }
+    for actor in statistics.actors:
+        assert set(waits_of(actor)) <= possible[actor.name]
+
+
+def test_a_slow_sink_shows_as_back_pressure_all_the_way_up(pipeline, bodies):
+    gate = bodies.Gate()
+    bound, _ = pipeline(sink=gate, num_slots=1)
+    with Loop(bound) as loop:
+        loop.admit(20)
+        loop.end()
+        for _ in range(20):
+            gate.wait_entered()
+            # Only when everything above the sink has come to a stop does it go on.
+            taken = threading.Event()
+            while loop._dispatcher._running != {2}:
+                loop._dispatcher.command(taken.set)
+                assert taken.wait(PATIENCE)
+                taken.clear()
+            gate.open()
+        assert loop.wait(PATIENCE)
+        by_name = {actor.name: waits_of(actor) for actor in loop.statistics().actors}
+    # The first two fill the slots.
+    assert by_name["step"]["register loss"] >= 18
+    assert by_name["data"]["register batch"] >= 18
+
+
+def test_time_is_kept_by_actor_by_stream_and_by_what_ended_the_dispatchers_waits(pipeline):
+    ticks = iter(range(1, 10**9))
+    bound, _ = pipeline()
+    with Loop(bound, clock=lambda: next(ticks)) as loop:
+        loop.admit(10)
+        loop.end()
+        assert loop.wait(PATIENCE)
+        statistics = loop.statistics()
+    by_stream = Counter()
+    for actor in statistics.actors:
+        by_stream[actor.stream] += actor.busy_ns
+        assert actor.busy_ns >= actor.firings
+    assert {stream.name: stream.busy_ns for stream in statistics.streams} == by_stream
+    assert sum(by_stream.values()) == statistics.busy_ns
+    assert {wait.cause for wait in statistics.dispatcher} <= {"data", "log", "command"}
+    assert all(0 < wait.count <= wait.wait_ns for wait in statistics.dispatcher)
+    assert statistics.dispatcher_wait_ns <= statistics.elapsed_ns
+    assert statistics.firings == 30
+
+
+def test_statistics_may_be_asked_for_before_during_and_after_a_run(pipeline, bodies):
+    gate = bodies.Gate()
+    loop = Loop(pipeline(sink=gate)[0])
+    assert loop.statistics().elapsed_ns == 0
+    with loop:
+        loop.admit(3)
+        gate.wait_entered()
+        during = loop.statistics()
+        gate.permits.put("closed")
+        loop.end()
+        assert loop.wait(PATIENCE)
+    after = loop.statistics()
+    assert during.actors[2].firings == 1
+    assert after.actors[2].firings == 3
+    assert 0 < during.elapsed_ns < after.elapsed_ns
+    assert loop.statistics() == after
+
+
+def record(elapsed_ns, busy_ns, firings=4):
+    actor = ActorStatistics("step", "compute", firings, busy_ns, 12, (Waits("input", "batch", 3),))
+    stream = StreamStatistics("compute", busy_ns, 2)
+    return Statistics(elapsed_ns, (actor,), (stream,), (DispatcherWaits("data", 2, 7),))
+
+
+def test_the_busy_share_is_of_the_whole_run_or_since_an_earlier_record():
+    assert record(100, 40).busy_share(0) == 0.4
+    assert record(200, 130).busy_share(0, since=record(100, 40)) == 0.9
+    assert record(0, 0).busy_share(0) == 0.0
+    assert record(100, 40).busy_share(0, since=record(100, 40)) == 0.0
+
+
+def test_the_mean_of_a_firing_is_its_time_by_its_count():
+    assert record(100, 40).actors[0].ns_per_firing == 10.0
+    assert record(100, 0, firings=0).actors[0].ns_per_firing == 0.0
+
+
+def test_a_record_is_plain_json():
+    assert json.loads(json.dumps(record(100, 40).as_dict())) == {
+        "elapsed_ns": 100,
+        "firings": 4,
+        "busy_ns": 40,
+        "dispatcher_wait_ns": 7,
+        "actors": [
+            {
+                "name": "step",
+                "stream": "compute",
+                "firings": 4,
+                "busy_ns": 40,
+                "launches": 12,
+                "waits": [{"kind": "input", "register": "batch", "count": 3}],
+                "ns_per_firing": 10,
+            }
+        ],
+        "streams": [{"name": "compute", "busy_ns": 40, "num_waits": 2, "busy_share": 0.4}],
+        "dispatcher": [{"cause": "data", "count": 2, "wait_ns": 7}],
+    }

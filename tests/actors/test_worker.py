@@ -1,0 +1,338 @@
+"""Several streams, each a thread that runs the chains of its actors; gates instead of sleeps.
+
+`join` is on a stream that would run on the dispatcher's thread if it were the only one to compute.
+"""
+
+import dataclasses
+import gc
+import threading
+import weakref
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from actors.errors import ActorFailed
+from actors.load import load
+from actors.loop import Loop
+from actors.timeline import Timeline
+from actors.transitions import State
+from compiler.errors import ActorflowError
+from compiler.plan import ActorKind, RegisterKind
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+PATIENCE = 30
+"""Seconds after which a test gives up on a thread; reached only when it fails."""
+
+STREAMS = {
+    "data": "actorflow-data",
+    "first": "actorflow-first",
+    "second": "actorflow-first",
+    "other": "actorflow-other",
+    "join": "actorflow-join",
+    "log": "actorflow-log",
+}
+"""The thread that each actor of `fork` runs on."""
+
+
+def add_one(inputs, outputs):
+    outputs[0][:] = inputs[0] + 1
+
+
+def double(inputs, outputs):
+    outputs[0][:] = inputs[0] * 2
+
+
+def add(inputs, outputs):
+    outputs[0][:] = inputs[0] + inputs[1]
+
+
+@pytest.fixture
+def fork(plan_maker, fake_port, fake_kernel, bodies):
+    """data -> (first -> second | other) -> join -> log; first and second share a stream.
+
+    The sink receives (x + 1) * 2 + (x + 1) = 3 x + 3 for x = 0, 1, 2, ...
+    """
+
+    def build(num_slots=2, **instead):
+        make = plan_maker()
+        names = ("x", "mid", "left", "right", "loss")
+        x, mid, left, right, loss = [make.edge(name, num_slots) for name in names]
+        at = make.field_view
+        make.actor("data", ActorKind.SOURCE, outputs=[(x, 1)])
+        for name, inputs, output in (
+            ("first", [x], mid),
+            ("second", [mid], left),
+            ("other", [x], right),
+            ("join", [left, right], loss),
+        ):
+            make.actor(
+                name, ActorKind.COMPUTE, inputs=[(r, 1) for r in inputs], outputs=[(output, 1)],
+                launches=[make.launch(name, [at(r) for r in inputs], [at(output)])],
+                is_thread=name != "join",
+            )  # fmt: skip
+        make.actor("log", ActorKind.SINK, inputs=[(loss, 1)])
+        shared = make.actors[1].stream
+        make.actors[2] = dataclasses.replace(make.actors[2], stream=shared)
+        seen = []
+        actions = {
+            "data": bodies.Counting(), "first": add_one, "second": double, "other": add_one,
+            "join": add, "log": lambda tokens: seen.append(tokens[0]["x"][0]), **instead,
+        }  # fmt: skip
+        ports = {name: fake_port(actions[name]) for name in ("data", "log")}
+        kernels = {n: fake_kernel(actions[n]) for n in ("first", "second", "other", "join")}
+        plan = make.plan()
+        bound = load(plan, ports, kernels)
+        arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
+        for fake in (*ports.values(), *kernels.values()):
+            fake.bound.clear()
+        return SimpleNamespace(bound=bound, ports=ports, seen=seen, actions=actions, arena=arena)
+
+    return build
+
+
+def run(bound, steps, **options):
+    with Loop(bound, **options) as loop:
+        loop.admit(steps)
+        loop.end()
+        assert loop.wait(PATIENCE)
+        return loop
+
+
+def run_failing(bound, **options):
+    with Loop(bound, **options) as loop:
+        loop.admit(50)
+        with pytest.raises(ActorFailed) as caught:
+            loop.wait(PATIENCE)
+        return caught.value
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_actors_on_several_streams_compute_what_one_stream_would(fork, num_slots):
+    made = fork(num_slots)
+    run(made.bound, 60)
+    assert made.seen == [3 * x + 3 for x in range(60)]
+
+
+def test_actors_of_one_stream_share_its_thread_and_streams_have_one_each(fork):
+    names = {}
+
+    def noting(actor, body):
+        def note(*arguments):
+            names.setdefault(actor, []).append(threading.current_thread().name)
+            return body(*arguments)
+
+        return note
+
+    actions = fork().actions
+    run(fork(**{n: noting(n, body) for n, body in actions.items()}).bound, 3)
+    assert {n: sorted(set(names[n])) for n in STREAMS} == {n: [t] for n, t in STREAMS.items()}
+
+
+def test_chains_of_one_stream_run_one_after_the_other_and_those_of_two_overlap(fork):
+    ticks = iter(range(1, 10**9))
+    together = threading.Barrier(2, timeout=PATIENCE)
+
+    def meet(inputs, outputs):
+        together.wait()
+        add_one(inputs, outputs)
+
+    timeline = Timeline(1024)
+    run(fork(first=meet, other=meet).bound, 20, timeline=timeline, clock=lambda: next(ticks))
+    rows = timeline.rows()
+    shared = [row for row in rows if row[0] in (1, 2)]
+    assert len(shared) == 40
+    assert all(before[3] < after[2] for before, after in pairwise(shared))
+    other = {row[1]: row for row in rows if row[0] == 3}
+    first = {row[1]: row for row in rows if row[0] == 1}
+    assert all(first[f][2] < other[f][3] and other[f][2] < first[f][3] for f in range(20))
+
+
+def test_a_long_chain_keeps_no_other_stream_waiting_for_its_messages(fork):
+    has_begun, third = threading.Event(), threading.Event()
+
+    def join(inputs, outputs):
+        has_begun.set()
+        assert third.wait(PATIENCE)
+        add(inputs, outputs)
+
+    def other(inputs, outputs):
+        if inputs[0][0] == 1:
+            assert has_begun.wait(PATIENCE)
+        add_one(inputs, outputs)
+        if inputs[0][0] == 2:
+            third.set()
+
+    made = fork(3, join=join, other=other)
+    run(made.bound, 5)
+    assert made.seen == [3, 6, 9, 12, 15]
+
+
+def test_every_thread_that_runs_kernels_is_prepared_once_and_no_other(fork):
+    prepared, launched = [], []
+
+    def launch(inputs, outputs):
+        launched.append(threading.current_thread().name in prepared)
+        add_one(inputs, outputs)
+
+    made = fork(first=launch, second=launch, other=launch)
+    run(made.bound, 5, prepare_thread=lambda: prepared.append(threading.current_thread().name))
+    assert sorted(prepared) == ["actorflow-first", "actorflow-join", "actorflow-other"]
+    assert launched == [True] * 15
+
+
+def test_what_the_preparation_of_a_stream_raises_fails_the_run_before_its_launches(fork):
+    launched = []
+
+    def refuse():
+        if threading.current_thread().name == "actorflow-other":
+            raise RuntimeError("no such device")
+
+    made = fork(other=lambda inputs, outputs: launched.append(1))
+    with Loop(made.bound, prepare_thread=refuse) as loop:
+        loop.admit(9)
+        with pytest.raises(RuntimeError, match="no such device"):
+            loop.wait(PATIENCE)
+    assert (launched, made.ports["data"].num_closed) == ([], 1)
+
+
+def settle(loop):
+    """Wait until the dispatcher has taken every message sent so far."""
+    taken = threading.Event()
+    loop._dispatcher.command(taken.set)
+    assert taken.wait(PATIENCE)
+
+
+def test_jobs_that_have_not_begun_when_another_stream_fails_are_dropped(fork, bodies):
+    gate, queued, begun = bodies.Gate(), threading.Event(), []
+
+    def first(inputs, outputs):
+        begun.append(inputs[0][0])
+        add_one(inputs, outputs)
+
+    def other(inputs, outputs):
+        assert queued.wait(PATIENCE)
+        raise ValueError("no")
+
+    made = fork(3, first=first, second=lambda inputs, outputs: gate(inputs), other=other)
+    with Loop(made.bound) as loop:
+        loop.admit(50)
+        gate.wait_entered()
+        # `second` occupies the stream, so a firing of `first` that has started is in the mailbox.
+        while loop._dispatcher.machine.state(1) is not State.FIRING:
+            settle(loop)
+        num_begun = len(begun)
+        queued.set()
+        while not loop._dispatcher.machine.is_halted:
+            settle(loop)
+        assert not loop.wait(0)
+        gate.open()
+        with pytest.raises(ActorFailed, match="actor 'other' failed in firing 0"):
+            loop.wait(PATIENCE)
+    assert len(begun) == num_begun
+
+
+def test_of_two_failures_at_once_one_is_raised_and_the_other_noted_on_it(fork):
+    together = threading.Barrier(2, timeout=PATIENCE)
+
+    def fail_together(error):
+        def body(inputs, outputs):
+            together.wait()
+            raise error
+
+        return body
+
+    made = fork(first=fail_together(ValueError("left")), other=fail_together(OSError("right")))
+    failed = run_failing(made.bound)
+    (note,) = failed.__notes__
+    raised, noted = (("first", "left"), ("other", "right"))[:: 1 if failed.actor == "first" else -1]
+    assert (failed.actor, str(failed.__cause__)) == raised
+    assert note.startswith(f"at the same time actor '{noted[0]}' failed in firing 0: launch 1 of 1")
+    assert noted[1] in note
+
+
+@pytest.mark.parametrize("name", list(STREAMS))
+@pytest.mark.parametrize("firing", [0, 1, 7])
+def test_a_failure_anywhere_ends_every_thread_releases_the_arena_and_allows_another_run(
+    fork, bodies, name, firing
+):
+    def fail_at(body):
+        left = iter(range(firing))
+
+        def act(*arguments):
+            if next(left, None) is None:
+                raise ZeroDivisionError("no")
+            return body(*arguments)
+
+        return act
+
+    made = fork(**{name: fail_at(fork().actions[name])})
+    failed = run_failing(made.bound)
+    assert (failed.actor, failed.firing) == (name, firing)
+    assert failed.story
+    assert len(made.seen) <= firing + 2 * len(STREAMS)
+    made.bound.release()
+    # The error's traceback keeps the arguments of the launch that raised, as Python's own do.
+    del failed
+    gc.collect()
+    assert made.arena() is None
+    again = fork()
+    run(again.bound, 3)
+    assert again.seen == [3, 6, 9]
+
+
+def test_close_in_the_middle_of_several_streams_ends_them_all(fork, bodies):
+    gate = bodies.Gate()
+
+    def other(inputs, outputs):
+        gate(inputs)
+
+    loop = Loop(fork(other=other).bound)
+    loop.start()
+    loop.admit(50)
+    gate.wait_entered()
+    gate.permits.put("closed")
+    loop.close()
+    assert loop.wait(PATIENCE) is False
+
+
+def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
+    gate = bodies.Gate()
+    loop = Loop(fork(second=lambda inputs, outputs: gate(inputs)).bound, join_timeout_s=0.0)
+    loop.start()
+    loop.admit(50)
+    gate.wait_entered()
+    with pytest.raises(ActorflowError, match=r"the threads of \[.*'first'.*\] did not end"):
+        loop.close()
+    gate.permits.put("closed")
+    for thread in threading.enumerate():
+        if thread.name.startswith("actorflow-"):
+            thread.join(PATIENCE)
+
+
+def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(
+    plan_maker, fake_port, fake_kernel, bodies
+):
+    make = plan_maker()
+    batch, staging = make.edge("batch", 2), make.edge("staging")
+    updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
+    weight = make.view(make.register("weight", RegisterKind.VARIABLE))
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    make.actor(
+        "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(updated, 1)],
+        launches=[make.launch("update", [make.field_view(batch)], [weight])],
+    )  # fmt: skip
+    make.actor(
+        "snapshot", ActorKind.COPY, inputs=[(updated, 3)], outputs=[(staging, 1)],
+        launches=[make.launch("copy", [weight], [make.field_view(staging)])],
+    )  # fmt: skip
+    make.actor("save", ActorKind.SINK, inputs=[(staging, 1)])
+    saved = []
+    ports = {
+        "data": fake_port(bodies.Counting()),
+        "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
+    }
+    kernels = {"update": fake_kernel(bodies.copy), "copy": fake_kernel(bodies.copy)}
+    run(load(make.plan(), ports, kernels), 8, initial={"updated": 2})
+    assert saved == [0, 3, 6]

@@ -1,0 +1,187 @@
+"""What runs once per batch, what once per step, and that the two share nothing but the sums."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.attrs import Attrs
+from compiler.errors import CompileError
+from compiler.graph import Accumulation, GraphBuilder, Output, Source, UpdateRule, Write
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.elementwise import CAST, EXP, NEG
+from compiler.ops.reduce import SUM
+from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
+from compiler.ops.update import ACCUMULATE, INCREMENT, SGD_UPDATE
+from compiler.passes import autodiff, rates, simplify
+from compiler.passes.check import check
+from compiler.rates import batches_per_step, needed_per_batch, needed_per_step
+from compiler.registry import is_source
+from compiler.types import DType
+
+
+def variable(b, name, shape, dtype="float64", role="parameter"):
+    init = (("kind", "zeros"),)
+    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+
+
+def rate_of(b, step):
+    """Return a learning rate that falls with the steps: 0.1 * exp(-step)."""
+    count = b.one(CAST, step, dtype="float64")
+    return b.one(MUL, b.one(EXP, b.one(NEG, count)), scalar(b, 0.1, DType.FLOAT64))
+
+
+def job(every=3, *, is_rate_a_metric=True, reads_batch=False):
+    """A training graph: loss = sum(x * w), SGD by `rate_of`, sums over `every` batches."""
+    b = GraphBuilder()
+    x, w = b.one(INPUT, name="x", dtype="float64", shape=(4,)), variable(b, "w", (4,))
+    step = variable(b, "step", (), "int64", "counter")
+    with b.at("body", Source("job.py", 7)):
+        loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
+    rate = rate_of(b, step)
+    b.objective, b.outputs = loss, [Output("loss", loss)]
+    if is_rate_a_metric:
+        b.outputs.append(Output("rate", rate))
+    if reads_batch:
+        with b.at("optimizer", Source("job.py", 9)):
+            rate = b.one(SUM, b.one(INPUT, name="lr", dtype="float64", shape=(1,)),
+                         axes=(0,), keepdims=False)  # fmt: skip
+    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+    b.writes = [Write(step, b.one(INCREMENT, step))]
+    if every > 1:
+        batches = variable(b, "batches", (), "int64", SCRATCH)
+        b.accumulation = Accumulation(every, batches)
+    return b.freeze()
+
+
+def split(graph):
+    """Run the passes before `rates`, and the pass; return the graphs before and after."""
+    before = simplify.run(autodiff.run(graph))
+    after = rates.run(before)
+    check(after, "rates")
+    return before, after
+
+
+def ops_of(graph, marks):
+    names = [str(n.op) for n, mark in zip(graph.nodes, marks, strict=True) if mark]
+    return sorted(names)
+
+
+def test_a_step_of_one_batch_has_one_rate_and_stays_as_it_is():
+    before, after = split(job(every=1))
+    assert after is before
+    assert batches_per_step(after) == 1
+    assert not any(needed_per_step(after))
+
+
+def test_the_graph_knows_how_many_batches_a_step_has():
+    assert batches_per_step(split(job(every=5))[1]) == 5
+
+
+def test_updates_and_what_only_they_need_run_once_per_step():
+    _, graph = split(job(is_rate_a_metric=False))
+    per_step = needed_per_step(graph)
+    computed = [m and not is_source.get(n.op) for n, m in zip(graph.nodes, per_step, strict=True)]
+    assert ops_of(graph, computed) == ["cast", "exp", "increment", "mul", "neg", "sgd_update"]
+    per_batch = ops_of(graph, needed_per_batch(graph))
+    assert "accumulate" in per_batch
+    assert not {"sgd_update", "exp"} & set(per_batch)
+
+
+def test_a_learning_rate_that_is_also_a_metric_exists_twice():
+    before, after = split(job())
+    for op in ("cast", "neg", "exp"):
+        assert [str(n.op) for n in before.nodes].count(op) == 1
+        assert [str(n.op) for n in after.nodes].count(op) == 2
+    metric = next(o.value for o in after.outputs if o.name == "rate")
+    update = next(n for n in after.nodes if n.op is SGD_UPDATE)
+    assert metric not in update.inputs
+
+
+def assert_rates_meet_in_sums_only(graph):
+    per_step, per_batch = needed_per_step(graph), needed_per_batch(graph)
+    producer = graph.producers()
+    for index, node in enumerate(graph.nodes):
+        computes = not is_source.get(node.op) and node.op is not ACCUMULATE
+        assert not (computes and per_step[index] and per_batch[index]), node
+        for value in node.inputs:
+            maker = graph.nodes[producer[value]]
+            if not is_source.get(maker.op) and maker.op is not ACCUMULATE:
+                assert per_step[producer[value]] == per_step[index], node
+
+
+def test_the_two_rates_meet_in_sources_and_sums_only():
+    assert_rates_meet_in_sums_only(split(job())[1])
+
+
+@st.composite
+def shared_graphs(draw):
+    """Graphs in which metrics and rates read the same expressions of state, in any mix."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float64", shape=())
+    step = variable(b, "step", (), "int64", "counter")
+    pool = [b.one(CAST, step, dtype="float64")]
+    for _ in range(draw(st.integers(1, 8))):
+        op = draw(st.sampled_from((NEG, ADD, MUL)))
+        operands = [draw(st.sampled_from(pool)) for _ in range(1 if op is NEG else 2)]
+        pool.append(b.one(op, *operands))
+    loss = x
+    b.updates = []
+    for i in range(draw(st.integers(1, 3))):
+        w = variable(b, f"w{i}", ())
+        factor = draw(st.sampled_from([x, *pool]))
+        loss = b.one(ADD, loss, b.one(MUL, w, factor))
+        rate = draw(st.sampled_from(pool))
+        b.updates.append(UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0})))
+    b.objective, b.outputs = loss, [Output("loss", loss)]
+    for i in range(draw(st.integers(0, 3))):
+        b.outputs.append(Output(f"m{i}", draw(st.sampled_from(pool))))
+    b.writes = [Write(step, b.one(INCREMENT, step))]
+    every = draw(st.integers(2, 4))
+    b.accumulation = Accumulation(every, variable(b, "batches", (), "int64", SCRATCH))
+    return b.freeze()
+
+
+@given(shared_graphs(), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_the_pass_changes_no_value_and_lets_the_rates_meet_in_sums_only(
+    evaluate_graphs, graph, batch
+):
+    before, after = split(graph)
+    assert_rates_meet_in_sums_only(after)
+    rng = np.random.default_rng(batch)
+    feeds = {"x": rng.normal(), "step": np.int64(2), "batches": np.int64(batch)}
+    feeds |= {f"w{i}": rng.normal() for i in range(3)}
+    feeds |= {f"gradient/w{i}": rng.normal() for i in range(3)}
+    assert evaluate_graphs(after, feeds) == evaluate_graphs(before, feeds)
+
+
+def test_the_sum_of_k_shares_is_the_mean_of_the_gradients(evaluate):
+    every, rng = 3, np.random.default_rng(0)
+    _, graph = split(job(every, is_rate_a_metric=False))
+    state = {"w": rng.normal(size=4), "step": np.int64(0), "batches": np.int64(6),
+             "gradient/w": np.full(4, np.nan)}  # fmt: skip
+    rows = rng.normal(size=(every, 4))
+    for x in rows:
+        _, written = evaluate(graph, {"x": x, **state})
+        sums = {n: written[n] for n in ("batches", "gradient/w")}
+        state |= sums  # a batch writes the sums only
+    np.testing.assert_allclose(state["gradient/w"], rows.mean(0), rtol=1e-12)
+    assert state["batches"] == 6 + every
+    np.testing.assert_allclose(written["w"], state["w"] - 0.1 * rows.mean(0), rtol=1e-12)
+
+
+def test_an_optimizer_that_reads_the_batch_is_an_error_with_the_line():
+    message = r"job\.py:9: the optimizer reads batch\['lr'\]; it runs once per step, after several"
+    with pytest.raises(CompileError, match=message):
+        split(job(is_rate_a_metric=False, reads_batch=True))
+
+
+def test_an_optimizer_may_read_the_batch_where_a_step_is_one_batch():
+    _, graph = split(job(every=1, is_rate_a_metric=False, reads_batch=True))
+    assert not any(needed_per_step(graph))
+
+
+def test_the_same_graph_gives_the_same_graph():
+    before, after = split(job())
+    assert rates.run(before) == after

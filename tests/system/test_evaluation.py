@@ -1,0 +1,330 @@
+"""Evaluation between steps, against an independent one: train so far, then run the other job."""
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.run import credits_after
+from actors.race import check_races
+from compiler import chains
+from compiler.verify import verify_plan
+
+
+@pytest.fixture
+def evaluate():
+    @af.job(train=False)
+    def evaluate(model, batch):
+        logits = model(batch.x)
+        return {"loss": af.cross_entropy(logits, batch.y), "spread": logits.max(), "logits": logits}
+
+    return evaluate
+
+
+@pytest.fixture
+def evaluation(evaluate, classification):
+    def make(every=5, batches=3, **options):
+        return af.Evaluation(
+            evaluate, classification(seed=7), every=every, batches=batches, **options
+        )
+
+    return make
+
+
+def means_by_hand(evaluate, model, data, batches):
+    rows = [evaluate.step(model, next(data)) for _ in range(batches)]
+    evaluate.close(model)
+    return {name: math.fsum(row[name] for row in rows) / batches for name in ("loss", "spread")}
+
+
+def same_variables(one, other):
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+@pytest.mark.parametrize(("every", "batches"), [(1, 1), (3, 2), (2, 5)])
+def test_results_equal_an_independent_evaluation_after_the_same_steps(
+    mlp, classification, classify, evaluate, evaluation, every, batches, options
+):
+    train, steps = classify(**options), 7
+    result = train.fit(
+        mlp(), classification(), steps=steps, progress=False, evaluation=evaluation(every, batches)
+    )
+    assert [step for step, _ in result.evaluations] == list(range(every, steps + 1, every))
+    for step, means in result.evaluations:
+        model = mlp()
+        train.fit(model, classification(), steps=step, progress=False)
+        assert dict(means) == means_by_hand(evaluate, model, classification(seed=7), batches)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"streams": 2}], ids=str)
+def test_training_is_the_same_bit_by_bit_with_and_without_evaluation(
+    mlp, classification, classify, evaluation, options
+):
+    runs = []
+    for watched in (None, evaluation(2, 3)):
+        losses = []
+        result = classify(**options).fit(
+            mlp(dropout=0.3), classification(), steps=9, progress=False, evaluation=watched,
+            on_step=lambda step, metrics, losses=losses: losses.append((step, metrics["loss"])),
+        )  # fmt: skip
+        runs.append((losses, result.variables))
+    assert runs[0][0] == runs[1][0]
+    same_variables(runs[0][1], runs[1][1])
+
+
+def test_every_evaluation_sees_the_same_batches(mlp, classification, evaluate):
+    @af.job(optimizer=af.optim.SGD(0.0))
+    def stand_still(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    watched = af.Evaluation(evaluate, classification(seed=7), every=2, batches=3)
+    result = stand_still.fit(mlp(), classification(), steps=9, progress=False, evaluation=watched)
+    means = [dict(row) for _, row in result.evaluations]
+    assert len(means) == 4
+    assert all(row == means[0] for row in means)
+
+
+def test_an_evaluation_that_is_used_again_starts_with_its_first_batch_again(
+    mlp, classification, classify, evaluation
+):
+    watched = evaluation(4, 3)
+    first, second = (
+        classify().fit(mlp(), classification(), steps=9, progress=False, evaluation=watched)
+        for _ in range(2)
+    )
+    assert first.evaluations == second.evaluations
+
+
+@pytest.mark.parametrize("cut", [3, 5, 7])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+def test_a_resumed_run_evaluates_at_the_steps_of_an_uninterrupted_one(
+    mlp, classification, classify, evaluation, tmp_path, options, cut
+):
+    whole = classify(**options).fit(
+        mlp(), classification(), steps=17, progress=False, evaluation=evaluation(5, 3)
+    )
+    rows = []
+    for steps in (cut, 17):
+        result = classify(**options).fit(
+            mlp(), classification(), steps=steps, checkpoint=tmp_path / "run", every=2,
+            progress=False, evaluation=evaluation(5, 3),
+        )  # fmt: skip
+        rows += result.evaluations
+    assert [step for step, _ in rows] == [5, 10, 15]
+    assert tuple(rows) == whole.evaluations
+    same_variables(result.variables, whole.variables)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+def test_nothing_races_from_whatever_step_a_run_goes_on(
+    mlp, classification, classify, evaluation, options, monkeypatch
+):
+    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)  # so that a tiny model has several chains
+    plan = classify(**options).compile(
+        mlp(), classification(), every=2, evaluation=evaluation(5, 3)
+    )
+    for step in range(11):
+        check_races(plan, initial=credits_after(plan, step))
+
+
+def test_credits_after_some_steps_are_those_that_a_played_period_holds(
+    mlp, classification, classify, evaluation
+):
+    plan = classify(accumulate=2).compile(
+        mlp(), classification(), every=3, evaluation=evaluation(5, 3)
+    )
+    period = verify_plan(plan)[0] // 2
+    assert period == 15
+    for step in range(2 * period):
+        held = credits_after(plan, step)
+        assert held.get("updated", 0) == step % 3
+        assert {held.get(n, 0) for n in held if n.startswith("eval_due")} <= {
+            step % 5,
+            2 * (step % 5),
+        }
+        assert not [n for n in held if n.startswith(("eval_done", "eval_leave", "accumulated"))]
+
+
+def test_listeners_are_called_in_order_and_the_log_has_the_rows(
+    mlp, classification, classify, evaluation, tmp_path
+):
+    heard = []
+    result = classify().fit(
+        mlp(), classification(), steps=10, checkpoint=tmp_path / "run", progress=False,
+        evaluation=evaluation(5, 2, on_result=lambda step, means: heard.append((step, means))),
+    )  # fmt: skip
+    assert tuple(heard) == result.evaluations
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    written = [row for row in rows if "evaluation/loss" in row]
+    assert [(r["step"], r["evaluation/loss"]) for r in written] == [
+        (step, means["loss"]) for step, means in heard
+    ]
+
+
+def test_a_listener_that_fails_ends_the_run_and_all_threads(
+    mlp, classification, classify, evaluation
+):
+    def fail(step, means):
+        raise KeyError("no such metric")
+
+    before = threading.active_count()
+    with pytest.raises(af.ActorFailed) as caught:
+        classify().fit(
+            mlp(), classification(), steps=10, progress=False,
+            evaluation=evaluation(5, 2, on_result=fail),
+        )  # fmt: skip
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert threading.active_count() == before
+
+
+def test_the_users_evaluation_source_is_not_closed_by_a_run_that_ends(
+    mlp, classification, classify, evaluate
+):
+    source = classification(seed=7)
+    source.close = lambda: pytest.fail("the source belongs to the user")
+    watched = af.Evaluation(evaluate, source, every=2, batches=2)
+    classify().fit(mlp(), classification(), steps=4, progress=False, evaluation=watched)
+
+
+def test_a_source_with_too_few_batches_is_an_error_that_names_the_number(
+    mlp, classification, classify, evaluate
+):
+    x = np.zeros((32, 8), np.float32)
+    short = af.data.ArraySource({"x": x, "y": np.zeros(32, np.int32)}, batch=16, epochs=1)
+    watched = af.Evaluation(evaluate, short, every=2, batches=5)
+    message = "the evaluation wants 5 batches, its data ended after 2; give batches=2, or more data"
+    with pytest.raises(af.DataError, match=message):
+        classify().fit(mlp(), classification(), steps=4, progress=False, evaluation=watched)
+
+
+def test_a_job_that_trains_cannot_evaluate(classification, classify):
+    with pytest.raises(af.CompileError, match=r"test_evaluation\.py.*'train' trains, so it cannot"):
+        af.Evaluation(classify(), classification(), every=1, batches=1)
+
+
+@pytest.mark.parametrize("name", ["every", "batches"])
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
+def test_counts_that_are_no_positive_integers_are_an_error(evaluation, name, count):
+    message = rf"test_evaluation\.py:\d+: {name} of an Evaluation must be an integer of 1 or more"
+    with pytest.raises(af.CompileError, match=message):
+        evaluation(**{name: count})
+
+
+def test_an_evaluation_without_a_scalar_has_nothing_to_report(mlp, classification, classify):
+    @af.job(train=False)
+    def predict(model, batch):
+        return model(batch.x)
+
+    watched = af.Evaluation(predict, classification(), every=1, batches=1)
+    with pytest.raises(af.CompileError, match=r"'predict' evaluates to 'output': float32\[16, 5\]"):
+        classify().fit(mlp(), classification(), steps=1, progress=False, evaluation=watched)
+
+
+def test_a_plan_and_its_run_agree_on_whether_it_evaluates(
+    mlp, classification, classify, evaluation
+):
+    plain = af.Runner(classify().compile(mlp(), classification()))
+    with pytest.raises(af.CompileError, match=r"does not evaluate; compile it with"):
+        plain.fit(classification(), steps=1, progress=False, evaluation=evaluation())
+    watching = classify().compile(mlp(), classification(), evaluation=evaluation(2, 2))
+    with pytest.raises(af.CompileError, match="evaluates every 2 steps; give fit the evaluation"):
+        af.Runner(watching).fit(classification(), steps=1, progress=False)
+    result = af.Runner(watching).fit(
+        classification(), steps=4, progress=False, evaluation=evaluation(2, 2)
+    )
+    assert [step for step, _ in result.evaluations] == [2, 4]
+
+
+def test_a_source_of_other_types_than_the_plans_is_refused(
+    mlp, classification, classify, evaluate, evaluation
+):
+    plan = classify().compile(mlp(), classification(), evaluation=evaluation(2, 2))
+    wide = af.Evaluation(evaluate, classification(batch=8), every=2, batches=2)
+    with pytest.raises(af.DataError, match=r"compiled for float32\[16, 8\].*gives float32\[8, 8\]"):
+        af.Runner(plan).fit(classification(), steps=2, progress=False, evaluation=wide)
+
+
+class Broken:
+    """Promises what another source gives, and gives something else."""
+
+    def __init__(self, source, batch):
+        self._source, self._batch = source, batch
+
+    def spec(self):
+        return self._source.spec()
+
+    def state(self):
+        return {}
+
+    def __next__(self):
+        return self._batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([1, 2], r"expected a dict with the keys 'x', came list"),
+        ({"x": np.zeros((16, 8), np.float32)}, r"expected the keys 'y', came 'x': 'y' missing"),
+        ({"x": np.zeros((3, 8), np.float32)}, r"expected float32\[16, 8\], came float32\[3, 8\]"),
+    ],
+)
+def test_a_batch_that_is_not_what_the_source_promised_is_a_data_error_with_the_line(
+    mlp, classification, classify, evaluate, batch, message
+):
+    watched = af.Evaluation(evaluate, Broken(classification(), batch), every=1, batches=2)
+    with pytest.raises(af.DataError, match=r"test_evaluation\.py:\d+\): " + message):
+        classify().fit(mlp(), classification(), steps=2, progress=False, evaluation=watched)
+
+
+def test_an_evaluation_of_another_batch_size_runs_beside_the_training(
+    mlp, classification, classify, evaluate
+):
+    watched = af.Evaluation(evaluate, classification(batch=40, seed=7), every=2, batches=4)
+    result = classify().fit(mlp(), classification(), steps=2, progress=False, evaluation=watched)
+    model = mlp()
+    classify().fit(model, classification(), steps=2, progress=False)
+    expected = means_by_hand(evaluate, model, classification(batch=40, seed=7), 4)
+    assert dict(result.evaluations[0][1]) == expected
+
+
+class Tempered(nn.Module):
+    """Has a parameter that only the evaluation reads."""
+
+    def __init__(self):
+        self.layer = nn.Linear(8, 5)
+        self.temperature = nn.Parameter((), (("kind", "ones"),)).freeze()
+        self.temperature.load(np.array(3.0, np.float32))
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("is_first_watched", [False, True])
+def test_a_parameter_that_only_the_evaluation_reads_is_no_part_of_a_checkpoint(
+    classification, classify, tmp_path, is_first_watched
+):
+    @af.job(train=False)
+    def judge(model, batch):
+        return {"loss": af.cross_entropy(model(batch.x) * model.temperature, batch.y)}
+
+    def fit(steps, *, is_watched=True, **options):
+        watched = af.Evaluation(judge, classification(seed=7), every=3, batches=2)
+        return classify().fit(
+            Tempered(), classification(), steps=steps, progress=False,
+            evaluation=watched if is_watched else None, **options,
+        )  # fmt: skip
+
+    whole = fit(9)
+    first = fit(4, is_watched=is_first_watched, checkpoint=tmp_path / "run", every=2)
+    second = fit(9, checkpoint=tmp_path / "run", every=2)
+    assert second.evaluations == whole.evaluations[1:]
+    assert first.evaluations == (whole.evaluations[:1] if is_first_watched else ())
+    same_variables(second.variables, whole.variables)
+    assert fit(10, is_watched=False, checkpoint=tmp_path / "run", every=2).first_step == 9

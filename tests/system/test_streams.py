@@ -1,0 +1,260 @@
+"""Steps on several compute streams: the same bits, and the same errors, as on one."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actors.kernels import catalogue
+from actors.kernels.kernel import KernelNeeds
+from compiler import chains
+from compiler.plan import ActorKind
+
+
+@pytest.fixture(autouse=True)
+def short_messages(monkeypatch):
+    """Plan as if threads met at once, so that small models are cut into many chains."""
+    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)
+
+
+class Tower(nn.Module):
+    def __init__(self, dropout):
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 6)
+        self.drop = nn.Dropout(dropout)
+
+    def __call__(self, x):
+        return self.down(self.drop(af.relu(self.up(x))))
+
+
+class TwoTowers(nn.Module):
+    """Two networks that meet in the product of their outputs."""
+
+    def __init__(self, dropout=0.2):
+        self.left, self.right = Tower(dropout), Tower(dropout)
+
+    def __call__(self, batch):
+        score = (self.left(batch.a) * self.right(batch.b)).sum(-1)
+        return af.square(score - batch.y).mean()
+
+
+class TinyGPT(nn.Module):
+    def __init__(self):
+        self.emb, self.pos = nn.Embedding(17, 12), nn.Embedding(6, 12)
+        self.block = nn.TransformerBlock(12, heads=3, causal=True, dropout=0.2)
+        self.head = nn.Linear(12, 17)
+
+    def __call__(self, batch):
+        logits = self.head(self.block(self.emb(batch.x) + self.pos.weight))
+        return af.cross_entropy(logits, batch.y)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 5)
+
+    def __call__(self, batch):
+        return af.cross_entropy(self.down(af.relu(self.up(batch.a))), batch.c)
+
+
+def pairs(seed=0):
+    rng = np.random.default_rng(2)
+    a, b = (rng.normal(size=(96, 8)).astype(np.float32) for _ in range(2))
+    arrays = {"a": a, "b": b, "y": a[:, 0] * b[:, 0], "c": a.argmax(1).astype(np.int32) % 5}
+    return af.data.ArraySource(arrays, batch=8, seed=seed)
+
+
+def tokens(seed=0):
+    return af.data.Tokens(np.random.default_rng(3).integers(0, 17, 3000), seq=6, batch=4, seed=seed)
+
+
+MODELS = {"towers": (TwoTowers, pairs), "gpt": (TinyGPT, tokens), "mlp": (Classifier, pairs)}
+
+
+def job(streams, **options):
+    @af.job(optimizer=af.optim.AdamW(1e-2), streams=streams, seed=5, **options)
+    def train(model, batch):
+        return model(batch)
+
+    return train
+
+
+@af.job(train=False)
+def evaluate(model, batch):
+    return {"loss": model(batch)}
+
+
+def run(train, name, steps, **options):
+    make, data = MODELS[name]
+    rows = []
+    result = train.fit(
+        make(), data(), steps=steps, progress=False,
+        on_step=lambda step, metrics: rows.append((step, metrics["loss"])), **options,
+    )  # fmt: skip
+    return rows, result
+
+
+def compute_streams(plan):
+    chosen = (ActorKind.COMPUTE, ActorKind.COPY)
+    names = {plan.streams[a.stream].name for a in plan.actors if a.kind in chosen and a.launches}
+    return sorted(names)
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2}, {"accumulate": 2, "metrics_every": 3}], ids=str
+)
+def test_losses_and_variables_are_the_same_bits_on_any_number_of_streams(name, options):
+    expected, first = run(job(1, **options), name, 6)
+    for streams in (2, 3):
+        train = job(streams, **options)
+        make, data = MODELS[name]
+        assert len(compute_streams(train.compile(make(), data()))) > 1
+        rows, result = run(train, name, 6)
+        assert rows == expected
+        same(result.variables, first.variables)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("streams", [2, 3])
+def test_checkpoints_and_evaluations_are_the_same_bits_too_and_resume(name, streams, tmp_path):
+    def evaluation():
+        return af.Evaluation(evaluate, MODELS[name][1](seed=9), every=3, batches=2)
+
+    expected, first = run(job(1), name, 10, evaluation=evaluation())
+    rows, evaluations = [], ()
+    for steps in (4, 10):
+        part, result = run(
+            job(streams), name, steps, checkpoint=tmp_path / "run", every=2,
+            evaluation=evaluation(),
+        )  # fmt: skip
+        rows += part
+        evaluations += result.evaluations
+    assert rows == expected
+    assert evaluations == first.evaluations
+    same(result.variables, first.variables)
+
+
+def test_a_run_may_go_on_with_another_number_of_streams(tmp_path):
+    expected, first = run(job(1), "towers", 9)
+    rows = []
+    for steps, streams in ((3, 1), (6, 3), (9, 2)):
+        part, result = run(job(streams), "towers", steps, checkpoint=tmp_path / "run", every=1)
+        rows += part
+    assert rows == expected
+    same(result.variables, first.variables)
+
+
+def test_step_and_stream_run_on_several_streams():
+    expected, _ = run(job(1), "towers", 5)
+    train = job(2)
+    assert [m["loss"] for m in train.stream(TwoTowers(), pairs(), steps=5)] == [
+        loss for _, loss in expected
+    ]
+    model, data = TwoTowers(), pairs()
+    losses = [train.step(model, next(data))["loss"] for _ in range(5)]
+    train.close(model)
+    assert losses == [loss for _, loss in expected]
+
+
+def test_outputs_that_several_streams_make_arrive_as_one_step():
+    def metrics(streams):
+        @af.job(optimizer=af.optim.SGD(0.01), streams=streams, metrics_every=2)
+        def train(model, batch):
+            left, right = model.left(batch.a), model.right(batch.b)
+            loss = af.square((left * right).sum(-1) - batch.y).mean()
+            return {"loss": loss, "left": left.mean(), "right": right.mean()}
+
+        return train
+
+    rows = {}
+    for streams in (1, 2):
+        train, rows[streams] = metrics(streams), []
+        train.fit(
+            TwoTowers(0.0), pairs(), steps=5, progress=False,
+            on_step=lambda step, m, own=rows[streams]: own.append((step, dict(m))),
+        )  # fmt: skip
+    plan = metrics(2).compile(TwoTowers(0.0), pairs())
+    sink = next(a for a in plan.actors if a.name == "metrics")
+    assert len(sink.inputs) > 1
+    assert rows[1] == rows[2]
+
+
+@dataclass(frozen=True)
+class FailingOnce:
+    """A kernel that raises once, at its third launch on a thread of the second stream."""
+
+    failed_on: list[str]
+    name: str = "elsewhere.tanh"
+    op: str = "tanh"
+
+    def query(self, attrs, inputs, outputs):
+        return KernelNeeds(duration_ns=1e6)
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        (x,), (out,) = inputs, outputs
+        launches = []
+
+        def launch():
+            thread = threading.current_thread().name
+            if "compute 1" in thread and not self.failed_on:
+                launches.append(thread)
+                if len(launches) == 3:
+                    self.failed_on.append(thread)
+                    raise FloatingPointError("the kernel fails")
+            np.tanh(x, out=out)
+
+        return launch
+
+
+@pytest.fixture
+def failing():
+    kernel = FailingOnce([])
+    catalogue.register(kernel)
+    yield kernel
+    catalogue.unregister(kernel.name)
+
+
+class Rough(TwoTowers):
+    def __call__(self, batch):
+        left, right = af.tanh(self.left(batch.a)), af.tanh(self.right(batch.b))
+        return af.square((left * right).sum(-1) - batch.y).mean()
+
+
+def losses_of_rough(train):
+    losses = []
+    train.fit(
+        Rough(), pairs(), steps=6, progress=False,
+        on_step=lambda step, metrics: losses.append(metrics["loss"]),
+    )  # fmt: skip
+    return losses
+
+
+def test_a_kernel_that_raises_on_a_second_stream_reaches_the_caller_and_the_job_runs_again(failing):
+    before = threading.active_count()
+    train = job(2)
+    with pytest.raises(af.ActorFailed, match=r"tanh.*test_streams\.py:\d+") as caught:
+        losses_of_rough(train)
+    assert failing.failed_on
+    assert threading.active_count() == before
+    assert isinstance(caught.value.__cause__, FloatingPointError)
+    plan = train.compile(Rough(), pairs())
+    actor = next(a for a in plan.actors if a.name == caught.value.actor)
+    assert plan.streams[actor.stream].name == "compute 1"
+    assert actor.launches[caught.value.launch].op == "tanh"
+    assert losses_of_rough(train) == losses_of_rough(job(1))
+
+
+def test_a_plan_of_several_ranks_is_printed_and_not_run():
+    plan = job(1).compile(TwoTowers(), pairs(), num_ranks=4)
+    assert [a.name for a in plan.actors if a.kind is ActorKind.COMM]
+    with pytest.raises(af.CompileError, match="no transport between ranks"):
+        af.Runner(plan).fit(pairs(), steps=1, progress=False)
