@@ -7,16 +7,16 @@ Nothing here decides when: that is the plan's and the machine's part.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from actorflow.data import DataSource, FillsBatches, check_batch
+from actorflow.positions import Positions
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
-from compiler.errors import ActorflowError
+from compiler.errors import ActorflowError, InternalError
 from compiler.types import TensorType
 
 Metrics = Mapping[str, Any]
@@ -40,7 +40,9 @@ class DataPort:
         first_step: number of the step before the first batch.
         total_steps: number of the step with the last batch, or None for no such end.
         on_end: called before the end of the stream is announced to the plan.
-        keeps_positions: whether the state after each batch is remembered for `position_after`.
+        snapshot_every: steps between two snapshots whose positions are kept for `position_after`,
+            or 0 for none.
+        in_flight: batches that the plan has slots for.
         batches_per_step: a stop lets a step that has begun have all its batches.
     """
 
@@ -53,7 +55,8 @@ class DataPort:
         total_steps: int | None,
         on_end: Callable[[], None],
         *,
-        keeps_positions: bool,
+        snapshot_every: int = 0,
+        in_flight: int = 0,
         batches_per_step: int = 1,
     ) -> None:
         self._source = source
@@ -65,10 +68,14 @@ class DataPort:
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
         self._lines = lines
         self._batch = first_step * batches_per_step
-        self._keeps_positions = keeps_positions
-        self._positions: deque[tuple[int, Mapping[str, Any]]] = deque()
-        if keeps_positions:
-            self._positions.append((self._batch, source.state()))
+        self._positions: Positions | None = None
+        if snapshot_every:
+            self._positions = Positions(
+                self._batch,
+                source.state(),
+                stride=snapshot_every * batches_per_step,
+                in_flight=in_flight + batches_per_step,
+            )
         self._is_fetching = False
         self.failure: BaseException | None = None
 
@@ -89,8 +96,8 @@ class DataPort:
                     fills.next_into(views)
                 else:
                     self._copy(next(source), views)
-                if self._keeps_positions:
-                    self._positions.append((self._batch + 1, source.state()))
+                if self._positions is not None:
+                    self._positions.note(self._batch + 1, source.state())
             except StopIteration:
                 self._on_end()
                 raise SourceExhausted from None
@@ -107,12 +114,16 @@ class DataPort:
     def position_after(self, step: int) -> Mapping[str, Any]:
         """Return the source's state after the last batch of `step`; earlier ones are forgotten.
 
-        Called from one other thread than the one that fetches, with growing steps; a deque takes
-        both ends at once.
+        Called from one other thread than the one that fetches, with growing steps.
         """
-        while self._positions[0][0] < step * self._batches_per_step:
-            self._positions.popleft()
-        return self._positions[0][1]
+        if self._positions is None:
+            raise InternalError(f"no positions are kept, that after step {step} was asked for")
+        return self._positions.after(step * self._batches_per_step)
+
+    def forget_before(self, step: int) -> None:
+        """Forget where the source stood before `step`; on the thread of `position_after`."""
+        if self._positions is not None:
+            self._positions.forget_before(step * self._batches_per_step)
 
     def stop(self) -> None:
         """Let the step that is being fed be the last. Safe to call from a signal handler."""

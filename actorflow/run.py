@@ -97,7 +97,8 @@ class Run:
             first_step,
             total_steps,
             self._on_source_end,
-            keeps_positions=save is not None,
+            snapshot_every=snapshot_rate(plan) if save is not None else 0,
+            in_flight=_batch_slots(plan),
             batches_per_step=self._batches_per_step,
         )
         loss_line = _line_of_output(plan, "loss") if plan.option("is_training") else None
@@ -284,7 +285,10 @@ class Run:
                 save(step, arrays, self._data.position_after(step))
 
         def due(step: int) -> bool:
-            return save is not None and (step == self._total_steps or is_due(step))
+            if save is not None and (step == self._total_steps or is_due(step)):
+                return True
+            self._data.forget_before(step)
+            return False
 
         return CheckpointPort(save_with_position, due, self._first_step)
 
@@ -327,6 +331,17 @@ def _firings(plan: Plan, edges: list[Edge], batches: int) -> list[int]:
                 fired[edge.consumer] = possible
                 is_settled = False
     return fired
+
+
+def snapshot_rate(plan: Plan) -> int:
+    """Return the steps between two snapshots of the variables; 0 where the plan takes none."""
+    snapshots = [actor for actor in plan.actors if actor.name == "snapshot"]
+    return snapshots[0].inputs[0].rate if snapshots else 0
+
+
+def _batch_slots(plan: Plan) -> int:
+    register = next(a for a in plan.actors if a.name == "data").outputs[0].register
+    return plan.registers[register].num_slots
 
 
 def takes_snapshots(plan: Plan) -> bool:

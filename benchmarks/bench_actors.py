@@ -57,15 +57,19 @@ def train(model, batch):
 
 
 class Batches:
-    """A source whose batches take `seconds` each: of sleep, or of work on a core."""
+    """A source whose batches take `seconds` each: of sleep, or of work on a core.
 
-    def __init__(self, seconds=0.0, *, works=False):
+    `work` is the side of the square arrays that it multiplies element by element, 0 for sleep: the
+    larger, the more seldom it needs Python's lock.
+    """
+
+    def __init__(self, seconds=0.0, *, work=0):
         rng = np.random.default_rng(0)
         self.batch = {
             name: rng.standard_normal((BATCH, WIDTH)).astype(np.float32) for name in ("x", "y")
         }
-        self.seconds, self.works = seconds, works
-        self.left = rng.standard_normal((96, 96)).astype(np.float32)
+        self.seconds, self.work = seconds, work
+        self.left = np.ones((work, work), np.float32)
         self.out = np.empty_like(self.left)
 
     def spec(self):
@@ -73,9 +77,9 @@ class Batches:
 
     def __next__(self):
         end = time.perf_counter() + self.seconds
-        if self.works:
+        if self.work:
             while time.perf_counter() < end:
-                np.matmul(self.left, self.left, out=self.out)
+                np.multiply(self.left, self.left, out=self.out)
         elif self.seconds:
             time.sleep(self.seconds)
         return self.batch
@@ -205,10 +209,15 @@ def bench_overlap() -> list[str]:
         "| loader | compute alone, ms | with loader, ms | lost | if nothing overlapped |",
         "|---|---|---|---|---|",
     ]
-    for name, works in (("sleeps 0.9 of a step", False), ("computes 0.9 of a step", True)):
+    loaders = (
+        ("sleeps 0.9 of a step", 0),
+        ("computes 0.9 of a step, 1 MiB per call of numpy", 512),
+        ("computes 0.9 of a step, 4 KiB per call of numpy", 32),
+    )
+    for name, work in loaders:
 
-        def loaded(works=works):
-            return step_ms(plan, Batches(0.9 * alone / 1e3, works=works), 40, settings)
+        def loaded(work=work):
+            return step_ms(plan, Batches(0.9 * alone / 1e3, work=work), 40, settings)
 
         times = interleaved(
             {"alone": lambda: step_ms(plan, Batches(), 40, settings), "with": loaded}

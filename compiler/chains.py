@@ -78,12 +78,16 @@ def form_chains(work: Work, launches: Sequence[int], num_streams: int) -> Chains
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Launches that are scheduled as one, and the tasks that must be done before."""
+    """Launches that are scheduled as one, and the tasks that must be done before.
+
+    `depth` is the number of collectives on the way to it, one after the other.
+    """
 
     launches: tuple[int, ...]
     before: tuple[int, ...]
     duration_ns: float
     is_comm: bool
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class _Slot:
 def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
     """Return one task per computing launch, and per bucket of communicating ones, in order."""
     chosen = set(launches)
-    groups = [[i] for i in launches if not work.comm_bytes[i]] + _buckets(work, launches)
+    depth = _depths(work, launches)
+    groups = [[i] for i in launches if not work.comm_bytes[i]] + _buckets(work, launches, depth)
     # A bucket stands behind the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
@@ -114,6 +119,7 @@ def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
                 tuple(sorted({p for p in before if p != index})),
                 sum([work.duration_ns[i] for i in group]),
                 bool(work.comm_bytes[group[0]]),
+                depth[group[0]],
             )
         )
     return tasks
@@ -125,15 +131,19 @@ def _position(work: Work, launch: int) -> float:
     return max(work.before[launch], default=-1) + 0.5
 
 
-def _buckets(work: Work, launches: Sequence[int]) -> list[list[int]]:
-    """Put collectives that become ready one after another together, up to a share of all bytes.
-
-    One that waits for another, however indirectly, never shares a bucket with it.
-    """
+def _depths(work: Work, launches: Sequence[int]) -> dict[int, int]:
     depth: dict[int, int] = {}
     for i in launches:
         earlier = [p for p in work.before[i] if p in depth]
         depth[i] = max([depth[p] + bool(work.comm_bytes[p]) for p in earlier], default=0)
+    return depth
+
+
+def _buckets(work: Work, launches: Sequence[int], depth: dict[int, int]) -> list[list[int]]:
+    """Put collectives that become ready one after another together, up to a share of all bytes.
+
+    One that waits for another, however indirectly, never shares a bucket with it.
+    """
     comm = [i for i in launches if work.comm_bytes[i]]
     comm.sort(key=lambda i: (depth[i], _position(work, i), i))
     enough = sum([work.comm_bytes[i] for i in comm]) / MAX_BUCKETS
@@ -152,8 +162,9 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
     """Place every task on a stream; return them in order of start.
 
     Whenever a compute stream is free, the first task in order that could start by then is placed on
-    the stream where it ends first. Every stream but the first waits for a message to begin with, so
-    that what is short stays together.
+    the stream where it ends first; but what needs a collective comes after all that does not, so
+    that no chain waits for communication while there is work. Every stream but the first waits for
+    a message to begin with, so that what is short stays together.
     """
     waiting = [len(task.before) for task in tasks]
     after: list[list[int]] = [[] for _ in tasks]
@@ -162,15 +173,16 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
             after[p].append(index)
     free = dict.fromkeys((*range(num_streams), COMM_STREAM), MESSAGE_NS) | {0: 0.0}
     placed: dict[int, _Slot] = {}
-    ready = [index for index, count in enumerate(waiting) if not count]
+    ready = sorted([(tasks[i].depth, i) for i, count in enumerate(waiting) if not count])
     later: list[tuple[float, int]] = []
     while ready or later:
         now = min([free[s] for s in range(num_streams)])
         if not ready:
             now = max(now, later[0][0])
         while later and later[0][0] <= now:
-            heappush(ready, heappop(later)[1])
-        index = heappop(ready)
+            index = heappop(later)[1]
+            heappush(ready, (tasks[index].depth, index))
+        index = heappop(ready)[1]
         placed[index] = slot = _place(tasks[index], index, placed, free)
         free[slot.stream] = slot.end_ns
         for successor in after[index]:

@@ -48,8 +48,23 @@ from compiler.target import KernelCall, Operand, Target
 from compiler.types import RegisterId, StreamId, ValueId
 from memory.registers import choose_slots
 
+IO_NS = 50_000.0
+"""What a host thread is assumed to need per firing, besides its bytes; only slots depend on it."""
+
+IO_BYTES_PER_NS = 1.0
+"""Bytes that a host thread is assumed to read or write per nanosecond."""
+
 IO_LATENCY_NS = 1e6
-"""What a host thread is assumed to need per firing; only slot counts depend on it."""
+"""How late a source may be now and then: the batches of that time need slots.
+
+Outputs get none for it: every step under way there is one that a check of its loss comes too late.
+"""
+
+MAX_IO_SLOTS = 16
+"""Slots of an edge to or from a host thread, at most, and a power of two where more than 2.
+
+Every slot binds the launches that touch it once more; powers of two come round together.
+"""
 
 EDGE_BUDGET_BYTES = 64 << 20
 """Slots of one edge to or from a host thread may take this much; a larger slot stays single."""
@@ -178,7 +193,8 @@ class _Lowering:
         nodes = [n for n in program.graph.nodes if n.op is INPUT]
         types = [program.graph.types[n.outputs[0]] for n in nodes]
         offsets, size = self.plan.stack(types)
-        slots, reason = self._slots(size, 1, (source, IO_LATENCY_NS), ("compute", program.batch_ns))
+        ends = (source, _io_ns(size)), ("compute", program.batch_ns)
+        slots, reason = self._slots(size, 1, *ends, latency_ns=IO_LATENCY_NS)
         register = self.plan.register(name, RegisterKind.DATA, size, num_slots=slots, reason=reason)
         for node, type_, offset in zip(nodes, types, offsets, strict=True):
             chains.home[node.outputs[0]] = (register, offset)
@@ -204,7 +220,7 @@ class _Lowering:
         for chain, items in by_chain.items():
             offsets, size = self.plan.stack([program.graph.types[v] for _, v in items])
             slots, reason = self._slots(
-                size, rate, ("compute", program.batch_ns), (name, IO_LATENCY_NS)
+                size, rate, ("compute", program.batch_ns), (name, rate * _io_ns(size))
             )
             register = self.plan.register(
                 name if len(by_chain) == 1 else f"{name}.{len(registers)}",
@@ -245,8 +261,14 @@ class _Lowering:
             self.actors.consume(sink, register, chains.numbers[chain], rate)
 
     def _slots(
-        self, size: int, consume: int, producer: tuple[str, float], consumer: tuple[str, float]
+        self,
+        size: int,
+        consume: int,
+        producer: tuple[str, float],
+        consumer: tuple[str, float],
+        latency_ns: float = 0.0,
     ) -> tuple[int, str]:
+        """Return the slots of an edge to or from a host thread, and why so many."""
         return choose_slots(
             1,
             consume,
@@ -255,6 +277,9 @@ class _Lowering:
             is_same_stream=False,
             size_bytes=size,
             budget_bytes=max(EDGE_BUDGET_BYTES, consume * size),
+            latency_ns=latency_ns,
+            most=max(MAX_IO_SLOTS, 2 * consume),
+            is_power_of_two=consume == 1,
             names=(producer[0], consumer[0]),
         )
 
@@ -409,6 +434,10 @@ class _Lowering:
                     f"{names[0]!r} and {names[1]!r} share bytes at different rates without a path"
                 )
             self.actors.control(f"{names[0]}>{names[1]} bytes", a, b, "1: bytes used again")
+
+
+def _io_ns(size_bytes: int) -> float:
+    return IO_NS + size_bytes / IO_BYTES_PER_NS
 
 
 def _name(sums: bool, is_per_step: bool) -> str:

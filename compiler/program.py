@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.buffers import LaunchDraft, draft_launches
-from compiler.chains import Chain, Chains, Work, form_chains
+from compiler.chains import COMM_STREAM, Chain, Chains, Work, form_chains
 from compiler.graph import Graph
 from compiler.rates import batches_per_step, needed_per_step
 from compiler.registry import is_comm
@@ -90,6 +90,11 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
         first_rank = max([first_rank, *[end for _, end in spans]])
+        # A link may be far slower than was assumed: nobody waits for the bytes of a collective.
+        spans = [
+            (start, first_rank if chain.stream == COMM_STREAM else end)
+            for chain, (start, end) in zip(formed.chains, spans, strict=True)
+        ]
         chains += [
             ChainDraft(
                 chain.launches,

@@ -279,6 +279,8 @@ def choose_slots(
     size_bytes: int,
     budget_bytes: int,
     latency_ns: float = 0.0,
+    most: int | None = None,
+    is_power_of_two: bool = False,
     names: tuple[str, str] = ("producer", "consumer"),
 ) -> tuple[int, str]:
     """Return the number of slots for an edge, and the reason in words: "2: io overlaps compute".
@@ -286,7 +288,8 @@ def choose_slots(
     Within a stream nothing overlaps: the fewest slots that work. Across streams double buffering:
     one set of tokens is written while the other is read. More where latency demands it: a slot is
     taken for producer_ns + latency_ns + consumer_ns and tokens pass once per period, that of the
-    slower side, so ceil(time / period) of them are under way. Never more than the budget holds.
+    slower side, so ceil(time / period) of them are under way. Never more than the budget holds, nor
+    than `most`.
 
     Args:
         produce: tokens per firing of the producer.
@@ -298,6 +301,9 @@ def choose_slots(
         budget_bytes: the most bytes that all slots may take.
         latency_ns: from the end of a producer's firing until the consumer can read (a wire, a
             jitter).
+        most: slots at most, where fewer work.
+        is_power_of_two: round down to a power of two, where that works, so that slots of several
+            edges come round together.
         names: of the two ends, for the reason.
 
     Raises:
@@ -321,7 +327,11 @@ def choose_slots(
     divisor = gcd(produce, consume)
     wanted = least + -(-(wanted - least) // divisor) * divisor
     affordable = budget_bytes // size_bytes if size_bytes else wanted
+    if most is not None:
+        wanted = max(least, double, min(wanted, most))
     count = min(wanted, least + (affordable - least) // divisor * divisor)
+    if is_power_of_two:
+        count = max(least, 1 << count.bit_length() - 1)
     return count, f"{count}: {_slots_reason(count, wanted, double, least, names, budget_bytes)}"
 
 

@@ -29,6 +29,9 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _ONE, _SHIFT_27, _SHIFT_30, _SHIFT_31 = (np.uint64(n) for n in (1, 27, 30, 31))
 
+_BLOCK = 1024
+"""Positions that are enciphered at once."""
+
 _Words = npt.NDArray[np.uint64]
 
 
@@ -57,15 +60,38 @@ class EpochOrder:
         self._right = np.uint64(-(-length // left))
         self._epoch = -1
         self._words: _Words = np.empty(0, np.uint64)
+        self._kept = (-1, -1)
+        self._items: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def items(self, epoch: int, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the items at positions [first, first + count) of an epoch.
 
-        Over the positions [0, length) every item comes exactly once. O(count) in expectation.
+        Over the positions [0, length) every item comes exactly once. O(count) in expectation, and
+        read-only. A cipher of a few numbers costs as much as one of a thousand, so small counts are
+        cut from the last block that was computed.
         """
-        positions = np.arange(first, first + count, dtype=np.uint64)
         if not self._shuffle:
-            return positions.view(np.int64)
+            return np.arange(first, first + count, dtype=np.int64)
+        if count > _BLOCK:
+            return self._compute(epoch, first, count)
+        number, offset = divmod(first, _BLOCK)
+        if offset + count <= _BLOCK:
+            return self._block(epoch, number)[offset : offset + count]
+        head = self._block(epoch, number)[offset:]
+        return np.concatenate([head, self._block(epoch, number + 1)[: count - len(head)]])
+
+    def _block(self, epoch: int, number: int) -> npt.NDArray[np.int64]:
+        """Return the items of a block of positions; the last one asked for is kept."""
+        if self._kept != (epoch, number):
+            first = number * _BLOCK
+            count = min(_BLOCK, int(self._length) - first)
+            self._items = self._compute(epoch, first, count)
+            self._items.flags.writeable = False
+            self._kept = (epoch, number)
+        return self._items
+
+    def _compute(self, epoch: int, first: int, count: int) -> npt.NDArray[np.int64]:
+        positions = np.arange(first, first + count, dtype=np.uint64)
         items = self._encipher(positions, self._keys(epoch))
         while (outside := items >= self._length).any():
             items[outside] = self._encipher(items[outside], self._keys(epoch))

@@ -165,8 +165,7 @@ class Tokens:
         filled = 0
         while filled < self._batch:
             count = min(self._batch - filled, self._num_windows - position)
-            starts = self._order.items(epoch, position, count)
-            starts *= self._seq
+            starts = self._order.items(epoch, position, count) * self._seq
             starts += self._order.draw(epoch, self._num_phases)
             self._starts[filled : filled + count] = starts
             filled, epoch, position = filled + count, epoch + 1, 0
