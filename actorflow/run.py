@@ -30,8 +30,8 @@ from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError
 from compiler.plan import Actor, Field, Plan, RegisterKind
 from compiler.types import TensorType
-from compiler.verify import edges_of, verify_plan
-from memory.registers import Edge
+from compiler.verify import edges_of
+from memory.registers import Edge, repetition_vector
 
 Array = np.ndarray[Any, Any]
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
@@ -320,7 +320,7 @@ def _firings(plan: Plan, edges: list[Edge], batches: int) -> list[int]:
     An evaluation has all its firings or none, so these are no shares of a period.
     """
     feeder = next(a.id for a in plan.actors if a.name == "data")
-    repetitions = verify_plan(plan)
+    repetitions = repetition_vector(len(plan.actors), edges)
     fired = [-(-batches * count // repetitions[feeder]) for count in repetitions]
     is_settled = False
     while not is_settled:

@@ -43,18 +43,19 @@ def train(model, batch):
 
 
 class Samples:
-    """What is measured while the run goes on: a few numbers per sample, one time per step."""
+    """What is measured while the run goes on, in arrays that are touched before it begins."""
 
     def __init__(self, steps: int) -> None:
         self.every = max(1, steps // SAMPLES)
-        self.times_ns = np.ones(steps + 1, np.int64)  # touched now, not bit by bit
-        self.rows: list[tuple[float, float, int, int]] = []
+        self.times_ns = np.ones(steps + 1, np.int64)
+        self.rows = np.ones((steps // self.every, 4))
 
     def __call__(self, step: int, metrics: object) -> None:
         self.times_ns[step] = time.perf_counter_ns()
         if step % self.every == 0:
             files = len(os.listdir("/proc/self/fd"))
-            self.rows.append((time.monotonic(), rss_mb(), threading.active_count(), files))
+            row = (time.monotonic(), rss_mb(), threading.active_count(), files)
+            self.rows[step // self.every - 1] = row
 
 
 def rss_mb() -> float:
@@ -75,10 +76,9 @@ def main(steps: int) -> int:
         )  # fmt: skip
         seconds = time.monotonic() - started
     warm = samples.rows[len(samples.rows) // 10 :]
-    hours = np.array([row[0] for row in warm]) / 3600
-    memory = np.array([row[1] for row in warm])
+    hours, memory = warm[:, 0] / 3600, warm[:, 1]
     slope = np.polyfit(hours - hours[0], memory, 1)[0]
-    threads, files = ({row[column] for row in warm} for column in (2, 3))
+    threads, files = ({int(count) for count in warm[:, column]} for column in (2, 3))
     took = np.diff(samples.times_ns[steps // 10 :]) / 1e3
     p50, p99 = np.percentile(took, [50, 99])
     checks = (
