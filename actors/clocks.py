@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from actors.table import MachineTable
+from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
 
 Clock = tuple[int, ...]
@@ -71,13 +71,26 @@ def _clock_of(
     return tuple(clock)
 
 
-def lags_behind(table: MachineTable, origin: int) -> dict[int, int]:
+def lags_behind(table: MachineTable, origin: int, *, is_reversed: bool = False) -> dict[int, int]:
     """Return, per actor, a bound on how many periods it can be behind a firing of `origin`.
 
     A firing in period x comes after one in period x - lag of each of its producers, with the
     initial tokens of the edge giving the lag, and of each of its consumers, with its slots giving
-    it.
+    it. `is_reversed` bounds how many periods `origin` can be behind a firing of each actor instead.
     """
+    steps: list[list[tuple[int, int]]] = [[] for _ in range(table.num_actors)]
+    for edge in table.edges:
+        if edge.producer == OUTSIDE:
+            continue
+        tokens = edge.produce * table.repetitions[edge.producer]
+        freed = edge.num_slots - edge.initial + edge.consume - edge.produce
+        pairs = (
+            (edge.consumer, edge.producer, -(-edge.initial // tokens)),
+            (edge.producer, edge.consumer, max(-(-freed // tokens), 0)),
+        )
+        for ahead, behind, lag in pairs:
+            start, end = (behind, ahead) if is_reversed else (ahead, behind)
+            steps[start].append((lag, end))
     lags: dict[int, int] = {}
     heap = [(0, origin)]
     while heap:
@@ -85,15 +98,9 @@ def lags_behind(table: MachineTable, origin: int) -> dict[int, int]:
         if actor in lags:
             continue
         lags[actor] = lag
-        for index in table.inputs[actor]:
-            edge = table.edges[index]
-            tokens = edge.produce * table.repetitions[edge.producer]
-            heappush(heap, (lag + -(-edge.initial // tokens), edge.producer))
-        for index in table.outputs[actor]:
-            edge = table.edges[index]
-            tokens = edge.produce * table.repetitions[actor]
-            step = -(-(edge.num_slots - edge.initial + edge.consume - edge.produce) // tokens)
-            heappush(heap, (lag + max(step, 0), edge.consumer))
+        for step, other in steps[actor]:
+            if other not in lags:
+                heappush(heap, (lag + step, other))
     return lags
 
 

@@ -200,7 +200,7 @@ def check_races(
     table = MachineTable.of(plan, initial or {})
     touches = _gather(plan)
     classes = _share(touches)
-    depth = max([periods, *[_depth(table, turns) for turns in classes]])
+    depth = max([periods, *_depths(table, tuple(classes))])
     hunt = _Hunt(table, tuple(classes))
     for actor, firing, clock in unroll(table, depth, MAX_FIRINGS):
         hunt.visit(actor, firing, clock)
@@ -324,16 +324,26 @@ def _share(touches: Sequence[_Touch]) -> _Classes:
 # -- how far to unroll ---------------------------------------------------------------------------
 
 
-def _depth(table: MachineTable, turns: tuple[_Turn, ...]) -> int:
-    """Return after how many periods a class of bytes can show no new pair of accesses.
+def _depths(table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> Iterator[int]:
+    """Yield after how many periods each class of bytes can show no new pair of accesses.
 
     Slots and repetitions come round together after the least common multiple. Beyond that, the one
-    firing of an unordered pair can be only so many periods ahead of the other.
+    firing of an unordered pair can be only so many periods ahead of the other: no further than by
+    way of a third actor, which is the one that touches most classes.
     """
-    round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in turns])
-    actors = sorted({turn.actor for turn in turns})
-    lags = [lags_behind(table, actor) for actor in actors]
-    return round_ + max([lag.get(actor, 0) for lag in lags for actor in actors])
+    count = Counter([turn.actor for turns in classes for turn in set(turns)])
+    if not count:
+        return
+    hub = max(count, key=lambda actor: (count[actor], -actor))
+    behind, ahead = lags_behind(table, hub), lags_behind(table, hub, is_reversed=True)
+    for turns in classes:
+        round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in turns])
+        actors = sorted({turn.actor for turn in turns})
+        yield (
+            round_
+            + max([ahead.get(actor, 0) for actor in actors])
+            + max([behind.get(actor, 0) for actor in actors])
+        )
 
 
 # -- the comparison ------------------------------------------------------------------------------

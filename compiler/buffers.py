@@ -7,12 +7,12 @@ allows that pair and both are dense and equal in size. Live intervals are in lau
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
-from compiler.registry import is_comm, is_source, writes
+from compiler.registry import is_comm, writes
 from compiler.storage import Storage, is_dense
 from compiler.target import KernelCall, KernelInfo, Operand, Target
 from compiler.types import ValueId
@@ -79,18 +79,14 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
 
 
 def assign_buffers(
-    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], fixed: Iterable[ValueId]
+    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], fixed: Container[ValueId]
 ) -> Buffers:
-    """Give every root made by a launch a buffer. O(launches).
+    """Give every root made by one of these launches a buffer. O(launches).
 
-    `fixed` are roots with bytes of their own elsewhere (outputs in registers): they get no buffer
-    and are never shared. Roots of sources and variables get none either.
+    `fixed` are roots with bytes of their own elsewhere (of sources, or in registers between
+    actors): they get no buffer and are never shared.
     """
     last_use = _last_uses(storage, drafts)
-    owned_elsewhere = set(fixed)
-    for node in graph.nodes:
-        if is_source.get(node.op):
-            owned_elsewhere.update(node.outputs)
     of_root: dict[ValueId, int] = {}
     roots: list[ValueId] = []
     starts: list[int] = []
@@ -99,7 +95,7 @@ def assign_buffers(
         donors = _donors(graph, storage, draft, index, last_use, of_root)
         for position, value in enumerate(draft.node.outputs):
             root = storage.root[value]
-            if root in owned_elsewhere or root != value:
+            if root in fixed or root != value:
                 continue
             buffer = donors.get(position)
             if buffer is None:
