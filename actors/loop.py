@@ -18,7 +18,7 @@ from types import MappingProxyType, TracebackType
 
 from actors.dispatch import Dispatcher
 from actors.protocol import Clock, LoadedPlan
-from actors.stall import Situation, lacks_of
+from actors.stall import Situation
 from actors.statistics import Statistics, collect
 from actors.timeline import Timeline
 from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
@@ -226,7 +226,7 @@ class Loop:
             table=machine.table,
             states=tuple([machine.state(a) for a in every]),
             firings=tuple([machine.firing_index(a) + 1 for a in every]),
-            lacks=tuple([lacks_of(machine, a) for a in every]),
+            lacks=tuple([machine.lacks(a) for a in every]),
             in_flight={r.actor: r for r in running if r is not None},
             is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in every]),
             dispatcher=None if inline is None else inline.actor,

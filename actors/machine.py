@@ -220,6 +220,19 @@ class Machine:
         """Return what an actor lacks for its next firing, in words."""
         return missing(self.table, self._takes[actor], self._level)
 
+    def lacks(self, actor: int) -> tuple[int, ...]:
+        """Return the messages that an actor waits for before it can fire again, or end.
+
+        READY and FREE stand for a token and a slot that is missing, END for the end of an input.
+        """
+        ends = [message(Message.END, e) for e in self.table.all_inputs(actor)]
+        ends = [code for code in ends if not self._is_ended[subject_of(code)]]
+        free = [message(Message.FREE, e) for e in self.table.outputs[actor]]
+        if self._state[actor] == _DRAINING:
+            return (*ends, *[code for code in free if self._level[code] < self._limit[code]])
+        ready = [code ^ Message.END ^ Message.READY for code in ends]
+        return tuple([code for code in (*ready, *free) if self._level[code] < 0])
+
     def stall(self) -> str:
         """Return who waits for what, for the error about a run that cannot go on."""
         open_ = [a for a in range(self.table.num_actors) if self._state[a] != _ENDED]

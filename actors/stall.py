@@ -16,9 +16,8 @@ from enum import Enum
 
 from actors.failure import place_of
 from actors.in_flight import InFlight
-from actors.machine import Machine
 from actors.table import OUTSIDE, MachineTable
-from actors.transitions import Message, State, kind_of, message, subject_of
+from actors.transitions import Message, State, kind_of, subject_of
 from compiler.plan import ActorKind, Plan
 
 _STARTED = (State.FIRING, State.FLUSHING)
@@ -52,7 +51,7 @@ class Wait:
 class Situation:
     """A run at one moment. Columns are by actor.
 
-    `lacks` are the messages that an actor waits for (`lacks_of`); `in_flight` says what runs,
+    `lacks` are the messages that an actor waits for (`Machine.lacks`); `in_flight` says what runs,
     by actor; `is_delivered` is False where a thread has ended a firing whose message the dispatcher
     has not taken. `dispatcher` is the actor whose chain it runs, or None. `peer_of` returns the
     rank that a COMM actor waits for, if that is known.
@@ -111,22 +110,6 @@ class Stall:
             rows.append(f"  {actor.name:<{width}}  firing {actor.firing}, {actor.doing}")
             rows += [f"  {'':<{width}}    {call}" for call in actor.stack]
         return tuple(rows)
-
-
-def lacks_of(machine: Machine, actor: int) -> tuple[int, ...]:
-    """Return the messages that an actor waits for before it can fire again, or end.
-
-    READY and FREE stand for a token and a slot that is missing, END for the end of an input.
-    """
-    table, state = machine.table, machine.state(actor)
-    inputs, outputs = table.all_inputs(actor), table.outputs[actor]
-    level, limit, is_ended = machine._level, machine._limit, machine._is_ended
-    ready = [message(Message.READY, e) for e in inputs if not is_ended[e]]
-    free = [message(Message.FREE, e) for e in outputs]
-    if state is State.DRAINING:
-        ends = [message(Message.END, e) for e in inputs if not is_ended[e]]
-        return (*ends, *[code for code in free if level[code] < limit[code]])
-    return tuple([code for code in (*ready, *free) if level[code] < 0])
 
 
 # -- the diagnosis -----------------------------------------------------------------------------

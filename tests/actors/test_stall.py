@@ -8,7 +8,7 @@ import pytest
 
 from actors.in_flight import InFlight
 from actors.machine import Machine
-from actors.stall import Cause, Situation, Wait, diagnose, lacks_of
+from actors.stall import Cause, Situation, Wait, diagnose
 from actors.table import OUTSIDE, Edge, MachineTable
 from actors.transitions import Message, State, message
 from compiler.placement import HOST
@@ -40,7 +40,7 @@ def situation(machine, running=(), *, kinds=None, undelivered=(), dispatcher=Non
         table=machine.table,
         states=tuple(machine.state(a) for a in every),
         firings=tuple(machine.firing_index(a) + 1 for a in every),
-        lacks=tuple(lacks_of(machine, a) for a in every),
+        lacks=tuple(machine.lacks(a) for a in every),
         in_flight={a: InFlight(a, 0, MINUTE, ()) for a in running},
         is_delivered=tuple(a not in undelivered for a in every),
         dispatcher=dispatcher,
