@@ -66,10 +66,8 @@ def _report(error: ActorflowError | OSError) -> None:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return our arguments and the script's: all after `run SCRIPT.py`, else those after `--`."""
-    if arguments[:1] == ["run"]:
-        for index, argument in enumerate(arguments):
-            if argument.endswith(".py"):
-                return arguments[: index + 1], [a for a in arguments[index + 1 :] if a != "--"]
+    if arguments[:1] == ["run"] and arguments[1:2] and arguments[1].endswith(".py"):
+        return arguments[:2], [a for a in arguments[2:] if a != "--"]
     if "--" in arguments:
         cut = arguments.index("--")
         return arguments[:cut], arguments[cut + 1 :]

@@ -60,6 +60,12 @@ class PlanCaptured(BaseException):
         self.plan = plan
 
 
+MAX_TOGETHER = 1024
+"""Batches whose outputs or gradients come together: each has slots that are bound and proven."""
+
+MAX_STREAMS = 64
+"""Compute streams of a job, each with a thread."""
+
 _CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
 
 
@@ -348,13 +354,32 @@ def job(
                 f"{find_source()}: job {given.__name__!r} has no optimizer; give"
                 " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
             )
-        counts = {"accumulate": accumulate, "metrics_every": metrics_every, "streams": streams}
-        for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        counts = {
+            "accumulate": (accumulate, MAX_TOGETHER),
+            "metrics_every": (metrics_every, MAX_TOGETHER),
+            "streams": (streams, MAX_STREAMS),
+            "max_plans": (max_plans, 1 << 30),
+            "seed": (seed + 1 if isinstance(seed, int) else seed, 1 << 63),
+        }
+        for name, (count, most) in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+                least = 0 if name == "seed" else 1
+                came = seed if name == "seed" else count
                 raise CompileError(
-                    f"{find_source()}: {name} of job {given.__name__!r} must be an integer of 1 or"
-                    f" more, got {count!r}"
+                    f"{find_source()}: {name} of job {given.__name__!r} must be an integer of"
+                    f" {least} or more, and at most {most - 1 + least:,}, got {came!r}"
                 )
+        if accumulate * metrics_every > MAX_TOGETHER:
+            raise CompileError(
+                f"{find_source()}: job {given.__name__!r} would keep the outputs of accumulate x"
+                f" metrics_every = {accumulate * metrics_every:,} batches before it hands them on;"
+                f" at most {MAX_TOGETHER:,} are possible. Lower metrics_every"
+            )
+        if optimizer is not None and not callable(getattr(optimizer, "rules", None)):
+            raise CompileError(
+                f"{find_source()}: optimizer of job {given.__name__!r} must be one, such as"
+                f" af.optim.AdamW(1e-3), got {optimizer!r}"
+            )
         if accumulate > 1 and not is_training:
             raise CompileError(
                 f"{find_source()}: job {given.__name__!r} does not train, so it has no gradients to"

@@ -28,7 +28,7 @@ from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError
-from compiler.plan import Actor, Field, Plan, RegisterKind
+from compiler.plan import Actor, ActorKind, Field, Plan, RegisterKind
 from compiler.types import TensorType
 from compiler.verify import edges_of
 from memory.registers import Edge, repetition_vector
@@ -205,18 +205,22 @@ class Run:
     def whole_variables(self) -> dict[str, Array] | None:
         """End the threads and return all variables, or None when an update was cut in two.
 
-        A step that fails before its first update, or outside of the one actor that updates, leaves
-        them whole. Where several actors update, a failure may find some of them done.
+        A step that fails before its first update leaves them whole, and so does a failure outside
+        of the actors that update, unless it finds some of them further than others.
         """
         self.loop.close()
         failed = self._failed
         if failed is not None:
-            writers = [a for a in self.plan.actors if self._first_update(a) < len(a.launches)]
-            if len(writers) > 1:
-                return None
-            if any([a.name == failed.actor for a in writers]) and failed.launch >= (
-                self._first_update(writers[0])
-            ):
+            ended = self.loop.ended_firings()
+            done: list[int] = []
+            for actor in self.plan.actors:
+                first = self._first_update(actor)
+                if first == len(actor.launches) or actor.kind is ActorKind.COPY:
+                    continue
+                if actor.name == failed.actor and failed.launch >= first:
+                    return None
+                done.append(ended[actor.id] - (actor.name == failed.actor))
+            if len(set(done)) > 1:
                 return None
         return self.variables()
 
@@ -302,14 +306,15 @@ def credits_after(plan: Plan, steps: int) -> dict[str, int]:
     """Return the credits that control registers hold after some steps, by name.
 
     What comes every n steps counts them over all runs of a training, not from the start of this
-    one.
+    one; but a sink begins anew, for the outputs of earlier steps went to the run before.
     """
     edges, registers = edges_of(plan)
     fired = _firings(plan, edges, steps * batches_per_step(plan))
     held: dict[str, int] = {}
     for edge, register in zip(edges, registers, strict=True):
         tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
-        if tokens and plan.registers[register].kind is RegisterKind.CONTROL:
+        is_sink = plan.actors[edge.consumer].kind is ActorKind.SINK
+        if tokens and plan.registers[register].kind is RegisterKind.CONTROL and not is_sink:
             held[plan.registers[register].name] = tokens
     return held
 

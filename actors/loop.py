@@ -206,6 +206,13 @@ class Loop:
             dispatcher_wait_ns=dispatcher.wait_ns,
         )
 
+    def ended_firings(self) -> tuple[int, ...]:
+        """Return how many firings of each actor are over, failed ones too; exact after the end."""
+        dispatcher = self._dispatcher
+        every = range(dispatcher.table.num_actors)
+        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        return tuple([ended.get(a, dispatcher.machine.firing_index(a) + 1) for a in every])
+
     def _progress(self) -> object:
         """Return a value that changes with every firing that begins or ends."""
         machine = self._dispatcher.machine

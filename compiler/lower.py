@@ -119,7 +119,12 @@ class _Lowering:
         outputs = self._place_outputs(train, "metrics", rate)
         begun, ended = self._connect(train, data)
         is_flushed = self.options.metrics_every > 1
-        self._add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
+        sink = self._add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
+        if len(program.chains) > 1:
+            # Who hears of a step's outputs may read the variables: its updates are done by then.
+            every = self.options.metrics_every
+            reason = f"{2 * every}: a step is told of when it is done"
+            self._credits("done", ended.end, {sink: every}, 2 * every, reason)
         self._add_snapshots(graph, train, ended)
         chains = [train]
         if evaluation is not None:
@@ -254,11 +259,12 @@ class _Lowering:
         rate: int,
         *,
         is_flushed: bool,
-    ) -> None:
+    ) -> int:
         stream = self._stream(name, is_host_thread=True)
         sink = self.actors.add(name, ActorKind.SINK, stream, is_flushed=is_flushed)
         for chain, register in outputs.items():
             self.actors.consume(sink, register, chains.numbers[chain], rate)
+        return sink
 
     def _slots(
         self,

@@ -329,6 +329,8 @@ def choose_slots(
     affordable = budget_bytes // size_bytes if size_bytes else wanted
     if most is not None:
         wanted = max(least, double, min(wanted, most))
+    if is_power_of_two:
+        wanted = max(least, 1 << wanted.bit_length() - 1)
     count = min(wanted, least + (affordable - least) // divisor * divisor)
     if is_power_of_two:
         count = max(least, 1 << count.bit_length() - 1)

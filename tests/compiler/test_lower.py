@@ -189,8 +189,8 @@ def test_a_step_of_several_batches_is_two_actors_with_a_rate_between_them(sketch
     assert ports_of(plan) == {
         "data": [[], [("batch", 1)]],
         "gradient": [[("batch", 1)], [("metrics", 1), ("accumulated", 1)]],
-        "update": [[("accumulated", 3)], []],
-        "metrics": [[("metrics", 6)], []],
+        "update": [[("accumulated", 3)], [("done", 1)]],
+        "metrics": [[("metrics", 6), ("done", 2)], []],
     }
     assert verify_plan(plan) == (6, 6, 2, 1)
     ops = {a.name: [launch.op for launch in a.launches] for a in plan.actors}

@@ -328,9 +328,29 @@ def test_a_step_wants_as_many_batches_as_it_accumulates(mlp, classification, cla
 def test_counts_that_are_no_positive_integers_are_an_error_with_the_users_line(
     classify, name, count
 ):
-    message = rf"conftest\.py:\d+: {name} of job 'train' must be an integer of 1 or more, got"
+    message = (
+        rf"conftest\.py:\d+: {name} of job 'train' must be an integer of 1 or more, and at most"
+    )
     with pytest.raises(af.CompileError, match=message):
         classify(**{name: count})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 1025}, "accumulate of job 'train'.*at most 1,024, got 1025"),
+        ({"accumulate": 64, "metrics_every": 32}, "job 'train' would keep.*= 2,048 batches"),
+        ({"streams": 65}, "streams of job 'train'.*at most 64, got 65"),
+        ({"max_plans": 0}, "max_plans of job 'train'.*got 0"),
+        ({"seed": -1}, "seed of job 'train' must be an integer of 0 or more.*got -1"),
+        ({"seed": "a"}, "seed of job 'train'.*got 'a'"),
+        ({"seed": 1 << 63}, "seed of job 'train'.*at most 9,223,372,036,854,775,807, got"),
+        ({"optimizer": 3}, r"optimizer of job 'train' must be one, such as.*got 3"),
+    ],
+)
+def test_options_out_of_range_are_an_error_with_the_users_line(classify, options, message):
+    with pytest.raises(af.CompileError, match=rf"conftest\.py:\d+: {message}"):
+        classify(**options)
 
 
 def test_a_job_that_does_not_train_has_nothing_to_accumulate():

@@ -258,3 +258,35 @@ def test_a_plan_of_several_ranks_is_printed_and_not_run():
     assert [a.name for a in plan.actors if a.kind is ActorKind.COMM]
     with pytest.raises(af.CompileError, match="no transport between ranks"):
         af.Runner(plan).fit(pairs(), steps=1, progress=False)
+
+
+@pytest.mark.parametrize("options", [{"streams": 2}, {"streams": 1, "accumulate": 3}])
+def test_the_state_read_right_after_a_step_is_that_of_a_run_that_ended_there(options):
+    """Outputs of a step arrive when its updates are done, wherever these run."""
+    source, each = pairs(), options.get("accumulate", 1)
+    batches = [[next(source) for _ in range(each)] for _ in range(12)]
+    train, model, states = job(**options), TwoTowers(), []
+    for group in batches:
+        train.step(model, group if each > 1 else group[0])
+        states.append({name: array.copy() for name, array in model.state().items()})
+    train.close(model)
+    for steps in (1, 5, 12):
+        ended = TwoTowers()
+        job(**options).fit(ended, pairs(), steps=steps, progress=False)
+        same(ended.state(), states[steps - 1])
+
+
+@pytest.mark.parametrize("options", [{"streams": 2}, {"streams": 2, "accumulate": 3}])
+def test_a_listener_that_raises_leaves_what_was_learned(options):
+    def fail(step, metrics):
+        if step == 20:
+            raise ZeroDivisionError("my own")
+
+    model, untrained = TwoTowers(), TwoTowers()
+    job(**options).fit(untrained, pairs(), steps=0, progress=False)
+    with pytest.raises(af.ActorFailed):
+        job(**options).fit(model, pairs(), steps=60, progress=False, on_step=fail)
+    kept = [
+        not np.array_equal(array, untrained.state()[name]) for name, array in model.state().items()
+    ]
+    assert all(kept)
