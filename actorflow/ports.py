@@ -111,6 +111,11 @@ class DataPort:
 
         return fetch
 
+    @property
+    def num_steps(self) -> int:
+        """Steps whose batches were all fetched, those before this run included."""
+        return self._batch // self._batches_per_step
+
     def position_after(self, step: int) -> Mapping[str, Any]:
         """Return the source's state after the last batch of `step`; earlier ones are forgotten.
 
@@ -236,9 +241,9 @@ def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
 class CheckpointPort:
     """Writes snapshots that are due.
 
-    A snapshot that is not due is let go at once. The last one of a run is always due: `is_ending`
-    is set before the flushed firing. An unfinished state (NaN under policy "raise") is never
-    written.
+    A snapshot that is not due is let go at once. The last one of a run is always due: `last_step`
+    is set before the flushed firing, perhaps while earlier ones are still to come. An unfinished
+    state (NaN under policy "raise") is never written.
 
     Args:
         save: called as (step, arrays by variable name) on this port's thread; returns when durable.
@@ -254,7 +259,7 @@ class CheckpointPort:
         self._save = save
         self._is_due = is_due
         self._last_saved = last_saved
-        self.is_ending = False
+        self.last_step: int | None = None
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that writes the staged variables."""
@@ -262,7 +267,8 @@ class CheckpointPort:
 
         def write() -> None:
             step = int(views["step"][()])
-            if step == self._last_saved or not (self.is_ending or self._is_due(step)):
+            is_last = step == self.last_step
+            if step == self._last_saved or not (is_last or self._is_due(step)):
                 return
             self._save(step, views)
             self._last_saved = step

@@ -279,7 +279,7 @@ class Run:
 
     def _on_source_end(self) -> None:
         if self._checkpoint is not None:
-            self._checkpoint.is_ending = True
+            self._checkpoint.last_step = self._data.num_steps
 
     def _checkpoint_port(self, save: Save | None, is_due: Callable[[int], bool]) -> CheckpointPort:
         """Return the port of the checkpoint sink; without `save` it lets every snapshot go."""

@@ -152,6 +152,7 @@ class Runner:
         if on_nan not in ("raise", "warn"):
             raise CompileError(f"on_nan must be 'raise' or 'warn', got {on_nan!r}")
         _check_steps(steps)
+        _check_directory(checkpoint)
         cadence = Every.parse(every)
         self.close()
         with ExitStack() as stack:
@@ -427,6 +428,14 @@ def _check_kernels(plan: Plan) -> None:
             plan.name,
             there,
             here,
+        )
+
+
+def _check_directory(checkpoint: object) -> None:
+    is_path = isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)
+    if checkpoint is not None and not is_path:
+        raise CompileError(
+            f"checkpoint must be a directory for the run, or None, got {checkpoint!r}"
         )
 
 

@@ -224,3 +224,9 @@ def test_the_spec_of_an_iterable_is_checked(mlp):
     assert str(good.spec()["x"]) == "float32[32, 8]"
     with pytest.raises(af.DataError, match=r"spec\['x'\]: expected TensorType"):
         af.data.from_iterable(lambda: iter(()), {"x": af.TensorType((32, 8), af.DType.FLOAT32)})
+
+
+@pytest.mark.parametrize("checkpoint", ["", 3, False])
+def test_a_checkpoint_directory_has_a_name(mlp, classify, classification, checkpoint):
+    with pytest.raises(af.CompileError, match="checkpoint must be a directory for the run"):
+        classify().fit(mlp(), classification(), steps=1, checkpoint=checkpoint, progress=False)
