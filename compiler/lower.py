@@ -146,7 +146,7 @@ class _Lowering:
         return self.streams[name]
 
     def _stream_of(self, stream: int) -> StreamId:
-        """Return the stream of a chain: the first compute stream is the dispatcher's own thread."""
+        """Return the stream of a chain; a plan's only compute stream needs no thread of its own."""
         if stream == COMM_STREAM:
             return self._stream("comm", is_host_thread=True)
         if stream == 0:
