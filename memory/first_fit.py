@@ -25,40 +25,44 @@ from memory.sections import Instance, Packing
 _WORK_PER_PLACEMENT = 800
 """The fixed cost of placing a buffer, in units of one examined neighbour: about 15 us to 20 ns."""
 
-_WORK_LIMIT, _WORK_LIMIT_PER_BUFFER = 20_000_000, 1_500
-"""Work over all neighbour orders of one call, about 0.4 s + 30 us per buffer; an order that would
-pass it does not begin. All orders run below some 2,500 buffers, whatever their lifetimes."""
+_WORK_LIMIT, _WORK_LIMIT_PER_BUFFER = 8_000_000, 300
+"""Work over all neighbour orders of one call, about 0.15 s + 6 us per buffer; an order that would
+pass it does not begin. All orders run below some 1,300 buffers, whatever their lifetimes."""
 
 _ABOVE_ALL = 1 << 62
 """Above every end: the length of the gap on top, and the limit that no peak reaches."""
 
 
-def pack(instance: Instance) -> Packing:
-    """Return the best first-fit packing over several orders; the first of them on ties.
-
-    The two sweeps always run, the other orders while their work stays below a fixed limit. An order
-    is given up at the first buffer that would reach the best peak so far.
-    """
+def pack_by_sweeps(instance: Instance, target: int) -> Packing:
+    """Return the better first-fit packing of the two sweeps; one where it meets the target."""
     best = Packing(np.zeros(instance.size.size, np.int64), _ABOVE_ALL, "")
     for name, is_reversed in (("start", False), ("end", True)):
-        best = _better(best, instance, sweep(instance, is_reversed, best.peak), name)
-        if best.peak == instance.bound:
-            return best
+        if best.peak > target:
+            best = better(best, instance, sweep(instance, is_reversed, best.peak), name)
+    return best
 
+
+def pack_by_orders(instance: Instance, best: Packing, target: int) -> Packing:
+    """Return the best first-fit packing over the orders that need neighbours, or `best`.
+
+    They run while their work stays below a fixed limit and no peak is at most `target`. An order is
+    given up at the first buffer that would reach the best peak so far.
+    """
     work_left = _WORK_LIMIT + _WORK_LIMIT_PER_BUFFER * instance.size.size
     work = neighbour_work(instance)
-    if work > work_left:
+    if work > work_left or best.peak <= target:
         return best
     index = OverlapIndex.build(instance)
     for name, order in neighbour_orders(instance):
         work_left -= work
-        if best.peak == instance.bound or work_left < 0:
+        if best.peak <= target or work_left < 0:
             break
-        best = _better(best, instance, place(instance, index, order, best.peak), name)
+        best = better(best, instance, place(instance, index, order, best.peak), name)
     return best
 
 
-def _better(best: Packing, instance: Instance, offsets: IntArray | None, name: str) -> Packing:
+def better(best: Packing, instance: Instance, offsets: IntArray | None, name: str) -> Packing:
+    """Return the packing of first-fit at these offsets, which is better; `best` without any."""
     if offsets is None:
         return best
     peak = int((offsets + instance.size).max(initial=0))
@@ -77,7 +81,7 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     by_end = np.argsort(upper, kind="stable").tolist()
     starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
     offsets = [0] * len(sizes)
-    gaps = _Gaps(len(sizes))
+    gaps = Gaps(len(sizes))
     num_ended = 0
     for i in by_start:
         while ends[by_end[num_ended]] <= starts[i]:
@@ -90,7 +94,7 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     return np.array(offsets, np.int64)
 
 
-class _Gaps:
+class Gaps:
     """The free address ranges, ascending and never adjacent; the last one is endless."""
 
     __slots__ = ("length", "num_gaps", "start")

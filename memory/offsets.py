@@ -1,7 +1,9 @@
 """Offsets: one address per buffer, no two live buffers on one byte, the peak as low as possible.
 
-First-fit in several orders, each stopped at the lower bound. A search that tries harder takes the
-instance and the best packing so far and returns a packing; it is one more call in `_pack`.
+The instance is stripped first: what occupies nothing, what lives throughout, and stretches of time
+that no buffer crosses (see `memory.sections`). Each stretch is packed by ever dearer methods until
+its peak is at most the lower bound of the whole: first-fit as sweeps over time, first-fit in other
+orders, branch and bound. What the search proves goes into the certificate.
 """
 
 from __future__ import annotations
@@ -12,8 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memory import first_fit
-from memory.liveness import as_intervals, lower_bound
-from memory.sections import Instance, Packing, make_instance, whole_horizon
+from memory.from_peak import stacks, sweep_outwards
+from memory.liveness import IntArray, as_intervals, lower_bound
+from memory.search_schedule import Improved, improve, node_work
+from memory.sections import Instance, Packing, components, make_instance, whole_horizon
+
+_MAX_TOTAL_BYTES = 1 << 61
+
+DEFAULT_WORK = 60_000
+"""Work of the search in units of about 20 us: about a second, where first-fit does not suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +33,9 @@ class OffsetPlan:
     peak_bytes: the size the arena must have. lower_bound_bytes: the most live bytes at any step,
     with sizes rounded up to the alignment; no placement for this order has a smaller peak.
     peak_step: the first step with that many live bytes. algorithm: who found the placement.
-    certificate: what is proved about it, in words.
+    certificate: what is proved about it, in words. proved_bytes: no placement for this order has a
+    smaller peak; the lower bound, or more where a search was exhausted. nodes: how many the search
+    visited.
     """
 
     offsets: tuple[int, ...]
@@ -33,6 +44,8 @@ class OffsetPlan:
     peak_step: int
     algorithm: str
     certificate: str
+    proved_bytes: int
+    nodes: int
 
     @property
     def gap(self) -> float:
@@ -41,25 +54,48 @@ class OffsetPlan:
             return 0.0
         return self.peak_bytes / self.lower_bound_bytes - 1
 
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is proved that no placement for this order has a smaller peak."""
+        return self.peak_bytes == self.proved_bytes
+
 
 def plan_offsets(
-    lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike, *, alignment: int = 64
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    alignment: int = 64,
+    capacity: int | None = None,
+    max_work: int = DEFAULT_WORK,
 ) -> OffsetPlan:
     """Place buffers with half-open live intervals [lower, upper) so that live ones share no byte.
 
     Sizes are rounded up to the alignment first, which aligns every offset. Buffers that occupy
     nothing (no bytes, or an empty interval) get offset 0; those that live as long as all buffers
     together lie at the bottom. Equal arguments give equal plans: the search is limited by counted
-    work, not by time. About O(n log n) for the orders by start and end, O(n m) for the others with
-    m neighbours per buffer.
+    work, not by time.
+
+    Args:
+        lower: first step of each buffer.
+        upper: step after the last.
+        size: bytes.
+        alignment: of every offset, in bytes.
+        capacity: stop as soon as the peak is at most this many bytes, and search for no less.
+        max_work: limit of the search, in units of about 20 us. Instances so large that it does not
+            cover one descent are left to first-fit: at the default, above some 4,500 buffers.
 
     Raises:
-        ValueError: the columns are not intervals (see `as_intervals`), or the alignment is not
-            positive.
+        ValueError: the columns are not intervals (see `as_intervals`), the alignment is not
+            positive, or sizes of 2^61 bytes may come of rounding up.
     """
     if alignment < 1:
         raise ValueError(f"expected an alignment of at least 1 byte, got {alignment}")
     lo, up, exact = as_intervals(lower, upper, size)
+    if float(exact.sum()) + float(alignment) * max(exact.size, 1) >= _MAX_TOTAL_BYTES:
+        raise ValueError(
+            f"{exact.size} sizes rounded up to {alignment} bytes may add up to 2^61 bytes or more"
+        )
     sz = -(-exact // alignment) * alignment
     bound, step = lower_bound(lo, up, sz)
 
@@ -67,30 +103,62 @@ def plan_offsets(
     is_bottom = whole_horizon(lo[occupies], up[occupies])
     bottom, rest = occupies[is_bottom], occupies[~is_bottom]
     base = int(sz[bottom].sum())
-    packing = _pack(make_instance(lo[rest], up[rest], sz[rest]))
+    target = max(bound, capacity or 0) - base
+    improved = _pack(lo[rest], up[rest], sz[rest], target, max_work)
 
     offsets = np.zeros(lo.size, np.int64)
     offsets[bottom] = np.cumsum(sz[bottom]) - sz[bottom]
-    offsets[rest] = packing.offsets + base
-    peak = base + packing.peak
+    offsets[rest] = improved.packing.offsets + base
+    peak = base + improved.packing.peak
+    proved = max(bound, base + improved.bound)
     return OffsetPlan(
         offsets=tuple(offsets.tolist()),
         peak_bytes=peak,
         lower_bound_bytes=bound,
         peak_step=step,
-        algorithm=packing.algorithm,
-        certificate=_certificate(peak, bound),
+        algorithm=improved.packing.algorithm,
+        certificate=certificate(peak, bound, proved),
+        proved_bytes=proved,
+        nodes=improved.nodes,
     )
 
 
-def _pack(instance: Instance) -> Packing:
-    """Return the best packing found; every method stops at the lower bound."""
-    if instance.size.size == 0:
-        return Packing(instance.size, 0, "stacked")
-    return first_fit.pack(instance)
+def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_work: int) -> Improved:
+    """Pack each stretch of time on its own; the work that is left goes to the next."""
+    offsets = np.zeros(size.size, np.int64)
+    peak = bound = nodes = 0
+    algorithm = "stacked"
+    for own in components(lower, upper):
+        instance = make_instance(lower[own], upper[own], size[own])
+        improved = _pack_stretch(instance, target, max_work)
+        max_work -= improved.nodes * node_work(own.size)
+        offsets[own] = improved.packing.offsets
+        bound, nodes = max(bound, improved.bound), nodes + improved.nodes
+        if improved.packing.peak > peak:
+            peak, algorithm = improved.packing.peak, improved.packing.algorithm
+    return Improved(Packing(offsets, peak, algorithm), bound, nodes)
 
 
-def _certificate(peak: int, bound: int) -> str:
+def _pack_stretch(instance: Instance, target: int, max_work: int) -> Improved:
+    """Return the best packing found; no method begins once a peak is at most `target`."""
+    best = first_fit.pack_by_sweeps(instance, target)
+    for name, stack in stacks(instance) if best.peak > target else ():
+        if best.peak > target:
+            placed = sweep_outwards(instance, stack, best.peak)
+            best = first_fit.better(best, instance, placed, f"{name}, from the peak")
+    best = first_fit.pack_by_orders(instance, best, target)
+    max_nodes = max_work // node_work(instance.size.size)
+    if best.peak <= target or max_nodes < instance.size.size:
+        return Improved(best, instance.bound, 0)
+    return improve(instance, best, target, max_nodes)
+
+
+def certificate(peak: int, bound: int, proved: int) -> str:
+    """Say what is proved of a peak: `bound` bytes live at once, and none below `proved` exists."""
     if peak == bound:
         return "peak = max live bytes: optimal for this order"
-    return f"gap {(peak / bound - 1) * 100:.1f} % to max live bytes"
+    if peak == proved:
+        return "search exhausted at one unit less: optimal for this order"
+    percent = (peak / bound - 1) * 100
+    shown = f"{percent:.1f}" if percent >= 0.05 else f"{percent:.1g}"
+    return f"gap {shown} % to max live bytes"

@@ -7,7 +7,8 @@ and dX the one that frees an activation goes first. Choosing the least growth al
 policy: better where branches compete, far worse where many ops are ready from the start.
 
 Greedy scheduling has no guarantee, so `better_order` measures each proposal exactly and keeps the
-original unless one is better.
+original unless one is better: by its peak, and at equal peaks by its bytes x steps. The second
+matters to who plans further from here: recomputation takes the peak away and meets what is below.
 """
 
 from __future__ import annotations
@@ -120,18 +121,19 @@ def better_order(
 ) -> OrderChoice:
     """Simulate the original order and that of each policy; return the one with the smallest peak.
 
-    The original stays on ties. Arguments, errors and complexity are those of `order_for_peak`.
+    Of equal peaks the one with fewer bytes x steps wins, and of equal ones the original. Arguments,
+    errors and complexity are those of `order_for_peak`.
     """
     original = tuple(range(num_ops))
-    peak = peak_bytes(original, reads, writes, sizes, keep_alive=keep_alive)
-    best = OrderChoice(original, peak, peak, None)
+    peak, area = _usage(original, reads, writes, sizes, keep_alive)
+    best, least = OrderChoice(original, peak, peak, None), (peak, area)
     for policy in Policy:
         order = order_for_peak(
             num_ops, reads, writes, sizes, predecessors, keep_alive=keep_alive, policy=policy
         )
-        proposed = peak_bytes(order, reads, writes, sizes, keep_alive=keep_alive)
-        if proposed < best.peak_bytes:
-            best = OrderChoice(order, proposed, peak, policy)
+        proposed = _usage(order, reads, writes, sizes, keep_alive)
+        if proposed < least:
+            best, least = OrderChoice(order, proposed[0], peak, policy), proposed
     return best
 
 
@@ -151,6 +153,17 @@ def peak_bytes(
     Raises:
         ValueError: a buffer does not exist, or is read before it is written.
     """
+    return _usage(order, reads, writes, sizes, keep_alive)[0]
+
+
+def _usage(
+    order: Sequence[int],
+    reads: Sequence[Sequence[int]],
+    writes: Sequence[Sequence[int]],
+    sizes: npt.ArrayLike,
+    keep_alive: Collection[int],
+) -> tuple[int, float]:
+    """Return the most live bytes of an order, and its bytes x steps."""
     size = as_column(sizes, "sizes")
     _touched(len(order), reads, writes, size.size, keep_alive)
     first_writer = _first_writers(reads, writes, size.size)
@@ -164,7 +177,7 @@ def peak_bytes(
         live_in=live_in,
         live_out=keep_alive,
     )
-    return lower_bound(lower, upper, size)[0]
+    return lower_bound(lower, upper, size)[0], float(((upper - lower) * size.astype(float)).sum())
 
 
 def _touched(

@@ -20,12 +20,13 @@ class Instance:
     """Columns of the buffers that are left to place.
 
     lower, upper: half-open intervals of sections, each at least one section long. size: bytes,
-    rounded up, each at least 1. bound: the most live bytes of these buffers.
+    rounded up, each at least 1. lifespan: steps before time was merged. bound: the most live bytes.
     """
 
     lower: IntArray
     upper: IntArray
     size: IntArray
+    lifespan: IntArray
     num_sections: int
     bound: int
 
@@ -52,9 +53,31 @@ def make_instance(lower: IntArray, upper: IntArray, size: IntArray) -> Instance:
         lower=section_lower,
         upper=section_upper,
         size=size,
+        lifespan=upper - lower,
         num_sections=int(section_upper.max(initial=0)),
         bound=lower_bound(lower, upper, size)[0],
     )
+
+
+def live_per_section(instance: Instance) -> IntArray:
+    """Return the live bytes of each section."""
+    change = np.zeros(instance.num_sections + 1, np.int64)
+    np.add.at(change, instance.lower, instance.size)
+    np.subtract.at(change, instance.upper, instance.size)
+    live: IntArray = np.cumsum(change)[:-1]
+    return live
+
+
+def components(lower: IntArray, upper: IntArray) -> tuple[IntArray, ...]:
+    """Return the buffers of each stretch of time that no buffer crosses into or out of.
+
+    Buffers of different stretches never meet, so that each stretch is an instance of its own.
+    O(n log n).
+    """
+    by_start = np.argsort(lower, kind="stable")
+    reach = np.maximum.accumulate(upper[by_start])
+    cuts = np.flatnonzero(lower[by_start][1:] >= reach[:-1]) + 1
+    return tuple(np.split(by_start, cuts)) if lower.size else ()
 
 
 def merge_times(lower: IntArray, upper: IntArray) -> tuple[IntArray, IntArray]:

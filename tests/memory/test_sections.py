@@ -1,9 +1,17 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.liveness import lower_bound
-from memory.sections import make_instance, merge_times, whole_horizon
+from memory.sections import (
+    components,
+    live_per_section,
+    make_instance,
+    merge_times,
+    whole_horizon,
+)
 
 spans = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])),
@@ -45,3 +53,24 @@ def test_starts_in_a_row_share_a_section():
 def test_only_buffers_over_the_whole_horizon_are_marked():
     mask = whole_horizon(np.array([0, 0, 1]), np.array([9, 8, 9]))
     assert mask.tolist() == [True, False, False]
+
+
+@given(spans)
+def test_buffers_of_different_components_never_overlap(rows):
+    lower, upper = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    parts = components(lower, upper)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(rows)))
+    for first, second in pairwise(parts):
+        assert upper[first].max() <= lower[second].min()
+    for part in parts:  # and none can be split: every later start lies within what came before
+        order = part[np.argsort(lower[part], kind="stable")]
+        assert all(lower[order[i]] < upper[order[:i]].max() for i in range(1, order.size))
+
+
+@given(spans)
+def test_live_bytes_per_section_are_sums_over_the_section(rows):
+    lower, upper = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    instance = make_instance(lower, upper, np.arange(1, len(rows) + 1))
+    for s, live in enumerate(live_per_section(instance).tolist()):
+        over = (instance.lower <= s) & (instance.upper > s)
+        assert live == instance.size[over].sum()

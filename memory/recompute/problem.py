@@ -1,0 +1,129 @@
+"""What a recomputation planner is asked: ops on buffers, forward ones first.
+
+A *buffer* is bytes with a size. What lives for the whole step whatever the order (variables,
+batches, outputs) is no buffer: leave it out, or give it size 0. Forward ops are those that may run
+again; everything that must happen once (gradients, updates, random ops that keep a state) is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One launch: buffers by number, scratch in bytes, time in any unit.
+
+    reads, writes: each buffer once; an op that changes a buffer in place has it in both.
+    temp_bytes: live during this op only. in_place: pairs (written, read) of equally large buffers
+    that may share bytes when what is read dies here.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    temp_bytes: int = 0
+    duration: float = 0.0
+    in_place: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A training step without recomputation: `ops` in a legal order, the forward ones first.
+
+    ops[:num_forward] may run again. Each of their buffers is written by one op alone, so running it
+    again makes the same bytes again. The other ops run once each, in this order; buffers that they
+    write may be written several times (sums of gradients).
+    """
+
+    ops: tuple[Op, ...]
+    size_bytes: tuple[int, ...]
+    num_forward: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the ops contradict themselves, naming the op and the buffer."""
+        if not 0 <= self.num_forward <= len(self.ops):
+            raise ValueError(
+                f"expected 0 to {len(self.ops)} forward ops, got num_forward={self.num_forward}"
+            )
+        writer = [-1] * len(self.size_bytes)
+        for i, op in enumerate(self.ops):
+            for b in (*op.reads, *op.writes):
+                if not 0 <= b < len(self.size_bytes):
+                    raise ValueError(
+                        f"op {i} names buffer {b}, but there are {len(self.size_bytes)} buffers"
+                    )
+            for b in op.reads:
+                if writer[b] < 0:
+                    raise ValueError(f"op {i} reads buffer {b}, which no earlier op writes")
+            for b in op.writes:
+                if i < self.num_forward and writer[b] >= 0:
+                    raise ValueError(
+                        f"forward op {i} writes buffer {b}, which an earlier op writes: it could"
+                        " not run again"
+                    )
+                if 0 <= writer[b] < self.num_forward <= i:
+                    raise ValueError(
+                        f"op {i} writes buffer {b}, which forward op {writer[b]} makes: that op"
+                        " could not run again"
+                    )
+                writer[b] = i
+
+    @property
+    def makers(self) -> tuple[int, ...]:
+        """Return per buffer the forward op that makes it; -1 where none does. O(E)."""
+        maker = [-1] * len(self.size_bytes)
+        for i in range(self.num_forward):
+            for b in self.ops[i].writes:
+                maker[b] = i
+        return tuple(maker)
+
+    @property
+    def store_all(self) -> tuple[int, ...]:
+        """Return the sequence without recomputation."""
+        return tuple(range(len(self.ops)))
+
+
+def check_sequence(problem: Problem, sequence: Sequence[int]) -> None:
+    """Check that a sequence computes what the problem's own order computes. O(E).
+
+    Raises:
+        ValueError: an op that is not forward is missing, repeated or out of order; a forward op is
+            missing; or a buffer is read before it is written.
+    """
+    others = [i for i in sequence if i >= problem.num_forward]
+    if others != list(range(problem.num_forward, len(problem.ops))):
+        raise ValueError("expected every op that is not forward once, in the problem's order")
+    is_written = [False] * len(problem.size_bytes)
+    has_run = [False] * len(problem.ops)
+    for step, i in enumerate(sequence):
+        has_run[i] = True
+        for b in problem.ops[i].reads:
+            if not is_written[b]:
+                raise ValueError(f"step {step} (op {i}) reads buffer {b} before it is written")
+        for b in problem.ops[i].writes:
+            is_written[b] = True
+    if not all(has_run):
+        raise ValueError(f"op {has_run.index(False)} never runs")
+
+
+def without_idle_runs(problem: Problem, sequence: Sequence[int]) -> tuple[int, ...]:
+    """Leave out forward runs whose every buffer is made again before anyone reads it. O(E).
+
+    Each op still runs at least once. No step gets more live bytes.
+    """
+    is_wanted = [False] * len(problem.size_bytes)
+    runs_later = [False] * len(problem.ops)
+    kept = []
+    for i in reversed(sequence):
+        op = problem.ops[i]
+        if runs_later[i] and not any([is_wanted[b] for b in op.writes]):
+            continue
+        runs_later[i] = True
+        kept.append(i)
+        if i < problem.num_forward:
+            for b in op.writes:
+                is_wanted[b] = False
+        for b in op.reads:
+            is_wanted[b] = True
+    return tuple(reversed(kept))

@@ -1,0 +1,268 @@
+"""A sequence in slots, with its bytes kept exact under single edits.
+
+Slot p is op p of the problem's own order, preceded by a group of forward ops that run again, each
+once, ascending. Any recomputation of the problem's order has this form; what it leaves out is a
+group that runs one op twice for the same slot.
+
+A buffer is known by its *uses*: the slots that access it, some of which make it anew. Between two
+uses it is live unless the later one makes it, so adding or removing one op changes the bytes of the
+slots between two uses (a slice) and of the slots next to them (a walk through a few ops).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import numpy as np
+
+from memory.recompute.problem import Problem
+
+Groups = tuple[tuple[int, tuple[int, ...]], ...]
+"""The slots whose groups are not empty, ascending, each with its group."""
+
+
+class Schedule:
+    """The problem's own order with groups of ops that run again; edits may be undone in any order.
+
+    groups: per slot, the forward ops that run again before it, ascending. live: per slot, the most
+    bytes live during it, exact after `settle`. duration: the time of all ops. changed: the buffers
+    whose uses changed since whoever reads it last cleared it. Buffers without bytes do not appear.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        sizes = problem.size_bytes
+        self.problem = problem
+        self.maker = problem.makers
+        self.reads = [tuple([b for b in op.reads if sizes[b]]) for op in problem.ops]
+        self.writes = [tuple([b for b in op.writes if sizes[b]]) for op in problem.ops]
+        self.groups: list[list[int]] = [[] for _ in problem.ops]
+        self.live = np.zeros(len(problem.ops), np.int64)
+        self.duration = sum([op.duration for op in problem.ops])
+        self.changed: dict[int, None] = dict.fromkeys(range(len(sizes)))
+        self.uses: list[list[int]] = [[] for _ in sizes]
+        self.makings: list[dict[int, None]] = [{} for _ in sizes]
+        self._num_accesses: list[dict[int, int]] = [{} for _ in sizes]
+        self._local = [0] * len(problem.ops)
+        self._unsettled = dict.fromkeys(range(len(problem.ops)))
+        for slot in range(len(problem.ops)):
+            self._place(slot)
+        self.settle()
+
+    def _place(self, slot: int) -> None:
+        """Account for the op that is the slot's own, which always runs."""
+        for b in dict.fromkeys((*self.reads[slot], *self.writes[slot])):
+            if self.uses[b]:
+                self.live[self.uses[b][-1] + 1 : slot] += self.problem.size_bytes[b]
+                self._num_accesses[b][slot] = 1
+            else:
+                self.makings[b][slot] = None
+            self.uses[b].append(slot)
+
+    def restore(self, groups: Groups) -> None:
+        """Set the groups to those of `snapshot`; O(edits between the two)."""
+        wanted = dict(groups)
+        for slot, group in enumerate(self.groups):
+            target = wanted.get(slot, ())
+            if group or target:
+                for op in [op for op in group if op not in target]:
+                    self.remove(op, slot)
+                for op in [op for op in target if op not in group]:
+                    self.add(op, slot)
+        ops = self.problem.ops  # summed anew: float sums remember their history
+        self.duration = sum([ops[i].duration for i in self.sequence])
+        self.settle()
+
+    def snapshot(self) -> Groups:
+        """Return what `restore` takes."""
+        return tuple([(slot, tuple(group)) for slot, group in enumerate(self.groups) if group])
+
+    def groups_of(self, sequence: Sequence[int]) -> Groups | None:
+        """Return the groups of a sequence, sorted; None where no schedule has its form."""
+        groups, group, slot = [], [], 0
+        for i in sequence:
+            if i != slot:
+                group.append(i)
+                continue
+            if group:
+                groups.append((slot, tuple(sorted(group))))
+                if group[-1] >= self.problem.num_forward or len(set(group)) < len(group):
+                    return None
+            group, slot = [], slot + 1
+        is_whole = slot == len(self.groups) and not group
+        return tuple(groups) if is_whole else None
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Return the ops in the order in which they run."""
+        return tuple([i for slot, group in enumerate(self.groups) for i in (*group, slot)])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most live bytes over all slots; call `settle` before."""
+        return int(self.live.max(initial=0))
+
+    def add(self, op: int, slot: int) -> None:
+        """Run a forward op again before a slot's own op."""
+        insort(self.groups[slot], op)
+        self.duration += self.problem.ops[op].duration
+        self._unsettled[slot] = None
+        for b in self.reads[op]:
+            self._access(b, slot)
+        for b in self.writes[op]:
+            self._make(b, slot)
+
+    def remove(self, op: int, slot: int) -> None:
+        """Take back `add`."""
+        self.groups[slot].remove(op)
+        self.duration -= self.problem.ops[op].duration
+        self._unsettled[slot] = None
+        for b in self.writes[op]:
+            self._unmake(b, slot)
+        for b in self.reads[op]:
+            self._leave(b, slot)
+
+    def settle(self) -> None:
+        """Bring `live` up to date in the slots that edits have touched."""
+        for slot in self._unsettled:
+            local = self._walk(slot)
+            self.live[slot] += local - self._local[slot]
+            self._local[slot] = local
+        self._unsettled.clear()
+
+    def is_at_hand(self, buffer: int, slot: int) -> bool:
+        """Return whether an op before this slot's own can read the buffer at no further bytes."""
+        uses = self.uses[buffer]
+        i = bisect_left(uses, slot)
+        return i < len(uses) and (uses[i] == slot or uses[i] not in self.makings[buffer])
+
+    def is_live_after(self, buffer: int, slot: int) -> bool:
+        """Return whether a later slot reads the buffer as this one leaves it."""
+        uses = self.uses[buffer]
+        i = bisect_left(uses, slot) + 1
+        return i < len(uses) and uses[i] not in self.makings[buffer]
+
+    def is_idle(self, op: int) -> bool:
+        """Return whether all that a forward op makes in its own slot is made again unread."""
+        for b in self.writes[op]:
+            uses = self.uses[b]
+            if len(uses) == 1 or uses[1] not in self.makings[b]:
+                return False
+        return bool(self.writes[op])
+
+    def use_before(self, buffer: int, slot: int) -> int:
+        """Return the last slot before this one that accesses the buffer."""
+        uses = self.uses[buffer]
+        return uses[bisect_left(uses, slot) - 1]
+
+    def num_accesses(self, buffer: int, slot: int) -> int:
+        """Return how many ops of a slot access the buffer without making it anew."""
+        return self._num_accesses[buffer].get(slot, 0)
+
+    def _access(self, b: int, slot: int) -> None:
+        counts = self._num_accesses[b]
+        counts[slot] = counts.get(slot, 0) + 1
+        if counts[slot] > 1 or slot in self.makings[b]:
+            return
+        is_live, before = self._insert(b, slot)
+        if is_live:
+            self.live[slot] -= self.problem.size_bytes[b]
+        else:
+            self.live[before + 1 : slot] += self.problem.size_bytes[b]
+
+    def _leave(self, b: int, slot: int) -> None:
+        counts = self._num_accesses[b]
+        counts[slot] -= 1
+        if counts[slot] > 0:
+            return
+        del counts[slot]
+        if slot in self.makings[b]:
+            return
+        is_live, before = self._delete(b, slot)
+        if is_live:
+            self.live[slot] += self.problem.size_bytes[b]
+        else:
+            self.live[before + 1 : slot] -= self.problem.size_bytes[b]
+
+    def _make(self, b: int, slot: int) -> None:
+        size = self.problem.size_bytes[b]
+        if slot in self._num_accesses[b]:
+            before = self.use_before(b, slot)
+            self.live[before + 1 : slot] -= size
+            self._touch(b, before)
+        else:
+            is_live, before = self._insert(b, slot)
+            if is_live:
+                self.live[before + 1 : slot + 1] -= size
+        self.makings[b][slot] = None
+
+    def _unmake(self, b: int, slot: int) -> None:
+        size = self.problem.size_bytes[b]
+        del self.makings[b][slot]
+        if slot in self._num_accesses[b]:
+            before = self.use_before(b, slot)
+            self.live[before + 1 : slot] += size
+            self._touch(b, before)
+        else:
+            is_live, before = self._delete(b, slot)
+            if is_live:
+                self.live[before + 1 : slot + 1] += size
+
+    def _insert(self, b: int, slot: int) -> tuple[bool, int]:
+        """Enter a use; return whether the buffer was live through it, and the use before."""
+        uses = self.uses[b]
+        i = bisect_left(uses, slot)
+        is_live = i < len(uses) and uses[i] not in self.makings[b]
+        uses.insert(i, slot)
+        self._touch(b, uses[i - 1])
+        return is_live, uses[i - 1]
+
+    def _delete(self, b: int, slot: int) -> tuple[bool, int]:
+        """Undo `_insert`; return whether the buffer is now live through, and the use before."""
+        uses = self.uses[b]
+        i = bisect_left(uses, slot)
+        del uses[i]
+        self._touch(b, uses[i - 1])
+        return i < len(uses) and uses[i] not in self.makings[b], uses[i - 1]
+
+    def _touch(self, b: int, slot: int) -> None:
+        self._unsettled[slot] = None
+        self.changed[b] = None
+
+    def _walk(self, slot: int) -> int:
+        """Return the most bytes that the buffers accessed in a slot and its scratch take."""
+        sizes, makings = self.problem.size_bytes, self.makings
+        ops = (*self.groups[slot], slot)
+        last = {b: k for k, i in enumerate(ops) for b in (*self.reads[i], *self.writes[i])}
+        live = sum([sizes[b] for b in last if slot not in makings[b]])
+        for b in last:
+            if self.is_live_after(b, slot):
+                last[b] = len(ops)
+        most = 0
+        for k, i in enumerate(ops):
+            op = self.problem.ops[i]
+            live += sum([sizes[b] for b in self.writes[i] if slot in makings[b]])
+            shared = self._shared_bytes(op.in_place, last, k, slot) if op.in_place else 0
+            most = max(most, live + op.temp_bytes - shared)
+            touched = dict.fromkeys((*self.reads[i], *self.writes[i]))
+            live -= sum([sizes[b] for b in touched if last[b] == k])
+        return most
+
+    def _shared_bytes(
+        self, pairs: tuple[tuple[int, int], ...], last: dict[int, int], k: int, slot: int
+    ) -> int:
+        """Return the bytes that outputs take over from inputs that die in a slot's k-th op."""
+        sizes = self.problem.size_bytes
+        shared = 0
+        taken: list[int] = []
+        for out, given in pairs:
+            if (
+                out not in taken
+                and given not in taken
+                and last.get(given) == k
+                and slot in self.makings[out]
+                and sizes[out] == sizes[given]
+            ):
+                shared += sizes[out]
+                taken += [out, given]
+        return shared

@@ -1,0 +1,81 @@
+from random import Random
+
+import numpy as np
+import pytest
+
+from memory.recompute.problem import Op, Problem, check_sequence
+from memory.recompute.schedule import Schedule
+from memory.recompute.simulate import live_bytes_by_step
+
+
+def random_problem(rng, num_forward):
+    """A chain with skips, several outputs, scratch, buffers without bytes and outputs in place."""
+    sizes = [rng.randint(0, 9) for _ in range(2 * num_forward)]
+    ops = []
+    for i in range(num_forward):
+        reads = tuple(sorted({rng.randrange(2 * i) for _ in range(2)})) if i else ()
+        pairs = ()
+        if reads and rng.random() < 0.4:
+            sizes[2 * i] = sizes[reads[0]]
+            pairs = ((2 * i, reads[0]),)
+        ops.append(Op(reads, (2 * i, 2 * i + 1), rng.choice([0, 3]), rng.randint(1, 9), pairs))
+    for i in reversed(range(num_forward)):
+        read = (rng.randrange(2 * num_forward), rng.randrange(2 * num_forward))
+        before = (len(sizes) - 1,) if i < num_forward - 1 else ()
+        if before and rng.random() < 0.3:
+            reads = tuple(sorted({*read, *before}))
+            ops.append(Op(reads, before, 0, 1))
+            continue
+        reads = tuple(sorted({*read, *before}))
+        sizes.append(sizes[read[0]])
+        ops.append(Op(reads, (len(sizes) - 1,), 0, 1, ((len(sizes) - 1, read[0]),)))
+    return Problem(tuple(ops), tuple(sizes), num_forward)
+
+
+def expected_live(schedule):
+    """The most bytes of each slot by simulating the whole sequence."""
+    sequence = schedule.sequence
+    check_sequence(schedule.problem, sequence)
+    starts = np.cumsum([0] + [len(group) + 1 for group in schedule.groups])[:-1]
+    return np.maximum.reduceat(live_bytes_by_step(schedule.problem, sequence), starts).tolist()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_the_bytes_after_any_edits_equal_a_simulation_from_scratch(seed):
+    rng = Random(seed)
+    problem = random_problem(rng, rng.randint(2, 8))
+    schedule = Schedule(problem)
+    added = []
+    for _ in range(rng.randint(1, 14)):
+        if added and rng.random() < 0.4:
+            schedule.remove(*added.pop(rng.randrange(len(added))))
+        else:
+            slot = rng.randrange(1, len(problem.ops))
+            op = rng.randrange(min(slot, problem.num_forward))
+            if op not in schedule.groups[slot]:
+                schedule.add(op, slot)
+                added.append((op, slot))
+        if rng.random() < 0.5:
+            schedule.settle()
+            assert schedule.live.tolist() == expected_live(schedule)
+    schedule.settle()
+    assert schedule.live.tolist() == expected_live(schedule)
+    assert schedule.duration == sum(problem.ops[i].duration for i in schedule.sequence)
+
+    groups = schedule.snapshot()
+    assert schedule.groups_of(schedule.sequence) == groups
+    other = Schedule(problem)
+    other.restore(groups)
+    assert (other.live.tolist(), other.sequence) == (schedule.live.tolist(), schedule.sequence)
+    schedule.restore(())
+    assert schedule.live.tolist() == Schedule(problem).live.tolist()
+    assert schedule.sequence == problem.store_all
+
+
+def test_a_sequence_of_another_form_has_no_groups():
+    problem = Problem((Op((), (0,)), Op((0,), (1,)), Op((1,), ())), (1, 1), 2)
+    schedule = Schedule(problem)
+    assert schedule.groups_of((0, 1, 0, 1, 2)) == ((2, (0, 1)),)
+    assert schedule.groups_of((0, 1, 1, 1, 2)) is None
+    assert schedule.groups_of((1, 0, 2)) is None
+    assert schedule.groups_of((0, 1, 2, 1)) is None
