@@ -49,6 +49,7 @@ from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed  # noqa: E402
 from compiler.errors import (  # noqa: E402
     ActorflowError,
+    BudgetError,
     CompileError,
     DeviceError,
     InternalError,
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ActorFailed",
     "ActorflowError",
+    "BudgetError",
     "CheckpointError",
     "CompileError",
     "DType",

@@ -1,4 +1,4 @@
-"""The command line: `actorflow run | plan | simulate | top | ckpt | ops | doctor`.
+"""The command line: `actorflow run | plan | simulate | pack | top | ckpt | ops | doctor`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actorflow import cli_simulate, doctor, top
+from actorflow import cli_memory, cli_pack, cli_simulate, doctor, top
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.data import Tokens
@@ -94,12 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--full", action="store_true", help="print every launch")
+    cli_memory.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
     simulate = commands.add_parser("simulate", help="predict the timeline of a plan")
     simulate.add_argument("file", help="a Python script or a plan file")
     cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
+
+    pack = commands.add_parser("pack", help="place the buffers of a CSV file, with a certificate")
+    cli_pack.add_arguments(pack)
+    pack.set_defaults(command=cli_pack.run)
 
     watch = commands.add_parser("top", help="watch a run: its actors, and what they wait for")
     top.add_arguments(watch)
@@ -148,27 +153,31 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    plan = _plan_of(options.file, options.rest)
+    draw = cli_memory.drawing(options, _proven)
+    plan, store_all = _plans_of(options.file, options.rest)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
         plan.save(options.save)
         print(f"saved to {options.save} ({format_bytes(os.path.getsize(options.save))})")
+    if draw is not None:
+        print(draw(plan, store_all))
     return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
     num_ranks = max(1, options.devices or 1)
-    return cli_simulate.run(_plan_of(options.file, options.rest, num_ranks), options)
+    return cli_simulate.run(_plans_of(options.file, options.rest, num_ranks)[0], options)
 
 
-def _plan_of(file: str, rest: list[str], num_ranks: int = 1) -> Plan:
+def _plans_of(file: str, rest: list[str], num_ranks: int = 1) -> tuple[Plan, Plan | None]:
+    """Return a plan and, where a script's job recomputes, the one that stores all instead."""
     if _is_plan_file(file):
-        return _proven(file)
+        return _proven(file), None
     with capturing_plan(num_ranks):
         try:
             _run_script(file, rest)
         except PlanCaptured as captured:
-            return captured.plan
+            return captured.plan, captured.store_all
     raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
 
 

@@ -182,6 +182,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of integer labels, a scalar.
 
+    On top of a linear layer, large logits are computed a chunk of rows at a time and never exist as
+    a whole, unless the job reads them too: for an accuracy, say, or as an output.
+
     Args:
         logits: [..., C].
         labels: integers of shape [...]; one outside 0..C-1 fails the step with an IndexError.

@@ -8,7 +8,7 @@ run without the model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from compiler.plan import PlainValue, Plan
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
+
+_BLOCK_ELEMENTS = 1 << 16
+"""Random numbers that are drawn at once."""
 
 
 def initial_value(
@@ -40,29 +43,67 @@ def initial_value(
     generator = np.random.Generator(np.random.Philox(key=_key(seed, name)))
     if kind == "uniform":
         bound = _number(spec, "bound", name)
-        return generator.uniform(-bound, bound, type_.shape).astype(dtype)
+        return _drawn(type_, lambda count: generator.uniform(-bound, bound, count))
     if kind == "normal":
-        return (generator.standard_normal(type_.shape) * _number(spec, "std", name)).astype(dtype)
+        std = _number(spec, "std", name)
+        return _drawn(type_, lambda count: generator.standard_normal(count) * std)
     raise CompileError(
         f"variable {name!r} has initialiser {kind!r}; known are zeros, ones, seed, uniform, normal"
     )
 
 
-def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> dict[str, Array]:
+def _drawn(type_: TensorType, draw: Callable[[int], Array]) -> Array:
+    """Return numbers drawn a block at a time.
+
+    Doubles for all of them at once would take four times the array's bytes, which malloc keeps.
+    """
+    array = np.empty(type_.num_elements, type_.dtype.value)
+    for begin in range(0, array.size, _BLOCK_ELEMENTS):
+        block = array[begin : begin + _BLOCK_ELEMENTS]
+        block[...] = draw(block.size)
+    return array.reshape(type_.shape)
+
+
+class InitialValues(Mapping[str, Array]):
+    """First values of a plan's state, made when they are asked for and never kept.
+
+    So an arena is filled one variable at a time, and no second copy of the state lives beside it.
+    """
+
+    __slots__ = ("_given", "_plan", "_seed", "_variables")
+
+    def __init__(self, plan: Plan, given: Mapping[str, Array], seed: int) -> None:
+        self._plan = plan
+        self._given = given
+        self._seed = seed
+        self._variables = {variable.name: variable for variable in plan.state}
+
+    def __getitem__(self, name: str) -> Array:
+        variable = self._variables[name]
+        if name in self._given:
+            return self._given[name]
+        return initial_value(name, self._plan.views[variable.view].type, variable.init, self._seed)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> Mapping[str, Array]:
     """Return a value for all state of the plan: the given one, else its initialiser's."""
-    values: dict[str, Array] = {}
     for variable in plan.state:
         type_ = plan.views[variable.view].type
         array = given.get(variable.name)
-        if array is None:
-            array = initial_value(variable.name, type_, variable.init, seed)
-        elif array.shape != type_.shape or str(array.dtype) != type_.dtype.value:
+        if array is not None and (
+            array.shape != type_.shape or str(array.dtype) != type_.dtype.value
+        ):
             raise CompileError(
                 f"variable {variable.name!r} is {type_} in the plan, got"
                 f" {array.dtype}{list(array.shape)}"
             )
-        values[variable.name] = array
-    return values
+    return InitialValues(plan, given, seed)
 
 
 def steps_done(values: Mapping[str, Array]) -> int:

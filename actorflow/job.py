@@ -28,7 +28,8 @@ from actorflow.data import DataSource, spec_of
 from actorflow.dump import dumper
 from actorflow.evaluation import Evaluation, check_results
 from actorflow.identity import ByIdentity
-from actorflow.job_graph import Function, JobOptions, trace_job
+from actorflow.job_graph import Function, trace_job
+from actorflow.job_options import JobOptions, checked_options
 from actorflow.listener import OnStep
 from actorflow.log import configure, logger
 from actorflow.nn.module import Module
@@ -53,18 +54,16 @@ Array = np.ndarray[Any, Any]
 
 
 class PlanCaptured(BaseException):
-    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`."""
+    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
 
-    def __init__(self, plan: Plan) -> None:
+    `store_all` is the same plan without recomputation, where the job asks for some.
+    """
+
+    def __init__(self, plan: Plan, store_all: Plan | None) -> None:
         super().__init__("plan captured")
         self.plan = plan
+        self.store_all = store_all
 
-
-MAX_TOGETHER = 1024
-"""Batches whose outputs or gradients come together: each has slots that are bound and proven."""
-
-MAX_STREAMS = 64
-"""Compute streams of a job, each with a thread."""
 
 _CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
 
@@ -135,15 +134,17 @@ class Job:
         fresh optimizer state at step 0. Whatever ends it, the model gets the parameters.
         """
         self.close(model)
-        plan = self.compile(
-            model,
-            data,
-            every=None if checkpoint is None else every,
-            evaluation=evaluation,
-            num_ranks=max(1, _CAPTURING.get()),
-        )
+        cadence = None if checkpoint is None else every
+        num_ranks = max(1, _CAPTURING.get())
+        plan = self.compile(model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks)
         if _CAPTURING.get():
-            raise PlanCaptured(plan)
+            store_all = None
+            if self.options.memory_budget or self.options.recompute == "blocks":
+                twin = Job(self._function, replace(self.options, memory_budget=0, recompute="none"))
+                store_all = twin.compile(
+                    model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks
+                )
+            raise PlanCaptured(plan, store_all)
         runner = Runner(plan, values=values_of(model), seed=self.options.seed)
         try:
             return runner.fit(
@@ -247,6 +248,9 @@ class Job:
             num_ranks=num_ranks,
             evaluate_every=evaluation.every if evaluation else 0,
             evaluate_batches=evaluation.batches if evaluation else 0,
+            memory_budget=self.options.memory_budget,
+            recompute=self.options.recompute,
+            offload=self.options.offload,
             verify=settings.verify,
         )
         graph = replace(self.graph(model, spec), num_ranks=num_ranks)
@@ -302,6 +306,9 @@ def job(
     accumulate: int = 1,
     metrics_every: int = 1,
     streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
 ) -> Job: ...
 
 
@@ -315,6 +322,9 @@ def job(
     accumulate: int = 1,
     metrics_every: int = 1,
     streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
 ) -> Callable[[Function], Job]: ...
 
 
@@ -328,6 +338,9 @@ def job(
     accumulate: int = 1,
     metrics_every: int = 1,
     streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
 ) -> Job | Callable[[Function], Job]:
     """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
 
@@ -345,50 +358,32 @@ def job(
         streams: compute streams. Branches of a step that do not depend on each other may overlap,
             each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
             number of cores.
+        memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
+            batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
+            more, parts of the forward pass run again behind the loss; the results stay the same,
+            bit by bit. Compiling fails where nothing fits, and names the smallest budget that does.
+        recompute: "auto", what the budget asks for, and nothing without one; "none", never;
+            "blocks", always everything between the articulation points of the forward graph.
+        offload: what may live in the memory of the host, copied in and out while the device
+            computes: "auto", what the budget asks for, where the device has a link and copies cost
+            less than running launches again; "none"; "optimizer", all optimizer state, always.
     """
 
     def decorate(given: Function) -> Job:
-        is_training = train and optimizer is not None
-        if train and optimizer is None:
-            raise CompileError(
-                f"{find_source()}: job {given.__name__!r} has no optimizer; give"
-                " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
-            )
-        counts = {
-            "accumulate": (accumulate, MAX_TOGETHER),
-            "metrics_every": (metrics_every, MAX_TOGETHER),
-            "streams": (streams, MAX_STREAMS),
-            "max_plans": (max_plans, 1 << 30),
-            "seed": (seed + 1 if isinstance(seed, int) else seed, 1 << 63),
-        }
-        for name, (count, most) in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-                least = 0 if name == "seed" else 1
-                came = seed if name == "seed" else count
-                raise CompileError(
-                    f"{find_source()}: {name} of job {given.__name__!r} must be an integer of"
-                    f" {least} or more, and at most {most - 1 + least:,}, got {came!r}"
-                )
-        if accumulate * metrics_every > MAX_TOGETHER:
-            raise CompileError(
-                f"{find_source()}: job {given.__name__!r} would keep the outputs of accumulate x"
-                f" metrics_every = {accumulate * metrics_every:,} batches before it hands them on;"
-                f" at most {MAX_TOGETHER:,} are possible. Lower metrics_every"
-            )
-        if optimizer is not None and not callable(getattr(optimizer, "rules", None)):
-            raise CompileError(
-                f"{find_source()}: optimizer of job {given.__name__!r} must be one, such as"
-                f" af.optim.AdamW(1e-3), got {optimizer!r}"
-            )
-        if accumulate > 1 and not is_training:
-            raise CompileError(
-                f"{find_source()}: job {given.__name__!r} does not train, so it has no gradients to"
-                f" accumulate; leave accumulate={accumulate} out"
-            )
-        return Job(
-            given,
-            JobOptions(optimizer, is_training, seed, max_plans, accumulate, metrics_every, streams),
+        options = checked_options(
+            given.__name__,
+            optimizer=optimizer,
+            train=train,
+            seed=seed,
+            max_plans=max_plans,
+            accumulate=accumulate,
+            metrics_every=metrics_every,
+            streams=streams,
+            memory_budget=memory_budget,
+            recompute=recompute,
+            offload=offload,
         )
+        return Job(given, options)
 
     return decorate if function is None else decorate(function)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from actorflow import functional
 from actorflow.batch import Batch
+from actorflow.job_options import JobOptions
 from actorflow.nn.module import Module
-from actorflow.optim import Optimizer
 from actorflow.tensor import Tensor
 from actorflow.trace import Trace, current_trace, recording
 from compiler.attrs import NO_ATTRS
@@ -22,25 +21,6 @@ Function = Callable[[Any, Any], Any]
 
 RESERVED = ("step", "seed", "batches")
 """Variables of the engine's own: the steps done, the seed of the run, the batches done."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """What `@af.job` was given.
-
-    `optimizer` changes the parameters of a training job; `train=False` makes a job that only
-    computes its outputs. `seed` keys initialisers and random ops; `max_plans` bounds the input
-    signatures per model. A step consumes `accumulate` batches; the outputs of `metrics_every` steps
-    reach the listener together; a step runs on `streams` compute streams.
-    """
-
-    optimizer: Optimizer | None
-    train: bool
-    seed: int
-    max_plans: int
-    accumulate: int
-    metrics_every: int
-    streams: int
 
 
 def trace_job(

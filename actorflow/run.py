@@ -215,7 +215,7 @@ class Run:
             done: list[int] = []
             for actor in self.plan.actors:
                 first = self._first_update(actor)
-                if first == len(actor.launches) or actor.kind is ActorKind.COPY:
+                if first == len(actor.launches):
                     continue
                 if actor.name == failed.actor and failed.launch >= first:
                     return None

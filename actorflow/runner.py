@@ -195,6 +195,7 @@ class Runner:
                 warn=warn,
                 settings=self._settings,
             )
+            start = replace(start, values={})  # the arena holds them now
             stack.callback(run.close)
             stack.callback(self._keep, run)
             items, item_name = items_of(data)
@@ -312,7 +313,7 @@ class Runner:
         """Return copies of all variables as the last call left them."""
         if self._stepping is not None:
             return self._stepping.run.variables()
-        return initial_values(self.plan, self._given, self._seed)
+        return dict(initial_values(self.plan, self._given, self._seed))
 
     def statistics(self) -> Statistics | None:
         """Return what the actors of this runner's newest run have done; None before the first.

@@ -148,7 +148,7 @@ def compile_demo(repeats: int) -> None:
     seconds = []
     for _ in range(repeats):
         before = time.perf_counter()
-        graph = demo.train._trace(demo.CharLM(), {"x": tokens, "y": tokens})
+        graph = demo.train.graph(demo.CharLM(), {"x": tokens, "y": tokens})
         compile_graph(graph, HostTarget(), CompileOptions("train", snapshot_seconds=5.0))
         seconds.append(time.perf_counter() - before)
     row("trace and compile of the demo", "<= 1 s", f"{statistics.median(seconds):.3f} s")
@@ -183,7 +183,7 @@ def compile_deep(repeats: int) -> None:
         seconds, nodes = [], 0
         for _ in range(max(1, repeats - 2)):
             before = time.perf_counter()
-            graph = train._trace(Deep(depth), spec)
+            graph = train.graph(Deep(depth), spec)
             compile_graph(graph, HostTarget(), CompileOptions("train"))
             seconds.append(time.perf_counter() - before)
             nodes = len(autodiff.run(graph).nodes)

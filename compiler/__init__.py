@@ -6,7 +6,10 @@ It knows no user API, no device and no thread. In processing order:
 - `graph`: the immutable logical graph and its builder; `registry`: typed columns of op knowledge.
 - `ops/`: one file per family of ops, each registering what it knows.
 - `passes/`: one file per rewrite, `graph -> graph`; `pipeline` lists them in order.
-- `target`: what a device's kernels must tell the compiler; `lower`: graph to actors and launches.
+- `target`: what a device's kernels must tell the compiler; `launch_times`: when each would run.
+- `budget`: how a byte budget is met, by `fit` (launches run again) or `choose_offload` (bytes on
+  the host).
+- `lower`: graph to actors and launches; `packing`: where all registers lie; `accounting`: what for.
 - `plan`: the physical plan, the one contract with the runtime; `verify` proves it, `printer` shows
   it.
 """

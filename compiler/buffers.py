@@ -8,14 +8,17 @@ allows that pair and both are dense and equal in size. Live intervals are in lau
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
+from compiler.ops.copies import Copies, direction
+from compiler.ops.shape import COPY
 from compiler.registry import is_comm, writes
-from compiler.storage import Storage, is_dense
-from compiler.target import KernelCall, KernelInfo, Operand, Target
-from compiler.types import ValueId
+from compiler.storage import Storage, dense_layout, is_dense
+from compiler.target import KernelCall, KernelInfo, Operand, Target, link_of
+from compiler.types import TensorType, ValueId
 
 COMM_LATENCY_NS = 50_000.0
 """What a collective is assumed to take besides its bytes; only the cut into chains needs it."""
@@ -56,12 +59,9 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
     for index, node in enumerate(graph.nodes):
         if not storage.is_launch[index]:
             continue
-        call = KernelCall(
-            node.op.name,
-            node.attrs,
-            _operands(graph, storage, node.inputs),
-            _operands(graph, storage, node.outputs),
-        )
+        inputs = _operands(graph, storage, node.inputs)
+        outputs = _operands(graph, storage, node.outputs)
+        call = KernelCall(node.op.name, node.attrs, inputs, outputs)
         if is_comm.get(node.op):
             moved = sum([graph.types[v].size_bytes for v in node.inputs])
             answers[call] = KernelInfo(
@@ -70,12 +70,31 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
                 duration_ns=COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS,
             )
         elif call not in answers:
+            way = direction(node)
             try:
-                answers[call] = target.query(call)
+                if way is None:
+                    answers[call] = target.query(call)
+                else:
+                    answers[call] = copy_info(target, way, inputs[0].type)
             except LookupError as error:
                 raise CompileError(f"{node.source}: {error.args[0]}") from None
         drafts.append(LaunchDraft(node, answers[call]))
     return tuple(drafts)
+
+
+def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
+    """Return what a copy between device and host memory needs: the kernel, and the link's time.
+
+    Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
+    target has no kernel for a copy.
+    """
+    operand = Operand(type_, dense_layout(type_))
+    info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+    link = link_of(target)
+    if link is None:
+        return replace(info, in_place=())
+    time = link.in_ns if way is Copies.IN else link.out_ns
+    return replace(info, in_place=(), duration_ns=time(type_.size_bytes))
 
 
 def assign_buffers(
@@ -135,20 +154,31 @@ def _donors(
     """Return, per output position, the buffer of an input it may overwrite."""
     chosen: dict[int, int] = {}
     node = draft.node
-    if writes.get(node.op):
-        return chosen
     for output, given in draft.info.in_place:
         value = node.inputs[given]
         root = storage.root[value]
         if output in chosen or root not in of_root or last_use[root] != index:
             continue
-        same_root = [v for v in node.inputs if storage.root[v] == root]
-        out_type = graph.types[node.outputs[output]]
-        if (
-            of_root[root] not in chosen.values()
-            and out_type.size_bytes == graph.types[root].size_bytes
-            and all(is_dense(graph.types[v], storage.layout[v]) for v in same_root)
-            and all(graph.types[v].size_bytes == out_type.size_bytes for v in same_root)
+        if of_root[root] not in chosen.values() and may_share_bytes(
+            graph, storage, node, output, given
         ):
             chosen[output] = of_root[root]
     return chosen
+
+
+def may_share_bytes(graph: Graph, storage: Storage, node: Node, output: int, given: int) -> bool:
+    """Whether an output may lie in the bytes of an input that dies in this launch.
+
+    The kernel allows the pair; both must cover the whole root, row by row, and so must every other
+    input that shows it.
+    """
+    if writes.get(node.op):
+        return False
+    root = storage.root[node.inputs[given]]
+    same_root = [v for v in node.inputs if storage.root[v] == root]
+    size = graph.types[node.outputs[output]].size_bytes
+    return (
+        size == graph.types[root].size_bytes
+        and all([is_dense(graph.types[v], storage.layout[v]) for v in same_root])
+        and all([graph.types[v].size_bytes == size for v in same_root])
+    )

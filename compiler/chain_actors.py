@@ -12,10 +12,19 @@ from dataclasses import dataclass, field
 
 from compiler.actor_graph import ActorGraph
 from compiler.buffers import LaunchDraft, assign_buffers
+from compiler.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
+from compiler.ops.copies import direction
 from compiler.plan import ActorKind, Launch, RegisterKind
 from compiler.plan_builder import ChainPlace, PlanBuilder
 from compiler.program import Program
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
+
+_BOUND = {
+    COMM_STREAM: ("all_reduce", ActorKind.COMM),
+    H2D_STREAM: ("copy_in", ActorKind.COPY),
+    D2H_STREAM: ("copy_out", ActorKind.COPY),
+}
+"""Name and kind of the actors on streams that do not compute."""
 
 Home = tuple[RegisterId, int]
 """Where a root lives: a register, and bytes from its beginning."""
@@ -53,13 +62,15 @@ class ChainActors:
 
     def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
-        labels = [
-            "all_reduce" if chain.is_comm else names(chain.is_per_step)
+        bound = [
+            _BOUND.get(chain.stream, (names(chain.is_per_step), ActorKind.COMPUTE))
             for chain in self.program.chains
         ]
-        for index, (chain, label) in enumerate(zip(self.program.chains, labels, strict=True)):
+        labels = [label for label, _ in bound]
+        for index, (chain, (label, kind)) in enumerate(
+            zip(self.program.chains, bound, strict=True)
+        ):
             name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
-            kind = ActorKind.COMM if chain.is_comm else ActorKind.COMPUTE
             self.numbers.append(self.actors.add(name, kind, stream_of(chain.stream)))
 
     def places(self) -> list[ChainPlace]:
@@ -93,6 +104,7 @@ class ChainActors:
                 size,
                 chains=tuple([self.first_chain + c for c in (maker, *others)]),
                 reason="1: within a step",
+                is_on_host=self.program.chains[maker].stream == D2H_STREAM,
             )
             self.home.update(
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
@@ -140,6 +152,8 @@ class ChainActors:
 
     def _launch(self, draft: LaunchDraft, chain: int, position: int) -> Launch:
         node, info = draft.node, draft.info
+        # A variable that a copy writes over is none of its operands: see `write_after_read`.
+        read = node.inputs if direction(node) is None else node.inputs[:1]
         workspace = None
         if info.workspace_bytes:
             interval = (position, position + 1)
@@ -151,12 +165,13 @@ class ChainActors:
             kernel=info.kernel,
             op=node.op.name,
             attrs=tuple(node.attrs.items()),
-            inputs=tuple([self.view(v) for v in node.inputs]),
+            inputs=tuple([self.view(v) for v in read]),
             outputs=tuple([self.view(v) for v in node.outputs]),
             workspace=workspace,
             scope=node.scope,
             source=self.plan.source(node.source),
             duration_ns=info.duration_ns,
+            phase=node.phase,
         )
 
     def _temporary(
@@ -197,7 +212,8 @@ class ChainActors:
         ends = [n for n in chains if not any([actors.is_before(n, m) for m in chains])]
         end = ends[0]
         if len(ends) > 1:
-            name = actors.drafts[chains[0]].name.partition(".")[0]
+            own = [n for n in chains if actors.drafts[n].kind is not ActorKind.COPY]
+            name = actors.drafts[own[0]].name.partition(".")[0]
             end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
             for n in ends:
                 actors.control(f"{actors.drafts[n].name}.done", n, end, "1: one step at a time")

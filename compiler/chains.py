@@ -7,7 +7,8 @@ begin where they wait for one. A wait that an earlier one implies cuts nothing: 
 how far it knows the others to be (a vector clock, Fidge 1988).
 
 Communication gets a stream of its own. Small collectives are put together into buckets, so that a
-step has a handful of them, each started as soon as its last operand is there.
+step has a handful of them, each started as soon as its last operand is there. So do copies to host
+memory and those from it; which of them make a bucket is the business of whoever planned them.
 
 Source: list scheduling with the earliest finish time (Topcuoglu, Hariri, Wu, "HEFT", 2002).
 """
@@ -16,14 +17,20 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from compiler.errors import InternalError
 
 COMM_STREAM = -1
 """The stream of all communication; compute streams count from 0."""
+
+H2D_STREAM = -2
+"""The stream of all copies from host memory to the device."""
+
+D2H_STREAM = -3
+"""The stream of all copies from the device to host memory."""
 
 MESSAGE_NS = 20_000.0
 """What it takes until a thread that waits for another one goes on."""
@@ -36,12 +43,21 @@ MAX_BUCKETS = 8
 class Work:
     """Columns by launch: duration, the launches that must be done before, bytes to communicate.
 
-    `comm_bytes` is 0 for launches that compute. Launches stand in an order that obeys `before`.
+    `comm_bytes` is 0 for launches that compute. `copies` has the stream and the bucket of those
+    that copy to or from host memory; a bucket begins once all that its members wait for is done.
+    Launches stand in an order that obeys `before`.
     """
 
     duration_ns: tuple[float, ...]
     before: tuple[tuple[int, ...], ...]
     comm_bytes: tuple[int, ...]
+    copies: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def stream(self, launch: int) -> int:
+        """Return the stream that a launch is bound to; 0 where any compute stream will do."""
+        if self.comm_bytes[launch]:
+            return COMM_STREAM
+        return self.copies[launch][0] if launch in self.copies else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +85,25 @@ def form_chains(work: Work, launches: Sequence[int], num_streams: int) -> Chains
     """
     if not launches:
         return Chains((), ())
-    if num_streams == 1 and not any([work.comm_bytes[i] for i in launches]):
+    if num_streams == 1 and not any([work.stream(i) for i in launches]):
         total = sum([work.duration_ns[i] for i in launches])
         return Chains((Chain(tuple(launches), 0, 0.0, total),), ())
     tasks = _tasks(work, launches)
-    return _cut(_schedule(tasks, num_streams), num_streams)
+    return _cut(_schedule(tasks, num_streams))
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
     """Launches that are scheduled as one, and the tasks that must be done before.
 
-    `depth` is the number of collectives on the way to it, one after the other.
+    `stream` is as in `Work.stream`; `depth` is the number of collectives on the way to it, one
+    after the other.
     """
 
     launches: tuple[int, ...]
     before: tuple[int, ...]
     duration_ns: float
-    is_comm: bool
+    stream: int
     depth: int
 
 
@@ -103,10 +120,14 @@ class _Slot:
 
 
 def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
-    """Return one task per computing launch, and per bucket of communicating ones, in order."""
+    """Return one task per computing launch, and per bucket of the others, in order."""
     chosen = set(launches)
     depth = _depths(work, launches)
-    groups = [[i] for i in launches if not work.comm_bytes[i]] + _buckets(work, launches, depth)
+    groups = [[i] for i in launches if not work.stream(i)] + _buckets(work, launches, depth)
+    copied: dict[tuple[int, int], list[int]] = {}
+    for i in [i for i in launches if i in work.copies]:
+        copied.setdefault(work.copies[i], []).append(i)
+    groups += copied.values()
     # A bucket stands behind the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
@@ -118,15 +139,15 @@ def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
                 tuple(group),
                 tuple(sorted({p for p in before if p != index})),
                 sum([work.duration_ns[i] for i in group]),
-                bool(work.comm_bytes[group[0]]),
-                depth[group[0]],
+                work.stream(group[0]),
+                max([depth[i] for i in group]),
             )
         )
     return tasks
 
 
 def _position(work: Work, launch: int) -> float:
-    if not work.comm_bytes[launch]:
+    if not work.stream(launch):
         return float(launch)
     return max(work.before[launch], default=-1) + 0.5
 
@@ -171,7 +192,8 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
     for index, task in enumerate(tasks):
         for p in task.before:
             after[p].append(index)
-    free = dict.fromkeys((*range(num_streams), COMM_STREAM), MESSAGE_NS) | {0: 0.0}
+    own = dict.fromkeys([task.stream for task in tasks if task.stream])
+    free = dict.fromkeys((*range(num_streams), *own), MESSAGE_NS) | {0: 0.0}
     placed: dict[int, _Slot] = {}
     ready = sorted([(tasks[i].depth, i) for i, count in enumerate(waiting) if not count])
     later: list[tuple[float, int]] = []
@@ -190,6 +212,9 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
             if not waiting[successor]:
                 ends = [placed[p].end_ns for p in tasks[successor].before]
                 heappush(later, (max(ends), successor))
+    if len(placed) < len(tasks):
+        stuck = [task.launches for index, task in enumerate(tasks) if index not in placed]
+        raise InternalError(f"buckets wait for each other: launches {stuck[0]} never begin")
     # Ties stay as they were placed: a task without duration may begin where the one before it does.
     return sorted(placed.values(), key=lambda slot: (slot.start_ns, slot.end_ns))
 
@@ -198,7 +223,7 @@ def _place(task: _Task, index: int, placed: dict[int, _Slot], free: dict[int, fl
     """Return the task's place on the stream where it ends first."""
     best: _Slot | None = None
     for stream, start in free.items():
-        if (stream == COMM_STREAM) != task.is_comm:
+        if min(stream, 0) != task.stream:
             continue
         for p in task.before:
             delay = 0.0 if placed[p].stream == stream else MESSAGE_NS
@@ -211,9 +236,9 @@ def _place(task: _Task, index: int, placed: dict[int, _Slot], free: dict[int, fl
     return best
 
 
-def _cut(slots: list[_Slot], num_streams: int) -> Chains:
+def _cut(slots: list[_Slot]) -> Chains:
     """Return the chains of a schedule, which stands in order of start."""
-    streams = (*range(num_streams), COMM_STREAM)
+    streams = tuple(dict.fromkeys([slot.stream for slot in slots]))
     on_stream: dict[int, list[_Slot]] = {stream: [] for stream in streams}
     place: dict[int, tuple[int, int]] = {}
     known: dict[int, dict[int, int]] = {}
@@ -249,7 +274,7 @@ def _number(
         begins[stream] = [b for b in sorted(set(starts[stream])) if b < len(own)]
         for begin, end in zip(begins[stream], [*begins[stream][1:], len(own)], strict=True):
             runs.append((own[begin].start_ns, own[end - 1].end_ns, stream, begin))
-    runs.sort(key=lambda run: (run[0], run[1], run[2] == COMM_STREAM, run[2], run[3]))
+    runs.sort(key=lambda run: (run[0], run[1], run[2] < 0, run[2], run[3]))
     number = {(stream, begin): i for i, (_, _, stream, begin) in enumerate(runs)}
 
     def chain_at(place: tuple[int, int]) -> int:

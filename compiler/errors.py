@@ -15,6 +15,17 @@ class CompileError(ActorflowError):
     """The user's program cannot be compiled: wrong types, no path to the loss, no feasible plan."""
 
 
+class BudgetError(CompileError):
+    """No plan of the job fits its byte budget.
+
+    `smallest_bytes` is a budget that is feasible, the smallest one found with the job's options.
+    """
+
+    def __init__(self, message: str, *, smallest_bytes: int) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
 class PlanFormatError(ActorflowError):
     """A plan file is of another version, truncated or damaged."""
 

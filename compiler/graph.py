@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.registry import Op, OpTypeError, infer_type
-from compiler.types import TensorType, ValueId
+from compiler.types import Phase, TensorType, ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,11 @@ UNKNOWN_SOURCE = Source("<unknown>", 0)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an op. `outputs` are the values it produces, in order."""
+    """One application of an op. `outputs` are the values it produces, in order.
+
+    `after` are values that must exist before the node runs, beyond its inputs: control edges. Only
+    passes that run behind `order` set them.
+    """
 
     op: Op
     inputs: tuple[ValueId, ...]
@@ -44,6 +48,8 @@ class Node:
     attrs: Attrs
     scope: str
     source: Source
+    phase: Phase = Phase.FORWARD
+    after: tuple[ValueId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +149,17 @@ class GraphBuilder:
         self.num_ranks = 1
         self._scope = ""
         self._source = UNKNOWN_SOURCE
+        self._phase = Phase.FORWARD
 
     @contextmanager
-    def at(self, scope: str, source: Source) -> Iterator[None]:
-        """Give all nodes emitted inside this scope and source."""
-        saved = self._scope, self._source
-        self._scope, self._source = scope, source
+    def at(self, scope: str, source: Source, phase: Phase = Phase.FORWARD) -> Iterator[None]:
+        """Give all nodes emitted inside this scope, source and phase."""
+        saved = self._scope, self._source, self._phase
+        self._scope, self._source, self._phase = scope, source, phase
         try:
             yield
         finally:
-            self._scope, self._source = saved
+            self._scope, self._source, self._phase = saved
 
     def emit(
         self, op: Op, inputs: Sequence[ValueId], attrs: Attrs | Mapping[str, AttrValue] = NO_ATTRS
@@ -171,7 +178,9 @@ class GraphBuilder:
         outputs = tuple([ValueId(first + i) for i in range(len(output_types))])
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))
-        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, self._scope, self._source))
+        self.nodes.append(
+            Node(op, tuple(inputs), outputs, frozen, self._scope, self._source, self._phase)
+        )
         return outputs
 
     def one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:

@@ -11,6 +11,10 @@ launches, the register an offset in the arena (`packing`), and every launch that
 **Firings of a step never overlap.** The chains that begin one wait for the chain that ends the one
 before, so that bytes within a step need one copy only (`ChainActors.fence`).
 
+**Two memories.** What lives in host memory (`ops.copies`) has an arena of its own, packed and
+proven like the device's; the staging of a snapshot goes there too. Copies between the two are
+chains on a stream for each direction.
+
 **What waits for n steps is a rate.** The update consumes one credit of each of k batches; a
 snapshot and an evaluation consume one of each of n steps. The credits come from the actors that
 begin and end a step (its gates). With just n slots, the next step cannot begin before they are
@@ -24,9 +28,10 @@ from dataclasses import dataclass, field
 from compiler.actor_graph import ActorGraph
 from compiler.attrs import NO_ATTRS
 from compiler.chain_actors import ChainActors, Span
-from compiler.chains import COMM_STREAM
+from compiler.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
+from compiler.ops.copies import is_host_variable
 from compiler.ops.shape import COPY
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
 from compiler.options import CompileOptions
@@ -78,6 +83,9 @@ MAX_SNAPSHOT_RATE = 16
 A copy of the variables moves fewer bytes than the update that made them, so one in 16 steps costs
 next to nothing.
 """
+
+_BOUND_STREAMS = {COMM_STREAM: "comm", H2D_STREAM: "h2d", D2H_STREAM: "d2h"}
+"""Names of the streams that do not compute."""
 
 
 def lower(
@@ -147,11 +155,10 @@ class _Lowering:
 
     def _stream_of(self, stream: int) -> StreamId:
         """Return the stream of a chain; a plan's only compute stream needs no thread of its own."""
-        if stream == COMM_STREAM:
-            return self._stream("comm", is_host_thread=True)
         if stream == 0:
             return self._compute
-        return self._stream(f"compute {stream}", is_host_thread=True)
+        name = _BOUND_STREAMS.get(stream, f"compute {stream}")
+        return self._stream(name, is_host_thread=True)
 
     @property
     def _compute(self) -> StreamId:
@@ -171,7 +178,11 @@ class _Lowering:
         name, type_ = node.attrs.str_("name"), graph.types[node.outputs[0]]
         if name not in self.state:
             register = self.plan.register(
-                name, RegisterKind.VARIABLE, type_.size_bytes, reason="state: one slot"
+                name,
+                RegisterKind.VARIABLE,
+                type_.size_bytes,
+                reason="state: one slot",
+                is_on_host=is_host_variable(node),
             )
             self.state[name] = register
             view = self.plan.view(register, type_)
@@ -354,7 +365,11 @@ class _Lowering:
         types = [graph.types[n.outputs[0]] for n in nodes]
         offsets, size = self.plan.stack(types)
         reason = "1: a second snapshot waits until the first is written"
-        staging = self.plan.register("staging", RegisterKind.DATA, size, reason=reason)
+        # What the device shall not hold all the time it shall not hold for a snapshot either.
+        is_on_host = any([is_host_variable(node) for node in nodes])
+        staging = self.plan.register(
+            "staging", RegisterKind.DATA, size, reason=reason, is_on_host=is_on_host
+        )
         launches: list[Launch] = []
         for node, type_, offset in zip(nodes, types, offsets, strict=True):
             operand = Operand(type_, dense_layout(type_))

@@ -21,7 +21,12 @@ class CompileOptions:
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
     firing. `num_streams`: compute streams of the device. `num_ranks`: copies of the plan that train
     together. After every `evaluate_every` steps come `evaluate_batches` of the graph that
-    evaluates; 0: never. `verify`: run the graph verifier between passes.
+    evaluates; 0: never. `memory_budget`: bytes the device's arena may take; 0: as many as it needs.
+    `recompute`: what may run again to save bytes; "auto", what the budget asks for; "none"; or
+    "blocks", whatever lies between articulation points of the forward graph, always. `offload`:
+    what may live in the memory of the host; "auto", what the budget asks for, where the device has
+    a link; "none"; or "optimizer", all optimizer state. `verify`: run the graph verifier between
+    passes.
     """
 
     name: str
@@ -34,6 +39,9 @@ class CompileOptions:
     num_ranks: int = 1
     evaluate_every: int = 0
     evaluate_batches: int = 0
+    memory_budget: int = 0
+    recompute: str = "auto"
+    offload: str = "auto"
     alignment: int = 64
     verify: bool = False
 

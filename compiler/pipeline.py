@@ -1,6 +1,7 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> autodiff -> simplify -> rates -> outputs -> order -> lower -> verify
+    trace -> check -> fuse_attention -> fuse_loss -> autodiff -> simplify -> merge_loss -> rates
+    -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. With `options.verify` the
 graph verifier runs after every pass; the plan verifier always runs.
@@ -15,10 +16,20 @@ from dataclasses import astuple, dataclass
 import msgpack
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
+from compiler.budget import meet_budget
 from compiler.graph import Graph
 from compiler.lower import lower
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, order, outputs, rates, simplify
+from compiler.passes import (
+    autodiff,
+    fuse_attention,
+    fuse_loss,
+    merge_loss,
+    order,
+    outputs,
+    rates,
+    simplify,
+)
 from compiler.passes.check import check
 from compiler.plan import Plan
 from compiler.target import Target
@@ -36,8 +47,11 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
+    Pass("fuse_loss", fuse_loss.run, (), ("loss by the chunk",)),
     Pass("autodiff", autodiff.run, (), ("gradients",)),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
+    Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
     Pass("rates", rates.run, ("minimal",), ("rates",)),
     Pass("outputs", outputs.run, ("rates",), ("owned outputs",)),
     Pass("order", order.run, ("owned outputs",), ("order",)),
@@ -62,7 +76,13 @@ def compile_graph(
     graph = _rewritten(graph, options, watch, "")
     if evaluation is not None:
         evaluation = _rewritten(evaluation, options, watch, "evaluation ")
-    plan = lower(graph, target, options, fingerprint, evaluation)
+
+    def lowered(ordered: Graph) -> Plan:
+        return lower(ordered, target, options, fingerprint, evaluation)
+
+    graph, plan = meet_budget(graph, target, options, lowered)
+    if watch is not None and plan.recomputation:
+        watch("budget", graph)
     verify_plan(plan)
     return plan
 

@@ -27,9 +27,9 @@ import msgpack
 
 from compiler.errors import PlanFormatError
 from compiler.placement import Device
-from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
+from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType
 
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
 _MAGIC = "actorflow-plan"
 
 PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
@@ -148,6 +148,7 @@ class Launch:
     scope: str
     source: int
     duration_ns: float
+    phase: Phase = Phase.FORWARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +201,81 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryCertificate:
-    """What is proven about an arena: its planned peak against the lower bound.
+class DeviceMemory:
+    """The account of one arena, and what is proven about its peak.
 
-    The lower bound holds for this order of launches.
+    `peak_bytes` is the size of the arena. The parts from `parameter_bytes` to `unused_bytes` are
+    bytes by address and add up to it exactly, padding to the alignment included; temporaries
+    include workspaces. The rest is by time: launch `peak_launch`, counted over all chains in the
+    order of the plan, has the most live bytes, of which workspaces hold `peak_workspace_bytes`.
+    `lower_bound_bytes` holds for this order of launches; `text` is the certificate in words.
     """
 
     peak_bytes: int
     lower_bound_bytes: int
-    variable_bytes: int
-    step_bytes: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    scratch_bytes: int
+    other_variable_bytes: int
+    constant_bytes: int
+    staging_bytes: int
+    slot_bytes: int
+    crossing_bytes: int
+    temporary_bytes: int
+    unused_bytes: int
+    largest_workspace_bytes: int
+    peak_launch: int
+    peak_live_bytes: int
+    peak_workspace_bytes: int
     text: str
+
+    @property
+    def variable_bytes(self) -> int:
+        """What outlives a batch: parameters, optimizer state, gradient sums, counters."""
+        return (
+            self.parameter_bytes
+            + self.optimizer_bytes
+            + self.scratch_bytes
+            + self.other_variable_bytes
+        )
+
+    @property
+    def step_bytes(self) -> int:
+        """The arena without the variables."""
+        return self.peak_bytes - self.variable_bytes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts that add up to the arena, each with its name for people."""
+        return (
+            ("parameters", self.parameter_bytes),
+            ("optimizer", self.optimizer_bytes),
+            ("gradient sums", self.scratch_bytes),
+            ("other variables", self.other_variable_bytes),
+            ("constants", self.constant_bytes),
+            ("staging", self.staging_bytes),
+            ("slots", self.slot_bytes),
+            ("between chains", self.crossing_bytes),
+            ("temporaries", self.temporary_bytes),
+            ("unused", self.unused_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What was decided so that the plan fits its byte budget.
+
+    `budget_bytes` is 0 where none was given. `store_all_bytes` is the arena without recomputation.
+    `num_launches` run again in every step, for `extra` of the step's estimated time (0.05: 5 %).
+    `method` found the order, and `certificate` says what is proved about it.
+    """
+
+    budget_bytes: int
+    store_all_bytes: int
+    num_launches: int
+    extra: float
+    method: str
+    certificate: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +292,11 @@ class Plan:
     variables: tuple[Variable, ...]
     constants: tuple[Constant, ...]
     sources: tuple[SourceLine, ...]
-    memory: tuple[MemoryCertificate, ...]
+    memory: tuple[DeviceMemory, ...]
     graph_hash: str
     target: str
     options: tuple[tuple[str, PlainValue], ...]
+    recomputation: tuple[Recomputation, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
@@ -352,11 +418,13 @@ __all__ = [
     "Arena",
     "Constant",
     "DType",
+    "DeviceMemory",
     "Field",
     "Launch",
-    "MemoryCertificate",
+    "Phase",
     "Plan",
     "Port",
+    "Recomputation",
     "Register",
     "RegisterKind",
     "SourceLine",

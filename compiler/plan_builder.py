@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from compiler.accounting import account
 from compiler.errors import InternalError
 from compiler.graph import Source
 from compiler.packing import Item, Packing, pack
-from compiler.placement import Device
+from compiler.placement import HOST, Device
 from compiler.plan import (
     Actor,
     ActorKind,
@@ -16,7 +17,6 @@ from compiler.plan import (
     Constant,
     Field,
     Launch,
-    MemoryCertificate,
     PlainValue,
     Plan,
     Port,
@@ -48,16 +48,21 @@ class _Draft:
     kind: RegisterKind
     item: Item
     reason: str
+    arena: int
 
 
 class PlanBuilder:
-    """Grow a plan for one device. Ids are dense in order of creation."""
+    """Grow a plan for one device. Ids are dense in order of creation.
+
+    Arena 0 is the device's memory; arena 1, which only some plans have, is host memory.
+    """
 
     def __init__(self, device: Device, alignment: int) -> None:
         self._device = device
         self._alignment = alignment
         self._registers: list[_Draft] = []
-        self._packing: Packing | None = None
+        self._packings: tuple[Packing, ...] = ()
+        self._places: list[tuple[int, ...]] = []
         self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
         self._actors: list[Actor] = []
@@ -83,10 +88,14 @@ class PlanBuilder:
         chains: tuple[int, ...] = (),
         interval: tuple[int, int] | None = None,
         reason: str = "",
+        is_on_host: bool = False,
     ) -> RegisterId:
-        """Add a register; see `compiler.packing.Item` for `chains` and `interval`."""
+        """Add a register; see `compiler.packing.Item` for `chains` and `interval`.
+
+        `is_on_host`: it lies in host memory and not in the device's.
+        """
         item = Item(size_bytes, num_slots, chains, interval)
-        self._registers.append(_Draft(name, kind, item, reason))
+        self._registers.append(_Draft(name, kind, item, reason, int(is_on_host)))
         return RegisterId(len(self._registers) - 1)
 
     def view(
@@ -147,15 +156,26 @@ class PlanBuilder:
         return actor.id
 
     def place(self, chains: Sequence[ChainPlace]) -> tuple[tuple[int, int], ...]:
-        """Place every slot of every register in one arena.
+        """Place every slot of every register in its arena.
 
         Returns the pairs of chains that share bytes one after the other. Registers without bytes
         may still be added.
         """
-        items = [draft.item for draft in self._registers]
-        self._packing = pack(items, [chain.span for chain in chains], self._alignment)
+        spans = [chain.span for chain in chains]
+        arenas = [draft.arena for draft in self._registers]
+        self._places = [()] * len(arenas)
+        packings: list[Packing] = []
+        before: dict[tuple[int, int], None] = {}
+        for arena in range(max(arenas, default=0) + 1):
+            own = [index for index, other in enumerate(arenas) if other == arena]
+            packing = pack([self._registers[i].item for i in own], spans, self._alignment)
+            for index, offsets in zip(own, packing.offsets, strict=True):
+                self._places[index] = offsets
+            before |= dict.fromkeys(packing.before)
+            packings.append(packing)
+        self._packings = tuple(packings)
         self._chains = tuple(chains)
-        return self._packing.before
+        return tuple(sorted(before, key=lambda pair: (spans[pair[1]], spans[pair[0]], pair)))
 
     def finish(
         self,
@@ -166,43 +186,40 @@ class PlanBuilder:
         options: tuple[tuple[str, PlainValue], ...],
     ) -> Plan:
         """Return the plan, once everything is placed."""
-        packing = self._packing
-        if packing is None:
+        if not self._packings:
             raise InternalError(f"plan {name!r} was finished before it was placed")
-        variable_bytes = sum(
-            align_up(d.item.size_bytes, self._alignment)
-            for d in self._registers
-            if d.kind is RegisterKind.VARIABLE
-        )
-        certificate = MemoryCertificate(
-            packing.peak_bytes,
-            packing.lower_bound_bytes,
-            variable_bytes,
-            packing.peak_bytes - variable_bytes,
-            packing.certificate,
-        )
-        return Plan(
+        plan = Plan(
             name=name,
             streams=tuple(self._streams),
-            arenas=(Arena(self._device, packing.peak_bytes, self._alignment),),
-            registers=tuple([self._placed(i, packing) for i in range(len(self._registers))]),
+            arenas=tuple(
+                [
+                    Arena(device, packing.peak_bytes, self._alignment)
+                    for device, packing in zip((self._device, HOST), self._packings, strict=False)
+                ]
+            ),
+            registers=tuple([self._placed(index) for index in range(len(self._registers))]),
             views=tuple(self._views),
             actors=tuple(self._actors),
             fields=tuple(self.fields),
             variables=tuple(self.variables),
             constants=tuple(self.constants),
             sources=tuple(self._sources),
-            memory=(certificate,),
+            memory=(),
             graph_hash=graph_hash,
             target=target,
             options=options,
         )
+        proven = [
+            account(plan, arena, packing.lower_bound_bytes, packing.certificate)
+            for arena, packing in enumerate(self._packings)
+        ]
+        return replace(plan, memory=tuple(proven))
 
-    def _placed(self, index: int, packing: Packing) -> Register:
+    def _placed(self, index: int) -> Register:
         draft = self._registers[index]
         item = draft.item
-        if index < len(packing.offsets):
-            offsets = packing.offsets[index]
+        if index < len(self._places):
+            offsets = self._places[index]
         elif item.size_bytes:
             raise InternalError(f"register {draft.name!r} was added after the others were placed")
         else:
@@ -211,7 +228,7 @@ class PlanBuilder:
             RegisterId(index),
             draft.name,
             draft.kind,
-            0,
+            draft.arena,
             item.size_bytes,
             item.num_slots,
             offsets,

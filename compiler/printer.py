@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from compiler.accounting import chain_launches
 from compiler.graph import Graph
-from compiler.plan import Plan, RegisterKind
+from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind
 from memory.report import format_bytes, memory_table
 
 
@@ -31,14 +32,42 @@ def summarise(plan: Plan) -> list[str]:
         for register in plan.registers
         if register.kind in (RegisterKind.DATA, RegisterKind.CONTROL)
     )
-    for arena, proof in zip(plan.arenas, plan.memory, strict=True):
-        lines.append(
-            f"  arena {arena.device}: {format_bytes(arena.size_bytes)} ="
-            f" variables {format_bytes(proof.variable_bytes)}"
-            f" + step {format_bytes(proof.step_bytes)}"
-        )
-        lines.append(f"  {proof.text}")
+    for arena, account in zip(plan.arenas, plan.memory, strict=True):
+        lines += [f"  {line}" for line in arena_lines(plan, arena, account)]
+    lines += [f"  {_recomputation(note)}" for note in plan.recomputation]
     return lines
+
+
+def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
+    """Return what an arena is made of, where its peak is, and what is proven about it."""
+    is_worth_a_word = [size * 1000 >= account.peak_bytes for _, size in account.parts]
+    shown = [
+        part for part, is_shown in zip(account.parts, is_worth_a_word, strict=True) if is_shown
+    ]
+    rest = account.peak_bytes - sum([size for _, size in shown])
+    parts = [f"{name} {format_bytes(size)}" for name, size in [*shown, ("others", rest)] if size]
+    lines = [f"arena {arena.device}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
+    launches = chain_launches(plan)
+    if account.peak_launch < len(launches):
+        _, at = launches[account.peak_launch]
+        scope = f"{at.scope}:{at.op}" if at.scope else at.op
+        share = format_bytes(account.peak_workspace_bytes)
+        lines.append(
+            f"peak at launch {account.peak_launch} of {len(launches)}: {scope}"
+            f" ({plan.sources[at.source]}); workspaces hold {share} of it"
+        )
+    return [*lines, account.text]
+
+
+def _recomputation(note: Recomputation) -> str:
+    budget = f"budget {format_bytes(note.budget_bytes)}: " if note.budget_bytes else ""
+    if not note.num_launches:
+        return f"{budget}nothing runs again"
+    return (
+        f"{budget}{note.num_launches} launches run again, {note.extra:.1%} of the step's time"
+        f" ({note.method}); without, the arena has {format_bytes(note.store_all_bytes)};"
+        f" {note.certificate}"
+    )
 
 
 def print_graph(graph: Graph) -> list[str]:
@@ -49,6 +78,8 @@ def print_graph(graph: Graph) -> list[str]:
         read = ", ".join(f"%{v}" for v in node.inputs)
         attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
         shown = f" {attrs}" if attrs else ""
+        if node.after:
+            shown += f" after {', '.join(f'%{v}' for v in node.after)}"
         lines.append(f"{made} = {node.op}({read}){shown}  # {node.scope} {node.source}")
     lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
     lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)

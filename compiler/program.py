@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.buffers import LaunchDraft, draft_launches
-from compiler.chains import COMM_STREAM, Chain, Chains, Work, form_chains
-from compiler.graph import Graph
+from compiler.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM, Chain, Chains, Work, form_chains
+from compiler.errors import InternalError
+from compiler.graph import Graph, Node
+from compiler.ops.copies import Copies, direction, host_values
 from compiler.rates import batches_per_step, needed_per_step
 from compiler.registry import is_comm
 from compiler.storage import Storage, assign_storage, launch_of_values, write_after_read
@@ -26,7 +28,6 @@ class ChainDraft:
     launches: tuple[int, ...]
     stream: int
     is_per_step: bool
-    is_comm: bool
     span: tuple[int, int]
 
 
@@ -36,7 +37,8 @@ class Program:
 
     `order` has pairs (earlier, later) of chains of one rate that must not overlap in time. Every
     chain of a batch comes before every chain of a step. `maker` and `readers` are by root: the
-    chain that makes it, and those that read it, in order.
+    chain that makes it, and those that read it, in order. `makespan_ns` is the estimated time of a
+    whole step, with every chain on its stream.
     """
 
     graph: Graph
@@ -47,6 +49,7 @@ class Program:
     maker: dict[ValueId, int]
     readers: dict[ValueId, tuple[int, ...]]
     batches_per_step: int
+    makespan_ns: float
 
     @property
     def batch_ns(self) -> float:
@@ -75,11 +78,14 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
     Raises CompileError when the target lacks a kernel.
     """
     storage = assign_storage(graph)
+    _check_spaces(graph, storage)
     drafts = draft_launches(graph, storage, target)
     nodes = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
     launch_at = {node: index for index, node in enumerate(nodes)}
     work = _work(graph, storage, drafts, launch_at)
     per_step = needed_per_step(graph)
+    every = batches_per_step(graph)
+    makespan_ns = 0.0
     chains: list[ChainDraft] = []
     order: list[tuple[int, int]] = []
     for is_per_step in (False, True):
@@ -87,6 +93,8 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
         formed = form_chains(work, launches, num_streams)
         if not formed.chains and not is_per_step:
             formed = Chains((Chain((), 0, 0.0, 0.0),), ())
+        end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
+        makespan_ns += end_ns if is_per_step else every * end_ns
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
         first_rank = max([first_rank, *[end for _, end in spans]])
@@ -100,14 +108,22 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
                 chain.launches,
                 chain.stream,
                 is_per_step,
-                bool(chain.launches) and bool(work.comm_bytes[chain.launches[0]]),
                 span,
             )
             for chain, span in zip(formed.chains, spans, strict=True)
         ]
     maker, readers = _crossings(graph, storage, drafts, chains)
-    every = batches_per_step(graph)
-    return Program(graph, storage, drafts, tuple(chains), tuple(order), maker, readers, every)
+    return Program(
+        graph,
+        storage,
+        drafts,
+        tuple(chains),
+        tuple(order),
+        maker,
+        readers,
+        every,
+        makespan_ns,
+    )
 
 
 def _work(
@@ -116,7 +132,8 @@ def _work(
     made_by = launch_of_values(graph, storage)
     before: list[list[int]] = [[] for _ in drafts]
     for index, draft in enumerate(drafts):
-        before[index] = [launch_at[made_by[v]] for v in draft.node.inputs if made_by[v] >= 0]
+        values = (*draft.node.inputs, *draft.node.after)
+        before[index] = [launch_at[made_by[v]] for v in values if made_by[v] >= 0]
     for reader, writer in write_after_read(graph, storage):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
@@ -129,7 +146,28 @@ def _work(
                 for d in drafts
             ]
         ),
+        {index: _copy(d.node) for index, d in enumerate(drafts) if direction(d.node)},
     )
+
+
+def _copy(node: Node) -> tuple[int, int]:
+    """Return the stream of a copy, and its bucket there."""
+    stream = H2D_STREAM if direction(node) is Copies.IN else D2H_STREAM
+    return stream, node.attrs.int_("bucket")
+
+
+def _check_spaces(graph: Graph, storage: Storage) -> None:
+    """Check that nothing but copies touches host memory. Raises InternalError."""
+    is_host = host_values(graph)
+    if not is_host:
+        return
+    for index, node in enumerate(graph.nodes):
+        if not storage.is_launch[index] or direction(node) is Copies.OUT:
+            continue
+        read = [storage.root[v] in is_host for v in node.inputs]
+        if any(read) != (direction(node) is Copies.IN):
+            where = "device" if direction(node) else "host"
+            raise InternalError(f"{node.op} at {node.source} reads a value in {where} memory")
 
 
 def _is_comm(draft: LaunchDraft) -> bool:

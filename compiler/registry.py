@@ -206,6 +206,12 @@ is_comm = OpAttr[bool](
     "the op moves tensors between ranks, in an actor of its own; read by lowering",
     default=False,
 )
+recompute = OpAttr[bool](
+    "recompute",
+    "the op may run again to save the bytes of its outputs: it makes the same bits from the same"
+    " inputs; ops that write, and those of is_comm, never do; read by recomputation",
+    default=True,
+)
 is_exact = OpAttr[bool](
     "is_exact",
     "every right kernel gives the bits of the reference: it only moves elements, or rounds one"

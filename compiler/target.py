@@ -47,8 +47,28 @@ class KernelInfo:
     duration_ns: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between a device's memory and its host's; both directions run at once."""
+
+    in_bytes_per_ns: float
+    out_bytes_per_ns: float
+    latency_ns: float
+
+    def in_ns(self, size_bytes: int) -> float:
+        """Return the time of one copy to the device."""
+        return self.latency_ns + size_bytes / self.in_bytes_per_ns
+
+    def out_ns(self, size_bytes: int) -> float:
+        """Return the time of one copy to the host."""
+        return self.latency_ns + size_bytes / self.out_bytes_per_ns
+
+
 class Target(Protocol):
-    """The kernels of one kind of device."""
+    """The kernels of one kind of device.
+
+    A device with memory of its own has an attribute `link` besides; ask `link_of`.
+    """
 
     @property
     def device_kind(self) -> str:
@@ -63,3 +83,12 @@ class Target(Protocol):
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose a kernel. Raises LookupError when the device has none for this op."""
         ...
+
+
+def link_of(target: Target) -> Link | None:
+    """Return the link to the host's memory; None where the device works on that memory itself.
+
+    Plans depend on it, so it belongs in the target's fingerprint.
+    """
+    link = getattr(target, "link", None)
+    return link if isinstance(link, Link) else None

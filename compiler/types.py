@@ -53,6 +53,19 @@ class DType(Enum):
         return self.value
 
 
+class Phase(Enum):
+    """Which part of a step a node or launch belongs to.
+
+    Autodiff tells forward, backward and update apart; recompute is what runs once more so that its
+    bytes could be free in between.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    RECOMPUTE = "recompute"
+
+
 _ITEMSIZE = {
     d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8 for d in DType
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from compiler.accounting import account
 from compiler.errors import CompileError, InternalError
 from compiler.plan import ActorKind, Plan, RegisterKind, View
 from compiler.shared_bytes import check_shared_bytes
@@ -83,6 +84,12 @@ def _check_ranges(plan: Plan) -> None:
         if _last_byte(view) > plan.registers[view.register].size_bytes:
             name = plan.registers[view.register].name
             raise InternalError(f"a view {view.type} reaches beyond register {name!r}")
+    if len(plan.memory) != len(plan.arenas):
+        raise InternalError(f"{len(plan.arenas)} arenas have {len(plan.memory)} accounts")
+    for index, stated in enumerate(plan.memory):
+        if account(plan, index, stated.lower_bound_bytes, stated.text) != stated:
+            device = plan.arenas[index].device
+            raise InternalError(f"the account of {device} is not what its registers add up to")
 
 
 def _last_byte(view: View) -> int:

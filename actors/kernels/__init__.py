@@ -7,6 +7,8 @@
 - `recipe`: elementwise kernels written as tables of steps; `elementwise`: the tables.
 - `reduce`, `shape`, `matmul`, `softmax`, `norm`, `loss`, `embedding`, `random`, `update`: the
   other families.
+- `attention`, `attention_grad`, with `attention_blocks`: products and softmax without a matrix of
+  scores.
 - `rows`, `indices`, `attributes`: what several families share.
 - `work`: what a launch does in quantities that no machine changes; `cost`: its time at some rates;
   `calibration`: the rates of this machine; `recost`: every launch of a plan at them.

@@ -14,9 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from actors.kernels.attention import ATTENTION_KERNELS
+from actors.kernels.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.embedding import EMBEDDING_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand
+from actors.kernels.linear_loss import LINEAR_LOSS_KERNELS
 from actors.kernels.loss import LOSS_KERNELS
 from actors.kernels.matmul import MATMUL_KERNELS
 from actors.kernels.norm import NORM_KERNELS
@@ -27,7 +30,7 @@ from actors.kernels.softmax import SOFTMAX_KERNELS
 from actors.kernels.split import SPLIT_KERNELS
 from actors.kernels.update import UPDATE_KERNELS
 
-GENERATION = 1
+GENERATION = 2
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 HOST_KERNELS: tuple[Kernel, ...] = (
@@ -37,8 +40,11 @@ HOST_KERNELS: tuple[Kernel, ...] = (
     *SPLIT_KERNELS,
     *MATMUL_KERNELS,
     *SOFTMAX_KERNELS,
+    *ATTENTION_KERNELS,
+    *ATTENTION_GRAD_KERNELS,
     *NORM_KERNELS,
     *LOSS_KERNELS,
+    *LINEAR_LOSS_KERNELS,
     *EMBEDDING_KERNELS,
     *RANDOM_KERNELS,
     *UPDATE_KERNELS,

@@ -6,8 +6,10 @@ In reading order:
 - `rule`: how most cells are written.
 - `elementwise`, `binary`, `reduce`, `shape`, `slicing`, `split`: the core; `core_gradients`: its
   gradients, apart as they are written in terms of one another.
-- `activation`, `matmul`, `softmax`, `norm`, `loss`, `embedding`, `random`: what models are made of.
-- `update`: the optimizers' writes.
+- `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
+  are made of.
+- `linear_loss`: a linear layer under its cross-entropy, by the chunk.
+- `update`: the optimizers' writes. `comm`: between ranks; `copies`: between device and host memory.
 
 A family file defines its op constants and fills the columns of `compiler.registry` for them.
 """

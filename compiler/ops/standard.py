@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from compiler.ops import (
     activation,
+    attention,
     binary,
     comm,
     core_gradients,
     elementwise,
     embedding,
+    linear_loss,
     loss,
     matmul,
     norm,
@@ -27,11 +29,13 @@ from compiler.ops import (
 
 __all__ = [
     "activation",
+    "attention",
     "binary",
     "comm",
     "core_gradients",
     "elementwise",
     "embedding",
+    "linear_loss",
     "loss",
     "matmul",
     "norm",

@@ -24,7 +24,7 @@ from compiler.ops.sources import SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT
 from compiler.registry import writes
 from compiler.rules import gradient
-from compiler.types import ValueId
+from compiler.types import Phase, ValueId
 
 
 def run(graph: Graph) -> Graph:
@@ -41,7 +41,7 @@ def run(graph: Graph) -> Graph:
         _emit_update(b, rule, gradients.get(rule.variable))
     if graph.accumulation is not None:
         batch = graph.accumulation.batch
-        with b.at("optimizer", b.producer_of(batch).source):
+        with b.at("optimizer", b.producer_of(batch).source, Phase.UPDATE):
             b.writes.append(Write(batch, b.one(INCREMENT, batch)))
     b.objective, b.updates, b.accumulation = None, [], None
     return b.freeze()
@@ -56,13 +56,13 @@ def _differentiate(
         return gradients
     producer = graph.nodes[graph.producers()[objective]]
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
-    with b.at(producer.scope, producer.source):
+    with b.at(producer.scope, producer.source, Phase.BACKWARD):
         gradients[objective] = scalar(b, share, graph.types[objective].dtype)
     for node in reversed(graph.nodes):
         flowing = tuple([gradients.get(v) for v in node.outputs])
         if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
             continue
-        with b.at(node.scope, node.source):
+        with b.at(node.scope, node.source, Phase.BACKWARD):
             for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
                 if gradient_value is None or not depends[value]:
                     continue
@@ -103,7 +103,7 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
             " gradient would always be zero. Use it in the loss, remove it, or freeze it with"
             " parameter.freeze()"
         )
-    with b.at("optimizer", variable.source):
+    with b.at("optimizer", variable.source, Phase.UPDATE):
         grad = _collect(b, variable, grad)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)

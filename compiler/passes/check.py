@@ -19,6 +19,9 @@ def check(graph: Graph, after: str) -> Graph:
         for value in node.inputs:
             if not 0 <= value < len(is_known) or not is_known[value]:
                 raise InternalError(f"{where} reads value {value} before it is produced")
+        for value in node.after:
+            if not 0 <= value < len(is_known) or not is_known[value]:
+                raise InternalError(f"{where} waits for value {value}, which comes later")
         inferred = infer_type.get(node.op)(tuple([graph.types[v] for v in node.inputs]), node.attrs)
         if inferred != tuple([graph.types[v] for v in node.outputs]):
             raise InternalError(f"{where} has output types other than inference gives")

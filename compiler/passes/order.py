@@ -26,19 +26,35 @@ def run(graph: Graph) -> Graph:
     launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
     made_by = launch_of_values(graph, storage)
     order = _order_launches(graph, storage, launches, made_by)
-    return replace(graph, nodes=_with_views(graph, storage, made_by, order))
+    return replace(graph, nodes=place_views(graph, storage, made_by, order))
 
 
-def _order_launches(
+def order_edges(
     graph: Graph, storage: Storage, launches: list[int], made_by: list[int]
-) -> list[int]:
-    edges = [(made_by[v], n) for n in launches for v in graph.nodes[n].inputs if made_by[v] >= 0]
+) -> list[tuple[int, int]]:
+    """Return pairs (before, after) of launches: values, control edges, updates after old readers.
+
+    Launches are indices of nodes; `made_by` is `launch_of_values`. O(nodes).
+    """
+    edges = [
+        (made_by[v], n)
+        for n in launches
+        for v in (*graph.nodes[n].inputs, *graph.nodes[n].after)
+        if made_by[v] >= 0
+    ]
     edges += [
         (reader, writer)
         for reader, writer in write_after_read(graph, storage)
         if storage.is_launch[reader]
     ]
-    legal = _legal_order(graph, launches, edges)
+    return edges
+
+
+def _order_launches(
+    graph: Graph, storage: Storage, launches: list[int], made_by: list[int]
+) -> list[int]:
+    edges = order_edges(graph, storage, launches, made_by)
+    legal = sort_launches(graph, launches, edges)
     position = {node: i for i, node in enumerate(legal)}
     predecessors: list[list[int]] = [[] for _ in legal]
     for before, after in edges:
@@ -58,7 +74,7 @@ def _order_launches(
     return [legal[i] for i in chosen.order]
 
 
-def _legal_order(graph: Graph, launches: list[int], edges: list[tuple[int, int]]) -> list[int]:
+def sort_launches(graph: Graph, launches: list[int], edges: list[tuple[int, int]]) -> list[int]:
     """Return the launches in an order that obeys all edges, nearest to the given one (Kahn, 1962).
 
     Raises InternalError when an update must run both before and after something.
@@ -87,9 +103,10 @@ def _roots(storage: Storage, values: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys([int(storage.root[v]) for v in values]))
 
 
-def _with_views(
+def place_views(
     graph: Graph, storage: Storage, made_by: list[int], order: list[int]
 ) -> tuple[Node, ...]:
+    """Return the nodes of an order of launches: sources first, views behind what they show."""
     views_behind: dict[int, list[Node]] = {}
     for index, node in enumerate(graph.nodes):
         if not storage.is_launch[index] and not is_source.get(node.op):

@@ -43,7 +43,7 @@ def _with_owned_outputs(graph: Graph) -> Graph:
         owns = storage.root[value] == value and storage.is_launch[producers[value]]
         if not owns or value in taken:
             node = graph.nodes[producers[value]]
-            with b.at(node.scope, node.source):
+            with b.at(node.scope, node.source, node.phase):
                 value = b.one(COPY, value)
         taken.add(value)
         outputs.append(Output(output.name, value))
@@ -67,7 +67,9 @@ def _with_old_values(graph: Graph) -> Graph:
                 copy_of[value] = ValueId(len(types))
                 types.append(graph.types[value])
                 made = (copy_of[value],)
-                nodes.append(Node(COPY, (value,), made, NO_ATTRS, node.scope, node.source))
+                nodes.append(
+                    Node(COPY, (value,), made, NO_ATTRS, node.scope, node.source, node.phase)
+                )
             inputs[position] = copy_of[value]
         nodes.append(replace(node, inputs=tuple(inputs)))
     return replace(graph, nodes=tuple(nodes), types=tuple(types))

@@ -50,7 +50,7 @@ def _walk(graph: Graph) -> Graph:
     seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]] = {}
     for node in graph.nodes:
         inputs = tuple([new_id[v] for v in node.inputs])
-        with b.at(node.scope, node.source):
+        with b.at(node.scope, node.source, node.phase):
             outputs = _rewrite(b, node, inputs, seen)
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new

@@ -83,3 +83,33 @@ def evaluate_graphs():
 @pytest.fixture
 def fake_target():
     return FakeTarget()
+
+
+@pytest.fixture(scope="session")
+def sequence_without():
+    """Make a sequence of a problem that forgets some buffers where the forward ops end.
+
+    What is forgotten is made again right before the first op that is not forward and reads it.
+    """
+
+    def make(problem, forgotten):
+        makers = problem.makers
+        sequence = list(range(problem.num_forward))
+        at_hand = [makers[b] >= 0 and b not in forgotten for b in range(len(makers))]
+
+        def bring(buffer):
+            if makers[buffer] < 0 or at_hand[buffer]:
+                return
+            for needed in problem.ops[makers[buffer]].reads:
+                bring(needed)
+            sequence.append(makers[buffer])
+            for made in problem.ops[makers[buffer]].writes:
+                at_hand[made] = True
+
+        for i in range(problem.num_forward, len(problem.ops)):
+            for buffer in problem.ops[i].reads:
+                bring(buffer)
+            sequence.append(i)
+        return tuple(sequence)
+
+    return make

@@ -4,14 +4,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.chains import COMM_STREAM, MAX_BUCKETS, MESSAGE_NS, Work, form_chains
+from compiler.chains import (
+    COMM_STREAM,
+    D2H_STREAM,
+    H2D_STREAM,
+    MAX_BUCKETS,
+    MESSAGE_NS,
+    Work,
+    form_chains,
+)
+from compiler.errors import InternalError
 
 DURATIONS = (0.0, 1.0, 500.0, MESSAGE_NS, 5 * MESSAGE_NS)
 
 
 @st.composite
 def works(draw, with_comm=True):
-    """A random DAG of up to 24 launches; each waits for some of the launches before it."""
+    """A random DAG of up to 24 launches; each waits for some of the launches before it.
+
+    Some communicate and some copy. Copies that follow each other at once share a bucket, but not
+    where anything communicates: such buckets could wait for each other.
+    """
     count = draw(st.integers(1, 24))
     durations = draw(st.lists(st.sampled_from(DURATIONS), min_size=count, max_size=count))
     before = [
@@ -20,7 +33,15 @@ def works(draw, with_comm=True):
     ]
     sizes = st.sampled_from((0, 0, 0, 4, 1000) if with_comm else (0,))
     comm = draw(st.lists(sizes, min_size=count, max_size=count))
-    return Work(tuple(durations), tuple(before), tuple(comm))
+    ways = st.sampled_from((0, 0, 0, H2D_STREAM, D2H_STREAM) if with_comm else (0,))
+    copies, bucket, last = {}, 0, None
+    for i in range(count):
+        way = 0 if comm[i] else draw(ways)
+        bucket += way != last or any(comm)
+        last = way
+        if way:
+            copies[i] = (way, bucket)
+    return Work(tuple(durations), tuple(before), tuple(comm), copies)
 
 
 def closure(count, pairs):
@@ -80,8 +101,8 @@ def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
     for chain in formed.chains:
         assert chain.launches
         for i in chain.launches:
-            assert (chain.stream == COMM_STREAM) == bool(work.comm_bytes[i])
-        assert COMM_STREAM <= chain.stream < streams
+            assert min(chain.stream, 0) == work.stream(i)
+        assert chain.stream < streams
 
 
 @given(works(), st.integers(1, 4))
@@ -106,7 +127,7 @@ def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work
     formed = form_chains(work, range(len(work.before)), streams)
     assert all(a < b for a, b in formed.order)
     reach = closure(len(formed.chains), formed.order)
-    for stream in range(COMM_STREAM, streams):
+    for stream in range(D2H_STREAM, streams):
         own = [c for c, chain in enumerate(formed.chains) if chain.stream == stream]
         assert all(reach[a][b] for a, b in pairwise(own))
 
@@ -205,3 +226,31 @@ def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
     formed = form_chains(work, (2, 3), 2)
     assert sorted(i for chain in formed.chains for i in chain.launches) == [2, 3]
     assert len(play(Work(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
+
+
+@given(works(), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_the_copies_of_a_bucket_run_in_one_chain(work, streams):
+    chain = chain_of(form_chains(work, range(len(work.before)), streams))
+    of_bucket = {}
+    for launch, bucket in work.copies.items():
+        of_bucket.setdefault(bucket, set()).add(chain[launch])
+    assert all(len(found) == 1 for found in of_bucket.values())
+
+
+def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
+    """Three rounds of copy in, compute, copy out: a pipeline of as many stages."""
+    long = 50 * MESSAGE_NS
+    before = [(), (0,), (1,), (), (3,), (4,), (), (6,), (7,)]
+    copies = {i: (H2D_STREAM, i) for i in (0, 3, 6)} | {i: (D2H_STREAM, i) for i in (2, 5, 8)}
+    formed = form_chains(Work((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1)
+    assert [c.stream for c in formed.chains].count(0) == 3
+    end = max(chain.end_ns for chain in formed.chains)
+    assert end == pytest.approx(5 * long, rel=0.1)
+
+
+def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
+    copies = {0: (H2D_STREAM, 0), 1: (D2H_STREAM, 1), 2: (D2H_STREAM, 1), 3: (H2D_STREAM, 0)}
+    work = Work((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
+    with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
+        form_chains(work, range(4), 1)

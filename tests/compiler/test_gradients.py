@@ -9,7 +9,9 @@ from hypothesis.extra import numpy as hnp
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder
 from compiler.ops import standard
+from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import ADD, MUL
+from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.matmul import MATMUL
 from compiler.ops.norm import LAYER_NORM
@@ -93,6 +95,7 @@ def check(build, *arrays, tolerance=1e-6):
 
 LABELS = np.array([2, 0, 1, 2])
 IDS = np.array([[1, 0, 1], [3, 1, 3]])
+SOFT = {"scale": 0.7, "causal": False}
 AXES = {"axes": (0, 2), "keepdims": False}
 ONCE = {
     "neg": ("neg", {}, normal(2, 3)),
@@ -157,9 +160,32 @@ ONCE = {
     "matmul under batches": ("matmul", {}, normal(2, 3), normal(4, 3, 2)),
     "softmax": ("softmax", {"scale": 0.7, "causal": False}, normal(2, 3)),
     "softmax causal": ("softmax", {"scale": 0.7, "causal": True}, normal(2, 3, 4)),
+    "attention": ("attention", SOFT, normal(2, 3, 2), normal(2, 4, 2), normal(2, 4, 3)),
+    "attention causal": (
+        "attention",
+        {**SOFT, "causal": True},
+        normal(3, 2),
+        normal(4, 2),
+        normal(4, 3),
+    ),
     "layer_norm": ("layer_norm", {"eps": 1e-3}, normal(2, 3, 4), normal(4), positive(4)),
     "layer_norm of a vector": ("layer_norm", {"eps": 1e-3}, normal(4), normal(4), positive(4)),
     "cross_entropy": ("cross_entropy", {}, normal(4, 3), LABELS),
+    "linear_cross_entropy": (
+        "linear_cross_entropy",
+        {"chunk_rows": 3},
+        normal(4, 2),
+        normal(3, 2),
+        normal(3),
+        LABELS,
+    ),
+    "linear_cross_entropy without bias": (
+        "linear_cross_entropy",
+        {"chunk_rows": 3},
+        normal(4, 2),
+        normal(3, 2),
+        LABELS,
+    ),
     "embedding": ("embedding", {}, normal(4, 2), IDS),
     "embedding_grad": ("embedding_grad", {"rows": 4}, normal(2, 3, 2), IDS),
     "dropout": ("dropout", {"p": 0.4, "key": 3}, normal(3, 5), np.array(1), np.array(2)),
@@ -325,6 +351,13 @@ def test_summing_to_the_same_shape_emits_nothing():
     [
         (LAYER_NORM, [normal(2, 4), normal(4), normal(4)], {"eps": 1e-5}, "mean and rstd"),
         (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
+        (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
+        (
+            LINEAR_CROSS_ENTROPY,
+            [normal(4, 2), normal(3, 2), LABELS],
+            {"chunk_rows": 2},
+            "no gradient for lse",
+        ),
     ],
 )
 def test_saved_outputs_refuse_a_gradient_by_name(op, arrays, attrs, message):

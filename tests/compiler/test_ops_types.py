@@ -145,6 +145,23 @@ def softmax_grad(draw):
 
 
 @st.composite
+def attention(draw):
+    dtype, batch = draw(st.sampled_from(FLOATS)), draw(shapes)
+    rows, more = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    columns, width, out = max(rows + more, 1), draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    ends = ((rows, width), (columns, width), (columns, out))
+    inputs = [array(dtype, (*batch, *end)) for end in ends]
+    return inputs, {"scale": 0.5, "causal": draw(st.booleans())}
+
+
+@st.composite
+def attention_grad(draw):
+    (q, k, v), attrs = draw(attention())
+    y = array(q.dtype, (*q.shape[:-1], v.shape[-1]))
+    return [y, q, k, v, y, array(q.dtype, q.shape[:-1])], attrs
+
+
+@st.composite
 def layer_norm(draw):
     dtype, shape = draw(st.sampled_from(FLOATS)), (*draw(shapes), draw(st.integers(1, 4)))
     last = array(dtype, shape[-1:])
@@ -169,6 +186,21 @@ def cross_entropy(draw):
 def cross_entropy_grad(draw):
     (logits, labels), _ = draw(cross_entropy())
     return [array(logits.dtype, ()), logits, labels, array(logits.dtype, labels.shape)], {}
+
+
+@st.composite
+def linear_cross_entropy(draw, before=0, after=0, has_gradients=False):
+    dtype, rows, width = draw(st.sampled_from(FLOATS)), draw(st.integers(1, 4)), 2
+    labels = array(draw(st.sampled_from(("int32", "int64", "uint8"))), (rows,))
+    bias = [array(dtype, (5,))] if draw(st.booleans()) else []
+    arrays = [array(dtype, (rows, width)), array(dtype, (5, width)), *bias, labels]
+    arrays = [array(dtype, ())] * before + arrays + [array(dtype, (rows,))] * after
+    attrs = {"chunk_rows": draw(st.integers(1, 5))}
+    if has_gradients:
+        possible = ("dx", "dweight", *["dbias"] * len(bias))
+        wanted = draw(st.sets(st.sampled_from(possible), min_size=1))
+        attrs |= {name: name in wanted for name in ("dx", "dweight", "dbias")}
+    return arrays, attrs
 
 
 @st.composite
@@ -239,10 +271,15 @@ CALLS = {
     "matmul": matmul(),
     "softmax": softmax(),
     "softmax_grad": softmax_grad(),
+    "attention": attention(),
+    "attention_grad": attention_grad(),
     "layer_norm": layer_norm(),
     "layer_norm_grad": layer_norm_grad(),
     "cross_entropy": cross_entropy(),
     "cross_entropy_grad": cross_entropy_grad(),
+    "linear_cross_entropy": linear_cross_entropy(),
+    "linear_cross_entropy_grad": linear_cross_entropy(1, 1, has_gradients=True),
+    "linear_cross_entropy_train": linear_cross_entropy(1, 0, has_gradients=True),
     "embedding": embedding(),
     "embedding_grad": embedding_grad(),
     "dropout": dropout(),

@@ -180,18 +180,28 @@ def test_state_shares_its_bytes_with_nothing():
     assert packing.before == ()
 
 
-def test_a_gap_inside_a_chain_is_said_with_its_size():
+@pytest.mark.parametrize(
+    ("num_chains", "certificate"),
+    [
+        (1, "search exhausted at one unit less: optimal for this order"),
+        (2, "gap 16.7 % to max live bytes"),
+    ],
+)
+def test_a_gap_inside_a_chain_is_said_with_its_size_unless_all_else_was_tried(
+    num_chains, certificate
+):
     # An exhaustive search found no placement of these in 6 units, the most that live at once.
     intervals = [(0, 1), (0, 3), (1, 4), (5, 8), (4, 6), (1, 2), (2, 5), (3, 5)]
     sizes = [3, 3, 2, 3, 3, 1, 1, 1]
     items = [
-        Item(size * ALIGNMENT, 1, (0,), interval)
+        Item(size * ALIGNMENT, 1, (chain,), interval)
+        for chain in range(num_chains)
         for size, interval in zip(sizes, intervals, strict=True)
     ]
-    packing = pack(items, [(0, 1)], ALIGNMENT)
+    packing = pack(items, [(i, i + 1) for i in range(num_chains)], ALIGNMENT)
     assert packing.lower_bound_bytes == 6 * ALIGNMENT
     assert packing.peak_bytes == 7 * ALIGNMENT
-    assert packing.certificate == "gap 16.7 % to max live bytes"
+    assert packing.certificate == certificate
 
 
 @pytest.mark.parametrize("size", [0, 64])

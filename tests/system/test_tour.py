@@ -16,6 +16,13 @@ def test_the_code_of_the_tour_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks))
 
 
+def test_the_code_about_memory_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "memory.md")
+    assert len(blocks) >= 4
+    done = run_python("\n".join(blocks))
+    assert "the smallest budget found feasible is" in done.stdout
+
+
 def test_the_readme_example_is_the_shipped_example_in_short(run_python):
     blocks = blocks_of(ROOT / "README.md")
     code = blocks[0]
@@ -34,7 +41,7 @@ def test_the_readmes_model_of_ones_own_learns(run_python):
 
 
 def test_the_readmes_evaluation_runs_between_the_steps(run_python):
-    done = run_python("\n".join(blocks_of(ROOT / "README.md")[1:3]))
+    done = run_python("\n".join(blocks_of(ROOT / "README.md")[1:4]))
     rows = [line.split() for line in done.stdout.splitlines()[-4:]]
     assert [step for step, _ in rows] == ["25", "50", "75", "100"]
     assert float(rows[-1][1]) > 0.8

@@ -77,11 +77,25 @@ def cases():
     yield "softmax", soft, (x,), f32(SHAPE)
     yield "softmax", {"scale": 1.0, "causal": False}, (x * 200,), f32(SHAPE)
     yield "softmax_grad", {"scale": 0.5}, (x, y), f32(SHAPE)
+    turned = floats(8, 32, 4, 16).transpose(0, 2, 1, 3)
+    for scale in (0.25, 40.0):  # the second one needs the maxima
+        steep = {"scale": scale, "causal": True}
+        lse = (np.full((8, 4, 32), 3 * scale, np.float32),)
+        yield "attention", steep, (split,) * 3, f32((8, 4, 32, 16), (8, 4, 32))
+        made = f32(*[(8, 4, 32, 16)] * 3)
+        yield "attention_grad", steep, (turned, *(split,) * 3, turned, *lse), made
+    yield "attention", soft, (split[..., ::2],) * 3, f32((8, 4, 32, 8), (8, 4, 32))
     yield "layer_norm", {"eps": 1e-5}, (x, row, row), f32(SHAPE, SHAPE[:2], SHAPE[:2])
     yield "layer_norm_grad", {}, (flat, flat, row, rows, rows), f32((384, 64), (64,), (64,))
     yield "cross_entropy", {}, (flat, labels), f32((), (384,))
     yield "cross_entropy", {}, (flat * 200, labels), f32((), (384,))
     yield "cross_entropy_grad", {}, (lr, flat, labels, rows), f32((384, 64))
+    layer, chunks = (flat, floats(70, 64), floats(70)), {"chunk_rows": 100}
+    wanted = {**chunks, "dx": True, "dweight": True, "dbias": True}
+    made = f32((384, 64), (70, 64), (70,))
+    yield "linear_cross_entropy", chunks, (*layer, labels), f32((), (384,))
+    yield "linear_cross_entropy_grad", wanted, (lr, *layer, labels, rows), made
+    yield "linear_cross_entropy_train", wanted, (lr, *layer, labels), (*f32(()), *made)
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)

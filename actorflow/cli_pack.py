@@ -1,0 +1,199 @@
+"""`actorflow pack`: place buffers from a CSV file, and say how good the placement is.
+
+The file has a header with the columns `id,lower,upper,size` in any order: a buffer is live in the
+steps [lower, upper) and needs `size` bytes. Columns of other names are refused, for a planner that
+ignores them (an alignment of one buffer, a gap in its life, a fixed offset) is silently wrong. The
+placement is checked by `memory.verify`, which shares nothing with the planner, before it is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import CompileError, InternalError
+from memory.offsets import OffsetPlan, plan_offsets
+from memory.report import format_bytes
+from memory.verify import OverlapError, check_no_overlap
+
+_COLUMNS = ("id", "lower", "upper", "size")
+_LIMIT = 1 << 61
+_WORK = 250_000
+"""Work of the search: some ten seconds, of which most files need a fraction."""
+
+_DOES_NOT_FIT = 2
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    ids: tuple[str, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `actorflow pack` to its parser."""
+    add = parser.add_argument
+    add("file", help="a CSV file with the columns id,lower,upper,size")
+    add("--capacity", type=int, metavar="BYTES", help="stop as soon as this much suffices")
+    add("--alignment", type=int, default=1, metavar="N", help="of offsets, in bytes (default 1)")
+    add("--json", action="store_true", help="print the placement as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Place the buffers, print the placement; 0 where it fits or no capacity is given, else 2.
+
+    Raises:
+        CompileError: The file or an option is not what it must be.
+        OSError: The file cannot be read.
+    """
+    for name in ("alignment", "capacity"):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value < _LIMIT:
+            raise CompileError(f"expected --{name} from 1 to 2^61 - 1 bytes, got {value}")
+    buffers = _read(options.file)
+    begin = time.perf_counter()
+    plan = _plan(buffers, options)
+    seconds = time.perf_counter() - begin
+    fits = options.capacity is None or plan.peak_bytes <= options.capacity
+    if options.json:
+        print(json.dumps(_report(buffers, plan, fits, seconds)))
+    else:
+        print("\n".join(_summary(buffers, plan, options.capacity, seconds)))
+    return 0 if fits else _DOES_NOT_FIT
+
+
+def _plan(buffers: _Buffers, options: argparse.Namespace) -> OffsetPlan:
+    columns = buffers.lower, buffers.upper, buffers.size
+    try:
+        plan = plan_offsets(
+            *columns, alignment=options.alignment, capacity=options.capacity, max_work=_WORK
+        )
+    except ValueError as error:
+        raise CompileError(f"{options.file}: {error}") from error
+    try:
+        check_no_overlap(plan.offsets, *columns, plan.peak_bytes, alignment=options.alignment)
+    except OverlapError as error:
+        raise InternalError(f"the placement of {options.file} is wrong: {error}") from error
+    return plan
+
+
+def _report(buffers: _Buffers, plan: OffsetPlan, fits: bool, seconds: float) -> dict[str, object]:
+    return {
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "fits": fits,
+        "optimal": plan.is_optimal,
+        "certificate": plan.certificate,
+        "seconds": round(seconds, 6),
+        "offsets": dict(zip(buffers.ids, plan.offsets, strict=True)),
+    }
+
+
+def _summary(
+    buffers: _Buffers, plan: OffsetPlan, capacity: int | None, seconds: float
+) -> list[str]:
+    bound, peak = plan.lower_bound_bytes, plan.peak_bytes
+    lines = [
+        f"{len(buffers.ids)} buffers, at most {bound} bytes ({format_bytes(bound)}) live at once,"
+        f" at step {plan.peak_step}",
+        f"peak {peak} bytes ({format_bytes(peak)}): {plan.certificate}",
+        f"found by {plan.algorithm} in {seconds:.2f} s, and checked",
+    ]
+    if capacity is not None and peak <= capacity:
+        lines.append(f"fits into {capacity} bytes, {capacity - peak} to spare")
+    elif capacity is not None:
+        is_proved = plan.proved_bytes > capacity
+        reason = "no placement does" if is_proved else "whether another placement does is open"
+        lines.append(f"does not fit into {capacity} bytes, {peak - capacity} too many: {reason}")
+    return lines
+
+
+def _read(file: str) -> _Buffers:
+    """Read a CSV file of buffers. Raises CompileError, naming the line, where it is none."""
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CompileError(
+            f"{file}: expected a CSV file in UTF-8, got the byte {error.object[error.start]:#04x}"
+            f" at offset {error.start}: is it a text file?"
+        ) from error
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise CompileError(f"{file}, line {reader.line_num}: not CSV: {error}") from error
+    if not rows:
+        raise CompileError(f"{file} is empty: expected a header {','.join(_COLUMNS)}")
+    places = _places(file, *rows[0])
+    return _buffers(file, places, rows[1:])
+
+
+def _places(file: str, line: int, header: list[str]) -> tuple[int, ...]:
+    """Return where each of our columns is."""
+    names = [name.strip() for name in header]
+    if sorted(names) == sorted(_COLUMNS):
+        return tuple([names.index(name) for name in _COLUMNS])
+    missing = [name for name in _COLUMNS if name not in names]
+    others = [name for name in names if name not in _COLUMNS]
+    if missing:
+        what = f"lacks {', '.join(missing)}"
+    elif others:
+        what = f"has {_quoted(','.join(others))}, which would not be heeded: remove the column"
+    else:
+        what = "names a column twice"
+    raise CompileError(
+        f"{file}, line {line}: expected the columns {','.join(_COLUMNS)} in any order; the header"
+        f" {_quoted(','.join(names))} {what}"
+    )
+
+
+def _buffers(file: str, places: tuple[int, ...], rows: Iterable[tuple[int, list[str]]]) -> _Buffers:
+    line_of: dict[str, int] = {}
+    columns: tuple[list[int], ...] = ([], [], [])
+    total = 0
+    for line, row in rows:
+        where = f"{file}, line {line}"
+        if len(row) != len(_COLUMNS):
+            raise CompileError(f"{where}: expected {len(_COLUMNS)} values, got {len(row)}")
+        name = row[places[0]].strip()
+        if name in line_of:
+            raise CompileError(
+                f"{where}: expected ids to differ, got {_quoted(name)}, which line"
+                f" {line_of[name]} has too"
+            )
+        line_of[name] = line
+        lower, upper, size = (
+            _integer(where, column, row[place])
+            for column, place in zip(_COLUMNS[1:], places[1:], strict=True)
+        )
+        if upper < lower:
+            raise CompileError(f"{where}: expected upper >= lower, got [{lower}, {upper})")
+        if size < 0:
+            raise CompileError(f"{where}: expected a size of 0 bytes or more, got {size}")
+        total += size
+        if total >= _LIMIT:
+            raise CompileError(f"{where}: expected sizes that add up to less than 2^61 bytes")
+        for column, value in zip(columns, (lower, upper, size), strict=True):
+            column.append(value)
+    return _Buffers(tuple(line_of), *map(tuple, columns))
+
+
+def _integer(where: str, column: str, text: str) -> int:
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise CompileError(f"{where}: expected an integer as {column}, got {_quoted(text)}")
+    if len(digits) > 18:
+        raise CompileError(f"{where}: expected {column} of at most 18 digits, got {_quoted(text)}")
+    return int(text)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

@@ -1,0 +1,199 @@
+"""A plan's arena as boxes: offset x time, each with a kind, a name and the line that made it.
+
+Time is launches, those of all chains one after the other in the order of the plan, as in
+`Register.interval`. So chains that run at the same time stand side by side, and the curve of live
+bytes is that of this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from compiler.accounting import Share, chain_launches, shares
+from compiler.plan import Actor, DeviceMemory, Launch, Plan, Register
+from compiler.types import Phase, RegisterId
+from memory.liveness import live_bytes
+
+
+class Kind(Enum):
+    """What a box is, as the legend says it."""
+
+    PARAMETER = "parameter"
+    OPTIMIZER = "optimizer state"
+    SCRATCH = "gradient sum"
+    OTHER_VARIABLE = "other variable"
+    CONSTANT = "constant"
+    STAGING = "staging of snapshots"
+    SLOT = "slot of data or metrics"
+    CROSSING = "value between chains"
+    ACTIVATION = "activation kept for backward"
+    RECOMPUTED = "activation made again"
+    FORWARD = "temporary of forward"
+    BACKWARD = "gradient, temporary of backward"
+    UPDATE = "temporary of update"
+    WORKSPACE = "workspace of a kernel"
+
+
+COLOURS = {
+    Kind.PARAMETER: "#3f6fb5",
+    Kind.OPTIMIZER: "#86abe0",
+    Kind.SCRATCH: "#5a57a6",
+    Kind.OTHER_VARIABLE: "#7c8796",
+    Kind.CONSTANT: "#b9c0ca",
+    Kind.STAGING: "#a58a6a",
+    Kind.SLOT: "#d9b928",
+    Kind.CROSSING: "#a45fb0",
+    Kind.ACTIVATION: "#e8842c",
+    Kind.RECOMPUTED: "#2f9e6e",
+    Kind.FORWARD: "#f6c789",
+    Kind.BACKWARD: "#d2504a",
+    Kind.UPDATE: "#8f3b63",
+    Kind.WORKSPACE: "#3d4450",
+}
+"""A colour per kind: state blue, forward orange, backward red, what is made again green."""
+
+PHASE_COLOURS = {
+    Phase.FORWARD: "#f0a04b",
+    Phase.RECOMPUTE: "#2f9e6e",
+    Phase.BACKWARD: "#d2504a",
+    Phase.UPDATE: "#8f3b63",
+}
+"""A colour per phase of a launch."""
+
+_OF_SHARE = {
+    Share.PARAMETER: Kind.PARAMETER,
+    Share.OPTIMIZER: Kind.OPTIMIZER,
+    Share.SCRATCH: Kind.SCRATCH,
+    Share.OTHER_VARIABLE: Kind.OTHER_VARIABLE,
+    Share.CONSTANT: Kind.CONSTANT,
+    Share.STAGING: Kind.STAGING,
+    Share.SLOT: Kind.SLOT,
+    Share.CROSSING: Kind.CROSSING,
+    Share.WORKSPACE: Kind.WORKSPACE,
+}
+
+_OF_PHASE = {
+    Phase.FORWARD: Kind.FORWARD,
+    Phase.BACKWARD: Kind.BACKWARD,
+    Phase.UPDATE: Kind.UPDATE,
+    Phase.RECOMPUTE: Kind.RECOMPUTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One slot of a register: bytes [offset, offset + size) during launches [begin, end).
+
+    `writer` is the first launch that writes it, None for what a host port or nobody writes.
+    """
+
+    name: str
+    kind: Kind
+    offset_bytes: int
+    size_bytes: int
+    begin: int
+    end: int
+    writer: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch on the axis of time."""
+
+    actor: str
+    op: str
+    scope: str
+    source: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """What is drawn of an arena.
+
+    `horizon` is the end of time in launches, at least 1; `curve` are pairs of launch and the bytes
+    that are live from there on.
+    """
+
+    title: str
+    device: str
+    account: DeviceMemory
+    boxes: tuple[Box, ...]
+    steps: tuple[Step, ...]
+    horizon: int
+    curve: tuple[tuple[int, int], ...]
+
+    @property
+    def peak_holders(self) -> tuple[Box, ...]:
+        """The boxes that are live at the peak, largest first."""
+        at = self.account.peak_launch
+        live = [box for box in self.boxes if box.begin <= at < box.end]
+        return tuple(sorted(live, key=lambda box: (-box.size_bytes, box.offset_bytes)))
+
+
+def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
+    """Return the boxes of one arena of a plan. O(registers + operands of launches)."""
+    launches = chain_launches(plan)
+    writer, readers = _accesses(plan, launches)
+    of = shares(plan)
+    boxes: list[Box] = []
+    for register in plan.registers:
+        if register.arena != arena or not register.size_bytes:
+            continue
+        made = writer.get(register.id)
+        read = readers.get(register.id, ())
+        kind = _OF_SHARE.get(of[register.id]) or _temporary(launches, made, read)
+        begin, end = register.interval
+        for slot, offset in enumerate(register.offsets_bytes):
+            name = _slot_name(register, slot)
+            boxes.append(Box(name, kind, offset, register.size_bytes, begin, end, made))
+    times, live = live_bytes(
+        [box.begin for box in boxes],
+        [box.end for box in boxes],
+        [box.size_bytes for box in boxes],
+    )
+    return MemoryMap(
+        title=plan.name,
+        device=str(plan.arenas[arena].device),
+        account=plan.memory[arena],
+        boxes=tuple(boxes),
+        steps=tuple([_step(plan, actor, launch) for actor, launch in launches]),
+        horizon=max([1, len(launches), *[box.end for box in boxes]]),
+        curve=tuple(zip(times.tolist(), live.tolist(), strict=True)),
+    )
+
+
+def _accesses(
+    plan: Plan, launches: Sequence[tuple[Actor, Launch]]
+) -> tuple[dict[RegisterId, int], dict[RegisterId, list[int]]]:
+    """Return the first launch that writes each register, and all that read it."""
+    writer: dict[RegisterId, int] = {}
+    readers: dict[RegisterId, list[int]] = {}
+    for index, (_, launch) in enumerate(launches):
+        for view in launch.inputs:
+            readers.setdefault(plan.views[view].register, []).append(index)
+        scratch = () if launch.workspace is None else (launch.workspace,)
+        for view in (*launch.outputs, *scratch):
+            writer.setdefault(plan.views[view].register, index)
+    return writer, readers
+
+
+def _temporary(
+    launches: Sequence[tuple[Actor, Launch]], made: int | None, readers: Sequence[int]
+) -> Kind:
+    """Return the kind of a temporary by the phases of who makes and who reads it."""
+    phase = Phase.FORWARD if made is None else launches[made][1].phase
+    if phase is Phase.FORWARD and any([launches[i][1].phase is not phase for i in readers]):
+        return Kind.ACTIVATION
+    return _OF_PHASE[phase]
+
+
+def _slot_name(register: Register, slot: int) -> str:
+    return f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
+
+
+def _step(plan: Plan, actor: Actor, launch: Launch) -> Step:
+    source = str(plan.sources[launch.source])
+    return Step(actor.name, launch.op, launch.scope, source, launch.phase)

@@ -1,0 +1,180 @@
+"""Who holds the bytes of an arena, recomputed from the registers of a plan.
+
+Two questions with two answers. *Which bytes are there for what* goes by address: every byte of the
+arena belongs to the shares whose registers ever use it, and to the first of them in `Share`, so the
+parts add up to the arena exactly. *What makes the arena so large* goes by time: the launch with the
+most live bytes, and what the kernels' workspaces hold of them.
+
+A share by address and not by time, because bytes between chains are used again by temporaries of
+other chains: their sizes may add up to more than the arena, their addresses cannot.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from compiler.plan import Actor, ActorKind, DeviceMemory, Launch, Plan, Register, RegisterKind
+from compiler.types import RegisterId
+from memory.liveness import lower_bound
+
+
+class Share(Enum):
+    """What the bytes of a register are there for; earlier ones claim shared addresses."""
+
+    PARAMETER = "parameters"
+    OPTIMIZER = "optimizer"
+    SCRATCH = "gradient sums"
+    OTHER_VARIABLE = "other variables"
+    CONSTANT = "constants"
+    STAGING = "staging"
+    SLOT = "slots"
+    CROSSING = "between chains"
+    TEMPORARY = "temporaries"
+    WORKSPACE = "workspaces"
+
+
+_OF_ROLE = {
+    "parameter": Share.PARAMETER,
+    "optimizer": Share.OPTIMIZER,
+    "scratch": Share.SCRATCH,
+}
+
+
+def shares(plan: Plan) -> tuple[Share, ...]:
+    """Return the share of every register, by its id. O(registers + launches).
+
+    A register of kind DATA is a snapshot's staging if a COPY actor makes it for a sink, a slot of a
+    host port if a source makes it or a sink reads it, and else a value between chains.
+    """
+    roles = {plan.views[v.view].register: v.role for v in plan.variables}
+    scratch = _workspaces(plan.actors)
+    workspaces = {plan.views[view].register for view in scratch}
+    staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
+    ported = _registers_of(plan.actors, ActorKind.SOURCE, ActorKind.SINK)
+    found: list[Share] = []
+    for register in plan.registers:
+        if register.kind is RegisterKind.VARIABLE:
+            found.append(_OF_ROLE.get(roles.get(register.id, ""), Share.OTHER_VARIABLE))
+        elif register.kind is RegisterKind.CONSTANT:
+            found.append(Share.CONSTANT)
+        elif register.kind is RegisterKind.TEMPORARY:
+            found.append(Share.WORKSPACE if register.id in workspaces else Share.TEMPORARY)
+        elif register.id in staged:
+            found.append(Share.STAGING)
+        else:
+            found.append(Share.SLOT if register.id in ported else Share.CROSSING)
+    return tuple(found)
+
+
+def chain_launches(plan: Plan) -> tuple[tuple[Actor, Launch], ...]:
+    """Return the launches of all chains, one after the other: the time of `Register.interval`.
+
+    Copies of variables for a snapshot are no part of it: they touch no temporary.
+    """
+    snapshots = [actor.id for actor in _snapshots(plan)]
+    return tuple(
+        [
+            (actor, launch)
+            for actor in plan.actors
+            if actor.id not in snapshots
+            for launch in actor.launches
+        ]
+    )
+
+
+def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> DeviceMemory:
+    """Return the account of one arena. O(registers log registers).
+
+    `lower_bound_bytes` and `text` are what the packing proved of it.
+    """
+    of = shares(plan)
+    alignment = plan.arenas[arena].alignment
+    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    parts = _by_address(held, of, alignment)
+    # A slot reaches to the next multiple of the alignment, for nothing else can begin before it.
+    sizes = np.array([_aligned(r, alignment) * r.num_slots for r in held], np.int64)
+    lower = np.array([r.interval[0] for r in held], np.int64)
+    upper = np.array([r.interval[1] for r in held], np.int64)
+    is_workspace = np.array([of[r.id] is Share.WORKSPACE for r in held], np.bool_)
+    live_bytes, peak_launch = lower_bound(lower, upper, sizes)
+    is_live = (lower <= peak_launch) & (peak_launch < upper)
+    return DeviceMemory(
+        peak_bytes=plan.arenas[arena].size_bytes,
+        lower_bound_bytes=lower_bound_bytes,
+        parameter_bytes=parts[Share.PARAMETER],
+        optimizer_bytes=parts[Share.OPTIMIZER],
+        scratch_bytes=parts[Share.SCRATCH],
+        other_variable_bytes=parts[Share.OTHER_VARIABLE],
+        constant_bytes=parts[Share.CONSTANT],
+        staging_bytes=parts[Share.STAGING],
+        slot_bytes=parts[Share.SLOT],
+        crossing_bytes=parts[Share.CROSSING],
+        temporary_bytes=parts[Share.TEMPORARY] + parts[Share.WORKSPACE],
+        unused_bytes=plan.arenas[arena].size_bytes - sum(parts.values()),
+        largest_workspace_bytes=int(sizes[is_workspace].max(initial=0)),
+        peak_launch=peak_launch,
+        peak_live_bytes=live_bytes,
+        peak_workspace_bytes=int(sizes[is_workspace & is_live].sum()),
+        text=text,
+    )
+
+
+def _workspaces(actors: tuple[Actor, ...]) -> list[int]:
+    return [
+        launch.workspace
+        for actor in actors
+        for launch in actor.launches
+        if launch.workspace is not None
+    ]
+
+
+def _snapshots(plan: Plan) -> list[Actor]:
+    """Return the actors that copy variables for a sink; all other copies are chains of a step."""
+    read = _registers_of(plan.actors, ActorKind.SINK)
+    return [
+        actor
+        for actor in plan.actors
+        if actor.kind is ActorKind.COPY and any([port.register in read for port in actor.outputs])
+    ]
+
+
+def _registers_of(actors: tuple[Actor, ...], *kinds: ActorKind) -> set[RegisterId]:
+    """Return what actors of some kinds put out and take in."""
+    found: set[RegisterId] = set()
+    for actor in actors:
+        if actor.kind in kinds:
+            found.update([port.register for port in actor.inputs + actor.outputs])
+    return found
+
+
+def _aligned(register: Register, alignment: int) -> int:
+    return -(-register.size_bytes // alignment) * alignment
+
+
+def _by_address(held: list[Register], of: tuple[Share, ...], alignment: int) -> dict[Share, int]:
+    """Return the bytes of each share: addresses that no earlier share claims."""
+    ranges: dict[Share, list[tuple[int, int]]] = {share: [] for share in Share}
+    for register in held:
+        size = _aligned(register, alignment)
+        ranges[of[register.id]] += [(at, at + size) for at in register.offsets_bytes]
+    claimed: list[tuple[int, int]] = []
+    parts: dict[Share, int] = {}
+    covered = 0
+    for share, own in ranges.items():
+        claimed += own
+        union = _union_bytes(claimed)
+        parts[share] = union - covered
+        covered = union
+    return parts
+
+
+def _union_bytes(ranges: list[tuple[int, int]]) -> int:
+    """Return how many bytes some ranges [begin, end) cover. O(n log n)."""
+    if not ranges:
+        return 0
+    begins, ends = np.array(sorted(ranges), np.int64).T
+    reach = np.maximum.accumulate(ends)
+    before = np.concatenate((begins[:1], reach[:-1]))
+    return int(np.maximum(reach - np.maximum(begins, before), 0).sum())

@@ -1,0 +1,26 @@
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.types import DType, TensorType
+
+X, Y = TensorType(DType.FLOAT32, (32, 8)), TensorType(DType.INT32, (32,))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def __call__(self, x):
+        return self.down(af.gelu(self.up(x)))
+
+
+@af.job(optimizer=af.optim.AdamW(1e-2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+@pytest.fixture(scope="session")
+def training_plan():
+    """A training plan with snapshots: every kind of register a job of one chain has."""
+    return train.compile(Net(), {"x": X, "y": Y}, every="5s")

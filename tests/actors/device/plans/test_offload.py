@@ -1,0 +1,159 @@
+"""State and activations in host memory, on a device that is late on purpose: the same bits."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actors.device.plan import DevicePlan
+from actors.device.poison import POISON_KERNELS, poison
+from actors.device.simulated import SimulatedDevice
+from actors.kernels import catalogue
+from actors.race import RaceError, check_races
+from compiler import pipeline
+from compiler.passes import offload, spill
+from compiler.plan import RegisterKind
+
+
+class Model(nn.Module):
+    def __init__(self):
+        self.up, self.mid, self.down = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def __call__(self, x):
+        hidden = af.dropout(af.relu(self.up(x)), 0.2)
+        return self.down(af.gelu(self.mid(hidden)))
+
+
+def compiled(cache, move, **options):
+    """The plan of a training job whose ordered graph `move` has changed."""
+
+    @af.job(optimizer=af.optim.AdamW(1e-2), **options)
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    def moving(graph, target, *rest):
+        return lower(move(graph, target), target, *rest)
+
+    lower = pipeline.lower
+    data = {"x": np.zeros((16, 8), np.float32), "y": np.zeros(16, np.int32)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_CACHE", str(cache))
+        patch.setattr(pipeline, "lower", moving)
+        return train.compile(Model(), af.data.ArraySource(data, batch=4), every=3)
+
+
+def move(graph, target):
+    """All optimizer state, and every activation that is idle at all, in buckets of 600 bytes."""
+    names = offload.state_names(graph)
+    idle = [i.value for i in spill.idle_values(graph, target) if i.idle_ns > 0]
+    assert len(names) == 12
+    assert len(idle) >= 3
+    graph = offload.run(graph, names, target, bucket_bytes=600)
+    return spill.run(graph, idle, target, bucket_bytes=600)
+
+
+@pytest.fixture(scope="module", params=[{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+def both(request, tmp_path_factory):
+    """The plan of a job as it is, and with all that can go in host memory."""
+    caches = [tmp_path_factory.mktemp(name) for name in ("plain", "moved")]
+    plain = compiled(caches[0], lambda graph, target: graph, **request.param)
+    return plain, compiled(caches[1], move, **request.param)
+
+
+def test_the_same_bits_on_the_host_and_on_the_device_however_late_copies_are(both, plans):
+    plain, moved = both
+    kernels = catalogue.binders()
+    expected = plans.on_host(plain, kernels)
+    assert plans.on_host(moved, kernels) == expected
+    on_device = plans.put_on_device(moved)
+    assert {s.name for s in on_device.streams if s.device == plans.GPU} >= {"compute", "h2d", "d2h"}
+    for seed in range(25):
+        rng = Random(seed)
+        assert plans.on_device(on_device, kernels, rng, max_ahead=rng.randint(1, 3)) == expected
+
+
+def test_the_same_bits_when_every_actor_has_a_stream_and_free_bytes_are_scribbled_over(both, plans):
+    plain, moved = both
+    kernels = dict(catalogue.binders()) | POISON_KERNELS
+    expected = plans.on_host(plain, kernels)
+    plan = poison(plans.put_on_device(moved, is_apart=True))
+    check_races(plan)
+    for seed in range(15):
+        assert plans.on_device(plan, kernels, Random(seed)) == expected, seed
+
+
+def test_the_same_bits_through_the_real_loop_with_threads_for_the_copies(both, plans):
+    plain, moved = both
+    kernels = catalogue.binders()
+    expected = plans.on_host(plain, kernels)
+    for _ in range(3):
+        world = plans.World(moved, kernels)
+        world.loop(world.bound)
+        assert world.result() == expected
+
+
+def test_each_memory_is_one_block_and_the_variables_are_views_on_theirs(both, plans):
+    _, moved = both
+    world = plans.World(moved, catalogue.binders())
+    assert len(moved.arenas) == 2
+    assert world.bound.arena_bytes == sum(arena.size_bytes for arena in moved.arenas)
+    device, host = world.bound._views._blocks
+    for variable in moved.variables:
+        array = world.bound.variables[variable.name]
+        is_on_host = variable.role == "optimizer"
+        assert np.may_share_memory(array, host) == is_on_host
+        assert np.may_share_memory(array, device) != is_on_host
+
+
+def test_a_copy_out_that_waits_for_nothing_gives_other_bits(both, plans):
+    plain, moved = both
+    kernels = catalogue.binders()
+    expected = plans.on_host(plain, kernels)
+    plan = plans.put_on_device(moved, is_apart=True)
+    outs = [a.id for a in plan.actors if a.name.startswith("copy_out")]
+    different = 0
+    for seed in range(20):
+        world, rng = plans.World(plan, kernels), Random(seed)
+        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=3)
+        for number in outs:
+            device_plan.executor._bodies[number]._gate.needed = ()
+        with np.errstate(all="ignore"):
+            world.explore(device_plan, rng)
+            device_plan.synchronize()
+        different += world.result() != expected
+    assert different >= 1
+
+
+def without(plan, edge):
+    actors = [
+        replace(
+            actor,
+            inputs=tuple([port for port in actor.inputs if port.register != edge]),
+            outputs=tuple([port for port in actor.outputs if port.register != edge]),
+        )
+        for actor in plan.actors
+    ]
+    return replace(plan, actors=tuple(actors))
+
+
+def test_a_plan_that_does_not_order_an_update_and_its_copy_out_is_refused(both):
+    _, moved = both
+    updating = {
+        actor.name
+        for actor in moved.actors
+        if any([launch.op == "adamw_update" for launch in actor.launches])
+    }
+    edges = [
+        register
+        for register in moved.registers
+        if register.kind is RegisterKind.CONTROL
+        and register.name.partition(">")[0] in updating
+        and register.name.partition(">")[2].startswith("copy_out")
+    ]
+    assert len(edges) >= 3
+    for edge in edges:
+        with pytest.raises(RaceError, match=r"copy_back in 'optimizer'"):
+            check_races(without(moved, edge.id))

@@ -1,0 +1,68 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.attrs import Attrs
+from compiler.graph import Output, Source, UpdateRule
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import SUM
+from compiler.ops.softmax import SOFTMAX
+from compiler.ops.update import SGD_UPDATE
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.plan import Recomputation
+from compiler.printer import arena_lines, print_plan, summarise
+
+
+@pytest.fixture
+def plan(sketch, fake_target):
+    x = sketch.input("x", (64, 64), "float32")
+    w = sketch.variable("w", (64, 64), "float32")
+    rate = sketch.constant(np.float32(0.1))
+    with sketch.b.at("body", Source("job.py", 12)):
+        h = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, x, w), scale=1.0, causal=False)
+        sketch.b.objective = sketch.b.one(SUM, h, axes=(0, 1), keepdims=False)
+    sketch.b.outputs = [Output("loss", sketch.b.objective)]
+    sketch.b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+    return compile_graph(sketch.b.freeze(), fake_target, CompileOptions("job", snapshot_every=2))
+
+
+def test_the_summary_tells_parameters_staging_slots_and_temporaries_apart(plan):
+    arena, peak, proof = arena_lines(plan, plan.arenas[0], plan.memory[0])
+    assert re.match(r"arena host:0: \d+\.\d KiB = parameters 16\.0 KiB \+ staging 16\.0 KiB", arena)
+    assert re.search(r"slots 256\.\d KiB \+ temporaries \d+\.\d KiB \+ others \d+ B$", arena)
+    assert "optimizer" not in arena
+    assert re.match(r"peak at launch \d+ of \d+: body:\w+ \(job\.py:12\); workspaces hold", peak)
+    assert proof == plan.memory[0].text
+    assert [line.strip() for line in summarise(plan)[-3:]] == [arena, peak, proof]
+
+
+def test_the_shown_parts_of_an_arena_add_up_to_it(plan):
+    proven = plan.memory[0]
+    shown = arena_lines(plan, plan.arenas[0], proven)[0].partition(" = ")[2]
+    units = {"B": 1, "KiB": 1024}
+    total = sum(
+        float(size) * units[unit] for size, unit in re.findall(r"(\d+(?:\.\d)?) (B|KiB)", shown)
+    )
+    rounding = 0.05 * 1024 * shown.count("KiB")
+    assert abs(total - proven.peak_bytes) <= rounding
+
+
+def test_the_full_print_names_who_holds_the_peak(plan):
+    text = "\n".join(print_plan(plan))
+    assert "memory of host:0:" in text
+    assert "tensors of" in text
+
+
+def test_what_runs_again_is_told_with_its_budget_its_price_and_what_it_saves(plan):
+    note = Recomputation(2**20, 4 * 2**20, 12, 0.084, "by blocks", "optimal")
+    (line,) = [x for x in summarise(replace(plan, recomputation=(note,))) if "again" in x]
+    assert line.strip() == (
+        "budget 1.0 MiB: 12 launches run again, 8.4% of the step's time (by blocks); without, the"
+        " arena has 4.0 MiB; optimal"
+    )
+    note = replace(note, num_launches=0)
+    last = summarise(replace(plan, recomputation=(note,)))[-1]
+    assert last.strip() == "budget 1.0 MiB: nothing runs again"

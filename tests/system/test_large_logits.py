@@ -1,0 +1,170 @@
+"""Whole jobs whose logits never exist as a whole, against the same jobs with all of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler import pipeline
+from compiler.passes import fuse_loss
+from compiler.types import DType, TensorType
+
+CLASSES = 23
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self, classes=CLASSES, width=8):
+        self.emb, self.norm = nn.Embedding(classes, width), nn.LayerNorm(width)
+
+    def __call__(self, x):
+        return self.norm(self.emb(x)) @ self.emb.weight.T
+
+
+class Headed(nn.Module):
+    def __init__(self, classes=CLASSES, width=8, bias=True):
+        self.emb, self.head = nn.Embedding(classes, width), nn.Linear(width, classes, bias=bias)
+
+    def __call__(self, x):
+        return self.head(af.gelu(self.emb(x)))
+
+
+MODELS = {"tied": Tied, "bias": Headed, "no bias": lambda: Headed(bias=False)}
+
+
+@pytest.fixture
+def limit(monkeypatch, tmp_path):
+    """Set the bytes up to which logits stay, and rows per chunk; each limit has its own cache."""
+
+    def set_limit(min_logits_bytes, chunk_rows=5):
+        def fuse(graph):
+            return fuse_loss.run(graph, min_logits_bytes, chunk_rows)
+
+        passes = [replace(p, run=fuse) if p.name == "fuse_loss" else p for p in pipeline.PASSES]
+        monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
+        monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / f"cache-{min_logits_bytes}"))
+
+    return set_limit
+
+
+def spec(*shape):
+    return {name: TensorType(DType.INT32, shape) for name in ("x", "y")}
+
+
+def job_with(**options):
+    @af.job(optimizer=af.optim.AdamW(1e-2), **options)
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    return train
+
+
+def batches(count):
+    rng = np.random.default_rng(3)
+    shape = (4, 6)
+    names = ("x", "y")
+    return [
+        {n: rng.integers(0, CLASSES, shape).astype(np.int32) for n in names} for _ in range(count)
+    ]
+
+
+def ops_of(plan):
+    return [launch.op for actor in plan.actors for launch in actor.launches]
+
+
+def train(make, options, steps=6):
+    """Return the ops, the losses and the parameters after some steps."""
+    job, model, k = job_with(**options), make(), options.get("accumulate", 1)
+    data = batches(steps * k)
+    ops = ops_of(job.compile(model, spec(4, 6)))
+    groups = [data[i : i + k] for i in range(0, len(data), k)]
+    losses = [job.step(model, group if k > 1 else group[0])["loss"] for group in groups]
+    job.close(model)
+    return ops, losses, {name: p.data.copy() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_training_goes_as_with_all_logits(name, options, limit):
+    limit(1 << 40)
+    ops, losses, parameters = train(MODELS[name], options)
+    assert {"cross_entropy", "cross_entropy_grad"} <= set(ops)
+    limit(0)
+    ops, got_losses, got = train(MODELS[name], options)
+    assert [op for op in ops if "cross_entropy" in op] == ["linear_cross_entropy_train"]
+    assert "matmul" not in ops
+    np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
+    for path, array in parameters.items():
+        np.testing.assert_allclose(got[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
+
+
+def test_two_runs_have_the_same_bits(limit):
+    limit(0)
+    first, second = (train(MODELS["bias"], {}) for _ in range(2))
+    assert first[1] == second[1]
+    for path, array in first[2].items():
+        np.testing.assert_array_equal(second[2][path], array)
+
+
+def test_an_evaluation_has_the_same_loss_by_the_chunk(limit):
+    losses = {}
+    for size, op in ((1 << 40, "cross_entropy"), (0, "linear_cross_entropy")):
+        limit(size)
+
+        @af.job(train=False)
+        def evaluate(model, batch):
+            return {"loss": af.cross_entropy(model(batch.x), batch.y)}
+
+        model = Headed()
+        assert op in ops_of(evaluate.compile(model, spec(4, 6)))
+        losses[op] = [evaluate.step(model, batch)["loss"] for batch in batches(3)]
+        evaluate.close(model)
+    first, second = losses.values()
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+
+
+def test_a_label_out_of_range_is_named_with_the_line_of_the_loss(limit):
+    limit(0)
+    job, model = job_with(), Headed()
+    (batch,) = batches(1)
+    batch["y"][2, 1] = CLASSES
+    with pytest.raises(af.ActorFailed) as caught:
+        job.step(model, batch)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert f"label {CLASSES} at position 13 is outside 0..22" in str(caught.value.__cause__)
+    assert caught.value.op == "linear_cross_entropy_train"
+    assert "test_large_logits.py:" in caught.value.source
+
+
+def large(**options):
+    """Compile a job with 100 MB of logits, and run nothing."""
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        logits = model(batch.x)
+        metrics = {"loss": af.cross_entropy(logits, batch.y)}
+        if options.get("accuracy"):
+            metrics["accuracy"] = (logits.argmax(-1) == batch.y.to("int64")).to("float32").mean()
+        return metrics
+
+    return train.compile(Tied(50_000), spec(8, 64))
+
+
+def arena_bytes(plan):
+    return sum(arena.size_bytes for arena in plan.arenas)
+
+
+def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit):
+    by_the_chunk = large()
+    assert "linear_cross_entropy_train" in ops_of(by_the_chunk)
+    limit(1 << 40)
+    logits_bytes = 8 * 64 * 50_000 * 4
+    saved = arena_bytes(large()) - arena_bytes(by_the_chunk)
+    assert saved > logits_bytes - fuse_loss.MOST_CHUNK_BYTES - (8 << 20)
+
+
+def test_an_accuracy_keeps_the_logits():
+    assert "cross_entropy_grad" in ops_of(large(accuracy=True))

@@ -1,0 +1,241 @@
+"""Jobs with a byte budget: the same bits, within the bytes, or an error that says what would do."""
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.types import Phase
+
+STEPS = 4
+
+
+class GPT(nn.Module):
+    def __init__(self, layers=4, dim=16, dropout=0.1):
+        self.emb, self.pos = nn.Embedding(17, dim), nn.Embedding(24, dim)
+        self.blocks = [
+            nn.TransformerBlock(dim, heads=2, causal=True, dropout=dropout) for _ in range(layers)
+        ]
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 17)
+
+    def __call__(self, batch):
+        h = self.emb(batch.x) + self.pos.weight
+        for block in self.blocks:
+            h = block(h)
+        return af.cross_entropy(self.head(self.norm(h)), batch.y)
+
+
+class UNet(nn.Module):
+    """Down and up again, every level joined with its twin: no chain of blocks."""
+
+    def __init__(self):
+        self.down = [nn.Linear(24, 48), nn.Linear(48, 96), nn.Linear(96, 96)]
+        self.up = [nn.Linear(192, 96), nn.Linear(192, 48), nn.Linear(96, 17)]
+
+    def __call__(self, batch):
+        h = batch.x.to("float32") * 0.1
+        skips = []
+        for layer in self.down:
+            h = af.gelu(layer(h))
+            skips.append(h)
+        for layer, skip in zip(self.up, reversed(skips), strict=True):
+            h = af.gelu(layer(af.concat([h, skip], axis=-1)))
+        return af.square(h).mean()
+
+
+class Shared(nn.Module):
+    """One layer, used many times: its update must wait for the last time."""
+
+    def __init__(self):
+        self.layer, self.drop = nn.Linear(24, 24), nn.Dropout(0.3)
+
+    def __call__(self, batch):
+        h = batch.x.to("float32") * 0.1
+        for _ in range(8):
+            h = h + self.drop(af.gelu(self.layer(h)))
+        return af.square(h).mean()
+
+
+MODELS = {"gpt": GPT, "unet": UNet, "shared": Shared}
+
+
+def tokens(batch=32):
+    rng = np.random.default_rng(3)
+    return af.data.Tokens(rng.integers(0, 17, 6000), seq=24, batch=batch, seed=0)
+
+
+def make_job(**options):
+    @af.job(**{"optimizer": af.optim.AdamW(1e-2), **options})
+    def train(model, batch):
+        return model(batch)
+
+    return train
+
+
+def train(name, steps=STEPS, **options):
+    """Return the plan, and hashes of losses and trained parameters."""
+    job, model, data = make_job(**options), MODELS[name](), tokens()
+    losses = []
+    job.fit(model, data, steps=steps, progress=False, on_step=lambda _, m: losses.append(m["loss"]))
+    digest = hashlib.sha256(np.array(losses).tobytes())
+    for parameter_name, array in sorted(model.state().items()):
+        digest.update(parameter_name.encode() + array.tobytes())
+    return job.compile(model, tokens()), digest.hexdigest()
+
+
+def smallest(name, **options):
+    """Return the smallest budget that the error of an impossible one names."""
+    with pytest.raises(af.BudgetError) as caught:
+        make_job(memory_budget=1, **options).compile(MODELS[name](), tokens())
+    return caught.value.smallest_bytes
+
+
+def arena(plan):
+    return plan.arenas[0].size_bytes
+
+
+def num_again(plan):
+    return sum(x.phase is Phase.RECOMPUTE for a in plan.actors for x in a.launches)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_job_within_a_budget_trains_to_the_same_bits(name):
+    free, expected = train(name)
+    least = smallest(name)
+    assert num_again(free) == 0
+    assert least < arena(free)
+    for share in (0.0, 0.3, 0.7):
+        budget = int(least + share * (arena(free) - least))
+        plan, digest = train(name, memory_budget=budget)
+        assert arena(plan) <= budget
+        assert num_again(plan) > 0
+        assert digest == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_smallest_budget_named_is_feasible_and_a_smaller_one_is_refused(name):
+    least = smallest(name)
+    plan = make_job(memory_budget=least).compile(MODELS[name](), tokens())
+    assert arena(plan) <= least
+    with pytest.raises(af.BudgetError) as caught:
+        make_job(memory_budget=least - 1).compile(MODELS[name](), tokens())
+    assert caught.value.smallest_bytes == least
+
+
+def test_an_impossible_budget_is_an_error_with_the_floor_its_line_and_what_is_feasible():
+    with pytest.raises(af.BudgetError) as caught:
+        make_job(memory_budget="1KiB").compile(GPT(), tokens())
+    text = str(caught.value)
+    least = caught.value.smallest_bytes
+    assert re.match(r".*test_recompute\.py:\d+: job 'train' does not fit memory_budget", text)
+    assert "1.0 KiB (1,024 bytes)" in text
+    assert f"({least:,} bytes)" in text
+    assert "alone needs" in text
+
+
+def test_a_budget_that_is_large_enough_changes_nothing_but_the_note():
+    free = make_job().compile(GPT(), tokens())
+    plan = make_job(memory_budget=arena(free)).compile(GPT(), tokens())
+    assert plan.actors == free.actors
+    assert plan.registers == free.registers
+    assert plan.recomputation[0].num_launches == 0
+
+
+def test_more_budget_never_costs_more_time():
+    model, data = GPT(), tokens()
+    free = arena(make_job().compile(model, data))
+    least = smallest("gpt")
+    extras = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        plan = make_job(memory_budget=int(least + share * (free - least))).compile(model, data)
+        extras.append(plan.recomputation[0].extra)
+    assert extras == sorted(extras, reverse=True)
+    assert extras[-1] == 0.0
+
+
+def test_blocks_recomputes_every_block_without_a_budget():
+    free, expected = train("gpt")
+    plan, digest = train("gpt", recompute="blocks")
+    assert arena(plan) < arena(free)
+    assert plan.recomputation[0].method == "blocks"
+    assert digest == expected
+
+
+def test_a_job_that_may_not_recompute_says_what_it_needs():
+    free = make_job().compile(GPT(), tokens())
+    with pytest.raises(af.BudgetError, match="without recomputation") as caught:
+        make_job(memory_budget=arena(free) - 1, recompute="none").compile(GPT(), tokens())
+    assert caught.value.smallest_bytes == arena(free)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"accumulate": 3}, {"streams": 2}, {"metrics_every": 3}, {"accumulate": 2, "streams": 2}],
+    ids=str,
+)
+def test_a_budget_holds_with_rates_and_streams_and_changes_no_bits(options):
+    free, expected = train("gpt", **options)
+    least = smallest("gpt", **options)
+    budget = (least + arena(free)) // 2
+    plan, digest = train("gpt", memory_budget=budget, **options)
+    assert arena(plan) <= budget
+    assert num_again(plan) > 0
+    assert digest == expected
+
+
+def test_a_run_continues_under_another_budget_with_the_same_bits(tmp_path):
+    _, expected = train("gpt", steps=6)
+    least = smallest("gpt")
+    model = GPT()
+    losses = []
+    for steps, budget in ((3, None), (6, int(1.3 * least))):
+        job = make_job(memory_budget=budget)
+        job.fit(
+            model,
+            tokens(),
+            steps=steps,
+            checkpoint=tmp_path / "run",
+            every=1,
+            progress=False,
+            on_step=lambda _, m: losses.append(m["loss"]),
+        )
+    digest = hashlib.sha256(np.array(losses).tobytes())
+    for name, array in sorted(model.state().items()):
+        digest.update(name.encode() + array.tobytes())
+    assert digest.hexdigest() == expected
+
+
+def test_a_budget_includes_the_evaluation_between_steps():
+    job_of = make_job(memory_budget=1)
+    valid = af.Evaluation(make_job(optimizer=None, train=False), tokens(64), every=2, batches=1)
+    with pytest.raises(af.BudgetError) as caught:
+        job_of.compile(GPT(), tokens(), evaluation=valid)
+    assert caught.value.smallest_bytes > smallest("gpt")
+    job = make_job(memory_budget=caught.value.smallest_bytes)
+    plan = job.compile(GPT(), tokens(), evaluation=valid)
+    assert arena(plan) <= caught.value.smallest_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory_budget": 0}, ["memory_budget", "more than 0", "got 0"]),
+        ({"memory_budget": -5}, ["memory_budget", "got -5"]),
+        ({"memory_budget": "600 Mx"}, ["memory_budget", "MiB", "'600 Mx'"]),
+        ({"memory_budget": ""}, ["memory_budget", "''"]),
+        ({"memory_budget": True}, ["memory_budget", "True"]),
+        ({"memory_budget": 1.5}, ["memory_budget", "1.5"]),
+        ({"memory_budget": "1e9"}, ["memory_budget", "'1e9'"]),
+        ({"memory_budget": "9999999 TiB"}, ["memory_budget", "2^60"]),
+        ({"recompute": "always"}, ["recompute", "'auto'", "'always'"]),
+        ({"recompute": None}, ["recompute", "None"]),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_with_the_users_line(options, words):
+    with pytest.raises(af.CompileError) as caught:
+        make_job(**options)
+    for word in [*words, "test_recompute.py:"]:
+        assert word in str(caught.value)
