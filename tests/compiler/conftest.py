@@ -6,6 +6,7 @@ from compiler.graph import Graph, GraphBuilder
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.registry import reference
 from compiler.target import KernelInfo
+from compiler.verify import edges_of
 
 
 class FakeTarget:
@@ -113,3 +114,50 @@ def sequence_without():
         return tuple(sequence)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def play():
+    """Play the token game of a plan."""
+    return play_tokens
+
+
+def play_tokens(plan, rng, batches):
+    """Yield (actor, firing, is_start) of a run in which any firing may take any time.
+
+    A firing takes its tokens and its free slots when it starts and hands all on when it ends; an
+    actor fires one by one. The source stops after some batches.
+    """
+    edges, _ = edges_of(plan)
+    tokens = [0] * len(edges)
+    free = [edge.num_slots for edge in edges]
+    fired, running = [0] * len(plan.actors), set()
+    source = next(a.id for a in plan.actors if a.name == "data")
+
+    def can_start(actor):
+        return (
+            actor not in running
+            and (actor != source or fired[actor] < batches)
+            and all(tokens[i] >= e.consume for i, e in enumerate(edges) if e.consumer == actor)
+            and all(free[i] >= e.produce for i, e in enumerate(edges) if e.producer == actor)
+        )
+
+    while True:
+        moves = [(a, True) for a in range(len(fired)) if can_start(a)]
+        moves += [(a, False) for a in sorted(running)]
+        if not moves:
+            return
+        actor, is_start = rng.choice(moves)
+        yield actor, fired[actor], is_start
+        for i, edge in enumerate(edges):
+            if is_start:
+                tokens[i] -= edge.consume if edge.consumer == actor else 0
+                free[i] -= edge.produce if edge.producer == actor else 0
+            else:
+                tokens[i] += edge.produce if edge.producer == actor else 0
+                free[i] += edge.consume if edge.consumer == actor else 0
+        if is_start:
+            running.add(actor)
+        else:
+            running.remove(actor)
+            fired[actor] += 1

@@ -89,47 +89,6 @@ def planned(seed, streams, *, evaluate=(0, 0), **options):
     )
 
 
-def play(plan, rng, batches):
-    """Yield (actor, firing, is_start) of a run in which any firing may take any time.
-
-    A firing takes its tokens and its free slots when it starts and hands all on when it ends; an
-    actor fires one by one. The source stops after some batches.
-    """
-    edges, _ = edges_of(plan)
-    tokens = [0] * len(edges)
-    free = [edge.num_slots for edge in edges]
-    fired, running = [0] * len(plan.actors), set()
-    source = next(a.id for a in plan.actors if a.name == "data")
-
-    def can_start(actor):
-        return (
-            actor not in running
-            and (actor != source or fired[actor] < batches)
-            and all(tokens[i] >= e.consume for i, e in enumerate(edges) if e.consumer == actor)
-            and all(free[i] >= e.produce for i, e in enumerate(edges) if e.producer == actor)
-        )
-
-    while True:
-        moves = [(a, True) for a in range(len(fired)) if can_start(a)]
-        moves += [(a, False) for a in sorted(running)]
-        if not moves:
-            return
-        actor, is_start = rng.choice(moves)
-        yield actor, fired[actor], is_start
-        for i, edge in enumerate(edges):
-            if is_start:
-                tokens[i] -= edge.consume if edge.consumer == actor else 0
-                free[i] -= edge.produce if edge.producer == actor else 0
-            else:
-                tokens[i] += edge.produce if edge.producer == actor else 0
-                free[i] += edge.consume if edge.consumer == actor else 0
-        if is_start:
-            running.add(actor)
-        else:
-            running.remove(actor)
-            fired[actor] += 1
-
-
 def by_prefix(plan, *prefixes):
     return {a.id for a in plan.actors if a.name.partition(".")[0] in prefixes}
 
@@ -146,7 +105,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 @given(seed=st.integers(0, 10_000), streams=st.integers(1, 3))
 @settings(max_examples=25, deadline=None)
-def test_firings_of_a_step_never_overlap_and_nobody_reads_what_changes(case, seed, streams):
+def test_firings_of_a_step_never_overlap_and_nobody_reads_what_changes(play, case, seed, streams):
     plan = planned(seed, streams, **case)
     every = case.get("accumulate", 1)
     batch = by_prefix(plan, "step", "gradient")
@@ -178,7 +137,7 @@ def test_firings_of_a_step_never_overlap_and_nobody_reads_what_changes(case, see
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
-def test_an_evaluation_takes_all_its_batches_between_two_steps(seed):
+def test_an_evaluation_takes_all_its_batches_between_two_steps(play, seed):
     plan = planned(seed, 2, evaluate=(2, 3))
     step, judging = by_prefix(plan, "step"), by_prefix(plan, "evaluate")
     done = [0] * len(plan.actors)

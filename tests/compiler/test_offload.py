@@ -32,7 +32,7 @@ from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.target import KernelInfo, Link, link_of
 from compiler.types import DType
-from compiler.verify import edges_of, verify_plan
+from compiler.verify import verify_plan
 
 WIDTH = 8
 MATRIX_BYTES = WIDTH * WIDTH * 4
@@ -288,44 +288,10 @@ def test_a_plan_with_two_arenas_is_the_same_after_a_way_over_bytes():
     assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
-def play(plan, rng, batches):
-    """Yield (actor, firing, is_start) of a run in which any firing may take any time."""
-    edges, _ = edges_of(plan)
-    tokens, free = [0] * len(edges), [edge.num_slots for edge in edges]
-    fired, running = [0] * len(plan.actors), set()
-    source = next(a.id for a in plan.actors if a.name == "data")
-
-    def can_start(actor):
-        return (
-            actor not in running
-            and (actor != source or fired[actor] < batches)
-            and all(tokens[i] >= e.consume for i, e in enumerate(edges) if e.consumer == actor)
-            and all(free[i] >= e.produce for i, e in enumerate(edges) if e.producer == actor)
-        )
-
-    while True:
-        moves = [(a, True) for a in range(len(fired)) if can_start(a)]
-        moves += [(a, False) for a in sorted(running)]
-        if not moves:
-            return
-        actor, is_start = rng.choice(moves)
-        yield actor, fired[actor], is_start
-        for i, edge in enumerate(edges):
-            if is_start:
-                tokens[i] -= edge.consume if edge.consumer == actor else 0
-                free[i] -= edge.produce if edge.producer == actor else 0
-            else:
-                tokens[i] += edge.produce if edge.producer == actor else 0
-                free[i] += edge.consume if edge.consumer == actor else 0
-        if is_start:
-            running.add(actor)
-        else:
-            running.remove(actor)
-            fired[actor] += 1
-
-
 @pytest.mark.parametrize("every", [1, 2])
-def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_whole_state(every):
+def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_whole_state(
+    play, every
+):
     plan = moved_plan(every=every, snapshot_every=2)
     ins = {a.id: k for k, a in enumerate(copies(plan, "copy_in"))}
     outs = {a.id: k for k, a in enumerate(copies(plan, "copy_out"))}
