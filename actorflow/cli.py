@@ -178,6 +178,9 @@ def _plans_of(file: str, rest: list[str], num_ranks: int = 1) -> tuple[Plan, Pla
             _run_script(file, rest)
         except PlanCaptured as captured:
             return captured.plan, captured.store_all
+        except SystemExit as ended:
+            if ended.code:
+                raise
     raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
 
 

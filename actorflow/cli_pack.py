@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from actorflow.sizes import parse_bytes
 from compiler.errors import CompileError, InternalError
 from memory.offsets import OffsetPlan, plan_offsets
 from memory.report import format_bytes
@@ -26,7 +28,9 @@ _LIMIT = 1 << 61
 _WORK = 250_000
 """Work of the search: some ten seconds, of which most files need a fraction."""
 
-_DOES_NOT_FIT = 2
+_DOES_NOT_FIT = 3
+"""Not 2, which stands for arguments that make no sense."""
+
 _SHOWN = 60
 
 
@@ -42,22 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow pack` to its parser."""
     add = parser.add_argument
     add("file", help="a CSV file with the columns id,lower,upper,size")
-    add("--capacity", type=int, metavar="BYTES", help="stop as soon as this much suffices")
-    add("--alignment", type=int, default=1, metavar="N", help="of offsets, in bytes (default 1)")
+    add("--capacity", type=_bytes, metavar="BYTES", help="must hold it all: 1048576, or 1MiB")
+    add("--alignment", type=_bytes, default=1, metavar="N", help="of offsets, in bytes (default 1)")
     add("--json", action="store_true", help="print the placement as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Place the buffers, print the placement; 0 where it fits or no capacity is given, else 2.
+    """Place the buffers, print the placement; 0 where it fits or no capacity is given, else 3.
 
     Raises:
         CompileError: The file or an option is not what it must be.
         OSError: The file cannot be read.
     """
-    for name in ("alignment", "capacity"):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value < _LIMIT:
-            raise CompileError(f"expected --{name} from 1 to 2^61 - 1 bytes, got {value}")
     buffers = _read(options.file)
     begin = time.perf_counter()
     plan = _plan(buffers, options)
@@ -68,6 +68,14 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(_summary(buffers, plan, options.capacity, seconds)))
     return 0 if fits else _DOES_NOT_FIT
+
+
+def _bytes(text: str) -> int:
+    """Read a number of bytes for argparse."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _plan(buffers: _Buffers, options: argparse.Namespace) -> OffsetPlan:
@@ -125,9 +133,9 @@ def _read(file: str) -> _Buffers:
             f"{file}: expected a CSV file in UTF-8, got the byte {error.object[error.start]:#04x}"
             f" at offset {error.start}: is it a text file?"
         ) from error
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        rows = [(reader.line_num, row) for row in reader if row]
+        rows = [(reader.line_num, row) for row in reader if any([v.strip() for v in row])]
     except csv.Error as error:
         raise CompileError(f"{file}, line {reader.line_num}: not CSV: {error}") from error
     if not rows:
@@ -164,6 +172,8 @@ def _buffers(file: str, places: tuple[int, ...], rows: Iterable[tuple[int, list[
         if len(row) != len(_COLUMNS):
             raise CompileError(f"{where}: expected {len(_COLUMNS)} values, got {len(row)}")
         name = row[places[0]].strip()
+        if not name or not name.isprintable():
+            raise CompileError(f"{where}: expected an id that can be printed, got {_quoted(name)}")
         if name in line_of:
             raise CompileError(
                 f"{where}: expected ids to differ, got {_quoted(name)}, which line"

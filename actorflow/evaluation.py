@@ -42,9 +42,23 @@ class EvaluationJob(Protocol):
         """Whether the job changes the model."""
         ...
 
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that the job's own arena may take; 0: as many as it needs."""
+        ...
+
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph for a model and the types of a batch."""
         ...
+
+
+def check_shared_arena(job: EvaluationJob) -> None:
+    """Raise CompileError where a job has a budget of its own for an arena that it shares."""
+    if job.memory_budget:
+        raise CompileError(
+            f"{find_source()}: job {job.name!r} has a memory_budget, but evaluates in the arena of"
+            " the training: give the budget to the training job, which counts the evaluation too"
+        )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy as np
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
 from actorflow.dump import dumper
-from actorflow.evaluation import Evaluation, check_results
+from actorflow.evaluation import Evaluation, check_results, check_shared_arena
 from actorflow.identity import ByIdentity
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
@@ -256,6 +256,7 @@ class Job:
         graph = replace(self.graph(model, spec), num_ranks=num_ranks)
         evaluated = None
         if evaluation is not None:
+            check_shared_arena(evaluation.job)
             evaluated = evaluation.job.graph(model, evaluation.data.spec())
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
@@ -270,6 +271,11 @@ class Job:
     def is_training(self) -> bool:
         """Whether the job changes the model."""
         return self.options.train
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that the arena of the job's plans may take; 0: as many as they need."""
+        return self.options.memory_budget
 
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.
@@ -367,6 +373,7 @@ def job(
         offload: what may live in the memory of the host, copied in and out while the device
             computes: "auto", what the budget asks for, where the device has a link and copies cost
             less than running launches again; "none"; "optimizer", all optimizer state, always.
+            What lives there is no part of memory_budget. A job on the host itself gains nothing.
     """
 
     def decorate(given: Function) -> Job:

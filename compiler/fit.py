@@ -22,7 +22,7 @@ from compiler.storage import assign_storage
 from compiler.target import Target
 from compiler.types import Phase
 from memory.recompute.planner import Infeasible, Planner, RecomputePlan
-from memory.report import format_bytes
+from memory.report import exact_bytes
 
 MAX_ROUNDS = 4
 """Plans tried below the first one; every round takes off what the last one had too much."""
@@ -45,8 +45,8 @@ def fit(graph: Graph, target: Target, options: CompileOptions, lower: Lower) -> 
     if options.recompute == "none":
         if size > budget > 0:
             raise BudgetError(
-                f"job {options.name!r} needs {_exact(size)} without recomputation, and"
-                f" memory_budget is {_exact(budget)}: leave recompute='none' out, or raise the"
+                f"job {options.name!r} needs {exact_bytes(size)} without recomputation, and"
+                f" memory_budget is {exact_bytes(budget)}: leave recompute='none' out, or raise the"
                 " budget",
                 smallest_bytes=size,
             )
@@ -92,9 +92,9 @@ class _Fitting:
         size, budget = arena_bytes(plan), self.options.memory_budget
         if size > budget > 0:
             raise BudgetError(
-                f"job {self.options.name!r} needs {_exact(size)} with recompute='blocks', and"
-                f" memory_budget is {_exact(budget)}: recompute='auto' may find more, or raise the"
-                " budget",
+                f"job {self.options.name!r} needs {exact_bytes(size)} with recompute='blocks', and"
+                f" memory_budget is {exact_bytes(budget)}: recompute='auto' may find more, or"
+                " raise the budget",
                 smallest_bytes=size,
             )
         return graph, _noted(plan, self.options, arena_bytes(self.store_all), found)
@@ -107,18 +107,17 @@ class _Fitting:
         found = self.planner.smallest()
         graph, plan = self._lowered(found)
         size, budget = arena_bytes(plan), self.options.memory_budget
-        if size > budget:
-            size = min(size, arena_bytes(self.store_all))
-        else:
+        if size <= budget:
             return graph, _noted(plan, self.options, arena_bytes(self.store_all), found)
+        size = min(size, arena_bytes(self.store_all))
         op, floor = self.planner.floor
         node = self.graph.nodes[self.described.nodes[op]]
         where = f"{node.scope}: {node.op}" if node.scope else str(node.op)
         raise BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
-            f" {_exact(budget)}; the smallest budget found feasible is {_exact(size)}."
-            f" Variables, batches and results take {_exact(max(self.beside, 0))} of it"
-            + (f", and {where!r} alone needs {_exact(floor)} at once" if floor else "")
+            f" {exact_bytes(budget)}; the smallest budget found feasible is {exact_bytes(size)}."
+            f" Variables, batches and results take {exact_bytes(max(self.beside, 0))} of it"
+            + (f", and {where!r} alone needs {exact_bytes(floor)} at once" if floor else "")
             + ". Raise the budget, or lower the batch size",
             smallest_bytes=size,
         )
@@ -151,8 +150,3 @@ def _noted(
         certificate=found.certificate if found else "fits without recomputation",
     )
     return replace(plan, recomputation=(note,))
-
-
-def _exact(num_bytes: int) -> str:
-    """Return a size for people and for a program: 1.2 MiB (1,234,567 bytes)."""
-    return f"{format_bytes(num_bytes)} ({num_bytes:,} bytes)"

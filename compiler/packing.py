@@ -136,12 +136,12 @@ def _reuse(
 def _proof(outer: OffsetPlan, inner: tuple[OffsetPlan, ...], bound: int) -> str:
     """Say what is proved of both levels together.
 
-    One block under a stack of what lives as long is as small as the block is. Apart from that a
-    block's own proof says little: another cut into blocks may be smaller.
+    One block under a stack of what lives as long is as small as the block is. With several chains
+    all holds for their cut: blocks live for whole chains, and another cut may be smaller.
     """
     is_stack = outer.peak_bytes == outer.lower_bound_bytes
     if outer.peak_bytes == bound or (is_stack and not inner):
-        return outer.certificate
+        return outer.certificate if len(inner) < 2 else f"{outer.certificate} and cut into chains"
     if is_stack and len(inner) == 1 and inner[0].is_optimal:
         return inner[0].certificate
     return certificate(outer.peak_bytes, bound, bound)

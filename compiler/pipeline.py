@@ -1,7 +1,7 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> fuse_attention -> fuse_loss -> autodiff -> simplify -> merge_loss -> rates
-    -> outputs -> order -> lower -> verify
+    trace -> check -> fuse_attention -> fuse_loss -> autodiff -> simplify -> merge_loss
+    -> remake_activations -> rates -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. With `options.verify` the
 graph verifier runs after every pass; the plan verifier always runs.
@@ -28,6 +28,7 @@ from compiler.passes import (
     order,
     outputs,
     rates,
+    remake_activations,
     simplify,
 )
 from compiler.passes.check import check
@@ -52,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("autodiff", autodiff.run, (), ("gradients",)),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
     Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
+    Pass("remake_activations", remake_activations.run, ("minimal",), ("short activations",)),
     Pass("rates", rates.run, ("minimal",), ("rates",)),
     Pass("outputs", outputs.run, ("rates",), ("owned outputs",)),
     Pass("order", order.run, ("owned outputs",), ("order",)),

@@ -46,9 +46,11 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     ]
     rest = account.peak_bytes - sum([size for _, size in shown])
     parts = [f"{name} {format_bytes(size)}" for name, size in [*shown, ("others", rest)] if size]
-    lines = [f"arena {arena.device}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
+    is_beside = arena is not plan.arenas[0]
+    name = f"host memory beside {arena.device}" if is_beside else f"arena {arena.device}"
+    lines = [f"{name}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
     launches = chain_launches(plan)
-    if account.peak_launch < len(launches):
+    if account.peak_launch < len(launches) and not is_beside:
         _, at = launches[account.peak_launch]
         scope = f"{at.scope}:{at.op}" if at.scope else at.op
         share = format_bytes(account.peak_workspace_bytes)

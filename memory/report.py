@@ -25,6 +25,13 @@ def format_bytes(num_bytes: int) -> str:
     raise AssertionError("the last unit takes any value")
 
 
+def exact_bytes(num_bytes: int) -> str:
+    """Return a size for people and for a program: 1.2 MiB (1,234,567 bytes)."""
+    if abs(num_bytes) < 1024:
+        return format_bytes(num_bytes)
+    return f"{format_bytes(num_bytes)} ({num_bytes:,} bytes)"
+
+
 def memory_table(
     names: Sequence[str],
     lower: npt.ArrayLike,

@@ -36,7 +36,7 @@ def check_no_overlap(
     """Check a placement of buffers with half-open live intervals [lower, upper).
 
     Every buffer must lie within [0, arena_bytes) at a multiple of `alignment`, and no two that are
-    live at the same step may share a byte. Buffers of no bytes or with an empty interval overlap
+    live at the same step may share a byte. Buffers of no bytes or with an empty interval occupy
     nothing. O(n log n), plus moves within a list as long as the live set. Arrays of integers are
     welcome.
 
@@ -72,7 +72,8 @@ class _Buffers:
         """Say what is wrong with buffer i alone; nothing where all is well."""
         if self.size[i] < 0 or self.last[i] < self.first[i]:
             return "has a negative size or ends before it starts"
-        if self.at[i] < 0 or self.at[i] + self.size[i] > arena_bytes:
+        reach = self.size[i] if self.last[i] > self.first[i] else 0
+        if self.at[i] < 0 or self.at[i] + reach > arena_bytes:
             return f"lies outside the arena of {arena_bytes} bytes"
         if self.at[i] % alignment:
             return f"is not aligned to {alignment} bytes"

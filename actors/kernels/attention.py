@@ -39,7 +39,7 @@ from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_wei
 from actors.protocol import Array, Launch
 
 SAFE_SUMS = (2.0**-48, 2.0**48)
-"""Sums of exponentials between these need no maxima: nothing overflows even with values of 1e24."""
+"""Sums of exponentials between these need no maxima, unless values above 1e24 make inf of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +234,16 @@ def _strip(
         maxima += [*scores, *collect(maximum, largest, s.part, np.maximum, is_first=is_first)]
         shifted += [*scores, partial(np.subtract, t, largest[..., None], out=t), *added]
     lowest, highest = s.extremes[0:1].reshape(()), s.extremes[1:].reshape(())
+    most = float(np.finfo(products.dtype.name).max)
     is_safe = partial(sum_is_safe, sums, lowest, highest, *SAFE_SUMS)
+    is_finite = is_safe
+    if products.size:
+        is_finite = partial(sum_is_safe, products, lowest, highest, -most, most)
     once, again = in_sequence(plain), in_sequence((*maxima, *shifted))
 
     def launch() -> None:
         once()
-        if not is_safe():
+        if not (is_safe() and is_finite()):
             again()
 
     return launch

@@ -62,6 +62,15 @@ SILU_GRAD: Recipe = (
     (np.multiply, ("t", "a"), "out"),
 )
 
+SILU_GRAD_OUTPUT: Recipe = (
+    # silu_grad, and where t is 1 + exp(-x) the last step of silu. The result waits in scratch: dx
+    # may lie over x, so x cannot be read again behind dx.
+    *SILU_GRAD[:3],
+    (np.divide, ("b", "t"), "v"),
+    *SILU_GRAD[3:],
+    (np.copyto, ("v",), "out2"),
+)
+
 GELU: Recipe = (
     # x/2 * (1 + tanh(c x + c k x^3)); Hendrycks & Gimpel (2016), section 2.
     (np.multiply, ("a", "a"), "t"),
@@ -91,6 +100,14 @@ GELU_GRAD: Recipe = (
     (np.multiply, ("t", "v"), "t"),
     (np.multiply, ("t", 1.5), "t"),
     (np.multiply, ("t", "a"), "out"),
+)
+
+GELU_GRAD_OUTPUT: Recipe = (
+    # gelu_grad, and where t is 1 + h and u is free the last steps of gelu.
+    *GELU_GRAD[:11],
+    (np.multiply, ("t", "b"), "u"),
+    *GELU_GRAD[11:],
+    (np.multiply, ("u", 0.5), "out2"),
 )
 
 TANH_GRAD: Recipe = (
@@ -177,6 +194,8 @@ ELEMENTWISE_KERNELS = (
     RecipeKernel("sigmoid_grad", SIGMOID_GRAD, FLOATS),
     RecipeKernel("silu_grad", SILU_GRAD, FLOATS),
     RecipeKernel("gelu_grad", GELU_GRAD, FLOATS),
+    RecipeKernel("silu_grad_output", SILU_GRAD_OUTPUT, FLOATS),
+    RecipeKernel("gelu_grad_output", GELU_GRAD_OUTPUT, FLOATS),
     RecipeKernel("add", _one(np.add, 2), NUMBERS),
     RecipeKernel("sub", _one(np.subtract, 2), NUMBERS),
     RecipeKernel("mul", _one(np.multiply, 2), NUMBERS),

@@ -2,8 +2,9 @@
 
 A recipe is a tuple of steps `(function, operands, target)`, one pass over a block each:
 
-- "a", "b", "c": the inputs; "out": the output, written by the last step only, which makes it safe
-  to lay the output over any input of the same type;
+- "a", "b", "c": the inputs; "out", and "out2" where there are two: the outputs, of one type, each
+  written by one of the last steps, behind which no step reads an input, which makes it safe to
+  lay an output over any input of the same type;
 - "t", "u", "v": scratch of the output's type; "mask": scratch of booleans; "zeros": a block of
   zeros;
 - a suffix ":bits" sees the same bytes as signed integers, for selections that multiply nothing (0
@@ -36,6 +37,7 @@ Step = tuple[Callable[..., Any], tuple[str | float, ...], str]
 Recipe = tuple[Step, ...]
 
 _INPUTS = ("a", "b", "c")
+_OUTPUTS = ("out", "out2")
 _SCRATCH = ("t", "u", "v", "zeros", "mask")
 _SORTS: dict[Callable[..., Any], Pass] = {
     np.divide: Pass.DIVIDE,
@@ -81,7 +83,7 @@ class RecipeKernel:
             outputs,
             _work(self.recipe, (*inputs, out)),
             scratch.size_bytes(_pieces(self.recipe, num_elements(out.shape), out.dtype)),
-            equal_operands(0, outputs, inputs),
+            _in_place(outputs, inputs),
         )
 
     def bind(
@@ -92,7 +94,7 @@ class RecipeKernel:
         workspace: Array | None,
     ) -> Launch:
         """Return one call, or the steps of every block in order."""
-        return bind_recipe(self.recipe, inputs, outputs[0], workspace)
+        return bind_recipe(self.recipe, inputs, outputs, workspace)
 
     def _takes(self, dtypes: tuple[DType, ...]) -> bool:
         if self.has_condition:
@@ -100,6 +102,12 @@ class RecipeKernel:
                 return False
             dtypes = dtypes[1:]
         return dtypes[0] in self.accepts and all(dtype is dtypes[0] for dtype in dtypes)
+
+
+def _in_place(
+    outputs: tuple[Operand, ...], inputs: tuple[Operand, ...]
+) -> tuple[tuple[int, int], ...]:
+    return tuple([pair for i in range(len(outputs)) for pair in equal_operands(i, outputs, inputs)])
 
 
 def _work(recipe: Recipe, operands: tuple[Operand, ...]) -> Work:
@@ -119,9 +127,10 @@ def _sort(step: Step) -> Pass:
 
 
 def bind_recipe(
-    recipe: Recipe, inputs: tuple[Array, ...], out: Array, workspace: Array | None
+    recipe: Recipe, inputs: tuple[Array, ...], outputs: tuple[Array, ...], workspace: Array | None
 ) -> Launch:
     """Return the launch of a recipe on these arrays."""
+    out = outputs[0]
     constants = _constants(recipe, out.dtype if out.dtype != np.bool_ else inputs[0].dtype)
     if len(recipe) == 1 and not _scratch_names(recipe):
         names = dict(zip(_INPUTS, inputs, strict=False)) | {"out": out}
@@ -131,10 +140,11 @@ def bind_recipe(
     calls: list[Launch] = []
     if "zeros" in flat:
         calls.append(partial(flat["zeros"].fill, 0))
-    operands = (out, *expand(inputs, out.shape))
+    operands = (*outputs, *expand(inputs, out.shape))
     for block in cut(operands, out.ndim, block_elements(out.dtype.itemsize)):
         names = {name: scratch.window(array, block[0].shape) for name, array in flat.items()}
-        names |= {"out": block[0]} | dict(zip(_INPUTS, block[1:], strict=False))
+        names |= dict(zip(_OUTPUTS, block[: len(outputs)], strict=False))
+        names |= dict(zip(_INPUTS, block[len(outputs) :], strict=False))
         calls += [_bind_step(step, names, constants) for step in recipe]
     return in_sequence(calls)
 

@@ -51,10 +51,25 @@ GELU_GRAD = define("gelu_grad")
 SILU_GRAD = define("silu_grad")
 """dy, x -> dy silu'(x)."""
 
+GELU_GRAD_OUTPUT = define("gelu_grad_output")
+"""dy, x -> dy gelu'(x), gelu(x): with the bits of gelu_grad and gelu."""
+
+SILU_GRAD_OUTPUT = define("silu_grad_output")
+"""dy, x -> dy silu'(x), silu(x): with the bits of silu_grad and silu."""
+
 _SLOPE = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
-_FLOPS = {TANH: 8, SIGMOID: 8, GELU: 16, SILU: 9, GELU_GRAD: 24, SILU_GRAD: 14}
+_FLOPS = {
+    TANH: 8,
+    SIGMOID: 8,
+    GELU: 16,
+    SILU: 9,
+    GELU_GRAD: 24,
+    SILU_GRAD: 14,
+    GELU_GRAD_OUTPUT: 26,
+    SILU_GRAD_OUTPUT: 15,
+}
 """Per element, 6 to 8 for a transcendental function: good to rank kernels, not to time them."""
 
 
@@ -80,6 +95,14 @@ def _grad_type(inputs: Types, attrs: Attrs) -> Types:
     return (dy,)
 
 
+@infer_type.of(GELU_GRAD_OUTPUT, SILU_GRAD_OUTPUT)
+def _grad_output_type(inputs: Types, attrs: Attrs) -> Types:
+    dy, x = expect_inputs(inputs, "dy", "x")
+    expect_float(inputs, "dy")
+    expect_type(x, "x", dy)
+    return dy, dy
+
+
 def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))  # never overflows
     result: Array = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
@@ -99,6 +122,11 @@ def _gelu_grad(dy: Array, x: Array) -> Array:
     return result
 
 
+def _silu(x: Array) -> Array:
+    result: Array = x * _sigmoid(x)
+    return result
+
+
 def _silu_grad(dy: Array, x: Array) -> Array:
     s = _sigmoid(x)
     result: Array = dy * s * (1 + x * (1 - s))
@@ -109,12 +137,22 @@ reference.register(TANH, pointwise(np.tanh))
 reference.register(SIGMOID, pointwise(_sigmoid))
 reference.register(RELU, pointwise(lambda x: np.maximum(x, 0)))
 reference.register(GELU, pointwise(_gelu))
-reference.register(SILU, pointwise(lambda x: x * _sigmoid(x)))
+reference.register(SILU, pointwise(_silu))
 reference.register(TANH_GRAD, pointwise(lambda dy, y: dy * (1 - y * y)))
 reference.register(SIGMOID_GRAD, pointwise(lambda dy, y: dy * y * (1 - y)))
 reference.register(RELU_GRAD, pointwise(lambda dy, y: np.where(y > 0, dy, dy.dtype.type(0))))
 reference.register(GELU_GRAD, pointwise(_gelu_grad))
 reference.register(SILU_GRAD, pointwise(_silu_grad))
+
+
+@reference.of(GELU_GRAD_OUTPUT)
+def _gelu_grad_output(attrs: Attrs, dy: Array, x: Array) -> tuple[Array, Array]:
+    return np.asarray(_gelu_grad(dy, x)), np.asarray(_gelu(x))
+
+
+@reference.of(SILU_GRAD_OUTPUT)
+def _silu_grad_output(attrs: Attrs, dy: Array, x: Array) -> tuple[Array, Array]:
+    return np.asarray(_silu_grad(dy, x)), np.asarray(_silu(x))
 
 
 def _register_cost(flops: int) -> None:

@@ -15,7 +15,7 @@ from memory.liveness import IntArray
 from memory.recompute.blocks import Block, find_blocks, merge_blocks
 from memory.recompute.chain_table import Chain, Keep, Run, SlotTable
 from memory.recompute.local import PlacedBlock, place_runs
-from memory.recompute.options import BlockOptions, block_options, joined_options
+from memory.recompute.options import BlockOptions, block_options, candidates, joined_options
 from memory.recompute.problem import Problem
 from memory.recompute.save_sets import Pass, Step, forward_steps, steps_of
 from memory.recompute.simulate import simulate
@@ -42,25 +42,49 @@ MAX_TRIALS = 8
 """Sequences tried per budget: half of them where the ratio of bytes to slots points."""
 
 
-def chain_plans(problem: Problem) -> ChainTable | None:
-    """Return the plans of a chain of blocks for all budgets; None where there are no two blocks.
+MAX_CANDIDATES = 32
+"""A block of more buffers that may be saved or not is no block of a chain, but most of a graph.
 
-    Tables are made when a budget first asks for them.
+Blocks of convolution networks and transformers have up to 8. Judging the save-sets of one with
+200, as a net with a skip between any two layers has, took half a minute, and choosing buffers one
+by one does as well there.
+"""
+
+
+MAX_KINDS = 64
+"""Kinds of blocks with options of their own; a chain of more is left to other methods.
+
+Networks repeat themselves: ResNet-50 has 37 blocks of 20 kinds, a GPT of any depth 6.
+"""
+
+
+def chain_plans(problem: Problem) -> ChainTable | None:
+    """Return the plans of a chain of blocks for all budgets.
+
+    None where there are no two blocks, one of them is too large (MAX_CANDIDATES), or hardly any two
+    of them are alike (MAX_KINDS). Tables are made when a budget first asks for them.
     """
     blocks = chain_blocks(problem)
-    if len(blocks) < 2:
-        return None
     while len(blocks) > MAX_BLOCKS:
         blocks = _in_pairs(blocks)
-    chain = _make_chain(problem, blocks)
-    while chain.num_terms > MAX_TERMS and len(blocks) > 2:
-        blocks = _in_pairs(blocks)
+    while len(blocks) >= 2 and _is_chain_of_few(problem, blocks):
         chain = _make_chain(problem, blocks)
-    return ChainTable(problem, chain)
+        if chain.num_terms <= MAX_TERMS or len(blocks) == 2:
+            return ChainTable(problem, chain)
+        blocks = _in_pairs(blocks)
+    return None
+
+
+def _is_chain_of_few(problem: Problem, blocks: tuple[Block, ...]) -> bool:
+    """Whether the blocks are of few kinds, none of them too large."""
+    alone = {runs[0].kind: runs[0].local for runs in place_runs(problem, blocks, 1)}
+    return len(alone) <= MAX_KINDS and all(
+        [len(candidates(local)[0]) <= MAX_CANDIDATES for local in alone.values()]
+    )
 
 
 def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
-    """Return the sequence in which every block saves its output alone; None as for `chain_plans`.
+    """Return the sequence in which every block saves its output alone; None without two blocks.
 
     Before its stage a block runs again as a whole, as far as the stage needs it. The last block's
     stage follows at once, so that block keeps everything.

@@ -18,7 +18,7 @@ from memory.recompute.floor import Floor, floor_op
 from memory.recompute.problem import Problem
 from memory.recompute.selective import Selective
 from memory.recompute.simulate import buffer_intervals, simulate
-from memory.report import format_bytes
+from memory.report import exact_bytes
 
 Method = Literal["store all", "selective", "chain", "blocks"]
 
@@ -28,6 +28,10 @@ output alone."""
 
 _ROUNDS = 4
 """How often a method is asked again after a placement that missed the budget."""
+
+
+_SMALL_PROBLEM = 500
+"""Ops of a problem for which the smallest plan is looked for more than once."""
 
 
 class Chain(Protocol):
@@ -73,9 +77,10 @@ class Infeasible(ValueError):
         self.floor_bytes = floor.size_bytes
         found = "no plan fits" if budget_bytes < floor.size_bytes else "no plan was found that fits"
         super().__init__(
-            f"{found} {_exact(budget_bytes)}; the smallest one found needs"
-            f" {_exact(smallest_bytes)}. Op {floor.op} alone needs {_exact(floor.size_bytes)} at"
-            " once, and no plan goes below: raise the budget, or make that op smaller"
+            f"{found} {exact_bytes(budget_bytes)}; the smallest one found needs"
+            f" {exact_bytes(smallest_bytes)}. Op {floor.op} alone needs"
+            f" {exact_bytes(floor.size_bytes)} at once, and no plan goes below: raise the budget,"
+            " or make that op smaller"
         )
 
 
@@ -147,17 +152,23 @@ class Planner:
     def _cheapest(self, budget_bytes: int) -> RecomputePlan:
         if self.store_all.peak_bytes <= budget_bytes:
             return self.store_all
-        if budget_bytes >= self.floor.size_bytes:
-            found = [
-                self._fitting("selective", self._selective.sequence, budget_bytes),
-                self._fitting("chain", self._chain_sequence, budget_bytes),
-            ]
-            plans = [plan for plan in found if plan is not None]
-            if plans:
-                return min(plans, key=lambda plan: (plan.duration, plan.peak_bytes))
+        found = self._proposed(budget_bytes)
+        if found is not None:
+            return found
         if self.smallest().peak_bytes <= budget_bytes:
             return self.smallest()
         raise Infeasible(budget_bytes, self.smallest().peak_bytes, self.floor)
+
+    def _proposed(self, budget_bytes: int) -> RecomputePlan | None:
+        """Return the cheaper one of what the two methods propose, None where neither fits."""
+        if budget_bytes < self.floor.size_bytes:
+            return None
+        found = [
+            self._fitting("selective", self._selective.sequence, budget_bytes),
+            self._fitting("chain", self._chain_sequence, budget_bytes),
+        ]
+        plans = [plan for plan in found if plan is not None]
+        return min(plans, key=lambda plan: (plan.duration, plan.peak_bytes)) if plans else None
 
     def _fitting(
         self,
@@ -210,7 +221,14 @@ class Planner:
         least = self._chain.sequence(self._chain.least_bytes) if self._chain else None
         if least is not None:
             plans.append(self._judge(least, "chain"))
-        return min(plans, key=lambda plan: (plan.peak_bytes, plan.duration))
+        smallest = min(plans, key=lambda plan: (plan.peak_bytes, plan.duration))
+        # What is cheapest within fewer bytes may need fewer still: a greedy is not monotone.
+        for _ in range(_ROUNDS if len(self._problem.ops) <= _SMALL_PROBLEM else 0):
+            smaller = self._proposed(smallest.peak_bytes - self._alignment)
+            if smaller is None:
+                break
+            smallest = smaller
+        return smallest
 
     def _judge(self, sequence: tuple[int, ...], method: Method) -> RecomputePlan:
         """Simulate and place a sequence."""
@@ -270,9 +288,3 @@ def _aligned(problem: Problem, alignment: int) -> Problem:
         ops=tuple([replace(op, temp_bytes=rounded(op.temp_bytes)) for op in problem.ops]),
         size_bytes=tuple([rounded(size) for size in problem.size_bytes]),
     )
-
-
-def _exact(num_bytes: int) -> str:
-    """Return a size for people and for a program: 1.2 MiB (1,234,567 bytes)."""
-    exact = f"{num_bytes:,} bytes"
-    return exact if num_bytes < 1024 else f"{format_bytes(num_bytes)} ({exact})"

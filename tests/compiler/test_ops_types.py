@@ -249,6 +249,7 @@ CALLS = {
     **dict.fromkeys(
         (f"{n}_grad" for n in ("tanh", "sigmoid", "relu", "gelu", "silu")), unary(count=2)
     ),
+    **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), unary(count=2)),
     "cast": cast(),
     **dict.fromkeys(("add", "sub", "mul"), pair(NUMBERS)),
     **dict.fromkeys(("div", "pow"), pair()),

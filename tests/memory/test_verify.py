@@ -84,3 +84,9 @@ def test_a_buffer_that_is_no_rectangle_is_refused(upper, size):
 def test_columns_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="of one length, got 1, 1, 1 and 2"):
         check_no_overlap([0], [0], [1], [1, 2], 64)
+
+
+def test_a_buffer_that_is_never_live_needs_no_room_in_the_arena():
+    check_no_overlap([0, 0], [0, 0], [0, 1], [5, 3], 3)
+    with pytest.raises(OverlapError, match="outside the arena"):
+        check_no_overlap([0, 0], [0, 0], [1, 1], [5, 0], 3)

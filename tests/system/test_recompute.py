@@ -62,7 +62,7 @@ class Shared(nn.Module):
 MODELS = {"gpt": GPT, "unet": UNet, "shared": Shared}
 
 
-def tokens(batch=32):
+def tokens(batch=64):
     rng = np.random.default_rng(3)
     return af.data.Tokens(rng.integers(0, 17, 6000), seq=24, batch=batch, seed=0)
 
@@ -217,6 +217,34 @@ def test_a_budget_includes_the_evaluation_between_steps():
     job = make_job(memory_budget=caught.value.smallest_bytes)
     plan = job.compile(GPT(), tokens(), evaluation=valid)
     assert arena(plan) <= caught.value.smallest_bytes
+
+
+def test_a_budget_of_the_evaluation_is_refused_for_it_shares_the_trainings_arena():
+    valid = make_job(optimizer=None, train=False, memory_budget="1GiB")
+    with pytest.raises(af.CompileError, match="give the budget to the training job"):
+        make_job().compile(
+            GPT(), tokens(), evaluation=af.Evaluation(valid, tokens(), every=2, batches=1)
+        )
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_the_smallest_budget_is_never_above_what_saving_everything_takes(rows, streams):
+    class Tiny(nn.Module):
+        def __init__(self):
+            self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def __call__(self, batch):
+            h = self.a(batch.x)
+            return af.square(self.norm(af.gelu(self.b(h)) + h)).mean()
+
+    spec = {"x": af.TensorType(af.DType.FLOAT32, (rows, 4))}
+    free = make_job(streams=streams).compile(Tiny(), spec)
+    with pytest.raises(af.BudgetError) as caught:
+        make_job(streams=streams, memory_budget=1).compile(Tiny(), spec)
+    least = caught.value.smallest_bytes
+    assert least <= arena(free)
+    assert arena(make_job(streams=streams, memory_budget=least).compile(Tiny(), spec)) <= least
 
 
 @pytest.mark.parametrize(

@@ -352,3 +352,11 @@ def test_other_dtypes_and_outputs_that_blas_cannot_write_are_refused(harness):
     y = np.empty((3, 2, 4), np.float32).swapaxes(0, 1)
     with pytest.raises(LookupError, match=r"attention\(.*strides \(16, 32, 4\)"):
         harness.bind("attention", attrs, (q, q, q), (y, np.empty((2, 3), np.float32)))
+
+
+@pytest.mark.parametrize("value", [1e25, 1e30, 1e37])
+def test_values_so_large_that_plain_sums_overflow_give_what_softmax_gives(harness, value):
+    q = np.full((1, 1, 4), 6.0, np.float32)
+    k, v = np.full((1, 2, 4), 5.0, np.float32), np.full((1, 2, 1), value, np.float32)
+    y, _ = forward(harness, q, k, v, {"scale": 32 / 60, "causal": False})
+    np.testing.assert_allclose(y, np.float32(value), rtol=1e-6)

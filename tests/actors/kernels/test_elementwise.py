@@ -206,6 +206,66 @@ def test_an_output_laid_over_a_declared_input_gives_the_same_bytes(op, harness, 
         np.testing.assert_array_equal(shared[index], expected)
 
 
+def bits(array):
+    return np.ascontiguousarray(array).view(f"u{array.itemsize}")
+
+
+def parts(activation, dy, x, harness):
+    """Return what the gradient's kernel and the activation's own kernel make."""
+    types = ((x.shape, x.dtype.name),)
+    (dx,) = harness.call(f"{activation}_grad", {}, (dy, x), types)
+    (y,) = harness.call(activation, {}, (x,), types)
+    return dx, y
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=9),
+    dtype=st.sampled_from(["float32", "float64"]),
+    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
+    block=st.sampled_from([16, 96, 1 << 17]),
+    scale=st.sampled_from([1e-30, 1.0, 4.0, 1e4]),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_an_output_made_with_its_gradient_has_the_bits_of_both_kernels(
+    activation, harness, shape, dtype, kinds, block, scale, seed
+):
+    rng = np.random.default_rng(seed)
+    dy = harness.strided(rng, shape, dtype, kinds[0])
+    values = rng.standard_normal(shape) * scale
+    values[rng.random(shape) < 0.1] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan])
+    x = harness.strided(rng, shape, dtype, kinds[1], values)
+    expected = parts(activation, dy, x, harness)  # in blocks of the usual size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", block)
+        got = harness.call(f"{activation}_grad_output", {}, (dy, x), ((shape, dtype),) * 2)
+    for array, wanted in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(bits(array), bits(wanted))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_gradient_and_output_may_lie_over_either_input_or_one_that_is_both(
+    activation, harness, block_bytes
+):
+    op, (dy, x) = f"{activation}_grad_output", np.random.default_rng(7).normal(size=(2, 9, 13))
+    fresh = [harness.spoiled(x.shape, "float64") for _ in range(2)]
+    _, needs, _ = harness.bind(op, {}, (dy, x), fresh)
+    assert sorted(needs.in_place) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    expected = parts(activation, dy, x, harness)
+    for over in ((0, 1), (1, 0), (0, None), (1, None), (None, 0), (None, 1)):
+        inputs = (dy.copy(), x.copy())
+        outputs = [f if i is None else inputs[i] for f, i in zip(fresh, over, strict=True)]
+        harness.bind(op, {}, inputs, outputs)[0]()
+        np.testing.assert_array_equal(outputs, expected)
+    expected = parts(activation, x, x, harness)
+    for position in (0, 1):
+        outputs = list(fresh)
+        outputs[position] = x.copy()
+        harness.bind(op, {}, (outputs[position],) * 2, outputs)[0]()
+        np.testing.assert_array_equal(outputs, expected)
+
+
 @pytest.mark.parametrize("op", ["mul", "gelu_grad", "relu_grad", "maximum"])
 def test_an_output_may_lie_over_a_value_that_is_used_twice(op, harness, block_bytes):
     x = np.random.default_rng(5).standard_normal((9, 9), dtype=np.float32)
@@ -233,7 +293,12 @@ def test_outputs_may_be_strided(op, harness, block_bytes):
         np.testing.assert_array_equal(out, expected)
 
 
-def test_every_recipe_writes_its_output_in_the_last_step_only():
-    for kernel in catalogue.HOST_KERNELS:
-        for step in getattr(kernel, "recipe", ())[:-1]:
-            assert not step[2].startswith("out"), kernel.op
+def test_every_recipe_writes_an_output_once_and_reads_no_input_behind_the_first():
+    for kernel in catalogue.ELEMENTWISE_KERNELS:
+        targets = [step[2].partition(":")[0] for step in getattr(kernel, "recipe", ())]
+        written = [target for target in targets if target.startswith("out")]
+        assert written == ["out", "out2"][: len(written)], kernel.op
+        first = targets.index("out") if targets else 0
+        assert len(targets) - first == len(written), kernel.op
+        for _, operands, _ in getattr(kernel, "recipe", ())[first + 1 :]:
+            assert not {"a", "b", "c"} & {str(x).partition(":")[0] for x in operands}, kernel.op

@@ -81,7 +81,7 @@ def test_an_error_says_what_would_fit_and_who_stands_in_the_way():
     with pytest.raises(Infeasible) as failure:
         plan_recompute(problem, 1000)
     assert str(failure.value) == (
-        "no plan fits 1,000 bytes; the smallest one found needs 4.0 KiB (4,096 bytes). Op 3 alone"
+        "no plan fits 1000 B; the smallest one found needs 4.0 KiB (4,096 bytes). Op 3 alone"
         " needs 4.0 KiB (4,096 bytes) at once, and no plan goes below: raise the budget, or make"
         " that op smaller"
     )
