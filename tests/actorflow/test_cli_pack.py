@@ -127,7 +127,9 @@ def test_an_option_that_is_no_size_is_refused_as_an_argument(tmp_path, capsys, o
 
 
 def test_sizes_that_overflow_when_rounded_up_are_refused(tmp_path, capsys):
-    assert main(["pack", written(tmp_path, SMALL), "--alignment", str(1 << 59)]) == 1
+    rows = "".join([f"{name},0,1,1\n" for name in "abcde"])
+    path = written(tmp_path, "id,lower,upper,size\n" + rows)
+    assert main(["pack", path, "--alignment", str(1 << 59)]) == 1
     assert "2^61" in capsys.readouterr().err
 
 
