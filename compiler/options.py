@@ -45,6 +45,11 @@ class CompileOptions:
     alignment: int = 64
     verify: bool = False
 
+    @property
+    def asks_for_less(self) -> bool:
+        """Whether the plan may have to differ from the one that saves everything on the device."""
+        return bool(self.memory_budget) or self.recompute == "blocks" or self.offload == "optimizer"
+
     def recorded(self) -> tuple[tuple[str, PlainValue], ...]:
         """Return the options that change the plan, for its record and its key."""
         names = [f.name for f in fields(self)]
