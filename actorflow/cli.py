@@ -102,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
 
-    pack = commands.add_parser("pack", help="place the buffers of a CSV file, with a certificate")
+    pack = commands.add_parser(
+        "pack",
+        help="place the buffers of a CSV file, with a certificate",
+        epilog="Exit code 3 where the buffers do not fit the capacity, 1 for a file that is none.",
+    )
     cli_pack.add_arguments(pack)
     pack.set_defaults(command=cli_pack.run)
 

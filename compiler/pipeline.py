@@ -3,7 +3,9 @@
     trace -> check -> fuse_attention -> fuse_loss -> autodiff -> simplify -> merge_loss
     -> remake_activations -> rates -> outputs -> order -> lower -> verify
 
-One visible tuple, `PASSES`; a new pass is one new file and one line here. With `options.verify` the
+One visible tuple, `PASSES`; a new pass is one new file and one line here. Between order and lower
+stands `compiler.budget` where the options ask for fewer bytes: it rewrites an ordered graph, lowers
+it, and looks whether the plan fits. With `options.verify` the
 graph verifier runs after every pass; the plan verifier always runs.
 """
 
