@@ -17,7 +17,7 @@ import numpy as np
 
 from compiler.plan import Actor, ActorKind, DeviceMemory, Launch, Plan, Register, RegisterKind
 from compiler.types import RegisterId
-from memory.liveness import lower_bound
+from memory.liveness import align_up, lower_bound
 
 
 class Share(Enum):
@@ -150,7 +150,7 @@ def _registers_of(actors: tuple[Actor, ...], *kinds: ActorKind) -> set[RegisterI
 
 
 def _aligned(register: Register, alignment: int) -> int:
-    return -(-register.size_bytes // alignment) * alignment
+    return align_up(register.size_bytes, alignment)
 
 
 def _by_address(held: list[Register], of: tuple[Share, ...], alignment: int) -> dict[Share, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memory.liveness import lower_bound
+from memory.liveness import align_up, lower_bound
 from memory.offsets import OffsetPlan, certificate, plan_offsets
 
 
@@ -88,7 +88,7 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
         least = [p.size_bytes for p in parts]
         for chain, plan in inner.items():
             least[block_part[chain]] = plan.lower_bound_bytes
-        rounded = [-(-size // alignment) * alignment for size in least]
+        rounded = [align_up(size, alignment) for size in least]
         bound = lower_bound(lower, upper, rounded)[0]
     before = _reuse(parts, outer.offsets, spans)
     proof = _proof(outer, tuple(inner.values()), bound)

@@ -28,6 +28,7 @@ from compiler.plan import (
     View,
 )
 from compiler.types import ActorId, RegisterId, StreamId, TensorType, contiguous_strides
+from memory.liveness import align_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +248,3 @@ class PlanBuilder:
             return min([chain.first_launch for chain in touched]), max(ends)
         base = chains[item.chains[0]].first_launch
         return base + item.interval[0], base + item.interval[1]
-
-
-def align_up(size_bytes: int, alignment: int) -> int:
-    """Round up to a multiple of the alignment."""
-    return -(-size_bytes // alignment) * alignment

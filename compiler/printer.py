@@ -64,7 +64,9 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
 def _recomputation(note: Recomputation) -> str:
     budget = f"budget {format_bytes(note.budget_bytes)}: " if note.budget_bytes else ""
     if not note.num_launches:
-        return f"{budget}nothing runs again"
+        if note.method == "offload":
+            return f"{budget}copies take {note.extra:.1%} of the step's time; {note.certificate}"
+        return f"{budget}nothing runs again" if budget else note.certificate
     return (
         f"{budget}{note.num_launches} launches run again, {note.extra:.1%} of the step's time"
         f" ({note.method}); without, the arena has {format_bytes(note.store_all_bytes)};"

@@ -47,6 +47,11 @@ def as_intervals(
     return lo, up, sz
 
 
+def align_up(size_bytes: int, alignment: int) -> int:
+    """Round bytes up to a multiple of the alignment."""
+    return -(-size_bytes // alignment) * alignment
+
+
 def as_column(values: npt.ArrayLike, name: str) -> IntArray:
     """Return `values` as a one-dimensional int64 array.
 

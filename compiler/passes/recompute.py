@@ -27,6 +27,7 @@ from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.storage import Storage, assign_storage, launch_of_values
 from compiler.types import Phase, TensorType, ValueId
+from memory.liveness import align_up
 from memory.recompute.problem import Op, Problem
 
 
@@ -93,7 +94,7 @@ def _buffers(
             if storage.root[value] == value:
                 buffer_of[value] = len(sizes)
                 size = 0 if value in outputs else graph.types[value].size_bytes
-                sizes.append(-(-size // alignment) * alignment)
+                sizes.append(align_up(size, alignment))
     return buffer_of, sizes
 
 
@@ -114,7 +115,7 @@ def _op(
     return Op(
         reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),
         writes=tuple([buffer_of[v] for v in node.outputs if v in buffer_of]),
-        temp_bytes=-(-draft.info.workspace_bytes // alignment) * alignment,
+        temp_bytes=align_up(draft.info.workspace_bytes, alignment),
         duration=draft.info.duration_ns,
         in_place=tuple(
             [

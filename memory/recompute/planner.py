@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
+from memory.liveness import align_up
 from memory.offsets import plan_offsets
 from memory.recompute.chain import block_checkpointing, chain_plans
 from memory.recompute.floor import Floor, floor_op
@@ -279,12 +280,10 @@ def smallest_plan(problem: Problem, *, alignment: int = 64) -> RecomputePlan:
 
 def _aligned(problem: Problem, alignment: int) -> Problem:
     """Return the problem with every size rounded up, as the arena will hold it."""
-
-    def rounded(size: int) -> int:
-        return -(-size // alignment) * alignment
-
     return replace(
         problem,
-        ops=tuple([replace(op, temp_bytes=rounded(op.temp_bytes)) for op in problem.ops]),
-        size_bytes=tuple([rounded(size) for size in problem.size_bytes]),
+        ops=tuple(
+            [replace(op, temp_bytes=align_up(op.temp_bytes, alignment)) for op in problem.ops]
+        ),
+        size_bytes=tuple([align_up(size, alignment) for size in problem.size_bytes]),
     )

@@ -66,3 +66,13 @@ def test_what_runs_again_is_told_with_its_budget_its_price_and_what_it_saves(pla
     note = replace(note, num_launches=0)
     last = summarise(replace(plan, recomputation=(note,)))[-1]
     assert last.strip() == "budget 1.0 MiB: nothing runs again"
+
+
+def test_what_moves_to_host_memory_and_why_blocks_found_nothing_are_told(plan):
+    note = Recomputation(2**20, 4 * 2**20, 0, 0.031, "offload", "3 variables live in host memory")
+    last = summarise(replace(plan, recomputation=(note,)))[-1]
+    assert last.strip() == (
+        "budget 1.0 MiB: copies take 3.1% of the step's time; 3 variables live in host memory"
+    )
+    note = Recomputation(0, 4 * 2**20, 0, 0.0, "store all", "no chain of blocks")
+    assert summarise(replace(plan, recomputation=(note,)))[-1].strip() == "no chain of blocks"
