@@ -19,6 +19,7 @@ from pathlib import Path
 from actorflow.blas import HOLDING_VARIABLES, Blas, blas_without_variables, loaded_blas
 from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
+from actors.kernels.native.toolchain import find_toolchain
 
 OPTIONAL_PACKAGES = (("cupy", "cuda", "training on NVIDIA GPUs"),)
 """Optional packages: module, the extra of ours that installs it, its purpose."""
@@ -33,6 +34,7 @@ class Host:
 
     `packages` is distribution -> version or None, `optional` module -> is it there, `wings`
     package -> the folder it would be imported from, `home` the folder that the wings belong in.
+    `compiler` is what the C compiler calls itself, `onednn` the version of the library of products.
     `busy_cores` is what other processes use.
     """
 
@@ -45,6 +47,8 @@ class Host:
     home: Path
     blas: Blas | None
     free_blas: Blas | None
+    compiler: str | None
+    onednn: str | None
     num_cores: int
     quota_cores: float | None
     memory_bytes: int | None
@@ -71,6 +75,8 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         home=Path(__file__).resolve().parent.parent,
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
+        compiler=_compiler(environ),
+        onednn=_version("onednn-cpu-gomp"),
         num_cores=_num_cores(),
         quota_cores=_quota_cores(),
         memory_bytes=total,
@@ -120,6 +126,13 @@ def _busy_cores(wait: Callable[[float], None]) -> float | None:
     return busy_cores(before, after, max(num_ticks, 1.0))
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may keep busy: its affinity, and its group's quota."""
+    quota = _quota_cores()
+    cores = _num_cores()
+    return cores if quota is None else max(1, min(cores, round(quota)))
+
+
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -142,6 +155,11 @@ def _memory_bytes() -> tuple[int | None, int | None]:
         return sizes["MemTotal"], sizes["MemAvailable"]
     except (OSError, ValueError, IndexError, KeyError):
         return None, None
+
+
+def _compiler(environ: Mapping[str, str]) -> str | None:
+    toolchain = find_toolchain(environ, None)
+    return None if toolchain is None else f"{toolchain.path}: {toolchain.version.splitlines()[0]}"
 
 
 def _version(distribution: str) -> str | None:

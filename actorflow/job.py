@@ -32,6 +32,7 @@ from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
 from actorflow.listener import OnStep
 from actorflow.log import configure, logger
+from actorflow.native import build, ready_native
 from actorflow.nn.module import Module
 from actorflow.open_model import OpenModel, give_back, values_of
 from actorflow.optim import Optimizer
@@ -43,6 +44,7 @@ from actorflow.signature import Signature, difference, signature_of
 from actorflow.stepping import batches_of_step
 from actorflow.targets import HostTarget
 from actorflow.trace import find_source
+from compiler.collector import collector_paused
 from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
@@ -251,6 +253,7 @@ class Job:
             memory_budget=self.options.memory_budget,
             recompute=self.options.recompute,
             offload=self.options.offload,
+            fuses=ready_native(settings),
             verify=settings.verify,
         )
         graph = replace(self.graph(model, spec), num_ranks=num_ranks)
@@ -395,6 +398,7 @@ def job(
     return decorate if function is None else decorate(function)
 
 
+@collector_paused()
 def _compiled(
     key: str,
     graph: Graph,
@@ -408,11 +412,13 @@ def _compiled(
 
     cache = PlanCache(settings.cache, logger.warning)
     plan = cache.find(key) if settings.dump is None else None
-    if plan is not None:
+    if plan is not None and build(plan):
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
     before = time.perf_counter()
     plan = compile_graph(graph, target, options, dumper(settings.dump), evaluation)
+    while not build(plan):  # every turn takes at least one function off the generator's list
+        plan = compile_graph(graph, target, options, dumper(settings.dump), evaluation)
     check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))

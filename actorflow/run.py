@@ -7,6 +7,7 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from actorflow.settings import Settings, SettingsError
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
-from actors.load import load
+from actors.kernels.native.chain import join
+from actors.launch_trace import LaunchTrace
+from actors.load import Rework, load
 from actors.loop import Loop
-from actors.protocol import HostPort
+from actors.protocol import Chain, HostPort
 from actors.statistics import Statistics
 from actors.table import MachineTable
 from actors.timeline import Timeline
@@ -128,7 +131,14 @@ class Run:
         self._failed: ActorFailed | None = None
         self._timeline = Timeline() if settings.trace is not None else None
         self._trace_path = settings.trace
-        self.bound = load(plan, ports, catalogue.binders())
+        # Launch by launch where somebody watches.
+        self._launches = LaunchTrace() if settings.trace is not None else None
+        rework: Rework | None = None
+        if self._launches is not None:
+            rework = self._launches.watch
+        elif settings.log_level != "DEBUG":
+            rework = _joined
+        self.bound = load(plan, ports, catalogue.binders(), rework)
         for name, array in values.items():
             np.copyto(self.bound.variables[name], array)
         if "batches" in self.bound.variables:
@@ -244,12 +254,14 @@ class Run:
         if self._timeline is not None and self._trace_path is not None:
             names = tuple(stream.name for stream in self.plan.streams)
             timeline, self._timeline = self._timeline, None
+            launches, self._launches = self._launches, None
             try:
                 timeline.write_chrome_trace(
                     self._trace_path,
                     MachineTable.of(self.plan),
                     stream_names=names,
                     has_arrows=True,
+                    more=partial(launches.events, self.plan) if launches is not None else None,
                 )
             except OSError as error:
                 self._warn(f"ACTORFLOW_TRACE: cannot write {self._trace_path}: {error.strerror}")
@@ -415,3 +427,7 @@ def _line_of_output(plan: Plan, name: str) -> str | None:
         (f for f in plan.fields if f.register in registers and f.name == name), None
     )
     return None if found is None else str(plan.sources[found.source])
+
+
+def _joined(actor: int, chain: Chain) -> Chain:
+    return join(chain)

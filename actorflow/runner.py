@@ -29,6 +29,7 @@ from actorflow.evaluation import Evaluation, Results
 from actorflow.initialise import initial_values, steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.log import logger
+from actorflow.native import NATIVE, build, ready_native
 from actorflow.ports import Metrics, NonFiniteLoss
 from actorflow.run import Run, batches_per_step
 from actorflow.saving import Saver, Start, start_from
@@ -102,13 +103,13 @@ class Runner:
         self.plan = plan
         verify_plan(plan)
         _check_ranks(plan)
-        _check_kernels(plan)
         self._names = {v.name for v in plan.state}
         self._given: dict[str, Array] = dict(values or {})
         self._kept: Run | None = None
         self._newest: Run | None = None
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
+        _check_kernels(plan, is_native=ready_native(self._settings))
         if self._settings.verify:
             from actors.race import check_races  # costs start-up time that most runs need not pay
 
@@ -415,8 +416,15 @@ def _check_ranks(plan: Plan) -> None:
         )
 
 
-def _check_kernels(plan: Plan) -> None:
+def _check_kernels(plan: Plan, *, is_native: bool) -> None:
     """Refuse a plan whose scratch was planned for other kernels than this machine has."""
+    names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
+    native = [name for name in names if name.startswith(NATIVE)]
+    if native and not is_native:
+        raise PlanFormatError(
+            f"plan {plan.name!r} was compiled for native kernels ({', '.join(native)}), and here"
+            " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
+        )
     here, there = catalogue.fingerprint(), plan.target
     if here.split()[:1] != there.split()[:1]:
         raise PlanFormatError(
@@ -429,6 +437,11 @@ def _check_kernels(plan: Plan) -> None:
             plan.name,
             there,
             here,
+        )
+    if not build(plan):
+        raise PlanFormatError(
+            f"the C compiler of this machine refuses what plan {plan.name!r} needs (the log has its"
+            " words); compile the job again, and numpy's kernels take its place"
         )
 
 

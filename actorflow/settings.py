@@ -44,9 +44,10 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar(
         "ACTORFLOW_CACHE",
         "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
-        "folder of the plan cache and of measured rates; off disables it",
+        "folder of plans, compiled kernels and measured rates; off disables it",
     ),
     EnvVar("ACTORFLOW_THREADS", "all cores", "threads that a CPU kernel uses"),
+    EnvVar("ACTORFLOW_NATIVE", "1", "0 runs numpy's kernels only, without a C compiler"),
     EnvVar(
         "ACTORFLOW_STALL_SECONDS",
         "60",
@@ -70,6 +71,7 @@ class Settings:
     log_level: str = "WARNING"
     cache: Path | None = None
     threads: int | None = None
+    native: bool = True
     stall_seconds: float = 60.0
     warnings: tuple[str, ...] = ()
 
@@ -98,6 +100,7 @@ class Settings:
             log_level=_level(environ, "ACTORFLOW_LOG"),
             cache=cache,
             threads=_threads(environ, "ACTORFLOW_THREADS"),
+            native=_flag(environ, "ACTORFLOW_NATIVE", default=True),
             stall_seconds=_seconds(environ, "ACTORFLOW_STALL_SECONDS"),
             warnings=tuple(warnings),
         )
@@ -156,11 +159,13 @@ def _cache(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".cache" / "actorflow" if home else None
 
 
-def _flag(environ: Mapping[str, str], name: str) -> bool:
+def _flag(environ: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     value = environ.get(name, "").lower()
+    if not value:
+        return default
     if value in _TRUE:
         return True
-    if value in _FALSE or not value:
+    if value in _FALSE:
         return False
     raise SettingsError(f"{name}: expected 1 or 0 (or true, false), came {environ[name]!r}")
 

@@ -32,6 +32,7 @@ from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
 from actors.failure import Failure, blamed, explain, traced
 from actors.in_flight import NOBODY, InFlight, in_flight
+from actors.launch_number import launch_number
 from actors.machine import Machine
 from actors.protocol import Chain, Clock, LoadedPlan
 from actors.table import MachineTable
@@ -235,7 +236,7 @@ class Dispatcher:
                     for launch in launches:
                         launch()
                 except BaseException as error:
-                    launch_index = len(chain) - length_hint(launches) - 1
+                    launch_index = launch_number(chain, len(chain) - length_hint(launches) - 1)
                     # The traceback keeps this frame, and what it knows, as long as the error lives.
                     del chain, launches, launch
                     self._fail_firing(actor, launch_index, error)

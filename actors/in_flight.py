@@ -16,6 +16,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from actors.launch_number import launch_number
+
 NOBODY = -1
 """The actor of a thread that waits."""
 
@@ -58,7 +60,7 @@ def in_flight(thread: threading.Thread, code: CodeType) -> InFlight | None:
     actor, chain, launches, since_ns = _locals(frame, "actor", "chain", "launches", "since")
     if actor is None or actor == NOBODY or chain is None or launches is None:
         return None
-    launch = max(0, len(chain) - length_hint(launches) - 1)
+    launch = launch_number(chain, max(0, len(chain) - length_hint(launches) - 1))
     return InFlight(actor, launch, since_ns, tuple(stack[:_INNERMOST]))
 
 

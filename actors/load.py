@@ -7,7 +7,7 @@ again. A launch that touches no register with several slots is bound once and sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd, lcm
 from types import MappingProxyType
 from typing import Protocol
@@ -23,6 +23,10 @@ from compiler.types import RegisterId
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 _PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+
+
+Rework = Callable[[int, Chain], Chain]
+"""From an actor's number and chain to what its firings run."""
 
 
 class KernelBinder(Protocol):
@@ -88,7 +92,10 @@ class BoundPlan:
 
 
 def load(
-    plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, KernelBinder]
+    plan: Plan,
+    ports: Mapping[str, HostPort],
+    kernels: Mapping[str, KernelBinder],
+    rework: Rework | None = None,
 ) -> BoundPlan:
     """Allocate the arenas of a plan, fill its constants and bind all its launches.
 
@@ -96,6 +103,8 @@ def load(
         plan: A verified plan.
         ports: A host port for every SOURCE and SINK actor, by name of the actor.
         kernels: Kernels by the name that launches use.
+        rework: Makes of an actor's bound chain one that does the same, such as with neighbouring
+            launches as one call; None leaves chains as they are, launch by launch.
 
     Raises:
         ValueError: A port is missing, or is there for no actor.
@@ -107,7 +116,12 @@ def load(
     for constant in plan.constants:
         _fill(views.get(constant.view, 0), constant)
     bound = BoundPlan(plan, ports, views)
-    bound.chains = tuple([_bind_actor(plan, views, a, ports, kernels) for a in plan.actors])
+    chains = [_bind_actor(plan, views, a, ports, kernels) for a in plan.actors]
+    if rework is not None:
+        chains = [
+            tuple([rework(actor, chain) for chain in phases]) for actor, phases in enumerate(chains)
+        ]
+    bound.chains = tuple(chains)
     return bound
 
 

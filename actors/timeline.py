@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from actors.table import MachineTable
 
 Row = tuple[int, int, int, int]
 """Actor, index of the firing, start and end in nanoseconds."""
+
+MoreEvents = Callable[[int], list[dict[str, Any]]]
 
 
 class Timeline:
@@ -61,10 +63,12 @@ class Timeline:
         *,
         stream_names: tuple[str, ...] = (),
         has_arrows: bool = False,
+        more: MoreEvents | None = None,
     ) -> None:
         """Write the rows as a Chrome trace: see the function of this name."""
+        rows = self.rows()
         write_chrome_trace(
-            path, self.rows(), table, stream_names=stream_names, has_arrows=has_arrows
+            path, rows, table, stream_names=stream_names, has_arrows=has_arrows, more=more
         )
 
 
@@ -75,12 +79,14 @@ def write_chrome_trace(
     *,
     stream_names: tuple[str, ...] = (),
     has_arrows: bool = False,
+    more: MoreEvents | None = None,
 ) -> None:
     """Write firings as JSON for chrome://tracing or Perfetto, one track per stream.
 
     A firing tells what it waited for last, and how long its actor had been idle by then.
     `has_arrows` draws an arrow for every message that carries tokens, to each firing that reads
-    them. Rows may come from a `Timeline` or a `SimulatedRun`.
+    them. Rows may come from a `Timeline` or a `SimulatedRun`. `more` returns further events, from
+    the time that is 0 in the picture.
     """
     rows = tuple(rows)
     origin = min([row[2] for row in rows], default=0)
@@ -108,6 +114,8 @@ def write_chrome_trace(
         )
     if has_arrows:
         events.extend(_arrows(rows, table, origin))
+    if more is not None:
+        events.extend(more(origin))
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
 
 

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from actors.errors import SourceExhausted
 from actors.failure import Failure
 from actors.in_flight import NOBODY, InFlight, in_flight
+from actors.launch_number import launch_number
 from actors.protocol import Chain, Clock, Launch
 from actors.table import MachineTable
 from actors.timeline import Timeline
@@ -119,7 +120,9 @@ class Worker:
                 for launch in launches:
                     launch()
             except BaseException as error:
-                code = self._fail(error, actor, len(chain) - length_hint(launches) - 1)
+                code = self._fail(
+                    error, actor, launch_number(chain, len(chain) - length_hint(launches) - 1)
+                )
             after = clock()
             busy_ns[actor] += after - since
             if timeline is not None:

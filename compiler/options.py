@@ -25,7 +25,8 @@ class CompileOptions:
     `recompute`: what may run again to save bytes; "auto", what the budget asks for; "none"; or
     "blocks", whatever lies between articulation points of the forward graph, always. `offload`:
     what may live in the memory of the host; "auto", what the budget asks for, where the device has
-    a link; "none"; or "optimizer", all optimizer state. `verify`: run the graph verifier between
+    a link; "none"; or "optimizer", all optimizer state. `fuses`: whether elementwise and row-reduction ops become groups, which pays
+    where a device has generated kernels. `verify`: run the graph verifier between
     passes.
     """
 
@@ -43,6 +44,7 @@ class CompileOptions:
     recompute: str = "auto"
     offload: str = "auto"
     alignment: int = 64
+    fuses: bool = False
     verify: bool = False
 
     @property

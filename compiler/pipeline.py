@@ -40,12 +40,13 @@ from compiler.verify import verify_plan
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One rewrite: its name, what must have happened before, what holds afterwards."""
+    """One rewrite: its name, what must have happened before, what holds afterwards, and when."""
 
     name: str
     run: Callable[[Graph], Graph]
     needs: tuple[str, ...]
     provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
 
 
 PASSES: tuple[Pass, ...] = (
@@ -99,7 +100,7 @@ def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefi
     """Run all passes over a graph."""
     if options.verify:
         check(graph, "trace")
-    for step in PASSES:
+    for step in [step for step in PASSES if step.is_wanted(options)]:
         graph = step.run(graph)
         if options.verify:
             check(graph, step.name)

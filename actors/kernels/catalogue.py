@@ -22,6 +22,7 @@ from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand
 from actors.kernels.linear_loss import LINEAR_LOSS_KERNELS
 from actors.kernels.loss import LOSS_KERNELS
 from actors.kernels.matmul import MATMUL_KERNELS
+from actors.kernels.native import runtime
 from actors.kernels.norm import NORM_KERNELS
 from actors.kernels.random import RANDOM_KERNELS
 from actors.kernels.reduce import REDUCE_KERNELS
@@ -130,6 +131,7 @@ def fingerprint() -> str:
         f"numpy-{np.__version__}",
         f"{blas.get('name', 'blas')}-{blas.get('version', 'unknown')}",
         platform.machine(),
+        *[text for text in (runtime.fingerprint(),) if text],
         *sorted(f"{kernel.op}:{kernel.name}" for kernel in _registered),
     ]
     return " ".join(parts)

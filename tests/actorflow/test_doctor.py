@@ -21,6 +21,8 @@ SOUND = Host(
     home=Path("/code"),
     blas=FAST,
     free_blas=None,
+    compiler="/usr/bin/cc: cc 12.2.0",
+    onednn="2023.2.0",
     num_cores=8,
     quota_cores=None,
     memory_bytes=64 * 2**30,
@@ -44,6 +46,8 @@ def test_a_sound_machine_has_no_warning():
         "ok   numpy       2.4.0",
         "ok   msgpack     1.2",
         "ok   blas        libscipy_openblas.so: SkylakeX kernels, 8 threads",
+        "ok   compiler    /usr/bin/cc: cc 12.2.0",
+        "ok   onednn      2023.2.0",
         "ok   cores       8 available",
         "ok   load        other processes use 0.1 cores",
         "ok   ram         48.0 GiB available of 64.0 GiB",
@@ -202,3 +206,21 @@ def test_the_exit_code_tells_whether_something_is_to_be_mended(monkeypatch, caps
     monkeypatch.setattr(doctor.os, "environ", HOME)
     assert doctor.main() == code
     assert capsys.readouterr().out.splitlines() == report_lines(HOME, seen)
+
+
+def test_no_compiler_says_what_it_costs_and_how_to_get_one():
+    ((text, mend),) = warnings(compiler=None)
+    assert text.startswith("no cc, gcc or clang: numpy's kernels run, and a step of a small GPT")
+    assert "apt install gcc" in mend
+
+
+def test_a_compiler_that_does_not_run_is_named():
+    ((text, _),) = warnings({**HOME, "CC": "icc"}, compiler=None)
+    assert text.startswith("CC=icc does not run")
+
+
+def test_a_missing_library_of_products_is_a_warning_only_where_there_is_one():
+    ((text, mend),) = warnings(onednn=None)
+    assert "go through OpenBLAS" in text
+    assert mend == "python -m pip install onednn-cpu-gomp cffi"
+    assert warnings(onednn=None, system="Linux aarch64") == []

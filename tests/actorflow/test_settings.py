@@ -39,7 +39,7 @@ def test_every_variable_is_read():
 
 
 def test_each_variable_of_the_table_is_known_and_changes_something():
-    values = {"ACTORFLOW_LOG": "error"}
+    values = {"ACTORFLOW_LOG": "error", "ACTORFLOW_NATIVE": "0"}
     for variable in ENVIRONMENT:
         changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
         assert changed != Settings.from_env(HOME)

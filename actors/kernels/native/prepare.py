@@ -1,0 +1,40 @@
+"""All generated functions of a plan, built in one start of the compiler, before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from actors.kernels.kernel import Operand
+from actors.kernels.native import runtime
+from actors.kernels.native.generated import Generated
+from actors.kernels.native.runtime import CFunction
+from compiler.plan import Launch, Plan
+
+
+def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
+    """Build what the launches of a plan need. Raises CompilerError; see `runtime.prepare`."""
+    runtime.prepare(functions_of(plan, kernels))
+
+
+def functions_of(plan: Plan, kernels: Mapping[str, object]) -> tuple[CFunction, ...]:
+    """Return the generated functions of a plan, each once, in the order of first use."""
+    found: dict[str, CFunction] = {}
+    for actor in plan.actors:
+        for launch in actor.launches:
+            for function in _functions(plan, launch, kernels):
+                found.setdefault(function.name, function)
+    return tuple(found.values())
+
+
+def _functions(plan: Plan, launch: Launch, kernels: Mapping[str, object]) -> Iterator[CFunction]:
+    kernel = kernels.get(launch.kernel)
+    if isinstance(kernel, Generated):
+        attrs = MappingProxyType(dict(launch.attrs))
+        inputs, outputs = _operands(plan, launch.inputs), _operands(plan, launch.outputs)
+        yield from kernel.functions(attrs, inputs, outputs)
+
+
+def _operands(plan: Plan, views: tuple[int, ...]) -> tuple[Operand, ...]:
+    seen = [plan.views[index] for index in views]
+    return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in seen])

@@ -1,0 +1,237 @@
+/* The pool of threads, and the runner of chains.
+ *
+ * The pool is made for a machine that is shared: a call is cut into more chunks than threads, chunks
+ * are taken from a counter, and a helper that the system does not run takes none, so that nobody
+ * waits for it. Helpers spin for SPIN_NS after their last chunk, because the next launch is usually
+ * nanoseconds away, and then sleep on a futex. The caller waits the same way for chunks in flight.
+ *
+ * One call has the pool at a time; a second thread that comes meanwhile runs its chunks alone.
+ *
+ * A call is open between the two stores to `is_open`. A helper counts itself `inside` before it looks
+ * at `is_open`, the caller closes before it looks at `inside`, both sequentially consistent: so either
+ * the helper sees a closed call and leaves, or the caller sees the helper and waits for it.
+ */
+#define _GNU_SOURCE
+#define AF_RUNTIME_C
+#include "runtime.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <sched.h>
+#endif
+
+#define MAX_THREADS 256
+#define SPIN_NS 40000
+
+static struct {
+    _Atomic int32_t num_helpers;
+    _Atomic int32_t is_taken;
+    _Alignas(64) _Atomic uint32_t generation;
+    _Atomic int32_t num_asleep;
+    _Alignas(64) _Atomic int32_t is_open;
+    _Alignas(64) _Atomic uint32_t inside;
+    _Atomic int32_t caller_sleeps;
+    _Alignas(64) _Atomic int64_t next;
+    _Atomic int32_t next_worker;
+    af_body body;
+    void *arguments;
+    int64_t num_chunks;
+    int32_t max_workers;
+    void (*prepare)(int);
+    int64_t spins;
+} pool;
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+#ifdef __linux__
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+#else
+    struct timespec pause = {0, 50000};
+    if (atomic_load(word) == value) nanosleep(&pause, NULL);
+#endif
+}
+
+static void wake(_Atomic uint32_t *word, int count) {
+#ifdef __linux__
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+#else
+    (void)word, (void)count;
+#endif
+}
+
+static void take_chunks(int32_t worker) {
+    af_body body = pool.body;
+    void *arguments = pool.arguments;
+    int64_t num_chunks = pool.num_chunks, chunk;
+    while ((chunk = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < num_chunks)
+        body(arguments, chunk, worker);
+}
+
+static void help(void) {
+    atomic_fetch_add(&pool.inside, 1);
+    if (atomic_load(&pool.is_open)) {
+        int32_t worker = atomic_fetch_add(&pool.next_worker, 1);
+        if (worker < pool.max_workers) take_chunks(worker);
+    }
+    if (atomic_fetch_sub(&pool.inside, 1) == 1 && atomic_load(&pool.caller_sleeps))
+        wake(&pool.inside, 1);
+}
+
+static void *helper(void *unused) {
+    (void)unused;
+    if (pool.prepare) pool.prepare(1);
+    uint32_t seen = 0;
+    for (;;) {
+        uint32_t generation = atomic_load(&pool.generation);
+        for (int64_t i = 0; generation == seen && i < pool.spins; i++) {
+            relax();
+            generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
+        }
+        while (generation == seen) {
+            atomic_fetch_add(&pool.num_asleep, 1);
+            sleep_while(&pool.generation, seen);
+            atomic_fetch_sub(&pool.num_asleep, 1);
+            generation = atomic_load(&pool.generation);
+        }
+        seen = generation;
+        help();
+    }
+    return NULL;
+}
+
+static void wait_for_helpers(void) {
+    uint32_t inside = atomic_load(&pool.inside);
+    for (int64_t i = 0; inside && i < pool.spins; i++) {
+        relax();
+        inside = atomic_load_explicit(&pool.inside, memory_order_acquire);
+    }
+    if (!inside) {
+        atomic_load(&pool.inside);
+        return;
+    }
+    atomic_store(&pool.caller_sleeps, 1);
+    while ((inside = atomic_load(&pool.inside)) != 0) sleep_while(&pool.inside, inside);
+    atomic_store(&pool.caller_sleeps, 0);
+}
+
+static void parallel(af_body body, void *arguments, int64_t num_chunks, int32_t max_workers) {
+    int32_t is_free = 0;
+    if (num_chunks <= 1 || max_workers <= 1 || atomic_load(&pool.num_helpers) == 0 ||
+        !atomic_compare_exchange_strong(&pool.is_taken, &is_free, 1)) {
+        for (int64_t chunk = 0; chunk < num_chunks; chunk++) body(arguments, chunk, 0);
+        return;
+    }
+    pool.body = body;
+    pool.arguments = arguments;
+    pool.num_chunks = num_chunks;
+    pool.max_workers = max_workers;
+    atomic_store(&pool.next, 0);
+    atomic_store(&pool.next_worker, 1);
+    atomic_store(&pool.is_open, 1);
+    atomic_fetch_add(&pool.generation, 1);
+    if (atomic_load(&pool.num_asleep)) {
+        int64_t most = af_min(num_chunks, max_workers) - 1;
+        wake(&pool.generation, (int)most);
+    }
+    take_chunks(0);
+    atomic_store(&pool.is_open, 0);
+    wait_for_helpers();
+    atomic_store(&pool.is_taken, 0);
+}
+
+/* A forked child has no helpers; whoever held the pool is not there either. */
+static void forget_helpers(void) {
+    atomic_store(&pool.num_helpers, 0);
+    atomic_store(&pool.inside, 0);
+    atomic_store(&pool.is_open, 0);
+    atomic_store(&pool.is_taken, 0);
+    atomic_store(&pool.num_asleep, 0);
+}
+
+static int64_t count_spins(void) {
+    int64_t spins = 1000, begin = now_ns();
+    for (int64_t i = 0; i < spins; i++) relax();
+    int64_t taken = af_max(now_ns() - begin, 1);
+    return af_max(spins * SPIN_NS / taken, 100);
+}
+
+/* Starts helpers until there are `num_threads` - 1, and returns how many threads a call has.
+ * `prepare` is called with 1 on every helper first; only the first call's counts. Not for two
+ * threads at once. */
+AF_EXPORT int32_t af_start(int32_t num_threads, void (*prepare)(int)) {
+    static int is_prepared;
+    if (!is_prepared) {
+        is_prepared = 1;
+        pool.prepare = prepare;
+        pool.spins = count_spins();
+        pthread_atfork(NULL, NULL, forget_helpers);
+    }
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the interpreter's main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.num_helpers < num_threads - 1 && pool.num_helpers < MAX_THREADS - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, helper, NULL)) break;
+        pthread_detach(thread);
+        atomic_fetch_add(&pool.num_helpers, 1);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return pool.num_helpers + 1;
+}
+
+AF_EXPORT af_parallel_fn af_parallel_address(void) { return parallel; }
+
+/* A chain. `where` is the launch that runs now, for whoever looks from another thread. */
+typedef struct {
+    af_launch function;
+    void *arguments;
+} af_call;
+
+typedef struct {
+    const af_call *calls;
+    int64_t num_calls;
+    volatile int64_t where;
+    int64_t *durations_ns; /* added up per call, or NULL */
+} af_chain;
+
+AF_EXPORT int32_t af_run_chain(void *arguments) {
+    af_chain *chain = arguments;
+    const af_call *calls = chain->calls;
+    int64_t num_calls = chain->num_calls;
+    int64_t *durations = chain->durations_ns;
+    int64_t begin = durations ? now_ns() : 0;
+    for (int64_t i = 0; i < num_calls; i++) {
+        chain->where = i;
+        int32_t status = calls[i].function(calls[i].arguments);
+        if (status) return status;
+        if (durations) {
+            int64_t end = now_ns();
+            durations[i] += end - begin;
+            begin = end;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,210 @@
+"""The native half of the host: one pool of threads per process, and the symbols of C texts.
+
+`turn_on` is called by the roof, with what the settings say, before anything is compiled; until
+then, and where there is no C compiler, native kernels take no call and numpy's run. What is loaded
+stays for the life of the process: launches hold addresses of it.
+
+State of the module, and why: a pool of threads belongs to the process, because two would fight for
+its cores (two alternating pools cost a factor of 2 to 3), and a library once loaded cannot be
+unloaded under the launches that point into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actors.kernels.native.toolchain import CompilerError, Toolchain
+
+_HERE = Path(__file__).parent
+_INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class CFunction:
+    """A launch in C: the text of `int32_t NAME(void *arguments)`, static functions included.
+
+    The text may use runtime.h and math.h of this folder; every name at file scope begins with
+    `name`, so that the functions of a plan can stand in one file. `about` says to a person what it
+    computes.
+    """
+
+    name: str
+    text: str
+    about: str = ""
+
+
+@dataclass(slots=True)
+class _State:
+    toolchain: Toolchain | None = None
+    core: ctypes.CDLL | None = None
+    num_threads: int = 1
+    addresses: dict[str, int] = field(default_factory=dict)
+    files: dict[str, ctypes.CDLL] = field(default_factory=dict)
+    libraries: list[ctypes.CDLL] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> None:
+    """Start the pool with this many threads, the caller's own included; native kernels take calls.
+
+    A second call may add threads, and changes nothing else. `prepare_thread` is the address of a
+    C function called with 1 on every helper at its start, or 0.
+
+    Raises CompilerError when the compiler does not take our own runtime.
+    """
+    with _lock:
+        if _state.core is None:
+            core = toolchain.library(_text_of("runtime.c"))
+            core.af_parallel_address.restype = ctypes.c_void_p
+            core.af_start.argtypes = (ctypes.c_int32, ctypes.c_void_p)
+            _state.core, _state.toolchain = core, toolchain
+        _state.num_threads = int(_state.core.af_start(num_threads, prepare_thread or None))
+        _state.num_threads = min(_state.num_threads, num_threads)
+
+
+def turn_off() -> None:
+    """Let native kernels take no further call; launches that are bound go on. For tests."""
+    with _lock:
+        _state.core = None
+
+
+def is_on() -> bool:
+    """Whether native kernels take calls."""
+    return _state.core is not None
+
+
+def num_threads() -> int:
+    """Return how many threads a call may use; 1 while nothing is turned on."""
+    return _state.num_threads if is_on() else 1
+
+
+def fingerprint() -> str:
+    """Return what native kernels depend on besides their text; "" while nothing is turned on."""
+    if _state.toolchain is None or not is_on():
+        return ""
+    return f"native-{_state.toolchain.fingerprint}-{_state.num_threads}"
+
+
+def prepare(functions: Iterable[CFunction]) -> None:
+    """Build all functions that are not there yet, in one library: one start of the compiler.
+
+    Raises CompilerError when some are refused; it names the first and says what that computes.
+    `is_broken` is true of them from then on, and the others are built.
+    """
+    with _lock:
+        missing = {f.name: f for f in functions if f.name not in _state.addresses}
+        if not missing:
+            return
+        wanted = [missing[name] for name in sorted(missing)]
+        try:
+            _load(wanted)
+        except CompilerError:
+            refusals = [text for text in [_load_alone(function) for function in wanted] if text]
+            if not refusals:
+                return
+            more = f" ({len(refusals)} functions were refused)" if len(refusals) > 1 else ""
+            raise CompilerError(refusals[0] + more) from None
+
+
+def address_of(function: CFunction) -> int:
+    """Return the address of a function, built now if need be. Raises CompilerError."""
+    found = _state.addresses.get(function.name)
+    if found is None:
+        prepare((function,))
+        found = _state.addresses[function.name]
+    return found
+
+
+def address_in(file: str, symbol: str) -> int:
+    """Return the address of a function in a C file of this folder: ("attention.c", "af_forward").
+
+    Raises CompilerError when the compiler refuses the file.
+    """
+    with _lock:
+        library = _state.files.get(file)
+        if library is None:
+            library = _state.files[file] = _linked(_text_of(file))
+        return _address(library, symbol)
+
+
+def is_broken(function: CFunction) -> bool:
+    """Whether the compiler refused this function before."""
+    return function.name in _state.broken
+
+
+def broken_functions() -> dict[str, str]:
+    """Return what the compiler refused, with its message."""
+    return dict(_state.broken)
+
+
+def chain_runner() -> int:
+    """Return the address of `af_run_chain`. Raises RuntimeError while nothing is turned on."""
+    if _state.core is None:
+        raise RuntimeError("native kernels are not turned on")
+    return _address(_state.core, "af_run_chain")
+
+
+def unique_name(prefix: str, text: str) -> str:
+    """Return a C name made from the content of a text; put it where the text says NAME."""
+    return f"{prefix}_{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()}"
+
+
+def _load(functions: list[CFunction]) -> None:
+    includes = '#include "runtime.h"\n#include "af_math.h"\n'
+    text = includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions])
+    library = _linked(_with_includes(text))
+    for function in functions:
+        _state.addresses[function.name] = _address(library, function.name)
+
+
+def _load_alone(function: CFunction) -> str:
+    """Build one function; return why that cannot be, or nothing."""
+    try:
+        _load([function])
+    except CompilerError as error:
+        refusal = _state.broken[function.name] = f"{function.about or function.name}: {error}"
+        return refusal
+    return ""
+
+
+def _linked(text: str) -> ctypes.CDLL:
+    """Return the library of a text, bound to the pool."""
+    if _state.toolchain is None or _state.core is None:
+        raise CompilerError("native kernels are not turned on: there is no C compiler")
+    library = _state.toolchain.library(text)
+    library.af_bind_runtime.argtypes = (ctypes.c_void_p,)
+    library.af_bind_runtime(_state.core.af_parallel_address())
+    _state.libraries.append(library)
+    return library
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+
+
+def _text_of(file: str) -> str:
+    return _with_includes((_HERE / file).read_text(encoding="utf-8"))
+
+
+def _with_includes(text: str) -> str:
+    """Put the headers of this folder into a text: what is built depends on one text alone."""
+    seen: set[str] = set()
+
+    def included(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen:
+            return ""
+        seen.add(name)
+        return _INCLUDE.sub(included, (_HERE / name).read_text(encoding="utf-8"))
+
+    return _INCLUDE.sub(included, text)

@@ -1,0 +1,159 @@
+"""The C compiler of this machine, and the shared libraries that it built, kept by content.
+
+A library is found again by the hash of all that decides its bytes: the text, the flags, the
+compiler's version, and the features of the processor. So a cache that was made on another machine
+is never run: `-march=native` code for a foreign processor would end the process with SIGILL. A file
+is written under a temporary name and renamed, so that two processes may build the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import ActorflowError
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Werror=implicit-function-declaration",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+)
+"""No -ffast-math: it would lose NaN, infinities and the sign of zero."""
+
+_COMPILERS = ("cc", "gcc", "clang")
+_TIMEOUT_S = 120
+_MAX_ERRORS = 3
+
+
+class CompilerError(ActorflowError):
+    """The C compiler does not take a text, or does not run; the message has its own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A C compiler: where it is, what it calls itself, and the processor it compiles for.
+
+    `folder` keeps the built libraries; None builds them anew in every process.
+    """
+
+    path: str
+    version: str
+    processor: str
+    folder: Path | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything besides the text that decides what a library does."""
+        text = "\n".join([self.version, self.processor, *FLAGS])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def library(self, text: str) -> ctypes.CDLL:
+        """Return the library of a C text, built now unless the folder has it.
+
+        Raises CompilerError when the compiler refuses. A folder that cannot be written, or a file
+        in it that cannot be loaded, costs a build and no more.
+        """
+        name = f"{self.fingerprint}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.so"
+        if self.folder is not None:
+            kept = self.folder / name
+            if kept.exists():
+                with contextlib.suppress(OSError):  # half a file, or a foreign one: build it again
+                    return ctypes.CDLL(str(kept))
+        with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
+            built = self._build(text, Path(place))
+            kept_at = _keep(built, self.folder, name)
+            return ctypes.CDLL(str(kept_at or built))
+
+    def _build(self, text: str, place: Path) -> Path:
+        source, library = place / "kernels.c", place / "kernels.so"
+        source.write_text(text, encoding="utf-8")
+        command = [self.path, *FLAGS, str(source), "-o", str(library), "-lm", "-lpthread"]
+        try:
+            ended = subprocess.run(
+                command, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=None
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CompilerError(f"the C compiler {self.path} does not run: {error}") from None
+        if ended.returncode or not library.exists():
+            raise CompilerError(
+                f"the C compiler {self.path} ended with status {ended.returncode}:"
+                f" {_errors_in(ended.stderr.decode('utf-8', 'replace'))}"
+            )
+        return library
+
+
+def find_toolchain(environ: Mapping[str, str], folder: Path | None) -> Toolchain | None:
+    """Return the compiler that CC names, else the first of cc, gcc and clang; None without one.
+
+    `folder` is made, for this user alone, when the first library is kept.
+    """
+    names = (environ["CC"],) if environ.get("CC") else _COMPILERS
+    for name in names:
+        path = shutil.which(name, path=environ.get("PATH"))
+        version = None if path is None else _version(path)
+        if path is not None and version is not None:
+            return Toolchain(path, version, processor(), folder)
+    return None
+
+
+def processor() -> str:
+    """Return the model and features of this machine's processor, as far as the system tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in wanted:
+            found.setdefault(key.strip(), value.strip())
+    return "\n".join([platform.machine(), *[found.get(key, "") for key in wanted]])
+
+
+def _errors_in(said: str) -> str:
+    """Return the first errors of what a compiler said, on one line."""
+    lines = said.splitlines()
+    errors = [line for line in lines if "error" in line] or lines
+    return "; ".join(errors[:_MAX_ERRORS]) or "it says nothing"
+
+
+def _version(path: str) -> str | None:
+    try:
+        ended = subprocess.run(
+            [path, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout.decode("utf-8", "replace").strip()
+
+
+def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
+    """Move a library to the folder; None where that cannot be."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        os.close(handle)
+        shutil.copyfile(built, temporary)
+        os.replace(temporary, folder / name)
+    except OSError:
+        return None
+    return folder / name

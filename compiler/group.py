@@ -1,0 +1,151 @@
+"""A group: elementwise, broadcast and row-reduction ops as one straight-line program.
+
+A group works on a *space* of rows and columns. Every value is one of four kinds: FULL [rows,
+columns], ROW [rows], COLUMN [columns], SCALAR []. A program is in single assignment form: values
+are numbered, inputs first, then one per instruction; the outputs name values. It says what is
+computed and nothing of how: the host's generator makes loops in C of it, a device's generator a
+kernel, and numpy can follow it instruction by instruction.
+
+The program is part of the plan (attributes of a launch), so it has a plain form: nested tuples.
+
+**Where the elements of an input are.** The group sees shapes [rows, columns] or [rows]; a FULL or
+ROW input may be smaller than the space and be repeated: the element of row r is that of its own
+row (r // every) % count.
+
+**Arithmetic.** Floats compute in their own type (bfloat16 in float32), reductions of float32 and
+bfloat16 in float32. A bfloat16 value is rounded where it is an output, and for all that read it
+then; inside the group it keeps the digits of float32. `sum` over columns adds in an order of the
+generator's choice, the same on every run; over rows likewise, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import cast
+
+from compiler.types import DType
+
+
+class Kind(Enum):
+    """How a value lies in the space."""
+
+    FULL = "full"
+    ROW = "row"
+    COLUMN = "column"
+    SCALAR = "scalar"
+
+
+ELEMENTWISE = (
+    *("add", "sub", "mul", "div", "max", "min", "pow", "mod"),
+    *("neg", "abs", "sign", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf"),
+    *("sin", "cos", "floor", "ceil", "round"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "select"),
+)
+"""Ops of one element. Operands are of one dtype, which is the result's too, except that comparisons
+give bool, and `select` takes (bool, a, b). Operands of lesser kinds are broadcast: the kind of the
+result is FULL where any operand is or one is ROW and one COLUMN, else ROW, else COLUMN, else
+SCALAR. max and min pass NaN on, as numpy's maximum and minimum do."""
+
+ROW_REDUCTIONS = ("row_sum", "row_max", "row_min")
+"""FULL -> ROW."""
+
+COLUMN_REDUCTIONS = ("column_sum",)
+"""FULL -> COLUMN: over all rows. Its result may only be an output, or feed COLUMN values that are."""
+
+OTHERS = ("constant", "cast", "column_index", "row_index", "check_index", "philox")
+"""`constant` (number) -> SCALAR; `cast` to another dtype; `column_index` -> the column's number, an
+int32 (kind COLUMN); `row_index` (every, count) -> (row // every) % count, or row // every where
+count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW) -> the operand, and
+the launch fails where it is not in [0, extent); `philox` (operands seed, step: int64 SCALAR;
+constants key, p) -> bool FULL: whether dropout keeps the element, as
+`compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInput:
+    """An operand of the launch as the program sees it; see the module's docstring."""
+
+    dtype: DType
+    kind: Kind
+    every: int = 1
+    count: int = 0
+    """Rows of its own; 0: as many as the space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step: an op on earlier values. `constants` are what the op has besides operands."""
+
+    op: str
+    operands: tuple[int, ...]
+    dtype: DType
+    kind: Kind
+    constants: tuple[int | float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A group: value v is input v, or instruction v - len(inputs). `outputs` name values."""
+
+    inputs: tuple[GroupInput, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def num_values(self) -> int:
+        """Inputs and results."""
+        return len(self.inputs) + len(self.instructions)
+
+    def dtype_of(self, value: int) -> DType:
+        """Return the element type of a value."""
+        num = len(self.inputs)
+        return self.inputs[value].dtype if value < num else self.instructions[value - num].dtype
+
+    def kind_of(self, value: int) -> Kind:
+        """Return how a value lies in the space."""
+        num = len(self.inputs)
+        return self.inputs[value].kind if value < num else self.instructions[value - num].kind
+
+
+Plain = tuple[object, ...]
+
+
+def to_plain(program: Program) -> Plain:
+    """Return a program as nested tuples of numbers and texts, for attributes."""
+    return (
+        tuple([(i.dtype.value, i.kind.value, i.every, i.count) for i in program.inputs]),
+        tuple(
+            [
+                (i.op, i.operands, i.dtype.value, i.kind.value, i.constants)
+                for i in program.instructions
+            ]
+        ),
+        program.outputs,
+    )
+
+
+def from_plain(plain: object) -> Program:
+    """Return the program of a plain form."""
+    inputs, instructions, outputs = cast("tuple[tuple[tuple[object, ...], ...], ...]", plain)
+    return Program(
+        tuple(
+            [
+                GroupInput(DType(d), Kind(k), cast("int", every), cast("int", count))
+                for d, k, every, count in inputs
+            ]
+        ),
+        tuple(
+            [
+                Instruction(
+                    cast("str", op),
+                    cast("tuple[int, ...]", operands),
+                    DType(d),
+                    Kind(k),
+                    cast("tuple[int | float, ...]", constants),
+                )
+                for op, operands, d, k, constants in instructions
+            ]
+        ),
+        cast("tuple[int, ...]", outputs),
+    )

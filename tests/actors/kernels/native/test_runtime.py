@@ -1,0 +1,172 @@
+"""The pool of threads and the generated functions of a process."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.kernels.native.launch import NativeError, address, native_launch, single
+from actors.kernels.native.runtime import CFunction, unique_name
+from actors.kernels.native.toolchain import CompilerError
+
+MARK = """
+static void NAME_body(void *arguments, int64_t chunk, int32_t worker) {
+    af_word *a = arguments;
+    int64_t *counts = a[0].p, *workers = a[1].p;
+    counts[chunk] += 1;
+    workers[chunk] = worker;
+}
+AF_EXPORT int32_t NAME(void *arguments) {
+    af_word *a = arguments;
+    af_parallel(NAME_body, arguments, a[2].i, a[3].i);
+    return 0;
+}
+"""
+STATUS = """
+AF_EXPORT int32_t NAME(void *arguments) { return ((af_word *)arguments)[0].i; }
+"""
+WORDS = """
+AF_EXPORT int32_t NAME(void *arguments) {
+    af_word *a = arguments;
+    ((double *)a[0].p)[0] = a[1].d + a[2].f + a[3].i;
+    return 0;
+}
+"""
+
+
+def function(text, about=""):
+    name = unique_name("test", text)
+    return CFunction(name, text.replace("NAME", name), about)
+
+
+def marked(native, num_chunks, max_workers):
+    counts, workers = np.zeros(max(num_chunks, 1), np.int64), np.zeros(max(num_chunks, 1), np.int64)
+    where = native.address_of(function(MARK))
+    words = [address(counts), address(workers), num_chunks, max_workers]
+    return native_launch(where, words, (counts, workers)), counts, workers
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 2, 3, 100, 5000])
+@pytest.mark.parametrize("max_workers", [1, 2, 64])
+def test_every_chunk_runs_exactly_once(native, num_chunks, max_workers):
+    launch, counts, workers = marked(native, num_chunks, max_workers)
+    for _ in range(20):
+        launch()
+    assert counts[:num_chunks].tolist() == [20] * num_chunks
+    assert workers.min() >= 0
+    assert workers.max() < min(max_workers, 2)
+
+
+def test_threads_that_call_at_once_each_get_all_their_chunks(native):
+    """One has the pool, the others run alone; none waits for another's chunks."""
+    cases = [marked(native, 64, 2) for _ in range(4)]
+
+    def call(launch):
+        for _ in range(500):
+            launch()
+
+    threads = [threading.Thread(target=call, args=(launch,)) for launch, _, _ in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _, counts, _ in cases:
+        assert counts.tolist() == [500] * 64
+
+
+def test_a_sleeping_helper_wakes_for_the_next_call(native):
+    """Calls that come long after the helpers went to sleep lose no chunk."""
+    launch, counts, _ = marked(native, 8, 2)
+    pause = threading.Event()
+    for _ in range(5):
+        launch()
+        pause.wait(0.002)  # nothing is measured: the helpers' spin is 20 times shorter
+    assert counts.tolist() == [5] * 8
+
+
+def test_a_status_is_an_error_with_its_meaning(native):
+    where = native.address_of(function(STATUS))
+    native_launch(where, [0])()
+    launch = native_launch(where, [7], explain=lambda status: f"meaning of {status}")
+    with pytest.raises(NativeError, match="status 7: meaning of 7"):
+        launch()
+
+
+def test_words_arrive_as_integers_doubles_and_singles(native):
+    out = np.zeros(1)
+    words = [address(out), 0.1, single(2.5), -3]
+    native_launch(native.address_of(function(WORDS)), words, (out,))()
+    assert out[0] == 0.1 + 2.5 - 3
+
+
+def test_prepare_starts_the_compiler_once_for_all(native, native_toolchain, monkeypatch):
+    built = []
+    real = type(native_toolchain).library
+    monkeypatch.setattr(
+        type(native_toolchain),
+        "library",
+        lambda self, text: built.append(text) or real(self, text),
+    )
+    wanted = [function(STATUS + f"/* {i} of one library */") for i in range(5)]
+    native.prepare(wanted)
+    native.prepare(wanted)
+    addresses = {native.address_of(f) for f in wanted}
+    assert len(built) == 1
+    assert len(addresses) == 5
+
+
+def test_a_refused_function_is_named_and_the_others_are_built(native):
+    good = function(STATUS + "/* beside a bad one */")
+    bad = function("AF_EXPORT int32_t NAME(void *a) { return no_such_thing; }", "add, gelu of x.py")
+    with pytest.raises(CompilerError, match=r"add, gelu of x\.py: .*no_such_thing"):
+        native.prepare([bad, good])
+    assert native.is_broken(bad)
+    assert not native.is_broken(good)
+    native_launch(native.address_of(good), [0])()
+    assert "no_such_thing" in native.broken_functions()[bad.name]
+
+
+def test_names_follow_from_content():
+    assert unique_name("x", "a") == unique_name("x", "a") != unique_name("x", "b")
+
+
+def test_what_is_off_takes_no_call_and_has_no_fingerprint(native, native_toolchain):
+    assert native.is_on()
+    assert native.fingerprint().endswith("-2")
+    native.turn_off()
+    assert not native.is_on()
+    assert native.fingerprint() == ""
+    assert native.num_threads() == 1
+
+
+def test_fewer_threads_than_the_pool_has_may_be_asked_for(native, native_toolchain):
+    native.turn_on(native_toolchain, 1)
+    assert native.num_threads() == 1
+    native.turn_on(native_toolchain, 2)
+    assert native.num_threads() == 2
+
+
+def test_a_forked_child_runs_alone(native):
+    """The helpers stay with the parent; the child must not wait for them."""
+    launch, counts, _ = marked(native, 16, 2)
+    launch()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        launch()
+        os.write(writer, bytes([int(counts.sum())]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == bytes([32])
+    os.close(reader), os.close(writer)
+
+
+def test_helpers_take_no_signal(native):
+    """Signals are for the interpreter's main thread: a helper runs no Python."""
+    tasks = [task / "status" for task in Path("/proc/self/task").iterdir()]
+    lines = [line for task in tasks for line in task.read_text().splitlines()]
+    blocked = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")]
+    assert [mask for mask in blocked if mask & 1 << (signal.SIGINT - 1)]

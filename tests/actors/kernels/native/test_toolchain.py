@@ -1,0 +1,120 @@
+"""The C compiler: what is kept, what is built again, and what a refusal says."""
+
+import ctypes
+import os
+import shutil
+import stat
+from dataclasses import replace
+
+import pytest
+
+from actors.kernels.native.toolchain import CompilerError, find_toolchain
+
+ANSWER = '__attribute__((visibility("default"))) int answer(void) { return 42; }\n'
+
+
+@pytest.fixture
+def chain(native_toolchain, tmp_path):
+    return replace(native_toolchain, folder=tmp_path / "kept")
+
+
+def files(chain):
+    return sorted(path.name for path in chain.folder.iterdir())
+
+
+def counting(chain, tmp_path):
+    """Return a toolchain whose compiler counts its starts in a file."""
+    script = tmp_path / "counting-cc"
+    script.write_text(f'#!/bin/sh\necho x >> {tmp_path}/starts\nexec {chain.path} "$@"\n')
+    script.chmod(0o755)
+    return replace(chain, path=str(script))
+
+
+def starts(tmp_path):
+    path = tmp_path / "starts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_library_is_built_once_and_kept_by_content(chain, tmp_path):
+    counted = counting(chain, tmp_path)
+    assert counted.library(ANSWER).answer() == 42
+    assert counted.library(ANSWER).answer() == 42
+    assert starts(tmp_path) == 1
+    assert len(files(counted)) == 1
+
+
+def test_another_text_is_another_library(chain):
+    assert chain.library(ANSWER).answer() == 42
+    assert chain.library(ANSWER.replace("42", "43")).answer() == 43
+    assert len(files(chain)) == 2
+
+
+def test_what_was_built_for_another_processor_is_never_loaded(chain, tmp_path):
+    """A cache that came from another machine holds instructions that this one may not have."""
+    foreign = replace(chain, processor="a processor with an instruction of its own")
+    foreign.library(ANSWER)
+    kept = files(chain)
+    counted = counting(chain, tmp_path)
+    assert counted.library(ANSWER).answer() == 42
+    assert starts(tmp_path) == 1
+    assert len(files(chain)) == len(kept) + 1
+
+
+def test_another_compiler_version_builds_again(chain):
+    chain.library(ANSWER)
+    replace(chain, version="another").library(ANSWER)
+    assert len(files(chain)) == 2
+
+
+def test_half_a_file_in_the_cache_is_built_again(chain):
+    chain.folder.mkdir(parents=True)
+    probe = replace(chain, folder=chain.folder.parent / "probe")
+    probe.library(ANSWER)
+    (name,) = files(probe)
+    (chain.folder / name).write_bytes(b"\x7fELF and no more")
+    assert chain.library(ANSWER).answer() == 42
+    # The mended file serves the next process.
+    assert ctypes.CDLL(str(chain.folder / name)).answer() == 42
+
+
+def test_the_folder_is_for_this_user_alone(chain):
+    chain.library(ANSWER)
+    assert stat.S_IMODE(chain.folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_costs_a_build_and_no_more(chain, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert replace(chain, folder=blocked / "below").library(ANSWER).answer() == 42
+
+
+def test_no_folder_keeps_nothing(chain):
+    assert replace(chain, folder=None).library(ANSWER).answer() == 42
+    assert not chain.folder.exists()
+
+
+def test_a_refusal_has_the_words_of_the_compiler(chain):
+    with pytest.raises(CompilerError, match=r"ended with status 1.*unknown_word"):
+        chain.library("int f(void) { return unknown_word; }\n")
+    assert not chain.folder.exists() or not files(chain)
+
+
+def test_a_compiler_that_cannot_be_started_is_named(chain, tmp_path):
+    broken = replace(chain, path=str(tmp_path / "nowhere"))
+    with pytest.raises(CompilerError, match="nowhere does not run"):
+        broken.library(ANSWER)
+
+
+def test_cc_names_the_compiler(native_toolchain, tmp_path):
+    other = tmp_path / "my-compiler"
+    shutil.copy("/bin/sh", other)
+    other.write_text("#!/bin/sh\necho my compiler 1.0\n")
+    other.chmod(0o755)
+    found = find_toolchain({"CC": str(other), "PATH": os.environ["PATH"]}, None)
+    assert found is not None
+    assert (found.path, found.version) == (str(other), "my compiler 1.0")
+
+
+def test_a_machine_without_a_compiler_has_none(tmp_path):
+    assert find_toolchain({"PATH": str(tmp_path)}, None) is None
+    assert find_toolchain({"PATH": str(tmp_path), "CC": "no-such-compiler"}, None) is None

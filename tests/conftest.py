@@ -1,0 +1,40 @@
+"""Fixtures of all wings: native kernels are off unless a test asks for them."""
+
+import os
+
+import pytest
+
+from actors.kernels.native import runtime, toolchain
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--native",
+        action="store_true",
+        help="let every job use native kernels, as a user's does; for tests/system",
+    )
+
+
+@pytest.fixture(scope="session")
+def native_toolchain(tmp_path_factory):
+    """The C compiler of this machine, with a folder for what it builds; skips without one."""
+    found = toolchain.find_toolchain(os.environ, tmp_path_factory.mktemp("native"))
+    if found is None:
+        pytest.skip("there is no C compiler on this machine")
+    return found
+
+
+@pytest.fixture
+def native(native_toolchain, monkeypatch):
+    """Turn native kernels on, with two threads, for one test; returns the module `runtime`."""
+    monkeypatch.setenv("ACTORFLOW_NATIVE", "1")
+    runtime.turn_on(native_toolchain, 2)
+    yield runtime
+    runtime.turn_off()
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_numpy(request, monkeypatch):
+    """Let jobs use numpy's kernels, so that plans are the same with and without a compiler."""
+    if not request.config.getoption("--native") and "native" not in request.fixturenames:
+        monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
