@@ -12,6 +12,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
+# Where the rivals of `actorflow bench` live; another folder is told to it with --env.
+BENCH_ENV ?= .bench-env
+BENCH_STAMPS := $(patsubst %,$(BENCH_ENV)/%/.installed,torch jax tensorflow)
+
 # OpenBLAS reads these when it is loaded. A value exported for another machine halves every matrix
 # product of numpy: `.venv/bin/python -m actorflow.doctor` tells.
 unexport OPENBLAS_CORETYPE
@@ -22,10 +26,10 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check lint types contracts model soak bench clean
+.PHONY: help demo test check lint types contracts model soak bench bench-env clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
@@ -59,10 +63,22 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 	done; \
 	test -n "$$found" || { echo "make bench: there is no benchmarks/bench_*.py" >&2; exit 1; }
 
+bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
+
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A rival's environment holds that rival alone; the stamp says that pip came to its end.
+$(BENCH_ENV)/torch/.installed: RIVAL := torch==2.13.0
+$(BENCH_ENV)/jax/.installed: RIVAL := jax
+$(BENCH_ENV)/tensorflow/.installed: RIVAL := tensorflow==2.21.0
+$(BENCH_ENV)/%/.installed:
+	@echo "make: installing $(RIVAL) into $(@D)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$(RIVAL)" numpy
+	@touch $@
 
 # A kill may have left half an environment, so it is pip that is asked and not the folder.
 $(RUN_STAMP): pyproject.toml

@@ -12,6 +12,8 @@ from actorflow.house import check_house
 
 check_house()
 
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
 from actorflow import data, nn, optim  # noqa: E402  # the house is checked before its rooms are entered
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402
@@ -43,8 +45,6 @@ from actorflow.functional import (  # noqa: E402
     where,
 )
 from actorflow.job import Job, job  # noqa: E402
-from actorflow.ports import NonFiniteLoss  # noqa: E402
-from actorflow.runner import FitResult, Runner, Stopped  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed  # noqa: E402
 from compiler.errors import (  # noqa: E402
@@ -59,7 +59,30 @@ from compiler.errors import (  # noqa: E402
 from compiler.plan import Plan  # noqa: E402
 from compiler.types import DType, TensorType  # noqa: E402
 
+if TYPE_CHECKING:
+    from actorflow.ports import NonFiniteLoss
+    from actorflow.runner import FitResult, Runner, Stopped
+
 __version__ = "0.1.0"
+
+_LATE = {
+    "FitResult": "actorflow.runner",
+    "NonFiniteLoss": "actorflow.ports",
+    "Runner": "actorflow.runner",
+    "Stopped": "actorflow.runner",
+}
+"""Names whose modules load the kernels and the machine, a third of the time of this import."""
+
+
+def __getattr__(name: str) -> Any:
+    """Hand on a name of `_LATE` when it is first asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value
+
 
 __all__ = [
     "ActorFailed",

@@ -1,4 +1,4 @@
-"""The command line: `actorflow run | plan | simulate | pack | top | ckpt | ops | doctor`.
+"""The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | doctor`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actorflow import cli_memory, cli_pack, cli_simulate, doctor, top
+from actorflow import cli_bench, cli_memory, cli_pack, cli_simulate, doctor, top
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.data import Tokens
 from actorflow.job import PlanCaptured, capturing_plan
+from actorflow.native import retune
 from actorflow.run import batch_fields
 from actorflow.runner import Runner
+from actorflow.settings import Settings
 from actors.race import RaceError, check_races
 from compiler.errors import ActorflowError, CompileError, InternalError, PlanFormatError
 from compiler.plan import Plan
@@ -66,8 +68,9 @@ def _report(error: ActorflowError | OSError) -> None:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return our arguments and the script's: all after `run SCRIPT.py`, else those after `--`."""
-    if arguments[:1] == ["run"] and arguments[1:2] and arguments[1].endswith(".py"):
-        return arguments[:2], [a for a in arguments[2:] if a != "--"]
+    script = 2 if arguments[1:2] == ["--tune"] else 1
+    if arguments[:1] == ["run"] and "".join(arguments[script : script + 1]).endswith(".py"):
+        return arguments[: script + 1], [a for a in arguments[script + 1 :] if a != "--"]
     if "--" in arguments:
         cut = arguments.index("--")
         return arguments[:cut], arguments[cut + 1 :]
@@ -88,12 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--steps", type=int, help="plan file: total number of steps")
     run.add_argument("--checkpoint", help="plan file: directory of the run")
     run.add_argument("--seed", type=int, default=0, help="plan file: seed of the run (default 0)")
+    run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {cli_bench.TUNE_HELP}")
     run.set_defaults(command=_run)
 
     plan = commands.add_parser("plan", help="show the plan of a script's first fit, or a plan file")
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--full", action="store_true", help="print every launch")
+    plan.add_argument("--tune", action="store_true", help=cli_bench.TUNE_HELP)
     cli_memory.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
@@ -109,6 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     cli_pack.add_arguments(pack)
     pack.set_defaults(command=cli_pack.run)
+
+    bench = commands.add_parser("bench", help="compare with other engines, row by row")
+    cli_bench.add_arguments(bench)
+    bench.set_defaults(command=cli_bench.run)
 
     watch = commands.add_parser("top", help="watch a run: its actors, and what they wait for")
     top.add_arguments(watch)
@@ -135,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _tune(options)
     if not _is_plan_file(options.file):
         _run_script(options.file, options.rest)
         return 0
@@ -156,7 +166,21 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> None:
+    """Forget what was measured, where --tune asks for it. Raises CompileError for a plan file."""
+    if not options.tune:
+        return
+    if _is_plan_file(options.file):
+        raise CompileError(
+            f"--tune chooses kernels anew, and {options.file} is a plan, whose kernels are chosen;"
+            " give it the script"
+        )
+    if not retune(Settings.from_env(os.environ)):
+        print("actorflow: --tune measures nothing: native kernels are off", file=sys.stderr)
+
+
 def _plan(options: argparse.Namespace) -> int:
+    _tune(options)
     draw = cli_memory.drawing(options, _proven)
     plan, store_all = _plans_of(options.file, options.rest)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))

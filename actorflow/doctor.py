@@ -159,6 +159,9 @@ def _native_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
                 "install a C compiler (Debian, Ubuntu: apt install gcc), or name it with CC",
             )
         )
+    elif host.compiler_error:
+        text = f"{host.compiler_error}: numpy's kernels run, and {_COST_WITHOUT_COMPILER}"
+        found.append(Finding("compiler", text, "mend it, or name another C compiler with CC"))
     else:
         found.append(Finding("compiler", host.compiler))
     if host.onednn is not None:

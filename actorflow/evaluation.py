@@ -47,6 +47,11 @@ class EvaluationJob(Protocol):
         """Bytes that the job's own arena may take; 0: as many as it needs."""
         ...
 
+    @property
+    def precision(self) -> str:
+        """What the products of the job read: "fp32" or "bf16"."""
+        ...
+
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph for a model and the types of a batch."""
         ...

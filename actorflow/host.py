@@ -13,13 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from actorflow.blas import HOLDING_VARIABLES, Blas, blas_without_variables, loaded_blas
 from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
-from actors.kernels.native.toolchain import find_toolchain
+from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
 OPTIONAL_PACKAGES = (("cupy", "cuda", "training on NVIDIA GPUs"),)
 """Optional packages: module, the extra of ours that installs it, its purpose."""
@@ -34,7 +33,8 @@ class Host:
 
     `packages` is distribution -> version or None, `optional` module -> is it there, `wings`
     package -> the folder it would be imported from, `home` the folder that the wings belong in.
-    `compiler` is what the C compiler calls itself, `onednn` the version of the library of products.
+    `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
+    `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
     """
 
@@ -55,6 +55,7 @@ class Host:
     available_bytes: int | None
     busy_cores: float | None
     cache_is_writable: bool
+    compiler_error: str = ""
 
 
 def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sleep) -> Host:
@@ -65,6 +66,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
     """
     held = any(environ.get(name) for name in HOLDING_VARIABLES)
     total, available = _memory_bytes()
+    toolchain = find_toolchain(environ, None)
     return Host(
         python=sys.version_info[:3],
         system=f"{platform.system()} {platform.machine()}",
@@ -75,7 +77,8 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         home=Path(__file__).resolve().parent.parent,
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
-        compiler=_compiler(environ),
+        compiler=None if toolchain is None else _described(toolchain),
+        compiler_error="" if toolchain is None else _refusal(toolchain),
         onednn=_version("onednn-cpu-gomp"),
         num_cores=_num_cores(),
         quota_cores=_quota_cores(),
@@ -157,12 +160,22 @@ def _memory_bytes() -> tuple[int | None, int | None]:
         return None, None
 
 
-def _compiler(environ: Mapping[str, str]) -> str | None:
-    toolchain = find_toolchain(environ, None)
-    return None if toolchain is None else f"{toolchain.path}: {toolchain.version.splitlines()[0]}"
+def _described(toolchain: Toolchain) -> str:
+    return f"{toolchain.path}: {(toolchain.version.splitlines() or ['no version'])[0]}"
+
+
+def _refusal(toolchain: Toolchain) -> str:
+    """Return why a compiler does not build a function of one line; "" where it does."""
+    try:
+        toolchain.library("int af_probe(void) { return 0; }\n")
+    except CompilerError as error:
+        return str(error)
+    return ""
 
 
 def _version(distribution: str) -> str | None:
+    from importlib import metadata  # 10 ms that a run need not pay
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -19,38 +19,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
-from actorflow.dump import dumper
 from actorflow.evaluation import Evaluation, check_results, check_shared_arena
 from actorflow.identity import ByIdentity
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
-from actorflow.listener import OnStep
 from actorflow.log import configure, logger
-from actorflow.native import build, ready_native
 from actorflow.nn.module import Module
-from actorflow.open_model import OpenModel, give_back, values_of
 from actorflow.optim import Optimizer
-from actorflow.plan_cache import PlanCache, cache_key
-from actorflow.ports import Metrics
-from actorflow.runner import FitResult, Runner
 from actorflow.settings import Settings
 from actorflow.signature import Signature, difference, signature_of
-from actorflow.stepping import batches_of_step
-from actorflow.targets import HostTarget
 from actorflow.trace import find_source
 from compiler.collector import collector_paused
 from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
 from compiler.plan import Plan
 from compiler.types import TensorType
+
+if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
+    from actorflow.listener import OnStep
+    from actorflow.open_model import OpenModel
+    from actorflow.ports import Metrics
+    from actorflow.runner import FitResult, Runner
+    from actorflow.targets import HostTarget
 
 Array = np.ndarray[Any, Any]
 
@@ -147,7 +144,7 @@ class Job:
                     model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks
                 )
             raise PlanCaptured(plan, store_all)
-        runner = Runner(plan, values=values_of(model), seed=self.options.seed)
+        runner = self._runner(plan, model, {})
         try:
             return runner.fit(
                 data,
@@ -172,7 +169,7 @@ class Job:
         """
         self.close(model)
         plan = self.compile(model, data)
-        runner = Runner(plan, values=values_of(model), seed=self.options.seed)
+        runner = self._runner(plan, model, {})
         try:
             yield from runner.stream(data, steps=steps)
         finally:
@@ -187,6 +184,8 @@ class Job:
         `close`. Another batch type opens another plan, which goes on with the optimizer state of
         this one. The model's parameters are always the newest to whoever reads them.
         """
+        from actorflow.stepping import batches_of_step
+
         where = f"step of job {self.name!r}"
         batches = batches_of_step(batch, self.options.accumulate, where)
         spec = spec_of(batches[0], where)
@@ -209,6 +208,8 @@ class Job:
         signature: Signature,
         opened: OpenModel | None,
     ) -> OpenModel:
+        from actorflow.open_model import OpenModel
+
         plan = self._compile(model, spec, metrics_every=1)
         carried: dict[str, Array] = {}
         if opened is not None:
@@ -219,12 +220,21 @@ class Job:
                 array = left.get(variable.name)
                 if array is not None and array.shape == type_.shape:
                     carried[variable.name] = array
-        runner = Runner(plan, values=carried | values_of(model), seed=self.options.seed)
+        runner = self._runner(plan, model, carried)
         is_training = self.options.train
         return self._open.set(model, OpenModel(model, runner, signature, is_training=is_training))
 
+    def _runner(self, plan: Plan, model: Module, carried: Mapping[str, Array]) -> Runner:
+        """Return a runner with the model's own parameters, and whatever else is carried over."""
+        from actorflow.open_model import values_of
+        from actorflow.runner import Runner
+
+        return Runner(plan, values={**carried, **values_of(model)}, seed=self.options.seed)
+
     def _give_back(self, model: Module, runner: Runner) -> None:
         if self.options.train:
+            from actorflow.open_model import give_back
+
             give_back(model, runner.variables())
 
     def _compile(
@@ -236,6 +246,10 @@ class Job:
         evaluation: Evaluation | None = None,
         num_ranks: int = 1,
     ) -> Plan:
+        from actorflow.native import ready_native
+        from actorflow.plan_cache import cache_key
+        from actorflow.targets import HostTarget
+
         spec = dict(data) if isinstance(data, Mapping) else data.spec()
         settings = Settings.from_env(os.environ)
         cadence = Every.parse(every) if every is not None else None
@@ -253,7 +267,9 @@ class Job:
             memory_budget=self.options.memory_budget,
             recompute=self.options.recompute,
             offload=self.options.offload,
-            fuses=ready_native(settings),
+            precision=self.options.precision,
+            evaluate_precision=evaluation.job.precision if evaluation else "fp32",
+            fuses=ready_native(settings, deterministic=self.options.deterministic),
             verify=settings.verify,
         )
         graph = replace(self.graph(model, spec), num_ranks=num_ranks)
@@ -279,6 +295,11 @@ class Job:
     def memory_budget(self) -> int:
         """Bytes that the arena of the job's plans may take; 0: as many as they need."""
         return self.options.memory_budget
+
+    @property
+    def precision(self) -> str:
+        """What the products of the job read: "fp32" or "bf16"."""
+        return self.options.precision
 
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.
@@ -318,6 +339,8 @@ def job(
     memory_budget: str | int | None = None,
     recompute: str = "auto",
     offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
 ) -> Job: ...
 
 
@@ -334,6 +357,8 @@ def job(
     memory_budget: str | int | None = None,
     recompute: str = "auto",
     offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
 ) -> Callable[[Function], Job]: ...
 
 
@@ -350,6 +375,8 @@ def job(
     memory_budget: str | int | None = None,
     recompute: str = "auto",
     offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
 ) -> Job | Callable[[Function], Job]:
     """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
 
@@ -377,6 +404,13 @@ def job(
             computes: "auto", what the budget asks for, where the device has a link and copies cost
             less than running launches again; "none"; "optimizer", all optimizer state, always.
             What lives there is no part of memory_budget. A job on the host itself gains nothing.
+        precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
+            it, while parameters, their gradients and updates, norms, softmax and losses stay
+            float32. Outputs and checkpoints are float32 as ever: a run may go on in the other
+            precision. An evaluation computes in the precision of its own job.
+        deterministic: True chooses the library of each matrix product by a fixed rule. False, by
+            default, chooses the one that was measured to be the fastest on this machine; another
+            machine, or `--tune`, may then choose another, whose last bits differ.
     """
 
     def decorate(given: Function) -> Job:
@@ -392,6 +426,8 @@ def job(
             memory_budget=memory_budget,
             recompute=recompute,
             offload=offload,
+            precision=precision,
+            deterministic=deterministic,
         )
         return Job(given, options)
 
@@ -408,19 +444,27 @@ def _compiled(
     evaluation: Graph | None,
 ) -> Plan:
     """Return the plan from the cache on disk, or compile it and keep it there."""
-    from actors.race import check_races  # needed only where something is compiled
+    from actorflow.native import build, compiled, has_refusals
+    from actorflow.plan_cache import PlanCache
 
     cache = PlanCache(settings.cache, logger.warning)
     plan = cache.find(key) if settings.dump is None else None
     if plan is not None and build(plan):
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
+    # A quarter of the house, which a run from the cache never loads.
+    from actorflow.dump import dumper
+    from actors.race import check_races
+    from compiler.pipeline import compile_graph
+
     before = time.perf_counter()
-    plan = compile_graph(graph, target, options, dumper(settings.dump), evaluation)
-    while not build(plan):  # every turn takes at least one function off the generator's list
-        plan = compile_graph(graph, target, options, dumper(settings.dump), evaluation)
+    plan = compiled(
+        options.name,
+        lambda: compile_graph(graph, target, options, dumper(settings.dump), evaluation),
+    )
     check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
-    cache.store(key, plan)
+    if not has_refusals():  # a compiler that is mended is to be asked again
+        cache.store(key, plan)
     return plan

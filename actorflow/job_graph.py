@@ -12,6 +12,7 @@ from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
 from actorflow.trace import Trace, current_trace, recording
 from compiler.attrs import NO_ATTRS
+from compiler.collector import collector_paused
 from compiler.errors import CompileError
 from compiler.graph import Accumulation, Graph, Output, Write
 from compiler.ops.update import INCREMENT
@@ -36,7 +37,7 @@ def trace_job(
     trace = Trace(
         spec, names, paths, is_training=options.train, batches_per_step=options.accumulate
     )
-    with recording(trace):
+    with collector_paused(), recording(trace):
         returned = function(model, Batch(trace))
         outputs = _outputs(name, returned, is_training=options.train)
         b = trace.builder

@@ -19,6 +19,7 @@ MAX_STREAMS = 64
 CHOICES = {
     "recompute": ("auto", "none", "blocks"),
     "offload": ("auto", "none", "optimizer"),
+    "precision": ("fp32", "bf16"),
 }
 
 
@@ -31,7 +32,8 @@ class JobOptions:
     signatures per model. A step consumes `accumulate` batches; the outputs of `metrics_every` steps
     reach the listener together; a step runs on `streams` compute streams. Its arena takes at most
     `memory_budget` bytes (0: as many as it needs); `recompute` says what may run again for it, and
-    `offload` what may live in host memory.
+    `offload` what may live in host memory. `precision` is what products read. A `deterministic` job
+    has its kernels chosen by rule, never by measured times.
     """
 
     optimizer: Optimizer | None
@@ -44,6 +46,8 @@ class JobOptions:
     memory_budget: int
     recompute: str
     offload: str
+    precision: str
+    deterministic: bool
 
 
 def checked_options(
@@ -59,6 +63,8 @@ def checked_options(
     memory_budget: Any,
     recompute: Any,
     offload: Any,
+    precision: Any,
+    deterministic: Any,
 ) -> JobOptions:
     """Return the options of a job. Raises CompileError with the user's line."""
     where = find_source()
@@ -97,12 +103,17 @@ def checked_options(
             f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
             f" accumulate={accumulate} out"
         )
-    for name, choice in (("recompute", recompute), ("offload", offload)):
+    choices = {"recompute": recompute, "offload": offload, "precision": precision}
+    for name, choice in choices.items():
         if choice not in CHOICES[name]:
             known = ", ".join([repr(known) for known in CHOICES[name]])
             raise CompileError(
                 f"{where}: {name} of job {job!r} must be one of {known}, got {choice!r}"
             )
+    if not isinstance(deterministic, bool):
+        raise CompileError(
+            f"{where}: deterministic of job {job!r} must be True or False, got {deterministic!r}"
+        )
     try:
         budget = 0 if memory_budget is None else parse_bytes(memory_budget)
     except ValueError as error:
@@ -118,4 +129,6 @@ def checked_options(
         budget,
         recompute,
         offload,
+        precision,
+        deterministic,
     )

@@ -8,12 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actorflow.evaluation import OnResult, Results
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
-from actorflow.status import StatusWriter
 from actors.statistics import Statistics
+
+if TYPE_CHECKING:
+    from actorflow.status import StatusWriter
 
 OnStep = Callable[[int, Metrics], None]
 

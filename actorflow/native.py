@@ -1,63 +1,122 @@
 """Native kernels, as the settings ask for them: turned on once, before anything is compiled.
 
 What cannot be had is said in one line of the log, and numpy's kernels run in its place: no C
-compiler, a compiler that refuses our runtime, a function of a plan that it refuses.
+compiler, a compiler that refuses our runtime, a function or a file of a plan that it refuses.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from actorflow.host import usable_cores
 from actorflow.log import logger
 from actorflow.settings import Settings
 from actors.kernels import catalogue
-from actors.kernels.native import runtime
+from actors.kernels.native import onednn, runtime, tuning
 from actors.kernels.native.prepare import prepare_plan
 from actors.kernels.native.toolchain import CompilerError, find_toolchain
+from compiler.errors import InternalError
 from compiler.plan import Plan
 
 NATIVE = ("c.", "onednn.", "openblas.")
 """How the names of native kernels begin."""
 
+_NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
 
-def ready_native(settings: Settings) -> bool:
-    """Turn native kernels on or off, as the settings say; return whether they are on."""
+
+def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
+    """Turn native kernels on or off, as the settings say; return whether they are on.
+
+    Which library computes a product is chosen by measured times, unless it is to be deterministic.
+    """
     if not settings.native:
         runtime.turn_off()
         return False
+    tuning.configure(_folder(settings), deterministic)
     threads = settings.threads or usable_cores()
     if runtime.is_on() and runtime.num_threads() == threads:
         return True
-    return _turned_on(settings.cache, threads)
+    return _turned_on(_folder(settings), threads)
+
+
+def retune(settings: Settings) -> bool:
+    """Forget which library was the fastest for which product: compiling measures again.
+
+    Return whether there is anything to measure: native kernels are on.
+    """
+    is_on = ready_native(settings)
+    if is_on:
+        tuning.retune()
+    return is_on
+
+
+def choices() -> str:
+    """Return what the choice among native kernels depends on besides compiler and processor."""
+    return f"{tuning.epoch()} {onednn.fingerprint()}" if runtime.is_on() else ""
+
+
+def has_refusals() -> bool:
+    """Whether the compiler refused something: plans of this process may lack native kernels."""
+    return runtime.is_on() and bool(runtime.refusals())
+
+
+def is_native(plan: Plan) -> bool:
+    """Whether some launch of a plan has a native kernel."""
+    return any([x.kernel.startswith(NATIVE) for actor in plan.actors for x in actor.launches])
+
+
+def compiled(name: str, make: Callable[[], Plan]) -> Plan:
+    """Return the plan that `make` compiles, with all that its launches need built.
+
+    What the compiler refuses is said in a line of the log, with its words, and the plan is made
+    again: it has numpy's kernels in place of that.
+    """
+    num_refusals = -1
+    while num_refusals < len(runtime.refusals()):  # every further turn has one refusal more
+        num_refusals = len(runtime.refusals())
+        try:
+            plan = make()
+        except CompilerError as error:  # a file that products are measured with
+            _say_refused(name, error)
+            continue
+        if build(plan):
+            return plan
+    raise InternalError(f"plan {name!r}: the C compiler refuses what no kernel asks for")
 
 
 def build(plan: Plan) -> bool:
     """Build what a plan's launches need; return False where the compiler refuses some of it.
 
-    A line of the log has the compiler's words then. Compiled again, the plan has numpy's kernels in
-    place of what was refused.
+    A line of the log has the compiler's words then.
     """
     if not runtime.is_on():
         return True
     try:
         prepare_plan(plan, catalogue.binders())
     except CompilerError as error:
-        logger.warning(
-            "plan %r: %s; numpy's kernels run in its place, which is slower", plan.name, error
-        )
+        _say_refused(plan.name, error)
         return False
     return True
 
 
-def _turned_on(cache: Path | None, threads: int) -> bool:
-    toolchain = find_toolchain(os.environ, None if cache is None else cache / "native")
+def _say_refused(name: str, error: CompilerError) -> None:
+    logger.warning("plan %r: %s; numpy's kernels run in its place, which is slower", name, error)
+
+
+def _folder(settings: Settings) -> Path | None:
+    return None if settings.cache is None else settings.cache / "native"
+
+
+def _turned_on(folder: Path | None, threads: int) -> bool:
+    toolchain = find_toolchain(os.environ, folder)
     if toolchain is None:
+        named = os.environ.get("CC")
         _say_once(
-            "no C compiler (cc, gcc or clang) is on the PATH: numpy's kernels run, which is slower;"
-            " 'actorflow doctor' says by how much"
+            (f"the C compiler CC={named} does not run" if named else _NO_COMPILER)
+            + ": numpy's kernels run, which is slower; 'actorflow doctor' says by how much"
         )
         return False
     try:

@@ -2,10 +2,10 @@
 
 One file per key, written under a temporary name and renamed, so that a reader never sees half a
 plan. The key covers the traced graph with its user lines, the compile options, the kernels'
-fingerprint, the sources of the compiler itself, and the files from elsewhere that registered a
-column of an op or a kernel, so that neither a changed compiler nor a changed gradient serves an old
-plan. What such a file imports in its turn is not covered. A damaged file is reported and compiled
-anew.
+fingerprint and what native ones are chosen by, the sources of the compiler itself, and the files
+from elsewhere that registered a column of an op or a kernel, so that neither a changed compiler nor
+a changed gradient serves an old plan. What such a file imports in its turn is not covered. A
+damaged file is reported and compiled anew.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
+from actorflow.native import choices
 from actors.kernels import catalogue
 from compiler.errors import PlanFormatError
 from compiler.graph import Graph
+from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
-from compiler.pipeline import hash_graph
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
 
@@ -53,6 +55,7 @@ def cache_key(
         options.name,
         repr(options.recorded()),
         target_fingerprint,
+        choices(),
         str(PLAN_FORMAT),
         _compiler_stamp(),
         *_foreign_stamps(),

@@ -16,11 +16,13 @@ import numpy as np
 from actorflow.blas import set_blas_threads
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
+from actorflow.native import is_native
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
 from actorflow.settings import Settings, SettingsError
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.native import openblas
 from actors.kernels.native.chain import join
 from actors.launch_trace import LaunchTrace
 from actors.load import Rework, load
@@ -83,7 +85,10 @@ class Run:
         on_finished: Callable[[], object] | None = None,
         settings: Settings,
     ) -> None:
-        if settings.threads is not None and not set_blas_threads(settings.threads):
+        if is_native(plan):
+            # Two pools of threads fight for the cores: numpy multiplies on one thread then.
+            openblas.use_one_thread()
+        elif settings.threads is not None and not set_blas_threads(settings.threads):
             warn(
                 "ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set"
             )

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results
@@ -35,7 +34,6 @@ from actorflow.run import Run, batches_per_step
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.signals import StopSignals
-from actorflow.status import STATUS_FILE, StatusWriter
 from actorflow.stepping import Stepping, batches_of_step
 from actors.kernels import catalogue
 from actors.statistics import Statistics
@@ -43,6 +41,9 @@ from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import summarise
 from compiler.verify import verify_plan
+
+if TYPE_CHECKING:
+    from actorflow.checkpoint.manager import CheckpointManager
 
 Array = np.ndarray[Any, Any]
 _ENDLESS = 1 << 40
@@ -164,6 +165,8 @@ class Runner:
             self._introduce(reporter.notice if progress else None, warn)
             manager = None
             if checkpoint is not None:
+                from actorflow.checkpoint.manager import CheckpointManager  # 15 ms
+
                 directory = os.fspath(checkpoint)
                 manager = CheckpointManager(directory, keep_last=keep_last, report=warn)
                 stack.enter_context(manager)
@@ -174,6 +177,8 @@ class Runner:
             total = max(steps, start.step)
             status = None
             if manager is not None:
+                from actorflow.status import STATUS_FILE, StatusWriter  # 5 ms
+
                 path = manager.directory / STATUS_FILE
                 status = StatusWriter(
                     path, self.plan, first_step=start.step, total_steps=total, report=warn

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.run import saved_variables, written_variables
 from compiler.errors import CompileError
 from compiler.plan import Plan
+
+if TYPE_CHECKING:
+    from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
 
 Array = np.ndarray[Any, Any]
 

@@ -6,8 +6,7 @@ Nothing else in the four floors looks at `ACTORFLOW_*`. Whoever starts a run cal
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,7 +123,7 @@ def environment_table() -> str:
 def _unknown_text(name: str) -> str:
     known = [variable.name.removeprefix(_PREFIX) for variable in ENVIRONMENT]
     # Without the prefix, which alone would make any two names look alike.
-    nearest = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+    nearest = _nearest(name.removeprefix(_PREFIX), known)
     mend = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {_known_text()}"
     return f"{name} is set, and no such setting exists; {mend}"
 
@@ -170,11 +169,17 @@ def _flag(environ: Mapping[str, str], name: str, *, default: bool = False) -> bo
     raise SettingsError(f"{name}: expected 1 or 0 (or true, false), came {environ[name]!r}")
 
 
+def _nearest(word: str, known: Iterable[str]) -> list[str]:
+    import difflib  # only for what was mistyped
+
+    return difflib.get_close_matches(word, list(known), n=1)
+
+
 def _level(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "") or "warning"
     if value.lower() in _LEVELS:
         return value.upper()
-    nearest = difflib.get_close_matches(value.lower(), _LEVELS, n=1)
+    nearest = _nearest(value.lower(), _LEVELS)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise SettingsError(f"{name}: expected one of {', '.join(_LEVELS)}, came {value!r}{hint}")
 

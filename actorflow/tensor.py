@@ -339,12 +339,20 @@ def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
 
 def _dtype(name: DType | npt.DTypeLike, what: str) -> DType:
     try:
-        return name if isinstance(name, DType) else DType(np.dtype(name).name)
+        dtype = name if isinstance(name, DType) else DType(np.dtype(name).name)
     except (TypeError, ValueError):
-        known = ", ".join(d.value for d in DType)
+        known = ", ".join(d.value for d in DType if d is not DType.BFLOAT16)
+        if name != DType.BFLOAT16.value:
+            raise CompileError(
+                f"{find_source()}: {what} {name} is not supported; use one of {known}"
+            ) from None
+        dtype = DType.BFLOAT16
+    if dtype is DType.BFLOAT16:
         raise CompileError(
-            f"{find_source()}: {what} {name} is not supported; use one of {known}"
-        ) from None
+            f"{find_source()}: {what} bfloat16 is chosen for a whole job: write"
+            " @af.job(precision='bf16'), or use float32 here"
+        )
+    return dtype
 
 
 def _reduce(op: Op, tensor: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 from actors.protocol import Array
 from compiler.errors import InternalError, OutOfMemory
 from compiler.plan import Arena, Plan
+from compiler.types import numpy_dtype
 
 _ALIGNMENT = 64
 
@@ -41,7 +42,7 @@ class Views:
         view = self._plan.views[index]
         register = self._plan.registers[view.register]
         offset = register.offsets_bytes[slot] + view.offset_bytes
-        dtype = np.dtype(view.type.dtype.value)
+        dtype = numpy_dtype(view.type.dtype)
         try:
             return np.ndarray(
                 view.type.shape, dtype, self._blocks[register.arena], offset, view.strides_bytes

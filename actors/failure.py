@@ -62,7 +62,9 @@ def place_of(plan: Plan, actor: int, launch: int) -> Place:
     if launch >= len(entry.launches):
         return Place("its chain", entry.kind.value, "", _line(plan, entry))
     planned = entry.launches[launch]
-    what = f"launch {launch + 1} of {len(entry.launches)}, op {planned.op!r}"
+    members = dict(planned.attrs).get("members")
+    made_of = f" of {', '.join(map(str, members))}" if isinstance(members, tuple) else ""
+    what = f"launch {launch + 1} of {len(entry.launches)}, op {planned.op!r}{made_of}"
     return Place(what, planned.op, planned.scope, str(plan.sources[planned.source]))
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         os.environ.pop(name, None)
-    os.environ["ACTORFLOW_CACHE"] = ""
+    os.environ["ACTORFLOW_CACHE"] = "off"
     layers = [int(n) for n in args.layers.split(",")]
     print_machine()
     known = {

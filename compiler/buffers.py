@@ -55,31 +55,46 @@ class Buffers:
 def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[LaunchDraft, ...]:
     """Choose a kernel for every launch. Raises CompileError when the target has none for an op."""
     drafts: list[LaunchDraft] = []
-    answers: dict[KernelCall, KernelInfo] = {}
+    # Layers repeat: calls are told apart by the numbers of their operands, not by their contents.
+    numbers = _operand_numbers(graph, storage)
+    answers: dict[tuple[object, ...], KernelInfo] = {}
     for index, node in enumerate(graph.nodes):
         if not storage.is_launch[index]:
             continue
-        inputs = _operands(graph, storage, node.inputs)
-        outputs = _operands(graph, storage, node.outputs)
-        call = KernelCall(node.op.name, node.attrs, inputs, outputs)
-        if is_comm.get(node.op):
-            moved = sum([graph.types[v].size_bytes for v in node.inputs])
-            answers[call] = KernelInfo(
-                node.op.name,
-                in_place=((0, 0),),
-                duration_ns=COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS,
-            )
-        elif call not in answers:
-            way = direction(node)
+        inputs = tuple([numbers[v] for v in node.inputs])
+        key = (node.op, node.attrs, inputs, tuple([numbers[v] for v in node.outputs]))
+        if key not in answers:
             try:
-                if way is None:
-                    answers[call] = target.query(call)
-                else:
-                    answers[call] = copy_info(target, way, inputs[0].type)
+                answers[key] = _kernel_of(graph, storage, node, target)
             except LookupError as error:
                 raise CompileError(f"{node.source}: {error.args[0]}") from None
-        drafts.append(LaunchDraft(node, answers[call]))
+        drafts.append(LaunchDraft(node, answers[key]))
     return tuple(drafts)
+
+
+def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
+    """Return a number per value; those with one type and one layout have the same."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [
+        numbers.setdefault(
+            (type_.dtype, type_.shape, layout.offset_bytes, layout.strides_bytes), len(numbers)
+        )
+        for type_, layout in zip(graph.types, storage.layout, strict=True)
+    ]
+
+
+def _kernel_of(graph: Graph, storage: Storage, node: Node, target: Target) -> KernelInfo:
+    """Ask the target for a node's kernel. Raises LookupError when it has none."""
+    if is_comm.get(node.op):
+        moved = sum([graph.types[v].size_bytes for v in node.inputs])
+        duration_ns = COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS
+        return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=duration_ns)
+    way = direction(node)
+    if way is not None:
+        return copy_info(target, way, graph.types[node.inputs[0]])
+    inputs = _operands(graph, storage, node.inputs)
+    outputs = _operands(graph, storage, node.outputs)
+    return target.query(KernelCall(node.op.name, node.attrs, inputs, outputs))
 
 
 def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
@@ -160,25 +175,30 @@ def _donors(
         if output in chosen or root not in of_root or last_use[root] != index:
             continue
         if of_root[root] not in chosen.values() and may_share_bytes(
-            graph, storage, node, output, given
+            graph, storage, draft, output, given
         ):
             chosen[output] = of_root[root]
     return chosen
 
 
-def may_share_bytes(graph: Graph, storage: Storage, node: Node, output: int, given: int) -> bool:
+def may_share_bytes(
+    graph: Graph, storage: Storage, draft: LaunchDraft, output: int, given: int
+) -> bool:
     """Whether an output may lie in the bytes of an input that dies in this launch.
 
-    The kernel allows the pair; both must cover the whole root, row by row, and so must every other
-    input that shows it.
+    The kernel allows the pair; both must cover the whole root, row by row. So must every other
+    input that shows it, and the kernel allows those too: it may read them at another time.
     """
+    node = draft.node
     if writes.get(node.op):
         return False
     root = storage.root[node.inputs[given]]
-    same_root = [v for v in node.inputs if storage.root[v] == root]
+    places = [place for place, value in enumerate(node.inputs) if storage.root[value] == root]
+    same_root = [node.inputs[place] for place in places]
     size = graph.types[node.outputs[output]].size_bytes
     return (
         size == graph.types[root].size_bytes
         and all([is_dense(graph.types[v], storage.layout[v]) for v in same_root])
         and all([graph.types[v].size_bytes == size for v in same_root])
+        and all([(output, place) in draft.info.in_place for place in places])
     )

@@ -45,20 +45,21 @@ ELEMENTWISE = (
 """Ops of one element. Operands are of one dtype, which is the result's too, except that comparisons
 give bool, and `select` takes (bool, a, b). Operands of lesser kinds are broadcast: the kind of the
 result is FULL where any operand is or one is ROW and one COLUMN, else ROW, else COLUMN, else
-SCALAR. max and min pass NaN on, as numpy's maximum and minimum do."""
+SCALAR. max and min pass NaN on, as numpy's maximum and minimum do; mod has the sign of the divisor,
+and is 0 for an integer divisor 0; and, or, not are of bools."""
 
 ROW_REDUCTIONS = ("row_sum", "row_max", "row_min")
 """FULL -> ROW."""
 
 COLUMN_REDUCTIONS = ("column_sum",)
-"""FULL -> COLUMN: over all rows. Its result may only be an output, or feed COLUMN values that are."""
+"""FULL -> COLUMN: over all rows. The result may be an output, or feed COLUMN values that are."""
 
 OTHERS = ("constant", "cast", "column_index", "row_index", "check_index", "philox")
 """`constant` (number) -> SCALAR; `cast` to another dtype; `column_index` -> the column's number, an
 int32 (kind COLUMN); `row_index` (every, count) -> (row // every) % count, or row // every where
-count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW) -> the operand, and
-the launch fails where it is not in [0, extent); `philox` (operands seed, step: int64 SCALAR;
-constants key, p) -> bool FULL: whether dropout keeps the element, as
+count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW: labels) -> the
+operand, and the launch fails where one is not in [0, extent); `philox` (operands seed, step: int64
+SCALAR; constants key, p) -> bool FULL: whether dropout keeps the element, as
 `compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column."""
 
 

@@ -25,9 +25,10 @@ class CompileOptions:
     `recompute`: what may run again to save bytes; "auto", what the budget asks for; "none"; or
     "blocks", whatever lies between articulation points of the forward graph, always. `offload`:
     what may live in the memory of the host; "auto", what the budget asks for, where the device has
-    a link; "none"; or "optimizer", all optimizer state. `fuses`: whether elementwise and row-reduction ops become groups, which pays
-    where a device has generated kernels. `verify`: run the graph verifier between
-    passes.
+    a link; "none"; or "optimizer", all optimizer state. `precision`: what products read and what
+    lies between them is, "fp32" or "bf16"; `evaluate_precision` the same for the graph that
+    evaluates. `fuses`: whether elementwise and row-reduction ops become groups, which pays where a
+    device has generated kernels. `verify`: run the graph verifier between passes.
     """
 
     name: str
@@ -43,6 +44,8 @@ class CompileOptions:
     memory_budget: int = 0
     recompute: str = "auto"
     offload: str = "auto"
+    precision: str = "fp32"
+    evaluate_precision: str = "fp32"
     alignment: int = 64
     fuses: bool = False
     verify: bool = False

@@ -16,6 +16,13 @@ from dataclasses import dataclass
 from memory.liveness import align_up, lower_bound
 from memory.offsets import OffsetPlan, certificate, plan_offsets
 
+SEARCH_WORK = 40_000
+"""Work of the searches for a smaller peak, all blocks together: see `memory.offsets`.
+
+Some 0.7 s at most. Above some 3,600 buffers in a chain first-fit stands alone, which came within
+0.3 % of the bound on all graphs of that size that were measured.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -63,7 +70,11 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
     for index, item in enumerate(items):
         if item.interval is not None:
             members.setdefault(item.chains[0], []).append(index)
-    inner = {chain: _pack_block(items, own, alignment) for chain, own in members.items()}
+    num_inner = sum([len(own) for own in members.values()])
+    inner = {
+        chain: _pack_block(items, own, alignment, SEARCH_WORK * len(own) // num_inner)
+        for chain, own in members.items()
+    }
     parts: list[_Part] = []
     first_part: dict[int, int] = {}
     for index, item in enumerate(items):
@@ -74,7 +85,8 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
     block_part = {chain: len(parts) + i for i, chain in enumerate(inner)}
     parts += [_Part(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
     lower, upper = [p.span[0] for p in parts], [p.span[1] for p in parts]
-    outer = plan_offsets(lower, upper, [p.size_bytes for p in parts], alignment=alignment)
+    sizes = [p.size_bytes for p in parts]
+    outer = plan_offsets(lower, upper, sizes, alignment=alignment, max_work=SEARCH_WORK)
     offsets: list[tuple[int, ...]] = []
     for index, item in enumerate(items):
         first = first_part.get(index, 0)
@@ -95,13 +107,14 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
     return Packing(tuple(offsets), outer.peak_bytes, bound, before, proof)
 
 
-def _pack_block(items: Sequence[Item], own: list[int], alignment: int) -> OffsetPlan:
+def _pack_block(items: Sequence[Item], own: list[int], alignment: int, work: int) -> OffsetPlan:
     intervals = [items[i].interval or (0, 0) for i in own]
     return plan_offsets(
         [start for start, _ in intervals],
         [end for _, end in intervals],
         [items[i].size_bytes for i in own],
         alignment=alignment,
+        max_work=work,
     )
 
 

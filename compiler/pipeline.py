@@ -1,7 +1,8 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> fuse_attention -> fuse_loss -> autodiff -> simplify -> merge_loss
-    -> remake_activations -> rates -> outputs -> order -> lower -> verify
+    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> simplify
+    -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations -> precision -> rates
+    -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. Between order and lower
 stands `compiler.budget` where the options ask for fewer bytes: it rewrites an ordered graph, lowers
@@ -11,26 +12,30 @@ graph verifier runs after every pass; the plan verifier always runs.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
-
-import msgpack
+from dataclasses import dataclass, replace
+from functools import partial
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler.graph import Graph
+from compiler.graph_hash import hash_graph
 from compiler.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     fuse_attention,
+    fuse_groups,
+    fuse_lookups,
     fuse_loss,
     merge_loss,
     order,
     outputs,
+    pack_attention,
+    precision,
     rates,
     remake_activations,
     simplify,
+    sparse_update,
 )
 from compiler.passes.check import check
 from compiler.plan import Plan
@@ -51,13 +56,35 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
+    Pass(
+        "pack_attention",
+        pack_attention.run,
+        ("attention by the block",),
+        ("heads where projections left them",),
+    ),
     Pass("fuse_loss", fuse_loss.run, (), ("loss by the chunk",)),
     Pass("autodiff", autodiff.run, (), ("gradients",)),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
     Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
+    Pass("fuse_lookups", fuse_lookups.run, ("minimal",), ("joined lookups",)),
+    Pass("sparse_update", sparse_update.run, ("minimal",), ("updates of rows",)),
     Pass("remake_activations", remake_activations.run, ("minimal",), ("short activations",)),
+    Pass(
+        "precision",
+        precision.run,
+        ("loss in one pass", "short activations"),
+        ("products in bfloat16",),
+        lambda options: options.precision == "bf16",
+    ),
     Pass("rates", rates.run, ("minimal",), ("rates",)),
     Pass("outputs", outputs.run, ("rates",), ("owned outputs",)),
+    Pass(
+        "fuse_groups",
+        partial(fuse_groups.run, with_products=True, ends_at_saved=True),
+        ("owned outputs",),
+        ("groups",),
+        is_wanted=lambda options: options.fuses,
+    ),
     Pass("order", order.run, ("owned outputs",), ("order",)),
 )
 
@@ -79,7 +106,8 @@ def compile_graph(
     fingerprint = hash_graph(graph)
     graph = _rewritten(graph, options, watch, "")
     if evaluation is not None:
-        evaluation = _rewritten(evaluation, options, watch, "evaluation ")
+        its = replace(options, precision=options.evaluate_precision)
+        evaluation = _rewritten(evaluation, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
         return lower(ordered, target, options, fingerprint, evaluation)
@@ -107,27 +135,3 @@ def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefi
         if watch is not None:
             watch(prefix + step.name, graph)
     return graph
-
-
-def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
-    """Return a hash of what the graph computes; `with_sources` adds scopes and user lines."""
-    nodes = []
-    for node in graph.nodes:
-        row: list[object] = [node.op.name, node.inputs, node.outputs, tuple(node.attrs.items())]
-        if with_sources:
-            row += [node.scope, node.source.file, node.source.line]
-        nodes.append(row)
-    rules = [
-        (u.op.name, u.variable, u.state, u.scalars, tuple(u.attrs.items())) for u in graph.updates
-    ]
-    body = [
-        nodes,
-        [(t.dtype.value, t.shape) for t in graph.types],
-        [(o.name, o.value) for o in graph.outputs],
-        graph.objective,
-        rules,
-        [(w.variable, w.value) for w in graph.writes],
-        None if graph.accumulation is None else astuple(graph.accumulation),
-        graph.num_ranks,
-    ]
-    return hashlib.blake2b(msgpack.packb(body, use_bin_type=True), digest_size=16).hexdigest()

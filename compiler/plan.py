@@ -18,15 +18,16 @@ and consumers read tokens in the same order; so slots need no bookkeeping beyond
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import cast
 
 import msgpack
 
 from compiler.errors import PlanFormatError
 from compiler.placement import Device
+from compiler.rows import from_row, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType
 
 PLAN_FORMAT = 2
@@ -300,7 +301,7 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
-        body = cast("bytes", msgpack.packb(_pack(self), use_bin_type=True))
+        body = cast("bytes", msgpack.packb(to_row(self), use_bin_type=True))
         digest = hashlib.blake2b(body, digest_size=16).hexdigest()
         head = {"magic": _MAGIC, "format": PLAN_FORMAT, "digest": digest, "body": body}
         return cast("bytes", msgpack.packb(head, use_bin_type=True))
@@ -338,7 +339,7 @@ class Plan:
             body, digest_size=16
         ).hexdigest() != head.get("digest"):
             raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
-        return cast("Plan", _unpack(Plan, msgpack.unpackb(body, raw=False)))
+        return from_row(Plan, msgpack.unpackb(body, raw=False, use_list=False))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -365,50 +366,6 @@ class Plan:
         """Return a compile option that is a number."""
         value = self.option(name, default)
         return value if isinstance(value, int) else default
-
-
-def _pack(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return [_pack(getattr(value, f.name)) for f in fields(value)]
-    if isinstance(value, tuple):
-        return [_pack(v) for v in value]
-    if isinstance(value, Enum):
-        return value.value
-    return value
-
-
-def _plain(value: Any) -> Any:
-    return tuple([_plain(v) for v in value]) if isinstance(value, list) else value
-
-
-_HINTS: dict[type, list[Any]] = {}
-
-
-def _hints(cls: type) -> list[Any]:
-    if cls not in _HINTS:
-        by_name = get_type_hints(cls)
-        _HINTS[cls] = [by_name[f.name] for f in fields(cls)]
-    return _HINTS[cls]
-
-
-def _unpack(hint: Any, value: Any) -> Any:
-    if isinstance(hint, type):
-        if is_dataclass(hint):
-            hints = _hints(hint)
-            if not isinstance(value, list) or len(value) != len(hints):
-                raise PlanFormatError(
-                    f"damaged plan: {hint.__name__} has the wrong number of fields"
-                )
-            return hint(*[_unpack(h, v) for h, v in zip(hints, value, strict=True)])
-        if issubclass(hint, Enum):
-            return hint(value)
-        return value
-    if get_origin(hint) is tuple:
-        args = get_args(hint)
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple([_unpack(args[0], v) for v in value])
-        return tuple([_unpack(h, v) for h, v in zip(args, value, strict=True)])
-    return _plain(value)
 
 
 __all__ = [

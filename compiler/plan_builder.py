@@ -67,7 +67,8 @@ class PlanBuilder:
         self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
         self._actors: list[Actor] = []
-        self._views: dict[View, int] = {}
+        self._views: list[View] = []
+        self._view_ids: dict[tuple[object, ...], int] = {}
         self._sources: dict[SourceLine, int] = {}
         self.fields: list[Field] = []
         self.variables: list[Variable] = []
@@ -112,9 +113,12 @@ class PlanBuilder:
             if strides_bytes is None
             else strides_bytes
         )
-        return self._views.setdefault(
-            View(register, offset_bytes, type_, strides), len(self._views)
-        )
+        # Parts that hash in C, and no object for a view that is known: 4 of 5 are.
+        key = (register, offset_bytes, type_.dtype, type_.shape, strides)
+        index = self._view_ids.setdefault(key, len(self._views))
+        if index == len(self._views):
+            self._views.append(View(register, offset_bytes, type_, strides))
+        return index
 
     def stack(self, types: Sequence[TensorType]) -> tuple[tuple[int, ...], int]:
         """Return an aligned offset for each of some tensors in one register, and its size."""

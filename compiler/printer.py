@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compiler.accounting import chain_launches
 from compiler.graph import Graph
 from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind
@@ -15,9 +17,9 @@ def summarise(plan: Plan) -> list[str]:
         plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
     )
     lines = [
-        f"plan {plan.name!r} {plan.graph_hash[:12]} on {plan.arenas[0].device}:"
-        f" {len(plan.actors)} actors, {launches} launches, {len(plan.streams)} streams,"
-        f" {parameters:,} parameters"
+        f"plan {plan.name!r} {plan.graph_hash[:12]} on {plan.arenas[0].device}"
+        f"{_in_precision(plan)}: {len(plan.actors)} actors, {launches} launches,"
+        f" {len(plan.streams)} streams, {parameters:,} parameters"
     ]
     for actor in plan.actors:
         stream = plan.streams[actor.stream]
@@ -38,6 +40,12 @@ def summarise(plan: Plan) -> list[str]:
     return lines
 
 
+def _in_precision(plan: Plan) -> str:
+    """Return in what the products compute, where that is not float32."""
+    is_low = dict(plan.options).get("precision") == "bf16"
+    return " in bf16" if is_low else ""
+
+
 def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     """Return what an arena is made of, where its peak is, and what is proven about it."""
     is_worth_a_word = [size * 1000 >= account.peak_bytes for _, size in account.parts]
@@ -52,7 +60,8 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     launches = chain_launches(plan)
     if account.peak_launch < len(launches) and not is_beside:
         _, at = launches[account.peak_launch]
-        scope = f"{at.scope}:{at.op}" if at.scope else at.op
+        op = _op_text(at.op, dict(at.attrs))
+        scope = f"{at.scope}:{op}" if at.scope else op
         share = format_bytes(account.peak_workspace_bytes)
         lines.append(
             f"peak at launch {account.peak_launch} of {len(launches)}: {scope}"
@@ -80,11 +89,14 @@ def print_graph(graph: Graph) -> list[str]:
     for node in graph.nodes:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
         read = ", ".join(f"%{v}" for v in node.inputs)
+        op = _op_text(node.op.name, node.attrs)
         attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
+        if "program" in attrs:
+            attrs = {k: attrs[k] for k in ("rows", "columns")}
         shown = f" {attrs}" if attrs else ""
         if node.after:
             shown += f" after {', '.join(f'%{v}' for v in node.after)}"
-        lines.append(f"{made} = {node.op}({read}){shown}  # {node.scope} {node.source}")
+        lines.append(f"{made} = {op}({read}){shown}  # {node.scope} {node.source}")
     lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
     lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)
     return lines
@@ -101,8 +113,9 @@ def print_plan(plan: Plan) -> list[str]:
             read = ", ".join(_operand(plan, v) for v in launch.inputs)
             where = plan.sources[launch.source]
             scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
+            kernel = _op_text(launch.kernel, dict(launch.attrs))
             lines.append(
-                f"  {index:>4} {launch.kernel}: {made} <- {read}{scratch}  # {launch.scope} {where}"
+                f"  {index:>4} {kernel}: {made} <- {read}{scratch}  # {launch.scope} {where}"
             )
     return lines
 
@@ -127,6 +140,12 @@ def memory_lines(plan: Plan, top: int = 10) -> list[str]:
             f"  {line}" for line in memory_table(names, lower, upper, sizes, offsets, top=top)
         ]
     return lines
+
+
+def _op_text(name: str, attrs: Mapping[str, object]) -> str:
+    """Return the name of an op or kernel; of a group, what it is made of: group(add, gelu)."""
+    members = attrs.get("members")
+    return f"{name}({', '.join(map(str, members))})" if isinstance(members, tuple) else name
 
 
 def _port(plan: Plan, register: int, rate: int) -> str:

@@ -25,9 +25,9 @@ class OpTypeError(Exception):
     """Raised by `infer_type` for inputs an op cannot take; the builder adds op and user line."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """The identity of an operation. Compare with `is` or by name."""
+    """The identity of an operation; equal to itself alone. Compare with `is` or by name."""
 
     name: str
 

@@ -7,6 +7,7 @@ its old value must run before them: `old_reads` lists those readers, `write_afte
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
@@ -41,7 +42,12 @@ class OldRead:
 
 def dense_layout(type_: TensorType) -> Layout:
     """Return the row-major layout of a value that owns its bytes."""
-    return Layout(0, contiguous_strides(type_.shape, type_.dtype.itemsize))
+    return _dense_layout(type_.shape, type_.dtype.itemsize)
+
+
+@functools.lru_cache(1 << 12)
+def _dense_layout(shape: tuple[int, ...], itemsize: int) -> Layout:
+    return Layout(0, contiguous_strides(shape, itemsize))
 
 
 def is_dense(type_: TensorType, layout: Layout) -> bool:
@@ -63,13 +69,15 @@ def assign_storage(graph: Graph) -> Storage:
     layout: list[Layout] = [Layout(0, ())] * len(graph.types)
     is_launch: list[bool] = []
     for node in graph.nodes:
-        is_launch.append(not is_source.get(node.op) and not _place_view(graph, node, root, layout))
-        over = dict(writes.get(node.op))
-        for index, value in enumerate(node.outputs):
-            if root[value] != -1:
-                continue
+        is_view = _place_view(graph, node, root, layout)
+        is_launch.append(not is_view and not is_source.get(node.op))
+        if is_view:
+            continue
+        for value in node.outputs:
             layout[value] = dense_layout(graph.types[value])
-            root[value] = root[node.inputs[over[index]]] if index in over else value
+            root[value] = value
+        for output, over in writes.get(node.op):
+            root[node.outputs[output]] = root[node.inputs[over]]
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
 
@@ -110,14 +118,15 @@ def old_reads(graph: Graph, storage: Storage) -> list[OldRead]:
     if not writer_of:
         return reads
     written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
-    is_after = list(_values_after(graph, storage, written))
+    is_after = _values_after(graph, storage, written)
+    root = storage.root
     for index, node in enumerate(graph.nodes):
-        written_over = {position for _, position in writes.get(node.op)}
         for position, value in enumerate(node.inputs):
-            writer = writer_of.get(storage.root[value])
-            if writer is None or is_after[value] or position in written_over:
+            writer = writer_of.get(root[value])
+            if writer is None or is_after[value]:
                 continue
-            reads.append(OldRead(index, position, writer))
+            if position not in [over for _, over in writes.get(node.op)]:
+                reads.append(OldRead(index, position, writer))
     return reads
 
 

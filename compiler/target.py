@@ -37,8 +37,8 @@ class KernelInfo:
     """What the planner must know of the kernel chosen for a call.
 
     `in_place` lists pairs (output, input) that may share bytes when both are dense, equal in size
-    and the input dies here. `workspace_bytes` is scratch, planned like any tensor and live during
-    the launch only.
+    and the input dies here; of a value that is read at several positions, all must be listed.
+    `workspace_bytes` is scratch, planned like any tensor and live during the launch only.
     """
 
     kernel: str

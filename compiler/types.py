@@ -6,10 +6,13 @@ over int, dense from 0, so that a fact about every value is a tuple indexed by i
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import Any, NewType
+
+import numpy as np
 
 ValueId = NewType("ValueId", int)
 NodeId = NewType("NodeId", int)
@@ -19,11 +22,15 @@ StreamId = NewType("StreamId", int)
 
 
 class DType(Enum):
-    """Element type; the value is numpy's name of it."""
+    """Element type; the value is numpy's name of it.
+
+    Only bfloat16 is unknown to numpy: `numpy_dtype` says what holds it.
+    """
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
     INT64 = "int64"
     INT32 = "int32"
     INT16 = "int16"
@@ -34,6 +41,8 @@ class DType(Enum):
     UINT8 = "uint8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # a member is equal to itself alone; Enum's own is not in C
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
@@ -42,7 +51,7 @@ class DType(Enum):
     @property
     def is_float(self) -> bool:
         """Whether gradients can flow through values of this type."""
-        return self.value.startswith("float")
+        return self.value.startswith(("float", "bfloat"))
 
     @property
     def is_integer(self) -> bool:
@@ -65,10 +74,19 @@ class Phase(Enum):
     UPDATE = "update"
     RECOMPUTE = "recompute"
 
+    __hash__ = object.__hash__
+
 
 _ITEMSIZE = {
     d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8 for d in DType
 }
+
+_NUMPY = {d: np.dtype(np.uint16 if d is DType.BFLOAT16 else d.value) for d in DType}
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return the dtype of arrays that hold such elements: uint16, the bits, for bfloat16."""
+    return _NUMPY[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +115,7 @@ class TensorType:
         return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
 
 
+@functools.lru_cache(1 << 12)  # a graph has few distinct shapes
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the byte strides of a dense row-major array of `shape`."""
     strides: list[int] = []

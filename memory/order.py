@@ -21,7 +21,7 @@ from itertools import chain
 
 import numpy.typing as npt
 
-from memory.liveness import as_column, lifetimes, lower_bound
+from memory.liveness import IntArray, as_column, lifetimes, lower_bound
 
 
 class Policy(Enum):
@@ -80,34 +80,85 @@ def order_for_peak(
         ValueError: a column has the wrong length, a buffer does not exist, or a predecessor comes
             after its op in the original order.
     """
-    size = as_column(sizes, "sizes").tolist()
-    touched = _touched(num_ops, reads, writes, len(size), keep_alive)
-    successors, num_waiting = _dependences(num_ops, reads, writes, predecessors, len(size))
-    growth = _Growth(touched, _first_writers(reads, writes, len(size)), size, keep_alive)
-    clamps = policy is Policy.FREES_FIRST
+    return _Ops.of(num_ops, reads, writes, sizes, predecessors, keep_alive).in_order(policy)
 
-    def priority(op: int) -> tuple[int, int]:
-        grows = growth.of_op[op]
-        return (min(grows, 0) if clamps else grows, op)
 
-    is_done = [False] * num_ops
-    ready = [priority(op) for op in range(num_ops) if num_waiting[op] == 0]
-    heapify(ready)
-    order = []
-    while ready:
-        op = heappop(ready)[1]
-        if is_done[op]:  # an entry from before its growth fell
-            continue
-        is_done[op] = True
-        order.append(op)
-        for follower in successors[op]:
-            num_waiting[follower] -= 1
-            if num_waiting[follower] == 0:
-                heappush(ready, priority(follower))
-        for changed in growth.run(op):
-            if num_waiting[changed] == 0:
-                heappush(ready, priority(changed))
-    return tuple(order)
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    """The ops with what follows from their own order, worked out once for all proposals.
+
+    touched: the distinct buffers of each op. first_writer: per buffer the op that brings it to
+    life; -1 where it is live from the start or never. successors, num_before: the edges.
+    """
+
+    reads: Sequence[Sequence[int]]
+    writes: Sequence[Sequence[int]]
+    size: IntArray
+    keep_alive: Collection[int]
+    touched: list[tuple[int, ...]]
+    first_writer: list[int]
+    successors: list[list[int]]
+    num_before: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        num_ops: int,
+        reads: Sequence[Sequence[int]],
+        writes: Sequence[Sequence[int]],
+        sizes: npt.ArrayLike,
+        predecessors: Sequence[Sequence[int]],
+        keep_alive: Collection[int],
+    ) -> _Ops:
+        size = as_column(sizes, "sizes")
+        touched = _touched(num_ops, reads, writes, size.size, keep_alive)
+        first_writer = _first_writers(reads, writes, size.size)
+        successors, num_before = _dependences(num_ops, reads, writes, predecessors, size.size)
+        return cls(reads, writes, size, keep_alive, touched, first_writer, successors, num_before)
+
+    def in_order(self, policy: Policy) -> tuple[int, ...]:
+        """Return the ops as `order_for_peak` does."""
+        num_waiting = self.num_before.copy()
+        growth = _Growth(self.touched, self.first_writer, self.size.tolist(), self.keep_alive)
+        clamps = policy is Policy.FREES_FIRST
+
+        def priority(op: int) -> tuple[int, int]:
+            grows = growth.of_op[op]
+            return (min(grows, 0) if clamps else grows, op)
+
+        is_done = [False] * len(num_waiting)
+        ready = [priority(op) for op, waits in enumerate(num_waiting) if waits == 0]
+        heapify(ready)
+        order = []
+        while ready:
+            op = heappop(ready)[1]
+            if is_done[op]:  # an entry from before its growth fell
+                continue
+            is_done[op] = True
+            order.append(op)
+            for follower in self.successors[op]:
+                num_waiting[follower] -= 1
+                if num_waiting[follower] == 0:
+                    heappush(ready, priority(follower))
+            for changed in growth.run(op):
+                if num_waiting[changed] == 0:
+                    heappush(ready, priority(changed))
+        return tuple(order)
+
+    def usage(self, order: Sequence[int]) -> tuple[int, float]:
+        """Return the most live bytes of an order, and its bytes x steps."""
+        read = dict.fromkeys(chain.from_iterable(self.reads))
+        live_in = [b for b in (*read, *self.keep_alive) if self.first_writer[b] < 0]
+        lower, upper = lifetimes(
+            len(order),
+            [self.reads[op] for op in order],
+            [self.writes[op] for op in order],
+            self.size.size,
+            live_in=live_in,
+            live_out=self.keep_alive,
+        )
+        peak = lower_bound(lower, upper, self.size)[0]
+        return peak, float(((upper - lower) * self.size.astype(float)).sum())
 
 
 def better_order(
@@ -124,14 +175,15 @@ def better_order(
     Of equal peaks the one with fewer bytes x steps wins, and of equal ones the original. Arguments,
     errors and complexity are those of `order_for_peak`.
     """
+    ops = _Ops.of(num_ops, reads, writes, sizes, predecessors, keep_alive)
     original = tuple(range(num_ops))
-    peak, area = _usage(original, reads, writes, sizes, keep_alive)
+    peak, area = ops.usage(original)
     best, least = OrderChoice(original, peak, peak, None), (peak, area)
     for policy in Policy:
-        order = order_for_peak(
-            num_ops, reads, writes, sizes, predecessors, keep_alive=keep_alive, policy=policy
-        )
-        proposed = _usage(order, reads, writes, sizes, keep_alive)
+        order = ops.in_order(policy)
+        if order == original:
+            continue
+        proposed = ops.usage(order)
         if proposed < least:
             best, least = OrderChoice(order, proposed[0], peak, policy), proposed
     return best
@@ -153,31 +205,7 @@ def peak_bytes(
     Raises:
         ValueError: a buffer does not exist, or is read before it is written.
     """
-    return _usage(order, reads, writes, sizes, keep_alive)[0]
-
-
-def _usage(
-    order: Sequence[int],
-    reads: Sequence[Sequence[int]],
-    writes: Sequence[Sequence[int]],
-    sizes: npt.ArrayLike,
-    keep_alive: Collection[int],
-) -> tuple[int, float]:
-    """Return the most live bytes of an order, and its bytes x steps."""
-    size = as_column(sizes, "sizes")
-    _touched(len(order), reads, writes, size.size, keep_alive)
-    first_writer = _first_writers(reads, writes, size.size)
-    read = dict.fromkeys(chain.from_iterable(reads))
-    live_in = [b for b in (*read, *keep_alive) if first_writer[b] < 0]
-    lower, upper = lifetimes(
-        len(order),
-        [reads[op] for op in order],
-        [writes[op] for op in order],
-        size.size,
-        live_in=live_in,
-        live_out=keep_alive,
-    )
-    return lower_bound(lower, upper, size)[0], float(((upper - lower) * size.astype(float)).sum())
+    return _Ops.of(len(order), reads, writes, sizes, (), keep_alive).usage(order)[0]
 
 
 def _touched(

@@ -16,11 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from memory.skyline import Skyline, Span, Terrain
 
 _MAX_REMEMBERED = 100_000
 """Failed states remembered per search: bounds the memory, not the result."""
+
+_START, _HEIGHT = itemgetter(0), itemgetter(2)
+"""Of a `Segment`. Every node of the search reads those of hundreds: by name it is a third slower.
+"""
 
 
 class Outcome(Enum):
@@ -72,8 +77,8 @@ def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
         if nodes == max_nodes:
             return Result(Outcome.OUT_OF_NODES, nodes)
         nodes += 1
-        segments = [x for s in state.segments for x in (s.start, s.height)]
-        key = (state.unplaced, state.barred, *segments)
+        starts, heights = map(_START, state.segments), map(_HEIGHT, state.segments)
+        key = (state.unplaced, state.barred, *starts, *heights)
         conflict = remembered.get(key)
         if conflict is None:
             frames.append(_Frame(state, key, len(placed)))

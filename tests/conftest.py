@@ -33,8 +33,16 @@ def native(native_toolchain, monkeypatch):
     runtime.turn_off()
 
 
-@pytest.fixture(autouse=True)
-def _kernels_of_numpy(request, monkeypatch):
-    """Let jobs use numpy's kernels, so that plans are the same with and without a compiler."""
-    if not request.config.getoption("--native") and "native" not in request.fixturenames:
-        monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
+@pytest.fixture(autouse=True, scope="session")
+def _kernels_of_numpy(request):
+    """Let jobs use numpy's kernels, so that plans are the same with and without a compiler.
+
+    No setting of the person who runs the tests counts. Of the whole session, because plans are also
+    made by fixtures that many tests share.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("ACTORFLOW_")]:
+            patch.delenv(name)
+        if not request.config.getoption("--native"):
+            patch.setenv("ACTORFLOW_NATIVE", "0")
+        yield

@@ -111,6 +111,11 @@ def checked_spec(spec: object) -> dict[str, TensorType]:
             dtype, shape = pair
             name_of_dtype = dtype.value if isinstance(dtype, DType) else np.dtype(dtype).name
             types[name] = TensorType(DType(name_of_dtype), tuple(operator.index(n) for n in shape))
+            if types[name].dtype is DType.BFLOAT16:
+                raise DataError(
+                    f"spec[{name!r}]: expected an element type that numpy arrays have, came"
+                    " bfloat16; give float32, and the job precision='bf16'"
+                )
         except (TypeError, ValueError):
             raise DataError(
                 f"spec[{name!r}]: expected TensorType(dtype, shape) such as"

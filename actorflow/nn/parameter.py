@@ -30,6 +30,11 @@ class Parameter(Tensor):
         )
         self.init = init
         self.source = find_source()
+        if dtype is DType.BFLOAT16:
+            raise CompileError(
+                f"{self.source}: a parameter cannot be bfloat16: updates are smaller than its"
+                " steps. Make it float32, and give the job precision='bf16'"
+            )
         self.is_frozen = False
         self.version = 0
         self._data: Array | None = None

@@ -123,7 +123,15 @@ def shares_calls(e: Extents, group: int, num_blocks: int) -> bool:
 
 def takes(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> bool:
     """Return whether all are floats that BLAS multiplies, with outputs that it can write."""
-    return are_row_floats(inputs) and all(operand.is_dense for operand in outputs)
+    return are_row_floats(inputs) and all(_is_writable(operand) for operand in outputs)
+
+
+def _is_writable(x: Operand) -> bool:
+    """Return whether a product may go there: dense, or rows that lie apart."""
+    if x.is_dense or len(x.shape) < 2:
+        return x.is_dense
+    item = x.dtype.itemsize
+    return x.strides_bytes[-1] == item and x.strides_bytes[-2] >= x.shape[-1] * item
 
 
 def is_readable(x: Operand | Array) -> bool:

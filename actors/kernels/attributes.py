@@ -23,6 +23,14 @@ def integer(attrs: Attrs, name: str) -> int:
     return value
 
 
+def text(attrs: Attrs, name: str) -> str:
+    """Return a text attribute. Raises InternalError when it is missing or of another kind."""
+    value = _present(attrs, name)
+    if not isinstance(value, str):
+        raise _wrong(name, "a str", value)
+    return value
+
+
 def flag(attrs: Attrs, name: str) -> bool:
     """Return a boolean attribute. Raises InternalError when it is missing or of another kind."""
     value = _present(attrs, name)

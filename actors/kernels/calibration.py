@@ -1,4 +1,4 @@
-"""The rates of this machine, measured with kernels of the catalogue in about two seconds.
+"""The rates of this machine, measured with numpy's kernels in about two seconds.
 
 A *probe* is one call of one kernel, chosen so that it depends on one rate that is not known yet:
 what the known rates explain is taken off its time, the rest is that rate. So the probes stand in
@@ -61,8 +61,8 @@ class Probe:
 
     @property
     def kernel(self) -> Kernel:
-        """The catalogue's own kernel for the call."""
-        return next(k for k in catalogue.HOST_KERNELS if k.op == self.op)
+        """The kernel of numpy for the call: rates are numpy's, also where C does the work."""
+        return next(k for k in catalogue.NUMPY_KERNELS if k.op == self.op)
 
     @property
     def work(self) -> Work:

@@ -18,23 +18,30 @@ from actors.kernels.attention import ATTENTION_KERNELS
 from actors.kernels.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.embedding import EMBEDDING_KERNELS
+from actors.kernels.embedding_concat import EMBEDDING_CONCAT_KERNELS
+from actors.kernels.group import NUMPY_GROUP_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand
 from actors.kernels.linear_loss import LINEAR_LOSS_KERNELS
 from actors.kernels.loss import LOSS_KERNELS
 from actors.kernels.matmul import MATMUL_KERNELS
 from actors.kernels.native import runtime
+from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 from actors.kernels.norm import NORM_KERNELS
+from actors.kernels.packed_attention import PACKED_ATTENTION_KERNELS
+from actors.kernels.product_group import PRODUCT_GROUP_KERNELS
 from actors.kernels.random import RANDOM_KERNELS
 from actors.kernels.reduce import REDUCE_KERNELS
 from actors.kernels.shape import SHAPE_KERNELS
 from actors.kernels.softmax import SOFTMAX_KERNELS
+from actors.kernels.sparse_update import SPARSE_UPDATE_KERNELS
 from actors.kernels.split import SPLIT_KERNELS
 from actors.kernels.update import UPDATE_KERNELS
+from actors.kernels.widened import widened
 
 GENERATION = 2
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
-HOST_KERNELS: tuple[Kernel, ...] = (
+NUMPY_KERNELS: tuple[Kernel, ...] = (
     *ELEMENTWISE_KERNELS,
     *REDUCE_KERNELS,
     *SHAPE_KERNELS,
@@ -43,13 +50,20 @@ HOST_KERNELS: tuple[Kernel, ...] = (
     *SOFTMAX_KERNELS,
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
+    *PACKED_ATTENTION_KERNELS,
+    *NUMPY_GROUP_KERNELS,
+    *PRODUCT_GROUP_KERNELS,
     *NORM_KERNELS,
     *LOSS_KERNELS,
     *LINEAR_LOSS_KERNELS,
     *EMBEDDING_KERNELS,
+    *EMBEDDING_CONCAT_KERNELS,
+    *SPARSE_UPDATE_KERNELS,
     *RANDOM_KERNELS,
     *UPDATE_KERNELS,
 )
+
+HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *widened(NUMPY_KERNELS))
 
 _registered: list[Kernel] = []
 
@@ -100,7 +114,7 @@ def choose(
     """
     asked = find(op)
     for kernel in asked:
-        needs = kernel.query(attrs, inputs, outputs)
+        needs = None if is_refused(kernel.name) else kernel.query(attrs, inputs, outputs)
         if needs is not None:
             return kernel.name, needs
     call = f"{op}({_types(inputs)}) -> ({_types(outputs)})"

@@ -14,16 +14,17 @@ from functools import partial
 import numpy as np
 
 from actors.kernels import cost
+from actors.kernels.bfloat16 import BFloat16CastKernel, has_bfloat16
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.recipe import Recipe, RecipeKernel
 from actors.kernels.work import over_operands
 from actors.protocol import Array, Launch
 from compiler.types import DType
 
-FLOATS = frozenset(d for d in DType if d.is_float)
+ALL = frozenset(d for d in DType if d is not DType.BFLOAT16)
+FLOATS = frozenset(d for d in ALL if d.is_float)
 SIGNED = FLOATS | frozenset(d for d in DType if d.value.startswith("int"))
-NUMBERS = frozenset(d for d in DType if d is not DType.BOOL)
-ALL = frozenset(DType)
+NUMBERS = frozenset(d for d in ALL if d is not DType.BOOL)
 
 _C = math.sqrt(2.0 / math.pi)
 _K = 0.044715
@@ -154,8 +155,10 @@ class CastKernel:
     def query(
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
-        """Take every pair of types."""
+        """Take every pair of types that numpy knows."""
         x, out = inputs[0], outputs[0]
+        if has_bfloat16(inputs) != has_bfloat16(outputs):
+            return None
         strides, sizes = (
             (x.strides_bytes, out.strides_bytes),
             (x.dtype.itemsize, out.dtype.itemsize),
@@ -211,4 +214,5 @@ ELEMENTWISE_KERNELS = (
     RecipeKernel("greater_equal", _one(np.greater_equal, 2), ALL),
     RecipeKernel("where", WHERE, ALL, has_condition=True),
     CastKernel(),
+    BFloat16CastKernel(),
 )

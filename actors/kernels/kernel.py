@@ -16,7 +16,7 @@ import numpy as np
 from actors.kernels.work import Work
 from actors.protocol import Array, Launch
 from compiler.plan import PlainValue
-from compiler.types import TensorType, contiguous_strides
+from compiler.types import TensorType, contiguous_strides, numpy_dtype
 
 Attrs = Mapping[str, PlainValue]
 
@@ -36,8 +36,8 @@ class Operand:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The element type as numpy names it."""
-        return np.dtype(self.type.dtype.value)
+        """The element type as numpy has it; bfloat16 is uint16 there."""
+        return numpy_dtype(self.type.dtype)
 
     @property
     def is_dense(self) -> bool:
@@ -49,10 +49,10 @@ class Operand:
 class KernelNeeds:
     """What the planner must know of a kernel for one call.
 
-    `in_place` lists pairs (output, input) that may share bytes. `workspace_bytes` is scratch that
-    the launch overwrites before it reads; `duration_ns` is an estimate, the same on every
-    machine. `work` is what the estimate was made from; with it the launch can be priced for another
-    machine (`cost`).
+    `in_place` lists pairs (output, input) that may share bytes; where inputs share bytes, each
+    needs its pair. `workspace_bytes` is scratch that the launch overwrites before it reads;
+    `duration_ns` is an estimate, the same on every machine. `work` is what the estimate was made
+    from; with it the launch can be priced for another machine (`cost`).
     """
 
     workspace_bytes: int = 0

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from actors.kernels import cost, scratch
+from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
@@ -144,7 +145,7 @@ class MatmulKernel:
     ) -> KernelNeeds | None:
         """Take every number; scratch is what must be packed."""
         (a, b), (out,) = inputs, outputs
-        if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL:
+        if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_bfloat16(inputs):
             return None
         plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
         return cost.needs(inputs, outputs, _work(plan), scratch.size_bytes(plan.pieces))

@@ -24,6 +24,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer, number
+from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.scratch import Piece
@@ -46,7 +47,7 @@ class DropoutKernel:
     ) -> KernelNeeds | None:
         """Take floats; scratch is a block of uniforms, booleans and factors. y may lie over x."""
         x = inputs[0]
-        if not x.type.dtype.is_float:
+        if not x.type.dtype.is_float or has_bfloat16(inputs):
             return None
         passes = {Pass.RANDOM: 1, Pass.SIMPLE: 3, Pass.PLAIN: 1}
         return cost.needs(
@@ -70,7 +71,7 @@ class DropoutKernel:
         uniforms, kept, factors = scratch.carve(workspace, _pieces(x.size, x.dtype))
         threshold = np.array(math.ceil(p * 2.0**24) * 2.0**-24, _UNIFORM)
         scale = np.array(1.0 / (1.0 - p), x.dtype)
-        rewind, generator = _generator(seed, step, integer(attrs, "key"))
+        rewind, generator = rewound_generator(seed, step, integer(attrs, "key"))
         calls: list[Launch] = [rewind]
         # Blocks follow row-major order, so drawing on continues the numbering of elements.
         for rows, result in cut((x, out), x.ndim, block_elements(x.itemsize)):
@@ -87,7 +88,7 @@ class DropoutKernel:
         return in_sequence(calls)
 
 
-def _generator(seed: Array, step: Array, key: int) -> tuple[Launch, np.random.Generator]:
+def rewound_generator(seed: Array, step: Array, key: int) -> tuple[Launch, np.random.Generator]:
     """Return a generator and the launch that sets it to the first element of a step."""
     bits = np.random.Philox(key=0)
     state = bits.state

@@ -16,6 +16,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import flag, integer, integers
+from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
@@ -70,7 +71,7 @@ class SumKernel:
     ) -> KernelNeeds | None:
         """Take every number; a mean only of floats. Scratch is the vector of ones, if any."""
         (x,), (out,) = inputs, outputs
-        if self.op == "mean" and not x.type.dtype.is_float:
+        if has_bfloat16(inputs) or (self.op == "mean" and not x.type.dtype.is_float):
             return None
         axes = integers(attrs, "axes")
         is_blas = x.type.dtype in _BLAS and out.type.dtype is x.type.dtype
@@ -147,7 +148,7 @@ class MaxKernel:
     ) -> KernelNeeds | None:
         """Take every type, unless an empty axis would have to give a value."""
         (x,), (out,) = inputs, outputs
-        if x.type.num_elements == 0 and out.type.num_elements > 0:
+        if has_bfloat16(inputs) or (x.type.num_elements == 0 and out.type.num_elements > 0):
             return None
         return cost.needs(inputs, outputs, _reduction(x, out))
 
@@ -183,7 +184,9 @@ class ArgmaxKernel:
         """Take every type with a dense output; scratch is one block of rows."""
         (x,), (out,) = inputs, outputs
         extent = x.shape[integer(attrs, "axis")]
-        if not out.is_dense or (extent == 0 and out.type.num_elements > 0):
+        if has_bfloat16(inputs) or not out.is_dense:
+            return None
+        if extent == 0 and out.type.num_elements > 0:
             return None
         pieces = _argmax_pieces(out.type.num_elements, extent, x.dtype)
         return cost.needs(inputs, outputs, _reduction(x, out), scratch.size_bytes(pieces))

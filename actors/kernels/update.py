@@ -16,6 +16,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import flag, number
+from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
@@ -70,7 +71,7 @@ class SgdKernel:
     ) -> KernelNeeds | None:
         """Take floats; scratch is two blocks and a scalar."""
         param = inputs[0]
-        if not param.type.dtype.is_float:
+        if not param.type.dtype.is_float or has_bfloat16(inputs):
             return None
         pairs = ((0, 0), (1, 2)) if self.has_buffer else ((0, 0),)
         terms = 1 + (number(attrs, "weight_decay") != 0.0)
@@ -143,7 +144,7 @@ class AdamwKernel:
     ) -> KernelNeeds | None:
         """Take floats; scratch is two blocks and three scalars."""
         param = inputs[0]
-        if not param.type.dtype.is_float:
+        if not param.type.dtype.is_float or has_bfloat16(inputs):
             return None
         simple = 7 + (number(attrs, "weight_decay") != 0.0)
         passes = {Pass.SIMPLE: simple, Pass.PLAIN: 3, Pass.ROOT: 1, Pass.DIVIDE: 1}
@@ -235,7 +236,7 @@ class AccumulateKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take floats."""
-        if not inputs[0].type.dtype.is_float:
+        if not inputs[0].type.dtype.is_float or has_bfloat16(inputs):
             return None
         total = inputs[0]
         strides = (total.strides_bytes, inputs[1].strides_bytes, outputs[0].strides_bytes)

@@ -26,13 +26,14 @@ from compiler.ops.signature import (
 )
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 from compiler.rules import gradient
-from compiler.types import TensorType
+from compiler.types import DType, TensorType
 
 ATTENTION = define("attention")
 """q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T].
 
 y = softmax(scale q kT) v; lse is the log of the sum of exponentials of a row of scores, kept for
-the gradient. Floats; equal leading axes, S >= 1. Attrs: scale (> 0), causal.
+the gradient, in float32 where y is bfloat16. Floats; equal leading axes, S >= 1. Attrs: scale (>
+0), causal.
 
 Causal: S >= T, and key j counts for query i only when j <= i + (S - T).
 """
@@ -48,7 +49,7 @@ def _attention_type(inputs: Types, attrs: Attrs) -> Types:
     batch, rows = q.shape[:-2], q.shape[-2]
     return (
         TensorType(q.dtype, (*batch, rows, v.shape[-1])),
-        TensorType(q.dtype, (*batch, rows)),
+        TensorType(_statistics_dtype(q.dtype), (*batch, rows)),
     )
 
 
@@ -58,8 +59,12 @@ def _attention_grad_type(inputs: Types, attrs: Attrs) -> Types:
     _expect_attention(q, k, v, attrs)
     expect_type(y, "y", TensorType(q.dtype, (*q.shape[:-1], v.shape[-1])))
     expect_type(dy, "dy", y)
-    expect_type(lse, "lse", TensorType(q.dtype, q.shape[:-1]))
+    expect_type(lse, "lse", TensorType(_statistics_dtype(q.dtype), q.shape[:-1]))
     return q, k, v
+
+
+def _statistics_dtype(dtype: DType) -> DType:
+    return DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype
 
 
 def _expect_attention(q: TensorType, k: TensorType, v: TensorType, attrs: Attrs) -> None:

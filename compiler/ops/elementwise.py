@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.bfloat16 import rounded
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values, pointwise
 from compiler.ops.signature import SIGNED, Array, Types, expect_float, expect_inputs
@@ -44,7 +45,10 @@ COS = define("cos")
 """x -> cosine. Floats, radians."""
 
 CAST = define("cast")
-"""x -> x in another dtype, as numpy's astype. Attrs: dtype."""
+"""x -> x in another dtype, as numpy's astype. Attrs: dtype.
+
+To bfloat16 by way of float32, to the nearest, ties to even; a NaN stays one.
+"""
 
 _SIGNED_TOO = (NEG, ABS, SQUARE)
 _FLOAT_ONLY = (EXP, LOG, SQRT, RSQRT, RECIPROCAL, SIN, COS)
@@ -100,6 +104,8 @@ reference.register(COS, pointwise(np.cos))
 
 @reference.of(CAST)
 def _cast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    if declared_dtype(attrs) is DType.BFLOAT16:
+        return (rounded(inputs[0]),)
     return (inputs[0].astype(attrs.str_("dtype")),)
 
 
@@ -136,4 +142,8 @@ def _is_lossless(first: DType, middle: DType, last: DType) -> bool:
     """
     all_floats = first.is_float and middle.is_float and last.is_float
     all_integers = first.is_integer and middle.is_integer and last.is_integer
-    return (all_floats or all_integers) and np.can_cast(first.value, middle.value, "safe")
+    if not (all_floats or all_integers) or middle is DType.BFLOAT16:
+        return False
+    if first is DType.BFLOAT16:
+        return middle is not DType.FLOAT16
+    return np.can_cast(first.value, middle.value, "safe")

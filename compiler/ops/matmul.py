@@ -20,17 +20,21 @@ from compiler.ops.signature import (
     expect_inputs,
 )
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
-from compiler.types import TensorType, ValueId
+from compiler.types import DType, TensorType, ValueId
 
 MATMUL = define("matmul")
-"""a [..., M, K], b [..., K, N] -> [..., M, N]. Floats; leading axes broadcast as in np.matmul."""
+"""a [..., M, K], b [..., K, N] -> [..., M, N]. Floats; leading axes broadcast as in np.matmul.
+
+Attrs: out_dtype, optional: "float32" lets a product of bfloat16 operands keep the sums, which are
+float32 in any case, as they are.
+"""
 
 
 @infer_type.of(MATMUL)
 def _matmul_type(inputs: Types, attrs: Attrs) -> Types:
     a, b = expect_inputs(inputs, "a", "b")
-    dtype = expect_equal_dtypes(inputs)
     expect_float(inputs, "a", "b")
+    dtype = _result_dtype(expect_equal_dtypes(inputs), attrs)
     for name, type_ in (("a", a), ("b", b)):
         if type_.rank < 2:
             raise OpTypeError(
@@ -43,6 +47,19 @@ def _matmul_type(inputs: Types, attrs: Attrs) -> Types:
         )
     batch = broadcast_shape(a.shape[:-2], b.shape[:-2])
     return (TensorType(dtype, (*batch, a.shape[-2], b.shape[-1])),)
+
+
+def _result_dtype(dtype: DType, attrs: Attrs) -> DType:
+    if "out_dtype" not in attrs:
+        return dtype
+    wanted = attrs.str_("out_dtype")
+    known = [dtype, DType.FLOAT32] if dtype is DType.BFLOAT16 else [dtype]
+    for candidate in known:
+        if candidate.value == wanted:
+            return candidate
+    raise OpTypeError(
+        f"makes {' or '.join(map(str, known))} of {dtype} operands, got out_dtype {wanted!r}"
+    )
 
 
 def _hint(a: TensorType, b: TensorType) -> str:

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.bfloat16 import decoded, encoded
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.registry import (
@@ -46,13 +47,17 @@ def constant(b: GraphBuilder, array: Array) -> ValueId:
 
 def scalar(b: GraphBuilder, value: float, dtype: DType) -> ValueId:
     """Emit a constant of shape () and the given dtype."""
-    return constant(b, np.array(value, dtype.value))
+    return b.one(CONSTANT, dtype=dtype.value, shape=(), data=encoded(np.array(value), dtype))
 
 
 def constant_array(node: Node) -> Array:
-    """Return what a constant node holds, as a read-only array."""
-    data = cast("bytes", node.attrs["data"])
-    return np.frombuffer(data, node.attrs.str_("dtype")).reshape(node.attrs.ints("shape"))
+    """Return what a constant node holds, as a read-only array; bfloat16 as float32."""
+    return _held(node.attrs)
+
+
+def _held(attrs: Attrs) -> Array:
+    array = decoded(cast("bytes", attrs["data"]), declared_dtype(attrs))
+    return array.reshape(attrs.ints("shape"))
 
 
 def is_scalar_constant(b: GraphBuilder, value: ValueId, number: float) -> bool:
@@ -60,7 +65,7 @@ def is_scalar_constant(b: GraphBuilder, value: ValueId, number: float) -> bool:
     node = b.producer_of(value)
     if node.op is not CONSTANT or b.type_of(value).num_elements != 1:
         return False
-    return node.attrs["data"] == np.array(number).astype(node.attrs.str_("dtype")).tobytes()
+    return node.attrs["data"] == encoded(np.array(number), b.type_of(value).dtype)
 
 
 def declared_type(attrs: Attrs) -> TensorType:
@@ -107,8 +112,7 @@ def _constant_type(inputs: Types, attrs: Attrs) -> Types:
 
 @reference.of(CONSTANT)
 def _constant_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    data = cast("bytes", attrs["data"])
-    return (np.frombuffer(data, attrs.str_("dtype")).reshape(attrs.ints("shape")).copy(),)
+    return (_held(attrs).copy(),)
 
 
 @cost.of(INPUT, VARIABLE, CONSTANT)

@@ -29,11 +29,12 @@ def run(graph: Graph) -> Graph:
 
     O(nodes), times the updates whose variable is read later on.
     """
-    return _with_old_values(_with_owned_outputs(graph))
-
-
-def _with_owned_outputs(graph: Graph) -> Graph:
     storage = assign_storage(graph)
+    owned = _with_owned_outputs(graph, storage)
+    return _with_old_values(owned, storage if owned is graph else assign_storage(owned))
+
+
+def _with_owned_outputs(graph: Graph, storage: Storage) -> Graph:
     producers = graph.producers()
     b = GraphBuilder.continuing(graph)
     taken: set[ValueId] = set()
@@ -47,12 +48,14 @@ def _with_owned_outputs(graph: Graph) -> Graph:
                 value = b.one(COPY, value)
         taken.add(value)
         outputs.append(Output(output.name, value))
+    if outputs == list(graph.outputs):
+        return graph
     b.outputs = outputs
     return b.freeze()
 
 
-def _with_old_values(graph: Graph) -> Graph:
-    late = {(r.reader, r.position) for r in _late_reads(graph, assign_storage(graph))}
+def _with_old_values(graph: Graph, storage: Storage) -> Graph:
+    late = {(r.reader, r.position) for r in _late_reads(graph, storage)}
     if not late:
         return graph
     nodes: list[Node] = []

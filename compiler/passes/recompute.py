@@ -110,7 +110,7 @@ def _op(
     pairs = [
         (node.outputs[output], storage.root[node.inputs[given]])
         for output, given in draft.info.in_place
-        if may_share_bytes(graph, storage, node, output, given)
+        if may_share_bytes(graph, storage, draft, output, given)
     ]
     return Op(
         reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),

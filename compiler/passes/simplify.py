@@ -20,9 +20,11 @@ from dataclasses import replace
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.bfloat16 import encoded
+from compiler.errors import InternalError
 from compiler.graph import Graph, GraphBuilder, Node, remap
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.registry import Op, is_exact, reference, view, writes
+from compiler.registry import Op, infer_type, is_exact, reference, view, writes
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
 
@@ -50,8 +52,11 @@ def _walk(graph: Graph) -> Graph:
     seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]] = {}
     for node in graph.nodes:
         inputs = tuple([new_id[v] for v in node.inputs])
-        with b.at(node.scope, node.source, node.phase):
-            outputs = _rewrite(b, node, inputs, seen)
+        outputs = _replaced(b, node, inputs)
+        if outputs is None:
+            outputs = _copied(b, node, inputs, [graph.types[v] for v in node.outputs], seen)
+        else:
+            _check_types(graph, b, node, outputs)
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new
     return prune(replace(b.freeze(), **remap(graph, new_id)))  # type: ignore[arg-type]  # columns by name
@@ -69,56 +74,77 @@ def prune(graph: Graph) -> Graph:
             for value in node.inputs:
                 needed[value] = True
     kept.reverse()
+    if len(kept) == len(graph.nodes) and _is_dense(graph):
+        return graph
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
-    types: list[TensorType] = []
-    nodes: list[Node] = []
+    b = GraphBuilder()
     for node in kept:
-        for value in node.outputs:
-            new_id[value] = ValueId(len(types))
-            types.append(graph.types[value])
-        nodes.append(
-            replace(
-                node,
-                inputs=tuple([new_id[v] for v in node.inputs]),
-                outputs=tuple([new_id[v] for v in node.outputs]),
-            )
-        )
-    pruned = replace(graph, nodes=tuple(nodes), types=tuple(types))
-    return replace(pruned, **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
+        inputs = tuple([new_id[v] for v in node.inputs])
+        outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])
+        for old, new in zip(node.outputs, outputs, strict=True):
+            new_id[old] = new
+    return replace(b.freeze(), **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
 
 
-def _rewrite(
+def _is_dense(graph: Graph) -> bool:
+    """Whether the values are numbered as their nodes stand, and every number is a value."""
+    values = [value for node in graph.nodes for value in node.outputs]
+    return values == list(range(len(graph.types)))
+
+
+def _replaced(
+    b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]
+) -> tuple[ValueId, ...] | None:
+    """Return what stands for the outputs of a node by its op's algebra or by folding, or None."""
+    if simplify.has(node.op):
+        with b.at(node.scope, node.source, node.phase):
+            replaced = simplify.get(node.op)(b, node, inputs)
+        if replaced is not None:
+            return replaced
+    if not inputs or any([b.producer_of(v).op is not CONSTANT for v in inputs]):
+        return None
+    with b.at(node.scope, node.source, node.phase):
+        return _fold(b, node, inputs)
+
+
+def _copied(
     b: GraphBuilder,
     node: Node,
     inputs: tuple[ValueId, ...],
+    types: list[TensorType],
     seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]],
 ) -> tuple[ValueId, ...]:
-    if simplify.has(node.op):
-        replaced = simplify.get(node.op)(b, node, inputs)
-        if replaced is not None:
-            return replaced
-    folded = _fold(b, node, inputs)
-    if folded is not None:
-        return folded
+    """Copy a node, or find the equal one that was copied before."""
     if writes.get(node.op):
-        return b.emit(node.op, inputs, node.attrs)
+        return b.copy(node, inputs, types)
     key = (node.op, inputs, node.attrs)
     if key not in seen:
-        seen[key] = b.emit(node.op, inputs, node.attrs)
+        seen[key] = b.copy(node, inputs, types)
     return seen[key]
+
+
+def _check_types(graph: Graph, b: GraphBuilder, node: Node, outputs: tuple[ValueId, ...]) -> None:
+    for old, new in zip(node.outputs, outputs, strict=True):
+        if b.types[new] != graph.types[old]:
+            raise InternalError(
+                f"{node.source}: {node.op} makes {graph.types[old]}, but what its simplify column"
+                f" puts in its place makes {b.types[new]}"
+            )
 
 
 def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[ValueId, ...] | None:
     """Evaluate a node of constants. Views stay views: a broadcast constant costs no bytes."""
-    if not inputs or not is_exact.get(node.op) or view.has(node.op) or writes.get(node.op):
+    if not is_exact.get(node.op) or view.has(node.op) or writes.get(node.op):
         return None
-    if any([b.producer_of(v).op is not CONSTANT for v in inputs]) or not reference.has(node.op):
+    if not reference.has(node.op):
         return None
     arrays = [constant_array(b.producer_of(v)) for v in inputs]
     with np.errstate(all="ignore"):
         results = [np.asarray(r) for r in reference.get(node.op)(node.attrs, *arrays)]
     if sum(r.nbytes for r in results) > FOLD_LIMIT_BYTES:
         return None
+    types = infer_type.get(node.op)(tuple([b.type_of(v) for v in inputs]), node.attrs)
     return tuple(
-        b.one(CONSTANT, dtype=str(r.dtype), shape=tuple(r.shape), data=r.tobytes()) for r in results
+        b.one(CONSTANT, dtype=t.dtype.value, shape=t.shape, data=encoded(r, t.dtype))
+        for r, t in zip(results, types, strict=True)
     )

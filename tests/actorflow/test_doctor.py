@@ -224,3 +224,10 @@ def test_a_missing_library_of_products_is_a_warning_only_where_there_is_one():
     assert "go through OpenBLAS" in text
     assert mend == "python -m pip install onednn-cpu-gomp cffi"
     assert warnings(onednn=None, system="Linux aarch64") == []
+
+
+def test_a_compiler_that_builds_nothing_is_quoted_with_what_it_costs():
+    said = "the C compiler /usr/bin/cc ended with status 1: error: no assembler"
+    ((text, mend),) = warnings(compiler_error=said)
+    assert text.startswith(f"{said}: numpy's kernels run, and a step of a small GPT takes about")
+    assert mend == "mend it, or name another C compiler with CC"

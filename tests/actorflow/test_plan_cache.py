@@ -1,4 +1,3 @@
-import importlib
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import pytest
 import actorflow as af
 from actorflow import nn, plan_cache
 from actorflow.plan_cache import PlanCache
+from compiler import pipeline
 from compiler.types import DType, TensorType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,14 +20,13 @@ def compiles(monkeypatch, tmp_path):
     """Count real compilations, with a cache directory of the test's own."""
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache"))
     count = []
-    job_module = importlib.import_module("actorflow.job")  # af.job is the decorator
-    real = job_module.compile_graph
+    real = pipeline.compile_graph
 
     def counting(*arguments):
         count.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(job_module, "compile_graph", counting)
+    monkeypatch.setattr(pipeline, "compile_graph", counting)
     return count
 
 

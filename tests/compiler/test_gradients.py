@@ -15,6 +15,7 @@ from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.matmul import MATMUL
 from compiler.ops.norm import LAYER_NORM
+from compiler.ops.packed_attention import PACKED_ATTENTION
 from compiler.ops.reduce import SUM, sum_to
 from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
 from compiler.ops.sources import INPUT, constant, scalar
@@ -161,6 +162,7 @@ ONCE = {
     "softmax": ("softmax", {"scale": 0.7, "causal": False}, normal(2, 3)),
     "softmax causal": ("softmax", {"scale": 0.7, "causal": True}, normal(2, 3, 4)),
     "attention": ("attention", SOFT, normal(2, 3, 2), normal(2, 4, 2), normal(2, 4, 3)),
+    "packed_attention": ("packed_attention", SOFT | {"causal": True}, normal(2, 3, 3, 2, 2)),
     "attention causal": (
         "attention",
         {**SOFT, "causal": True},
@@ -352,6 +354,7 @@ def test_summing_to_the_same_shape_emits_nothing():
         (LAYER_NORM, [normal(2, 4), normal(4), normal(4)], {"eps": 1e-5}, "mean and rstd"),
         (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
         (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
+        (PACKED_ATTENTION, [normal(1, 2, 3, 1, 2)], SOFT, "attention has no gradient for lse"),
         (
             LINEAR_CROSS_ENTROPY,
             [normal(4, 2), normal(3, 2), LABELS],

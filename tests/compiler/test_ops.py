@@ -339,6 +339,7 @@ def test_exactly_the_updates_write_over_their_variables():
         "increment": ((0, 0),),
         "accumulate": ((0, 0),),
         "sgd_update": ((0, 0),),
+        "embedding_sgd_update": ((0, 0),),
         "momentum_update": ((0, 0), (1, 2)),
         "adamw_update": ((0, 0), (1, 2), (2, 3)),
     }

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compiler.attrs import Attrs
+from compiler.group import GroupInput, Kind
+from compiler.group_builder import ProgramBuilder
+from compiler.group_space import Space
 from compiler.ops import standard
+from compiler.ops.group import group_attrs
 from compiler.registry import Op, cost, find_op, infer_type, is_comm, is_source, reference
 from compiler.types import DType, TensorType
 
@@ -162,6 +166,21 @@ def attention_grad(draw):
 
 
 @st.composite
+def packed_attention(draw):
+    dtype, sizes = draw(st.sampled_from(FLOATS)), st.integers(0, 3)
+    batch, rows, heads, width = draw(sizes), draw(sizes) + 1, draw(sizes), draw(sizes)
+    return [array(dtype, (batch, rows, 3, heads, width))], {"scale": 0.5, "causal": True}
+
+
+@st.composite
+def packed_attention_grad(draw):
+    (qkv,), attrs = draw(packed_attention())
+    batch, rows, _, heads, width = qkv.shape
+    y = array(qkv.dtype, (batch, rows, heads, width))
+    return [y, qkv, y, array(qkv.dtype, (batch, heads, rows))], attrs
+
+
+@st.composite
 def layer_norm(draw):
     dtype, shape = draw(st.sampled_from(FLOATS)), (*draw(shapes), draw(st.integers(1, 4)))
     last = array(dtype, shape[-1:])
@@ -189,6 +208,27 @@ def cross_entropy_grad(draw):
 
 
 @st.composite
+def group(draw):
+    """A bias and the sums of its rows and columns, of a tensor of two or three axes."""
+    dtype, columns = DType(draw(st.sampled_from(FLOATS))), draw(st.integers(1, 4))
+    shape = (*draw(st.sampled_from(((3,), (2, 2), (1, 3)))), columns)
+    p = ProgramBuilder(math.prod(shape[:-1]), columns)
+    x, bias = (p.input(GroupInput(dtype, kind)) for kind in (Kind.FULL, Kind.COLUMN))
+    y = p.op("add", x, bias)
+    program, _ = p.finish((y, p.reduce("row_sum", y), p.reduce("column_sum", x)))
+    shapes = (shape, shape[:-1], (columns,))
+    attrs = group_attrs(program, Space(p.rows, columns), shapes, ("add", "sum", "sum"))
+    return [array(dtype.value, shape), array(dtype.value, (columns,))], attrs
+
+
+@st.composite
+def product_group(draw):
+    (x, bias), attrs = draw(group())
+    rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
+    return [array(x.dtype, (rows, 2)), array(x.dtype, (2, columns)), bias], attrs
+
+
+@st.composite
 def linear_cross_entropy(draw, before=0, after=0, has_gradients=False):
     dtype, rows, width = draw(st.sampled_from(FLOATS)), draw(st.integers(1, 4)), 2
     labels = array(draw(st.sampled_from(("int32", "int64", "uint8"))), (rows,))
@@ -213,6 +253,19 @@ def embedding(draw):
 def embedding_grad(draw):
     (weight, ids), _ = draw(embedding())
     return [array(weight.dtype, ids.shape + weight.shape[1:]), ids], {"rows": 4}
+
+
+@st.composite
+def embedding_sgd_update(draw):
+    (weight, ids), _ = draw(embedding())
+    return [weight, weight[ids.astype(np.int64)], ids, array(weight.dtype, ())], {}
+
+
+@st.composite
+def embedding_concat(draw):
+    (weight, ids), _ = draw(embedding())
+    x = array(weight.dtype, (*ids.shape, draw(st.integers(0, 3))))
+    return [weight, ids, x, weight, ids], {"picked": (1, 0, 1)}
 
 
 @st.composite
@@ -274,15 +327,22 @@ CALLS = {
     "softmax_grad": softmax_grad(),
     "attention": attention(),
     "attention_grad": attention_grad(),
+    "packed_attention": packed_attention(),
+    "packed_attention_grad": packed_attention_grad(),
     "layer_norm": layer_norm(),
     "layer_norm_grad": layer_norm_grad(),
     "cross_entropy": cross_entropy(),
     "cross_entropy_grad": cross_entropy_grad(),
+    "cross_entropy_rows": cross_entropy(),
+    "group": group(),
+    "product_group": product_group(),
     "linear_cross_entropy": linear_cross_entropy(),
     "linear_cross_entropy_grad": linear_cross_entropy(1, 1, has_gradients=True),
     "linear_cross_entropy_train": linear_cross_entropy(1, 0, has_gradients=True),
     "embedding": embedding(),
     "embedding_grad": embedding_grad(),
+    "embedding_concat": embedding_concat(),
+    "embedding_sgd_update": embedding_sgd_update(),
     "dropout": dropout(),
     "increment": st.integers(0, 9).map(lambda step: ([scalar_int(step)], {})),
     "accumulate": accumulate(),

@@ -13,13 +13,26 @@ from actorflow import nn
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="session")
+def built_kernels(tmp_path_factory):
+    """The folder of what the C compiler built, for all tests: each function is built once."""
+    return tmp_path_factory.mktemp("built-kernels")
+
+
 @pytest.fixture(autouse=True)
-def own_plan_cache(tmp_path, monkeypatch):
-    """Every test has a plan cache of its own, and no setting of the person who runs it."""
-    for name in [n for n in os.environ if n.startswith("ACTORFLOW_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "plan-cache"))
+def own_plan_cache(tmp_path, monkeypatch, built_kernels):
+    """Every test has plans of its own; the native kernels in its cache are those of all tests."""
+    cache = tmp_path / "plan-cache"
+    cache.mkdir()
+    (cache / "native").symlink_to(built_kernels, target_is_directory=True)
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(cache))
     monkeypatch.setenv("ACTORFLOW_VERIFY", "1")
+
+
+@pytest.fixture
+def numpys_kernels(monkeypatch):
+    """Run numpy's kernels in every mode, so that every op of the graph is a launch of its own."""
+    monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
 
 
 class MLP(nn.Module):

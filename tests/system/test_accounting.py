@@ -38,12 +38,13 @@ tall = np.ones((65536, 96), np.float32)
 out = np.empty_like(tall)
 np.matmul(tall, tall.T @ tall, out=out)
 seen = []
-before = resident_bytes()
+before, code = resident_bytes(), resident_bytes("RssFile")
 open("/proc/self/clear_refs", "w").write("5")  # VmHWM begins anew
 runner.fit(data, steps=steps, progress=False,
            on_step=lambda step, metrics: seen.append((resident_bytes(), resident_bytes("VmHWM"))))
 now, most = seen[-1]
-print(json.dumps({"settled": now - before, "most": most - before}))
+code = resident_bytes("RssFile") - code
+print(json.dumps({"settled": now - before - code, "most": most - before - code, "code": code}))
 """
 
 
@@ -106,5 +107,8 @@ def test_a_process_grows_by_its_plan_within_5_percent_and_20_mb(run_python, tmp_
     assert planned > 100e6  # below it the tolerance would hide the rest
     seen = json.loads(run_python(MEASURE, str(tmp_path / "job.plan"), "2").stdout)
     tolerance = 0.05 * planned + 20e6
+    # Pages of files: the code of a library, which all processes share. Loading oneDNN takes 29 MB.
+    names = [launch.kernel for actor in plan.actors for launch in actor.launches]
+    assert seen["code"] <= (40e6 if any("onednn" in name for name in names) else 5e6)
     assert abs(seen["settled"] - planned) <= tolerance
     assert abs(seen["most"] - planned) <= tolerance

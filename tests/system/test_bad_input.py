@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 
 import numpy as np
@@ -169,15 +170,33 @@ def test_a_source_that_ends_early_ends_the_run_with_its_last_step_kept(mlp, clas
     assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
 
 
-def test_a_label_out_of_range_fails_the_step_with_op_and_users_line(mlp, classify):
-    labels = np.array([0, 1, 9, 2], np.int32)
-    with pytest.raises(af.ActorFailed) as caught:
-        classify().fit(mlp(), Source(bad_at(2, y=labels)), steps=5, progress=False)
-    assert isinstance(caught.value.__cause__, IndexError)
-    assert "9" in str(caught.value.__cause__)
-    assert caught.value.op == "cross_entropy"
-    assert "conftest.py:" in caught.value.source
-    assert caught.value.firing == 1
+@pytest.fixture
+def bad_label(mlp, classify):
+    """The error of a job whose second batch has a label that is no class."""
+
+    def fail():
+        labels = np.array([0, 1, 9, 2], np.int32)
+        with pytest.raises(af.ActorFailed) as caught:
+            classify().fit(mlp(), Source(bad_at(2, y=labels)), steps=5, progress=False)
+        assert isinstance(caught.value.__cause__, IndexError)
+        assert str(caught.value.__cause__) == "label 9 at position 2 is outside 0..4"
+        assert "conftest.py:" in caught.value.source
+        assert caught.value.firing == 1
+        return caught.value
+
+    return fail
+
+
+def test_a_label_out_of_range_fails_the_step_with_op_and_users_line(bad_label, numpys_kernels):
+    error = bad_label()
+    assert error.op == "cross_entropy"
+    assert "op 'cross_entropy' (" in str(error)
+
+
+def test_a_label_out_of_range_in_a_group_names_the_ops_that_it_is_made_of(bad_label, native):
+    error = bad_label()
+    assert error.op == "group"
+    assert re.search(r"op 'group' of [a-z_, ]*cross_entropy", str(error))
 
 
 def exploding(step):

@@ -20,5 +20,34 @@ def test_import_starts_no_thread_and_loads_neither_cupy_nor_zmq(run_python):
     )
 
 
+def test_import_loads_nothing_that_only_a_run_needs_and_a_run_from_the_cache_no_compiler(
+    run_python, tmp_path
+):
+    program = """
+        import sys
+        import actorflow as af
+        late = ("actors.kernels.catalogue", "actors.loop", "compiler.pipeline", "subprocess")
+        assert not [name for name in late if name in sys.modules], sys.modules.keys() & set(late)
+        assert af.Runner.__name__ == "Runner" and af.NonFiniteLoss and af.Stopped and af.FitResult
+        import numpy
+        class Model(af.nn.Module):
+            def __init__(self):
+                self.layer = af.nn.Linear(4, 4)
+            def __call__(self, x):
+                return self.layer(x)
+        @af.job(optimizer=af.optim.SGD(0.1))
+        def train(model, batch):
+            return model(batch["x"]).mean()
+        train.step(Model(), {"x": numpy.ones((2, 4), numpy.float32)})
+        compiling = ("compiler.lower", "compiler.pipeline", "memory.offsets", "actors.race")
+        print([name for name in compiling if name in sys.modules])
+        """
+    settings = {"ACTORFLOW_CACHE": str(tmp_path), "ACTORFLOW_VERIFY": "0"}
+    cold = run_python(program, **settings)
+    warm = run_python(program, **settings)
+    assert "compiler.lower" in cold.stdout
+    assert warm.stdout.strip().endswith("[]")
+
+
 def test_import_reads_no_setting(run_python):
     run_python("import actorflow", ACTORFLOW_VERIFY="nonsense", ACTORFLOW_THREADS="many")

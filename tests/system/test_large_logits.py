@@ -72,7 +72,10 @@ def batches(count):
 
 
 def ops_of(plan):
-    return [launch.op for actor in plan.actors for launch in actor.launches]
+    """Return the ops of all launches; of a group its members, in which the loss goes by rows."""
+    launches = [launch for actor in plan.actors for launch in actor.launches]
+    names = [name for x in launches for name in dict(x.attrs).get("members", (x.op,))]
+    return [name.removesuffix("_rows") for name in names]
 
 
 def train(make, options, steps=6):

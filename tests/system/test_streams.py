@@ -238,7 +238,9 @@ def losses_of_rough(train):
     return losses
 
 
-def test_a_kernel_that_raises_on_a_second_stream_reaches_the_caller_and_the_job_runs_again(failing):
+def test_a_kernel_that_raises_on_a_second_stream_reaches_the_caller_and_the_job_runs_again(
+    failing, numpys_kernels
+):
     before = threading.active_count()
     train = job(2)
     with pytest.raises(af.ActorFailed, match=r"tanh.*test_streams\.py:\d+") as caught:

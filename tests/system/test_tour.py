@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,6 +23,13 @@ def test_the_code_about_memory_runs_top_to_bottom(run_python):
     assert len(blocks) >= 4
     done = run_python("\n".join(blocks))
     assert "the smallest budget found feasible is" in done.stdout
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_the_code_about_kernels_runs_top_to_bottom_with_native_ones_and_without(run_python, native):
+    blocks = blocks_of(ROOT / "docs" / "kernels.md")
+    assert len(blocks) >= 5
+    run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
 
 
 def test_the_readme_example_is_the_shipped_example_in_short(run_python):

@@ -1,7 +1,27 @@
 """Native code of the host: what is compiled once, kept on disk, and called without Python.
 
-toolchain  finds the C compiler, builds shared libraries, and keeps them by content
-runtime    the process's one pool of threads, the chain runner, and the symbols of built libraries
-launch     a launch that C can make by itself: a function and its prebuilt argument block
-runtime.c  the pool and the chain runner; runtime.h is what every other C file includes
+The floor:
+
+toolchain   finds the C compiler, builds shared libraries, and keeps them by content
+runtime     the process's one pool of threads, the chain runner, and the symbols of built libraries
+launch      a launch that C can make by itself: a function and its prebuilt argument block
+chain       neighbouring launches as one call
+generated   what kernels with generated functions (actors.kernels.codegen) tell besides
+prepare     all that a plan needs of the compiler, before it is loaded
+kernels     all kernels in C, and the files that they call
+
+Products:
+
+gemm           a product as libraries take it, and its cut into chunks
+onednn         oneDNN through its C interface; openblas: the BLAS that numpy carries
+gemm_onednn    chunks as primitives of oneDNN; gemm_products: as calls of OpenBLAS, or of our own
+gemm_launch    chunks as tables that C walks
+tuning         which library is the fastest for a shape: measured once, or a fixed rule
+matmul         the kernels, one per library
+
+Everything else, each beside its C file: attention, embedding and embedding_concat, update, reduce,
+and movement (copy.c), with axes and chunks, which say how a walk over tensors is cut.
+
+runtime.c has the pool and the chain runner; runtime.h is what every other C file includes;
+af_math.h has the functions of one float, tiles.h and packing.h the products of small matrices.
 """

@@ -1,4 +1,9 @@
-"""What a kernel has besides `query` and `bind` when its launch is a generated C function."""
+"""Kernels whose C is made for a call, not written in a file.
+
+All functions of a plan are built by one start of the compiler (`runtime.prepare`); so whoever loads
+a plan first collects them from its kernels. A kernel binds as well without: its function is built
+then.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,10 @@ from actors.kernels.native.runtime import CFunction
 
 @runtime_checkable
 class Generated(Protocol):
-    """A kernel whose launches are generated functions, known from types and layouts alone."""
+    """What a kernel has besides (see `kernel.Kernel`) when it generates functions."""
 
     def functions(
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> tuple[CFunction, ...]:
-        """Return the functions that `bind` will ask the runtime for."""
+        """Return the functions that `bind` needs for a call which `query` takes."""
         ...

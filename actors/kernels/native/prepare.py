@@ -1,4 +1,7 @@
-"""All generated functions of a plan, built in one start of the compiler, before it is loaded."""
+"""The C of a plan, built before it is loaded: all generated functions in one start of the compiler.
+
+Files of this folder are shared by all plans, and built one by one.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,22 @@ from types import MappingProxyType
 from actors.kernels.kernel import Operand
 from actors.kernels.native import runtime
 from actors.kernels.native.generated import Generated
+from actors.kernels.native.kernels import FILES
 from actors.kernels.native.runtime import CFunction
 from compiler.plan import Launch, Plan
 
 
 def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
     """Build what the launches of a plan need. Raises CompilerError; see `runtime.prepare`."""
+    for file in files_of(plan):
+        runtime.load_file(file)
     runtime.prepare(functions_of(plan, kernels))
+
+
+def files_of(plan: Plan) -> tuple[str, ...]:
+    """Return the C files that the kernels of a plan call, each once, in the order of first use."""
+    names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
+    return tuple(dict.fromkeys([file for name in names for file in FILES.get(name, ())]))
 
 
 def functions_of(plan: Plan, kernels: Mapping[str, object]) -> tuple[CFunction, ...]:

@@ -44,7 +44,7 @@ class _State:
     toolchain: Toolchain | None = None
     core: ctypes.CDLL | None = None
     num_threads: int = 1
-    addresses: dict[str, int] = field(default_factory=dict)
+    homes: dict[str, ctypes.CDLL] = field(default_factory=dict)
     files: dict[str, ctypes.CDLL] = field(default_factory=dict)
     libraries: list[ctypes.CDLL] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
@@ -98,31 +98,33 @@ def fingerprint() -> str:
 def prepare(functions: Iterable[CFunction]) -> None:
     """Build all functions that are not there yet, in one library: one start of the compiler.
 
-    Raises CompilerError when some are refused; it names the first and says what that computes.
+    Raises CompilerError when some are refused; it says what each of them computes.
     `is_broken` is true of them from then on, and the others are built.
     """
     with _lock:
-        missing = {f.name: f for f in functions if f.name not in _state.addresses}
+        missing = {f.name: f for f in functions if f.name not in _state.homes}
         if not missing:
             return
         wanted = [missing[name] for name in sorted(missing)]
         try:
             _load(wanted)
         except CompilerError:
-            refusals = [text for text in [_load_alone(function) for function in wanted] if text]
-            if not refusals:
+            refused = [function for function in wanted if not _is_loaded_alone(function)]
+            if not refused:
                 return
-            more = f" ({len(refusals)} functions were refused)" if len(refusals) > 1 else ""
-            raise CompilerError(refusals[0] + more) from None
+            others = [function.about or function.name for function in refused[1:]]
+            more = f" (and refuses {len(others)} more: {'; '.join(others)})" if others else ""
+            raise CompilerError(_state.broken[refused[0].name] + more) from None
 
 
-def address_of(function: CFunction) -> int:
-    """Return the address of a function, built now if need be. Raises CompilerError."""
-    found = _state.addresses.get(function.name)
-    if found is None:
+def address_of(function: CFunction, suffix: str = "") -> int:
+    """Return the address of a function, built now if need be. Raises CompilerError.
+
+    A suffix asks for another function of its text: "_rows" for NAME_rows.
+    """
+    if function.name not in _state.homes:
         prepare((function,))
-        found = _state.addresses[function.name]
-    return found
+    return _address(_state.homes[function.name], function.name + suffix)
 
 
 def address_in(file: str, symbol: str) -> int:
@@ -131,10 +133,27 @@ def address_in(file: str, symbol: str) -> int:
     Raises CompilerError when the compiler refuses the file.
     """
     with _lock:
-        library = _state.files.get(file)
-        if library is None:
-            library = _state.files[file] = _linked(_text_of(file))
-        return _address(library, symbol)
+        load_file(file)
+        return _address(_state.files[file], symbol)
+
+
+def load_file(file: str) -> None:
+    """Build and load a C file of this folder, unless that was done.
+
+    Raises CompilerError when the compiler refuses it; `is_refused` is true of it from then on.
+    """
+    with _lock:
+        if file in _state.files:
+            return
+        if file in _state.broken:
+            raise CompilerError(_state.broken[file])
+        text = _text_of(file)
+        try:
+            _state.files[file] = _linked(text)
+        except CompilerError as error:
+            if is_on():
+                _state.broken[file] = f"{file}: {error}"
+            raise CompilerError(f"{file}: {error}") from None
 
 
 def is_broken(function: CFunction) -> bool:
@@ -142,8 +161,13 @@ def is_broken(function: CFunction) -> bool:
     return function.name in _state.broken
 
 
-def broken_functions() -> dict[str, str]:
-    """Return what the compiler refused, with its message."""
+def is_refused(file: str) -> bool:
+    """Whether the compiler refused a C file of this folder before."""
+    return file in _state.broken
+
+
+def refusals() -> dict[str, str]:
+    """Return the functions and files that the compiler refused, with its message."""
     return dict(_state.broken)
 
 
@@ -164,17 +188,17 @@ def _load(functions: list[CFunction]) -> None:
     text = includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions])
     library = _linked(_with_includes(text))
     for function in functions:
-        _state.addresses[function.name] = _address(library, function.name)
+        _state.homes[function.name] = library
 
 
-def _load_alone(function: CFunction) -> str:
-    """Build one function; return why that cannot be, or nothing."""
+def _is_loaded_alone(function: CFunction) -> bool:
+    """Build one function; return whether that could be, and keep why not."""
     try:
         _load([function])
     except CompilerError as error:
-        refusal = _state.broken[function.name] = f"{function.about or function.name}: {error}"
-        return refusal
-    return ""
+        _state.broken[function.name] = f"{function.about or function.name}: {error}"
+        return False
+    return True
 
 
 def _linked(text: str) -> ctypes.CDLL:

@@ -3,7 +3,9 @@
 A library is found again by the hash of all that decides its bytes: the text, the flags, the
 compiler's version, and the features of the processor. So a cache that was made on another machine
 is never run: `-march=native` code for a foreign processor would end the process with SIGILL. A file
-is written under a temporary name and renamed, so that two processes may build the same one.
+is written under a temporary name and renamed, so that two processes may build the same one. It ends
+with a hash of the library, which is none of the loader's business: half a file, left by a full disk
+or a loss of power, would end the process with SIGBUS when it is loaded.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ FLAGS = (
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 120
 _MAX_ERRORS = 3
+_SEAL_BYTES = 16
 
 
 class CompilerError(ActorflowError):
@@ -72,8 +75,8 @@ class Toolchain:
         name = f"{self.fingerprint}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.so"
         if self.folder is not None:
             kept = self.folder / name
-            if kept.exists():
-                with contextlib.suppress(OSError):  # half a file, or a foreign one: build it again
+            if _is_whole(kept):
+                with contextlib.suppress(OSError):  # of another system, say: build it again
                     return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
             built = self._build(text, Path(place))
@@ -91,9 +94,10 @@ class Toolchain:
         except (OSError, subprocess.SubprocessError) as error:
             raise CompilerError(f"the C compiler {self.path} does not run: {error}") from None
         if ended.returncode or not library.exists():
+            said = ended.stderr.decode("utf-8", "replace").replace(f"{place}{os.sep}", "")
             raise CompilerError(
                 f"the C compiler {self.path} ended with status {ended.returncode}:"
-                f" {_errors_in(ended.stderr.decode('utf-8', 'replace'))}"
+                f" {_errors_in(said)}"
             )
         return library
 
@@ -150,10 +154,24 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
         return None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content = built.read_bytes()
         handle, temporary = tempfile.mkstemp(dir=folder)
-        os.close(handle)
-        shutil.copyfile(built, temporary)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content + _seal(content))
         os.replace(temporary, folder / name)
     except OSError:
         return None
     return folder / name
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a file is there and ends as it was written."""
+    try:
+        content = kept.read_bytes()
+    except OSError:
+        return False
+    return content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES])
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_SEAL_BYTES).digest()

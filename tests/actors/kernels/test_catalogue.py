@@ -18,11 +18,12 @@ OP_TABLE = (
     "add sub mul div pow maximum minimum equal not_equal less less_equal greater "
     "greater_equal where sum mean max argmax reshape transpose broadcast_to slice pad "
     "concat split stop_gradient copy "
-    "matmul softmax softmax_grad attention attention_grad "
+    "matmul softmax softmax_grad attention attention_grad packed_attention packed_attention_grad "
     "layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
     "linear_cross_entropy linear_cross_entropy_grad linear_cross_entropy_train "
-    "embedding embedding_grad dropout increment accumulate sgd_update momentum_update "
-    "adamw_update "
+    "embedding embedding_grad embedding_concat embedding_sgd_update dropout "
+    "increment accumulate sgd_update momentum_update "
+    "adamw_update group product_group "
 )
 
 

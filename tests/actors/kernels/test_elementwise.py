@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -207,7 +207,9 @@ def test_an_output_laid_over_a_declared_input_gives_the_same_bytes(op, harness, 
 
 
 def bits(array):
-    return np.ascontiguousarray(array).view(f"u{array.itemsize}")
+    """Return the bits of numbers, with one NaN for all: which of two an addition keeps is open."""
+    numbers = np.where(np.isnan(array), array.dtype.type(np.nan), array)
+    return np.ascontiguousarray(numbers).view(f"u{array.itemsize}")
 
 
 def parts(activation, dy, x, harness):
@@ -227,6 +229,7 @@ def parts(activation, dy, x, harness):
     scale=st.sampled_from([1e-30, 1.0, 4.0, 1e4]),
     seed=st.integers(0, 99),
 )
+@example(shape=(6, 6, 6), dtype="float64", kinds=("dense", "dense"), block=96, scale=1e-30, seed=82)
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_an_output_made_with_its_gradient_has_the_bits_of_both_kernels(
     activation, harness, shape, dtype, kinds, block, scale, seed

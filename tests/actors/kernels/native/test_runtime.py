@@ -126,7 +126,7 @@ def test_a_refused_function_is_named_and_the_others_are_built(native):
     assert native.is_broken(bad)
     assert not native.is_broken(good)
     native_launch(native.address_of(good), [0])()
-    assert "no_such_thing" in native.broken_functions()[bad.name]
+    assert "no_such_thing" in native.refusals()[bad.name]
 
 
 def test_names_follow_from_content():

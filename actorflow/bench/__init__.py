@@ -1,0 +1,13 @@
+"""The comparison with other engines: `actorflow bench`.
+
+engines.py    which engines there are, where they live, how they are started
+child.py      one engine with one row in a process of its own, and the lines to talk to it
+measure.py    a row: first steps, equal losses, interleaved rounds, a busy neighbour
+results.py    what was measured, as values and as JSON
+report.py     as Markdown
+picture.py    as PNG
+flops.py      arithmetic of a job, counted from its graph
+launches.py   arithmetic and time of each launch of a plan
+
+The models and the engines' own halves are in `benchmarks/rows` and `benchmarks/engines`.
+"""

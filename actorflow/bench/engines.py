@@ -1,0 +1,125 @@
+"""Which engines are compared, where they live, and the environment each is at its best in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import ActorflowError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class EngineError(ActorflowError):
+    """An engine is not there, or failed; names the engine and says why."""
+
+
+class LossMismatch(EngineError):
+    """Two engines do not compute the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine: its script, the folder of its environment, and the settings to be tried.
+
+    `folder` is empty for the Python that runs this. `variants` are tried one by one, and the
+    fastest is measured. `cache_variables` name folders that it keeps compiled programs in. Rows in
+    other than its `precisions` pass it by.
+    """
+
+    name: str
+    script: str
+    folder: str
+    variants: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    cache_variables: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("fp32", "bf16")
+
+
+_MALLOC = (
+    # Large blocks stay with the process instead of being mapped and zeroed in every step.
+    ("MALLOC_MMAP_THRESHOLD_", "4294967296"),
+    ("MALLOC_TRIM_THRESHOLD_", "68719476736"),
+    ("MALLOC_TOP_PAD_", "268435456"),
+)
+
+OURS = Engine("actorflow", "actorflow_engine.py", "", ("",), (), ("ACTORFLOW_CACHE",))
+
+RIVALS: tuple[Engine, ...] = (
+    Engine("torch", "torch_engine.py", "torch", ("eager",), _MALLOC),
+    Engine(
+        "torch.compile",
+        "torch_engine.py",
+        "torch",
+        ("default", "max-autotune-no-cudagraphs"),
+        _MALLOC,
+        ("TORCHINDUCTOR_CACHE_DIR",),
+    ),
+    Engine(
+        "jax",
+        "jax_engine.py",
+        "jax",
+        ("jit",),
+        (
+            *_MALLOC,
+            ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+            ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
+        ),
+        ("JAX_COMPILATION_CACHE_DIR",),
+        ("fp32",),
+    ),
+    Engine(
+        "tensorflow",
+        "tensorflow_engine.py",
+        "tensorflow",
+        ("graph", "xla"),
+        (*_MALLOC, ("TF_CPP_MIN_LOG_LEVEL", "3"), ("CUDA_VISIBLE_DEVICES", "-1")),
+        precisions=("fp32",),
+    ),
+)
+
+
+def chosen_rivals(text: str) -> tuple[Engine, ...]:
+    """Return the engines of a comma-separated list. Raises EngineError for an unknown name."""
+    known = {engine.name: engine for engine in RIVALS}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise EngineError(
+                f"--against: expected some of {','.join(known)}, separated by commas, got {name!r}"
+            )
+    return tuple([known[name] for name in dict.fromkeys(names)])
+
+
+def command_of(engine: Engine, scripts: Path, environments: Path) -> tuple[str, ...]:
+    """Return what starts an engine. Raises EngineError where its environment is not there."""
+    script = scripts / engine.script
+    if not script.is_file():
+        raise EngineError(
+            f"{script} is not there: the comparison runs in a clone of the repository, whose"
+            " benchmarks/ is not part of an installed package"
+        )
+    if not engine.folder:
+        return sys.executable, str(script)
+    python = environments / engine.folder / "bin" / "python"
+    if not python.exists():
+        raise EngineError(
+            f"{engine.name} has no environment: expected {python}; `make bench-env` makes it"
+        )
+    return str(python), str(script)
+
+
+def environment_of(
+    engine: Engine, environ: Mapping[str, str], cache: Path, num_threads: int
+) -> dict[str, str]:
+    """Return the environment variables of an engine's process.
+
+    What the caller's shell says of threads and of BLAS kernels would change the result, so that it
+    is taken out; `cache` is the folder of compiled programs.
+    """
+    dropped = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
+    kept = {name: value for name, value in environ.items() if name not in dropped}
+    kept |= {"OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
+    return kept | dict(engine.environment) | {name: str(cache) for name in engine.cache_variables}

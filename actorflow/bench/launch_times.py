@@ -1,0 +1,73 @@
+"""How long each launch of a plan takes on this machine: its chains, run outside of any loop."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from actorflow.initialise import initial_values
+from actors.kernels import catalogue
+from actors.kernels.native import openblas
+from actors.kernels.native.chain import JoinedLaunches, join
+from actors.load import BoundPlan, load
+from actors.protocol import Array, Launch, Token
+from compiler.plan import ActorKind, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A port that fills its tokens once with zeros, and reads nothing."""
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        for token in tokens:
+            for array in token.values():
+                array[...] = 0
+        return _nothing
+
+    def close(self) -> None:
+        """Do nothing: no launch blocks."""
+
+
+def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -> list[float]:
+    """Return the median nanoseconds of every launch, in the order of the plan.
+
+    Args:
+        plan: whose launches; its generated functions must have been built.
+        values: of its variables, as far as they are not to start from their initialisers. Batches
+            are zeros.
+        rounds: times that every chain is run, after two to warm it.
+    """
+    openblas.use_one_thread()
+    ported = (ActorKind.SOURCE, ActorKind.SINK)
+    ports = {actor.name: _Port() for actor in plan.actors if actor.kind in ported}
+    bound = load(plan, ports, catalogue.binders())
+    try:
+        for name, array in initial_values(plan, dict(values), 0).items():
+            np.copyto(bound.variables[name], array)
+        times = [_chains_ns(bound, plan) for _ in range(rounds + 2)][2:]
+    finally:
+        bound.release()
+    return [statistics.median(own) for own in zip(*times, strict=True)]
+
+
+def _chains_ns(bound: BoundPlan, plan: Plan) -> list[int]:
+    found: list[int] = []
+    for actor, phases in zip(plan.actors, bound.chains, strict=True):
+        if not actor.launches:
+            continue
+        for item in join(phases[0]):
+            if isinstance(item, JoinedLaunches):
+                found += item.timed()
+            else:
+                begin = time.perf_counter_ns()
+                item()
+                found.append(time.perf_counter_ns() - begin)
+    return found
+
+
+def _nothing() -> None:
+    """Be a launch that does nothing."""

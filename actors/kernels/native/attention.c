@@ -1,0 +1,350 @@
+/* Attention and its gradient over blocks of keys, with an online softmax.
+ *
+ * Forward (Milakov & Gimelshein, 2018; Dao, Fu, Ermon, Rudra & Re, FlashAttention, 2022, algorithm
+ * 1): a chunk is a head and a block of queries. For each block of keys, packed transposed, a strip
+ * of queries computes its scores, and adds exponentials and their product with the values to what
+ * the strip has, which is scaled down where the row's maximum grew.
+ *
+ * Backward (same, appendix B): a chunk is a head, and a head keeps one thread busy. The
+ * probabilities are exp(scale * score - lse), the gradient of the scaled scores is
+ * p * (dy vT - delta) with delta = sum(dy * y) of the row; the gradients of a block of keys are
+ * complete when all strips of queries have passed over it, and those of the queries when all blocks
+ * have. A head's sums run in one order, whoever computes it.
+ *
+ * Everything is computed in float32. Where the processor multiplies pairs of bfloat16, operands of
+ * that type stay as they are, and probabilities and the gradients of scores are rounded to it as
+ * factors of their second product. Scratch is a few blocks of keys, strips of scores, and backward
+ * the gradient of all queries of a head. What a causal mask hides is skipped but for the edges of
+ * strips, which are zero.
+ */
+#include "runtime.h"
+#include "af_math.h"
+#include "tiles.h"
+#include "packing.h"
+
+#define GAP 16 /* between long rows, which else would meet in few sets of the cache */
+
+/* What both launches are told; attention.py chooses the extents of blocks and plans scratch. */
+typedef struct {
+    int64_t rows, columns, width, out; /* queries, keys, and the elements of a row of q and of v */
+    int64_t causal;
+    int half, pairs; /* bfloat16 operands, and whether products take two of them at once */
+    float scale;
+    int64_t heads;
+    int64_t keys, strip; /* keys of a block, a multiple of VW; queries of a strip, one of MR */
+    int64_t block;       /* queries of a chunk; backward: all of them */
+    int64_t parts;       /* blocks of a chunk; backward: heads */
+    int32_t workers;
+    int64_t scratch_bytes;
+    char *scratch;
+} call;
+
+enum { ROWS, COLUMNS, WIDTH, OUT, CAUSAL, HALF, SCALE, HEADS, KEYS, STRIP, BLOCK, PARTS, WORKERS,
+       BYTES, SCRATCH, OPERANDS };
+
+static call read_call(const af_word *w) {
+    return (call){
+        .rows = w[ROWS].i, .columns = w[COLUMNS].i, .width = w[WIDTH].i, .out = w[OUT].i,
+        .causal = w[CAUSAL].i, .half = (int)w[HALF].i, .pairs = HAS_PAIRS && w[HALF].i,
+        .scale = w[SCALE].f, .heads = w[HEADS].i, .keys = w[KEYS].i, .strip = w[STRIP].i,
+        .block = w[BLOCK].i, .parts = w[PARTS].i, .workers = (int32_t)w[WORKERS].i,
+        .scratch_bytes = w[BYTES].i, .scratch = w[SCRATCH].p,
+    };
+}
+
+/* Per operand three words: its address, the bytes between rows, and a table of the bytes from the
+ * first head to each. */
+static inline char *at(const af_word *w, int operand, int64_t head, int64_t row) {
+    const af_word *o = w + OPERANDS + 3 * operand;
+    return (char *)o[0].p + ((const int64_t *)o[2].p)[head] + row * o[1].i;
+}
+
+static inline int64_t step_of(const af_word *w, int operand) {
+    return w[OPERANDS + 3 * operand + 1].i;
+}
+
+/* Rows of an operand of `count` elements, as a left or a right panel (see packing.h). */
+static void load_left(float *to, int64_t width, const af_word *w, const call *c, int operand,
+                      int64_t head, int64_t row, int64_t rows, int64_t count) {
+    af_load_left(to, width, at(w, operand, head, row), step_of(w, operand), rows, count, c->half,
+                 c->pairs);
+}
+
+static void load_right(float *to, int64_t width, const af_word *w, const call *c, int operand,
+                       int64_t head, int64_t row, int64_t rows, int64_t count) {
+    af_load_right(to, width, at(w, operand, head, row), step_of(w, operand), rows, count, c->half,
+                  c->pairs);
+}
+
+static void store(const float *from, int64_t width, const af_word *w, const call *c, int operand,
+                  int64_t head, int64_t row, int64_t rows, int64_t count, float factor) {
+    af_store_rows(at(w, operand, head, row), step_of(w, operand), from, width, rows, count, c->half,
+                  factor);
+}
+
+static inline float *take(char **from, int64_t count) {
+    float *taken = (float *)*from;
+    *from += (count * 4 + 63) / 64 * 64;
+    return taken;
+}
+
+/* How many keys of the block [first, first + count) row `row` sees. */
+static inline int64_t visible(const call *c, int64_t row, int64_t first, int64_t count) {
+    if (!c->causal) return count;
+    return af_max(0, af_min(count, row + c->columns - c->rows + 1 - first));
+}
+
+static inline float larger(float a, float b) { return b > a ? b : a; }
+
+/* Fills the last vector of a row, of which `seen` elements count; returns where it ends. */
+static inline int64_t hide(float *s, int64_t seen, float filler) {
+    int64_t end = af_round_up(seen);
+    for (int64_t j = seen; j < end; j++) s[j] = filler;
+    return end;
+}
+
+static void multiply(const call *c, float *to, int64_t ldt, const float *a, int64_t lda,
+                     const float *b, int64_t ldb, int64_t m, int64_t n, int64_t k, int add) {
+    (c->pairs ? af_multiply_pairs : af_multiply)(to, ldt, a, lda, b, ldb, m, n, k, add);
+}
+
+/* One row of scores becomes exponentials; what the row has is scaled to its new maximum. */
+static void add_exponentials(float *s, int64_t seen, int64_t width, float scale, float *largest,
+                             float *sum, float *total, int64_t out) {
+    float before = *largest, most = -INFINITY, added = 0.0f;
+    int64_t end = hide(s, seen, -INFINITY);
+#pragma omp simd reduction(max : most)
+    for (int64_t j = 0; j < end; j++) most = s[j] > most ? s[j] : most;
+    most = larger(before, most * scale);
+    float shift = most == -INFINITY ? 0.0f : most; /* no score yet: exponentials are 0, or NaN */
+#pragma omp simd reduction(+ : added)
+    for (int64_t j = 0; j < end; j++) {
+        s[j] = af_expf(s[j] * scale - shift);
+        added += s[j];
+    }
+    for (int64_t j = end; j < width; j++) s[j] = 0.0f;
+    if (before == most || before == -INFINITY) {
+        *sum += added;
+    } else {
+        float down = af_expf(before - most);
+        *sum = *sum * down + added;
+#pragma omp simd
+        for (int64_t e = 0; e < out; e++) total[e] *= down;
+    }
+    *largest = most;
+}
+
+enum { Q, K, V, Y, LSE };
+
+static void forward_block(const af_word *w, const call *c, int64_t head, int64_t begin, int64_t end,
+                          char *scratch) {
+    int64_t width = af_round_up(c->width), out = af_round_up(c->out), wide = c->keys + GAP;
+    int64_t depth = af_words(c->width, c->pairs);
+    float *keys = take(&scratch, c->width * wide), *values = take(&scratch, c->keys * out);
+    float *rows = take(&scratch, af_max(c->keys, c->strip) * width);
+    float *scores = take(&scratch, c->strip * wide), *narrow = take(&scratch, c->strip * wide);
+    float *total = take(&scratch, c->block * out), *largest = take(&scratch, c->block);
+    float *sums = take(&scratch, c->block), *p = c->pairs ? narrow : scores;
+    for (int64_t i = 0; i < end - begin; i++) largest[i] = -INFINITY, sums[i] = 0.0f;
+    int64_t last = visible(c, end - 1, 0, c->columns);
+    for (int64_t first = 0; first < last; first += c->keys) {
+        int64_t count = af_min(c->keys, last - first);
+        load_left(rows, width, w, c, K, head, first, count, c->width);
+        af_transpose(keys, wide, af_round_up(count), rows, width, count, depth);
+        load_right(values, out, w, c, V, head, first, count, c->out);
+        for (int64_t i = begin, stop; i < end; i = stop) {
+            stop = af_min(i + c->strip, end);
+            int64_t seen = visible(c, stop - 1, first, count), num = stop - i, at_row = i - begin;
+            int64_t n = af_round_up(seen);
+            if (seen == 0) continue;
+            load_left(rows, width, w, c, Q, head, i, num, c->width);
+            multiply(c, scores, wide, rows, width, keys, wide, num, n, depth, 0);
+            for (int64_t r = 0; r < num; r++) {
+                int64_t own = visible(c, i + r, first, count), row = at_row + r;
+                if (own == 0)
+                    memset(scores + r * wide, 0, n * 4);
+                else
+                    add_exponentials(scores + r * wide, own, n, c->scale, largest + row, sums + row,
+                                     total + row * out, first ? out : 0);
+            }
+            if (c->pairs) af_store_rows((char *)narrow, wide * 4, scores, wide, num, n, 1, 1.0f);
+            multiply(c, total + at_row * out, out, p, wide, values, out, num, out,
+                     af_words(seen, c->pairs), first > 0);
+        }
+    }
+    for (int64_t i = 0; i < end - begin; i++) {
+        float lse = sums[i] == 0.0f ? NAN : largest[i] + af_logf(sums[i]);
+        store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out, 1.0f / sums[i]);
+        *(float *)at(w, LSE, head, begin + i) = lse;
+    }
+}
+
+static void forward_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    const af_word *w = arguments;
+    call c = read_call(w);
+    int64_t blocks = (c.rows + c.block - 1) / c.block;
+    char *scratch = c.scratch + worker * c.scratch_bytes;
+    for (int64_t i = chunk * c.parts; i < (chunk + 1) * c.parts; i++) {
+        if (i >= c.heads * blocks) break;
+        int64_t begin = i % blocks * c.block;
+        forward_block(w, &c, i / blocks, begin, af_min(begin + c.block, c.rows), scratch);
+    }
+}
+
+static inline int64_t num_chunks(int64_t parts, int64_t group) {
+    return (parts + group - 1) / group;
+}
+
+AF_EXPORT int32_t af_attention(void *arguments) {
+    call c = read_call(arguments);
+    int64_t parts = c.heads * ((c.rows + c.block - 1) / c.block);
+    af_parallel(forward_chunk, arguments, num_chunks(parts, c.parts), c.workers);
+    return 0;
+}
+
+enum { G_DY, G_Q, G_K, G_V, G_Y, G_LSE, G_DQ, G_DK, G_DV };
+
+/* Probabilities from scores, and the gradient of the scaled scores from that of probabilities. */
+static void score_gradients(float *p, float *ds, int64_t seen, int64_t width, float lse,
+                            float delta, float scale) {
+    int64_t end = hide(p, seen, -INFINITY);
+    hide(ds, seen, delta);
+#pragma omp simd
+    for (int64_t j = 0; j < end; j++) {
+        p[j] = af_expf(p[j] * scale - lse);
+        ds[j] = p[j] * (ds[j] - delta);
+    }
+    for (int64_t j = end; j < width; j++) p[j] = ds[j] = 0.0f;
+}
+
+/* Rows of floats as rows of bfloat16 and, two by two, as words. */
+static void narrow_rows(const float *from, float *rows, float *words, int64_t wide, int64_t num,
+                        int64_t n) {
+    af_store_rows((char *)rows, wide * 4, from, wide, num, n, 1, 1.0f);
+    af_load_right(words, wide, (const char *)rows, wide * 4, num, n, 1, 1);
+}
+
+/* What the passes of a head share. Without pairs, the panels that differ by their side are one. */
+typedef struct {
+    int64_t width, out, wide;
+    float *keys_t, *values_t, *keys, *dk, *dv, *dq, *delta;
+    float *p, *ds, *q, *dy, *y; /* floats; q and dy as left panels */
+    float *ds_rows, *p_words, *ds_words, *q_words, *dy_words, *dy_floats;
+} backward;
+
+static backward take_backward(const call *c, char *scratch) {
+    int64_t width = af_round_up(c->width), out = af_round_up(c->out), wide = c->keys + GAP;
+    backward b = {.width = width, .out = out, .wide = wide};
+    b.keys_t = take(&scratch, c->width * wide), b.values_t = take(&scratch, c->out * wide);
+    b.keys = take(&scratch, c->keys * width);
+    b.dk = take(&scratch, c->keys * width), b.dv = take(&scratch, c->keys * out);
+    b.dq = take(&scratch, c->rows * width), b.delta = take(&scratch, c->rows);
+    b.p = take(&scratch, c->strip * wide), b.ds = take(&scratch, c->strip * wide);
+    b.q = take(&scratch, c->strip * width);
+    b.dy = take(&scratch, c->strip * out), b.y = take(&scratch, c->strip * out);
+    b.ds_rows = b.ds, b.p_words = b.p, b.ds_words = b.ds;
+    b.q_words = b.q, b.dy_words = b.dy, b.dy_floats = b.dy;
+    if (c->pairs) {
+        b.ds_rows = take(&scratch, c->strip * wide);
+        b.p_words = take(&scratch, c->strip * wide), b.ds_words = take(&scratch, c->strip * wide);
+        b.q_words = take(&scratch, c->strip * width);
+        b.dy_words = take(&scratch, c->strip * out), b.dy_floats = take(&scratch, c->strip * out);
+    }
+    return b;
+}
+
+/* Packs a block of keys, and clears its gradients, which hold the left panels before. */
+static void pack_keys(const af_word *w, const call *c, const backward *b, int64_t head,
+                      int64_t first, int64_t count) {
+    int64_t padded = af_round_up(count);
+    load_left(b->dv, b->out, w, c, G_V, head, first, count, c->out);
+    af_transpose(b->values_t, b->wide, padded, b->dv, b->out, count, af_words(c->out, c->pairs));
+    load_left(b->dk, b->width, w, c, G_K, head, first, count, c->width);
+    af_transpose(b->keys_t, b->wide, padded, b->dk, b->width, count,
+                 af_words(c->width, c->pairs));
+    load_right(b->keys, b->width, w, c, G_K, head, first, count, c->width);
+    memset(b->dk, 0, count * b->width * 4);
+    memset(b->dv, 0, count * b->out * 4);
+}
+
+static void pack_queries(const af_word *w, const call *c, const backward *b, int64_t head,
+                         int64_t i, int64_t num) {
+    load_left(b->q, b->width, w, c, G_Q, head, i, num, c->width);
+    load_left(b->dy, b->out, w, c, G_DY, head, i, num, c->out);
+    if (!c->pairs) return;
+    load_right(b->q_words, b->width, w, c, G_Q, head, i, num, c->width);
+    load_right(b->dy_words, b->out, w, c, G_DY, head, i, num, c->out);
+}
+
+static void find_delta(const af_word *w, const call *c, const backward *b, int64_t head, int64_t i,
+                       int64_t num) {
+    const char *y = at(w, G_Y, head, i), *dy = at(w, G_DY, head, i);
+    af_load_rows(b->y, b->out, y, step_of(w, G_Y), num, c->out, c->half);
+    if (c->pairs) af_load_rows(b->dy_floats, b->out, dy, step_of(w, G_DY), num, c->out, 1);
+    for (int64_t r = 0; r < num; r++) {
+        const float *y_row = b->y + r * b->out, *dy_row = b->dy_floats + r * b->out;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t e = 0; e < b->out; e++) sum += dy_row[e] * y_row[e];
+        b->delta[i + r] = sum;
+    }
+}
+
+/* A strip of queries against a block of keys: adds to dq of the strip, and to dk and dv. */
+static void backward_strip(const af_word *w, const call *c, const backward *b, int64_t head,
+                           int64_t i, int64_t num, int64_t first, int64_t count) {
+    int64_t seen = visible(c, i + num - 1, first, count), n = af_round_up(seen), wide = b->wide;
+    int64_t by_keys = af_words(seen, c->pairs), by_rows = af_words(num, c->pairs);
+    int64_t by_width = af_words(c->width, c->pairs), by_out = af_words(c->out, c->pairs);
+    multiply(c, b->p, wide, b->q, b->width, b->keys_t, wide, num, n, by_width, 0);
+    multiply(c, b->ds, wide, b->dy, b->out, b->values_t, wide, num, n, by_out, 0);
+    for (int64_t r = 0; r < num; r++)
+        score_gradients(b->p + r * wide, b->ds + r * wide, visible(c, i + r, first, count), n,
+                        *(const float *)at(w, G_LSE, head, i + r), b->delta[i + r], c->scale);
+    if (c->pairs) {
+        narrow_rows(b->p, b->ds_rows, b->p_words, wide, num, n);
+        narrow_rows(b->ds, b->ds_rows, b->ds_words, wide, num, n);
+    }
+    multiply(c, b->dq + i * b->width, b->width, b->ds_rows, wide, b->keys, b->width, num, b->width,
+             by_keys, first > 0);
+    void (*multiply_transposed)(float *, int64_t, const float *, int64_t, const float *, int64_t,
+                                int64_t, int64_t, int64_t, int) =
+        c->pairs ? af_multiply_pairs_transposed : af_multiply_transposed;
+    multiply_transposed(b->dk, b->width, b->ds_words, wide, b->q_words, b->width, seen, b->width,
+                        by_rows, 1);
+    multiply_transposed(b->dv, b->out, b->p_words, wide, b->dy_words, b->out, seen, b->out, by_rows,
+                        1);
+}
+
+static void backward_head(const af_word *w, const call *c, int64_t head, char *scratch) {
+    backward b = take_backward(c, scratch);
+    for (int64_t first = 0; first < c->columns; first += c->keys) {
+        int64_t count = af_min(c->keys, c->columns - first);
+        pack_keys(w, c, &b, head, first, count);
+        for (int64_t i = 0, stop; i < c->rows; i = stop) {
+            stop = af_min(i + c->strip, c->rows);
+            if (visible(c, stop - 1, first, count) == 0) continue; /* never in the first block */
+            pack_queries(w, c, &b, head, i, stop - i);
+            if (first == 0) find_delta(w, c, &b, head, i, stop - i);
+            backward_strip(w, c, &b, head, i, stop - i, first, count);
+        }
+        store(b.dk, b.width, w, c, G_DK, head, first, count, c->width, c->scale);
+        store(b.dv, b.out, w, c, G_DV, head, first, count, c->out, 1.0f);
+    }
+    store(b.dq, b.width, w, c, G_DQ, head, 0, c->rows, c->width, c->scale);
+}
+
+static void backward_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    const af_word *w = arguments;
+    call c = read_call(w);
+    char *scratch = c.scratch + worker * c.scratch_bytes;
+    int64_t end = af_min((chunk + 1) * c.parts, c.heads);
+    for (int64_t head = chunk * c.parts; head < end; head++)
+        backward_head(w, &c, head, scratch);
+}
+
+AF_EXPORT int32_t af_attention_grad(void *arguments) {
+    call c = read_call(arguments);
+    af_parallel(backward_chunk, arguments, num_chunks(c.heads, c.parts), c.workers);
+    return 0;
+}

@@ -1,0 +1,250 @@
+/* Moves elements between strided tensors: copies, transposes, concat, split, pad, casts.
+ *
+ * A launch has phases, a phase has parts, a part is a strided copy cut into blocks of rows and
+ * columns. Blocks are what threads share; those of one phase write different bytes. The columns
+ * are the axis along which the target is dense, where it is along any; the rows are the axis along
+ * which the source is dense, so that a transpose is done in tiles that the first cache holds.
+ */
+#include "runtime.h"
+
+#define MAX_OUTER 6
+
+typedef struct {
+    char *target;
+    const char *source;
+    int64_t num_outer, extents[MAX_OUTER], target_steps[MAX_OUTER], source_steps[MAX_OUTER];
+    int64_t rows, row_target, row_source;
+    int64_t columns, column_target, column_source;
+    int64_t block_rows, block_columns, num_blocks;
+    int64_t item; /* bytes of an element, or 0 where it is cast */
+    int64_t from, to;
+} Part;
+
+typedef struct {
+    int64_t num_parts;
+    const Part *parts;
+    int64_t num_blocks, blocks_per_chunk;
+} Phase;
+
+typedef struct {
+    int64_t max_workers, num_phases;
+    Phase phases[];
+} Arguments;
+
+/* Targets and sources of a block, with steps in bytes. */
+typedef struct {
+    char *target;
+    const char *source;
+    int64_t rows, row_target, row_source;
+    int64_t columns, column_target, column_source;
+} Block;
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define HAS_SHUFFLES 1
+#endif
+#endif
+
+#ifdef HAS_SHUFFLES
+typedef uint32_t Eight __attribute__((vector_size(32), aligned(4), may_alias));
+#define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define LOW_1(a, b) MIX(a, b, 0, 8, 1, 9, 4, 12, 5, 13)
+#define HIGH_1(a, b) MIX(a, b, 2, 10, 3, 11, 6, 14, 7, 15)
+#define LOW_2(a, b) MIX(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+#define HIGH_2(a, b) MIX(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define LOW_4(a, b) MIX(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define HIGH_4(a, b) MIX(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+
+/* Eight source columns, each dense over eight rows, become eight dense rows of the target. */
+static inline void transpose_8x8(const char *source, int64_t column_source, char *target,
+                                 int64_t row_target) {
+    Eight a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = *(const Eight *)(source + i * column_source);
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = LOW_1(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = HIGH_1(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        a[4 * i] = LOW_2(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = HIGH_2(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = LOW_2(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = HIGH_2(b[4 * i + 1], b[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        *(Eight *)(target + i * row_target) = LOW_4(a[i], a[i + 4]);
+        *(Eight *)(target + (i + 4) * row_target) = HIGH_4(a[i], a[i + 4]);
+    }
+}
+#endif
+
+#define MOVE(T)                                                                                   \
+    static void move_##T(const Block *b, int64_t first_row, int64_t first_column) {               \
+        int64_t target_step = b->column_target / (int64_t)sizeof(T);                              \
+        int64_t source_step = b->column_source / (int64_t)sizeof(T);                              \
+        for (int64_t row = first_row; row < b->rows; row++) {                                     \
+            T *target = (T *)(b->target + row * b->row_target);                                   \
+            const T *source = (const T *)(b->source + row * b->row_source);                       \
+            if (target_step == 1 && source_step == 0) {                                           \
+                T value = *source;                                                                \
+                for (int64_t c = first_column; c < b->columns; c++) target[c] = value;            \
+            } else if (target_step == 1) {                                                        \
+                for (int64_t c = first_column; c < b->columns; c++)                               \
+                    target[c] = source[c * source_step];                                          \
+            } else {                                                                              \
+                for (int64_t c = first_column; c < b->columns; c++)                               \
+                    target[c * target_step] = source[c * source_step];                            \
+            }                                                                                     \
+        }                                                                                         \
+    }
+MOVE(uint8_t)
+MOVE(uint16_t)
+MOVE(uint32_t)
+MOVE(uint64_t)
+
+static void move_words(const Block *b) {
+    int64_t row = 0, column = 0;
+#ifdef HAS_SHUFFLES
+    if (b->row_source == 4 && b->column_target == 4) {
+        int64_t rows = b->rows & ~7, columns = b->columns & ~7;
+        for (; row < rows; row += 8)
+            for (column = 0; column < columns; column += 8)
+                transpose_8x8(b->source + row * 4 + column * b->column_source, b->column_source,
+                              b->target + row * b->row_target + column * 4, b->row_target);
+        Block rest = *b;
+        rest.rows = rows;
+        if (columns < b->columns) move_uint32_t(&rest, 0, columns);
+        column = 0;
+    }
+#endif
+    move_uint32_t(b, row, column);
+}
+
+static void move_runs(const Block *b, int64_t size_bytes) {
+    for (int64_t row = 0; row < b->rows; row++)
+        memcpy(b->target + row * b->row_target, b->source + row * b->row_source, size_bytes);
+}
+
+/* Casts: of the types in this order. */
+typedef float f32;
+typedef double f64;
+typedef int64_t i64;
+typedef int32_t i32;
+typedef uint8_t u8;
+typedef uint8_t boolean;
+#define NUM_TYPES 6
+#define AS(x) (x)
+#define IS_TRUE(x) ((x) != 0)
+
+#define CAST(FROM, TO, VALUE)                                                                     \
+    static void FROM##_to_##TO(const Block *b) {                                                  \
+        int64_t target_step = b->column_target / (int64_t)sizeof(TO);                             \
+        int64_t source_step = b->column_source / (int64_t)sizeof(FROM);                           \
+        for (int64_t row = 0; row < b->rows; row++) {                                             \
+            TO *target = (TO *)(b->target + row * b->row_target);                                 \
+            const FROM *source = (const FROM *)(b->source + row * b->row_source);                 \
+            if (target_step == 1 && source_step == 1)                                             \
+                for (int64_t c = 0; c < b->columns; c++) target[c] = (TO)VALUE(source[c]);        \
+            else                                                                                  \
+                for (int64_t c = 0; c < b->columns; c++)                                          \
+                    target[c * target_step] = (TO)VALUE(source[c * source_step]);                 \
+        }                                                                                         \
+    }
+#define CASTS_OF(FROM)                                                                            \
+    CAST(FROM, f32, AS)                                                                           \
+    CAST(FROM, f64, AS)                                                                           \
+    CAST(FROM, i64, AS)                                                                           \
+    CAST(FROM, i32, AS)                                                                           \
+    CAST(FROM, u8, AS)                                                                            \
+    CAST(FROM, boolean, IS_TRUE)
+CASTS_OF(f32)
+CASTS_OF(f64)
+CASTS_OF(i64)
+CASTS_OF(i32)
+CASTS_OF(u8)
+CASTS_OF(boolean)
+
+/* bfloat16 is the upper half of a float32; what falls away is rounded to the nearest, ties to even.
+ * A NaN keeps its sign and gets its quiet bit. */
+typedef uint16_t bf16;
+static inline f32 wide(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    f32 value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline bf16 narrow(f32 x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
+    return (bf16)((x != x ? bits | 0x400000 : rounded) >> 16);
+}
+CAST(bf16, f32, wide)
+CAST(f32, bf16, narrow)
+
+#define ROW(FROM) \
+    {FROM##_to_f32, FROM##_to_f64, FROM##_to_i64, FROM##_to_i32, FROM##_to_u8, FROM##_to_boolean}
+static void (*const casts[NUM_TYPES + 1][NUM_TYPES])(const Block *) = {
+    ROW(f32), ROW(f64), ROW(i64), ROW(i32), ROW(u8), ROW(boolean), {bf16_to_f32}};
+
+static void cast(int64_t from, int64_t to, const Block *b) {
+    (from == 0 && to == NUM_TYPES ? f32_to_bf16 : casts[from][to])(b);
+}
+
+static void move(const Part *part, const Block *b) {
+    if (part->item == 0)
+        cast(part->from, part->to, b);
+    else if (b->column_target == part->item && b->column_source == part->item)
+        move_runs(b, b->columns * part->item);
+    else if (part->item == 1)
+        move_uint8_t(b, 0, 0);
+    else if (part->item == 2)
+        move_uint16_t(b, 0, 0);
+    else if (part->item == 4)
+        move_words(b);
+    else
+        move_uint64_t(b, 0, 0);
+}
+
+static void move_block(const Part *part, int64_t index) {
+    int64_t across = (part->columns + part->block_columns - 1) / part->block_columns;
+    int64_t down = (part->rows + part->block_rows - 1) / part->block_rows;
+    int64_t column = index % across * part->block_columns;
+    int64_t row = index / across % down * part->block_rows;
+    int64_t outer = index / across / down;
+    Block b = {part->target, part->source, 0, part->row_target, part->row_source,
+               0, part->column_target, part->column_source};
+    b.rows = af_min(part->block_rows, part->rows - row);
+    b.columns = af_min(part->block_columns, part->columns - column);
+    b.target += row * part->row_target + column * part->column_target;
+    b.source += row * part->row_source + column * part->column_source;
+    for (int64_t axis = part->num_outer - 1; axis >= 0; axis--) {
+        int64_t place = outer % part->extents[axis];
+        outer /= part->extents[axis];
+        b.target += place * part->target_steps[axis];
+        b.source += place * part->source_steps[axis];
+    }
+    move(part, &b);
+}
+
+static void move_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    const Phase *phase = arguments;
+    int64_t block = chunk * phase->blocks_per_chunk;
+    int64_t end = af_min(block + phase->blocks_per_chunk, phase->num_blocks);
+    const Part *part = phase->parts;
+    int64_t first = 0;
+    for (; block < end; block++) {
+        while (block - first >= part->num_blocks) first += part++->num_blocks;
+        move_block(part, block - first);
+    }
+}
+
+AF_EXPORT int32_t af_move(void *arguments) {
+    Arguments *a = arguments;
+    for (int64_t i = 0; i < a->num_phases; i++) {
+        Phase *phase = &a->phases[i];
+        int64_t size = phase->blocks_per_chunk, chunks = (phase->num_blocks + size - 1) / size;
+        af_parallel(move_chunk, phase, chunks, (int32_t)a->max_workers);
+    }
+    return 0;
+}

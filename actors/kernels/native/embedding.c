@@ -1,0 +1,357 @@
+/* Rows of a table by integer id; the gradient of the table; plain descent on the rows of a batch.
+ *
+ * Ids outside of the table end a launch with status 1. Sums of rows are added in the order of the
+ * ids, and threads share the table by rows and columns, so that the sums are the same on every run.
+ */
+#include "runtime.h"
+
+#define MAX_OUTER 6
+#define BUFFER 256 /* columns that are summed at once */
+#define AHEAD 16   /* rows that are fetched into the cache before they are needed */
+#define JOINED 64  /* rows that are joined at once */
+#define LINE 64
+#define FETCHED (512 << 10) /* bytes that are fetched into the cache all at once, at most */
+
+/* Places of a strided tensor in row-major order. */
+typedef struct {
+    int64_t num, extents[MAX_OUTER], steps[MAX_OUTER];
+} Places;
+
+static inline int64_t offset_at(const Places *p, int64_t place) {
+    if (p->num <= 1) return place * p->steps[0];
+    int64_t offset = 0;
+    for (int64_t axis = p->num - 1; axis >= 0; axis--) {
+        offset += place % p->extents[axis] * p->steps[axis];
+        place /= p->extents[axis];
+    }
+    return offset;
+}
+
+typedef struct {
+    const char *at;
+    int64_t type, num; /* twice the logarithm of an integer's size, and 1 for unsigned */
+    Places places;
+} Ids;
+
+/* What no int64 holds comes out negative, and is no row either. */
+#define LOAD(T)                                                                              \
+    if (ids->places.num <= 1) {                                                              \
+        int64_t step = ids->places.steps[0];                                                 \
+        const char *at = ids->at + first * step;                                             \
+        for (int64_t i = 0; i < num; i++) into[i] = (int64_t)*(const T *)(at + i * step);    \
+    } else {                                                                                 \
+        for (int64_t i = 0; i < num; i++)                                                    \
+            into[i] = (int64_t)*(const T *)(ids->at + offset_at(&ids->places, first + i));   \
+    }                                                                                        \
+    break;
+
+/* Copies ids from `first` on; returns 1 when one is no row. */
+static int load_ids(const Ids *ids, int64_t first, int64_t num, int64_t num_rows, int64_t *into) {
+    switch (ids->type) {
+    case 0: LOAD(int8_t)
+    case 1: LOAD(uint8_t)
+    case 2: LOAD(int16_t)
+    case 3: LOAD(uint16_t)
+    case 4: LOAD(int32_t)
+    case 5: LOAD(uint32_t)
+    default: LOAD(int64_t)
+    }
+    int is_bad = 0;
+    for (int64_t i = 0; i < num; i++) is_bad |= (uint64_t)into[i] >= (uint64_t)num_rows;
+    return is_bad;
+}
+
+/* Rows into a dense output. */
+typedef struct {
+    const char *table;
+    char *out;
+    Ids ids;
+    int64_t num_rows, row_step, row_bytes;
+    int64_t rows_per_chunk, max_workers;
+    int32_t is_bad;
+} GatherArguments;
+
+/* A copy whose size the compiler knows is a few vector moves. */
+static inline void copy_row(char *target, const char *source, int64_t size_bytes) {
+    switch (size_bytes) {
+    case 32: memcpy(target, source, 32); break;
+    case 64: memcpy(target, source, 64); break;
+    case 128: memcpy(target, source, 128); break;
+    default: memcpy(target, source, size_bytes);
+    }
+}
+
+static void gather_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    GatherArguments *a = arguments;
+    int64_t begin = chunk * a->rows_per_chunk;
+    int64_t end = af_min(begin + a->rows_per_chunk, a->ids.num);
+    int64_t ids[BUFFER + AHEAD];
+    for (int64_t first = begin; first < end; first += BUFFER) {
+        int64_t num = af_min(BUFFER, end - first);
+        if (load_ids(&a->ids, first, num, a->num_rows, ids)) {
+            __atomic_store_n(&a->is_bad, 1, __ATOMIC_RELAXED);
+            return;
+        }
+        for (int64_t i = 0; i < AHEAD; i++) ids[num + i] = ids[num - 1];
+        for (int64_t i = 0; i < num; i++) {
+            __builtin_prefetch(a->table + ids[i + AHEAD] * a->row_step);
+            copy_row(a->out + (first + i) * a->row_bytes, a->table + ids[i] * a->row_step,
+                     a->row_bytes);
+        }
+    }
+}
+
+AF_EXPORT int32_t af_embedding(void *arguments) {
+    GatherArguments *a = arguments;
+    a->is_bad = 0;
+    int64_t chunks = (a->ids.num + a->rows_per_chunk - 1) / a->rows_per_chunk;
+    af_parallel(gather_chunk, a, chunks, (int32_t)a->max_workers);
+    return a->is_bad;
+}
+
+/* Rows of several tables, and other tensors, side by side in a dense output. */
+typedef struct {
+    const char *source;
+    Ids ids;                              /* `at` is NULL where the part is no table */
+    int64_t num_rows, row_step;           /* of a table */
+    Places rows;                          /* of another tensor */
+    int64_t row_bytes, offset_bytes;      /* in the output */
+} JoinPart;
+
+typedef struct {
+    char *out;
+    const JoinPart *parts;
+    int64_t num_parts, num_rows, row_bytes, rows_per_chunk, max_workers;
+    int32_t is_bad;
+} JoinArguments;
+
+/* Reads the ids of a part and sends for its rows; returns 1 when one is no row. */
+static int send_for(const JoinPart *part, int64_t first, int64_t num, int64_t *ids) {
+    if (!part->ids.at) return 0;
+    if (load_ids(&part->ids, first, num, part->num_rows, ids)) return 1;
+    int64_t size_bytes = af_min(part->row_bytes, 4 * LINE);
+    for (int64_t i = 0; i < num; i++) {
+        const char *row = part->source + ids[i] * part->row_step;
+        for (int64_t at = 0; at < size_bytes; at += LINE) __builtin_prefetch(row + at);
+    }
+    return 0;
+}
+
+static void join_part(const JoinArguments *a, const JoinPart *part, int64_t first, int64_t num,
+                      const int64_t *ids) {
+    char *out = a->out + first * a->row_bytes + part->offset_bytes;
+    int64_t size_bytes = part->row_bytes;
+    if (part->ids.at)
+        for (int64_t i = 0; i < num; i++, out += a->row_bytes)
+            copy_row(out, part->source + ids[i] * part->row_step, size_bytes);
+    else
+        for (int64_t i = 0; i < num; i++, out += a->row_bytes)
+            copy_row(out, part->source + offset_at(&part->rows, first + i), size_bytes);
+}
+
+/* While the rows of a part are copied, those of the next one come from memory. */
+static void join_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    JoinArguments *a = arguments;
+    int64_t begin = chunk * a->rows_per_chunk;
+    int64_t end = af_min(begin + a->rows_per_chunk, a->num_rows);
+    int64_t ids[2][JOINED];
+    for (int64_t first = begin; first < end; first += JOINED) {
+        int64_t num = af_min(JOINED, end - first);
+        int is_bad = send_for(a->parts, first, num, ids[0]);
+        for (int64_t p = 0; p < a->num_parts && !is_bad; p++) {
+            if (p + 1 < a->num_parts)
+                is_bad = send_for(&a->parts[p + 1], first, num, ids[(p + 1) % 2]);
+            join_part(a, &a->parts[p], first, num, ids[p % 2]);
+        }
+        if (is_bad) {
+            __atomic_store_n(&a->is_bad, 1, __ATOMIC_RELAXED);
+            return;
+        }
+    }
+}
+
+AF_EXPORT int32_t af_embedding_concat(void *arguments) {
+    JoinArguments *a = arguments;
+    a->is_bad = 0;
+    int64_t chunks = (a->num_rows + a->rows_per_chunk - 1) / a->rows_per_chunk;
+    af_parallel(join_chunk, a, chunks, (int32_t)a->max_workers);
+    return a->is_bad;
+}
+
+/* The gradient of the table. Threads share a small one by columns, and then look at all ids; a
+ * large one by rows, and then the places of the ids are sorted by part first, in order. */
+typedef struct {
+    const char *dy;
+    char *out;
+    Ids ids;
+    Places rows; /* of dy */
+    int64_t num_rows, columns, is_wide;
+    int64_t part_shift, num_row_parts, columns_per_part, num_column_parts, max_workers;
+    int64_t *dense;  /* [num ids] */
+    int32_t *sorted; /* [num ids], where there are several parts of rows */
+    int64_t *ends;   /* [num_row_parts] */
+} ScatterArguments;
+
+#define SCATTER(T)                                                                           \
+    static void scatter_##T(const ScatterArguments *a, int64_t part, int64_t column,         \
+                            int64_t columns) {                                               \
+        T *table = (T *)a->out + column;                                                     \
+        int64_t row = part << a->part_shift;                                                 \
+        int64_t last = af_min(row + ((int64_t)1 << a->part_shift), a->num_rows);             \
+        if (columns == a->columns)                                                           \
+            memset(table + row * columns, 0, (last - row) * columns * sizeof(T));            \
+        else                                                                                 \
+            for (; row < last; row++)                                                        \
+                memset(table + row * a->columns, 0, columns * sizeof(T));                    \
+        int is_sorted = a->num_row_parts > 1;                                                \
+        int64_t end = is_sorted ? a->ends[part] : a->ids.num;                                \
+        for (int64_t i = is_sorted && part ? a->ends[part - 1] : 0; i < end; i++) {          \
+            int64_t place = is_sorted ? a->sorted[i] : i;                                    \
+            const T *dy = (const T *)(a->dy + offset_at(&a->rows, place)) + column;          \
+            T *total = table + a->dense[place] * a->columns;                                 \
+            _Pragma("omp simd")                                                              \
+            for (int64_t c = 0; c < columns; c++) total[c] += dy[c];                         \
+        }                                                                                    \
+    }
+SCATTER(float)
+SCATTER(double)
+
+static void scatter_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    const ScatterArguments *a = arguments;
+    int64_t column = chunk % a->num_column_parts * a->columns_per_part;
+    int64_t columns = af_min(a->columns_per_part, a->columns - column);
+    int64_t part = chunk / a->num_column_parts;
+    (a->is_wide ? scatter_double : scatter_float)(a, part, column, columns);
+}
+
+/* Counts the ids of each part, and puts their places one part after another. */
+static void sort_places(ScatterArguments *a) {
+    memset(a->ends, 0, a->num_row_parts * sizeof(int64_t));
+    for (int64_t i = 0; i < a->ids.num; i++) a->ends[a->dense[i] >> a->part_shift]++;
+    int64_t begin = 0;
+    for (int64_t part = 0; part < a->num_row_parts; part++) {
+        int64_t count = a->ends[part];
+        a->ends[part] = begin;
+        begin += count;
+    }
+    for (int64_t i = 0; i < a->ids.num; i++)
+        a->sorted[a->ends[a->dense[i] >> a->part_shift]++] = (int32_t)i;
+}
+
+AF_EXPORT int32_t af_embedding_grad(void *arguments) {
+    ScatterArguments *a = arguments;
+    if (load_ids(&a->ids, 0, a->ids.num, a->num_rows, a->dense)) return 1;
+    if (a->num_row_parts > 1) sort_places(a);
+    af_parallel(scatter_chunk, a, a->num_row_parts * a->num_column_parts,
+                (int32_t)a->max_workers);
+    return 0;
+}
+
+/* Plain descent on the rows that occur: equal ids are found by a table of hashes, their rows of dy
+ * chained in order. */
+typedef struct {
+    const char *dy, *param, *lr;
+    char *out;
+    Ids ids;
+    Places rows; /* of dy */
+    int64_t num_rows, columns, is_wide;
+    int64_t rows_per_chunk, num_chunks, copied_bytes, max_workers;
+    int64_t *dense;                     /* [num ids] */
+    int32_t *slots, *next, *last, *firsts; /* [num_slots], then [num ids] each */
+    int64_t num_slots;                  /* a power of two beyond the number of ids */
+    int64_t num_distinct;
+} DescentArguments;
+
+/* Fetches a row of the table for writing. */
+static inline void fetch_row(const char *row, int64_t size_bytes) {
+    for (int64_t at = 0; at < size_bytes; at += LINE) __builtin_prefetch(row + at, 1);
+}
+
+/* Chains the places of equal ids: next[i] is the place after i with its id, or -1. Meanwhile the
+ * rows come from memory, unless they are too many for the cache. */
+static void chain_ids(DescentArguments *a) {
+    int64_t row_bytes = a->columns * (a->is_wide ? 8 : 4);
+    int is_fetched = a->ids.num * row_bytes <= FETCHED;
+    memset(a->slots, 0xff, a->num_slots * sizeof(int32_t));
+    uint64_t mask = (uint64_t)a->num_slots - 1;
+    a->num_distinct = 0;
+    for (int64_t i = 0; i < a->ids.num; i++) {
+        uint64_t slot = ((uint64_t)a->dense[i] * 0x9E3779B97F4A7C15u) >> 20 & mask;
+        while (a->slots[slot] >= 0 && a->dense[a->slots[slot]] != a->dense[i])
+            slot = (slot + 1) & mask;
+        int32_t first = a->slots[slot];
+        if (is_fetched) fetch_row(a->out + a->dense[i] * row_bytes, row_bytes);
+        a->next[i] = -1;
+        if (first < 0) {
+            a->slots[slot] = (int32_t)i;
+            a->last[i] = (int32_t)i;
+            a->firsts[a->num_distinct++] = (int32_t)i;
+        } else {
+            a->next[a->last[first]] = (int32_t)i;
+            a->last[first] = (int32_t)i;
+        }
+    }
+}
+
+/* param - sum of dy * lr, the sum beginning with 0 as that of the whole table does. */
+#define DESCEND(T)                                                                           \
+    static void descend_##T(const DescentArguments *a, int32_t first, T lr) {                \
+        const T *param = (const T *)a->param + a->dense[first] * a->columns;                 \
+        T *out = (T *)a->out + a->dense[first] * a->columns;                                 \
+        for (int64_t column = 0; column < a->columns; column += BUFFER) {                    \
+            int64_t columns = af_min(BUFFER, a->columns - column);                           \
+            T total[BUFFER];                                                                 \
+            for (int64_t c = 0; c < columns; c++) total[c] = 0;                              \
+            for (int64_t i = first; i >= 0; i = a->next[i]) {                                \
+                const T *dy = (const T *)(a->dy + offset_at(&a->rows, i)) + column;          \
+                _Pragma("omp simd")                                                          \
+                for (int64_t c = 0; c < columns; c++) total[c] += dy[c];                     \
+            }                                                                                \
+            _Pragma("omp simd")                                                              \
+            for (int64_t c = 0; c < columns; c++)                                            \
+                out[column + c] = param[column + c] - total[c] * lr;                         \
+        }                                                                                    \
+    }
+DESCEND(float)
+DESCEND(double)
+
+static void copy_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    const DescentArguments *a = arguments;
+    int64_t begin = a->copied_bytes * chunk / a->num_chunks;
+    int64_t end = a->copied_bytes * (chunk + 1) / a->num_chunks;
+    memcpy(a->out + begin, a->param + begin, end - begin);
+}
+
+static void descend_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    (void)worker;
+    const DescentArguments *a = arguments;
+    int64_t row_bytes = a->columns * (a->is_wide ? 8 : 4), begin = chunk * a->rows_per_chunk;
+    int64_t end = af_min(begin + a->rows_per_chunk, a->num_distinct);
+    for (int64_t i = begin; i < end; i++) {
+        if (i + AHEAD < end) {
+            int64_t ahead = a->firsts[i + AHEAD];
+            const char *dy = a->dy + offset_at(&a->rows, ahead);
+            __builtin_prefetch(dy);
+            __builtin_prefetch(dy + LINE);
+            fetch_row(a->out + a->dense[ahead] * row_bytes, af_min(row_bytes, 4 * LINE));
+        }
+        if (a->is_wide)
+            descend_double(a, a->firsts[i], *(const double *)a->lr);
+        else
+            descend_float(a, a->firsts[i], *(const float *)a->lr);
+    }
+}
+
+AF_EXPORT int32_t af_embedding_sgd_update(void *arguments) {
+    DescentArguments *a = arguments;
+    if (load_ids(&a->ids, 0, a->ids.num, a->num_rows, a->dense)) return 1;
+    if (a->out != a->param)
+        af_parallel(copy_chunk, a, a->num_chunks, (int32_t)a->max_workers);
+    chain_ids(a);
+    af_parallel(descend_chunk, a, a->num_chunks, (int32_t)a->max_workers);
+    return 0;
+}

@@ -1,0 +1,258 @@
+"""Rows of a table, the table's gradient, and descent on the rows of a batch, in C (`embedding.c`).
+
+A bad id ends the launch before anything but the output is written, with the error of the numpy
+kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import integer
+from actors.kernels.indices import INDEX, checked
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.native import chunks, runtime
+from actors.kernels.native.axes import MAX_OUTER, columns_of, walk
+from actors.kernels.native.launch import Explain, Word, address, native_launch
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work
+from actors.protocol import Array, Launch
+from compiler.types import DType
+
+_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+"""The types of ids, in the order of embedding.c."""
+
+_PLACE = np.dtype(np.int32)
+_MAX_IDS = 1 << 29
+_PART_COLUMNS = 64
+_MAX_ROW_PARTS = 64
+ROW_BYTES = 128
+"""What an access to a row anywhere in memory costs, as bytes."""
+
+CALLS = 0.1
+"""What a call from C costs, in calls of numpy."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingKernel:
+    """`embedding`(weight [V, D], ids) -> ids.shape + (D,)."""
+
+    name: str = "c.embedding"
+    op: str = "embedding"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take a table with dense rows, and a dense output."""
+        (weight, ids), (out,) = inputs, outputs
+        if not (runtime.is_on() and has_dense_rows(weight) and out.is_dense and is_id(ids)):
+            return None
+        work = Work(CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
+        return cost.needs(inputs, outputs, work)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one launch."""
+        (weight, ids), (out,) = inputs, outputs
+        row_bytes = weight.shape[1] * weight.itemsize
+        moved = 2 * out.size * out.itemsize + ids.size * ROW_BYTES
+        words: list[Word] = [
+            *(address(weight), address(out)),
+            *ids_words(ids),
+            *(weight.shape[0], weight.strides[0], row_bytes),
+            *(chunks.units_per_chunk(ids.size, moved), runtime.num_threads()),
+            0,  # whether an id was bad
+        ]
+        where = runtime.address_in("embedding.c", "af_embedding")
+        return native_launch(where, words, (inputs, outputs), explain_ids(ids, weight.shape[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingGradKernel:
+    """`embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r; attrs rows."""
+
+    name: str = "c.embedding_grad"
+    op: str = "embedding_grad"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take float32 and float64 with dense rows and a dense output; scratch holds the ids."""
+        (dy, ids), (out,) = inputs, outputs
+        if not (runtime.is_on() and _are_rows(dy) and out.is_dense and is_id(ids)):
+            return None
+        passes = (
+            (Pass.GATHER, float(dy.type.size_bytes)),
+            (Pass.SIMPLE, float(out.type.size_bytes)),
+        )
+        num_ids = ids.type.num_elements
+        cut = _cut(integer(attrs, "rows"), dy.shape[-1], num_ids, dy.dtype.itemsize)
+        size = scratch.size_bytes(_sorting_pieces(num_ids, cut))
+        return cost.needs(inputs, outputs, Work(CALLS, passes=passes), size)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one launch."""
+        (dy, ids), (out,) = inputs, outputs
+        rows, columns = integer(attrs, "rows"), dy.shape[-1]
+        cut = _cut(rows, columns, ids.size, dy.itemsize)
+        pieces = scratch.carve(workspace, _sorting_pieces(ids.size, cut))
+        words: list[Word] = [
+            *(address(dy), address(out)),
+            *ids_words(ids),
+            *rows_words(dy),
+            *(rows, columns, int(dy.itemsize == 8)),
+            *(cut.shift, cut.row_parts, cut.width, cut.column_parts, runtime.num_threads()),
+            *[address(piece) for piece in pieces],
+        ]
+        where = runtime.address_in("embedding.c", "af_embedding_grad")
+        keep = (inputs, outputs, pieces)
+        return native_launch(where, words, keep, explain_ids(ids, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Parts of a table: of 2 ** `shift` rows, or of `width` columns."""
+
+    shift: int
+    row_parts: int
+    width: int
+    column_parts: int
+
+
+def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
+    """Cut a table that the caches hold by columns, and a larger one by rows."""
+    table, added = rows * columns * item, num_ids * columns * item
+    shift = max(rows - 1, 0).bit_length()
+    if table < chunks.CACHED_BYTES:
+        worth = max(1, (table + 3 * added) // chunks.CHUNK_BYTES)
+        width = -(-columns // max(1, min(columns // _PART_COLUMNS, worth)))
+        return _Cut(shift, 1, max(width, 1), -(-columns // max(width, 1)))
+    wanted = min(table // chunks.CHUNK_BYTES, _MAX_ROW_PARTS)
+    shift = max(shift - max(wanted, 1).bit_length() + 1, 0)
+    return _Cut(shift, -(-rows // (1 << shift)), max(columns, 1), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSgdUpdateKernel:
+    """`embedding_sgd_update`(param [V, D], dy, ids, lr) -> param', in the rows of ids only."""
+
+    name: str = "c.embedding_sgd_update"
+    op: str = "embedding_sgd_update"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take float32 and float64, dense but for the rows of dy; scratch is chains of ids."""
+        (param, dy, ids, _), (out,) = inputs, outputs
+        is_dense = param.is_dense and out.is_dense
+        if not (runtime.is_on() and is_dense and _are_rows(dy) and is_id(ids)):
+            return None
+        work = Work(
+            CALLS, passes=((Pass.GATHER, 3.0 * dy.type.size_bytes),), unswept=(0, len(inputs))
+        )
+        size = scratch.size_bytes(_chain_pieces(ids.type.num_elements))
+        return cost.needs(inputs, outputs, work, size, ((0, 0),))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one launch."""
+        (param, dy, ids, lr), (out,) = inputs, outputs
+        pieces = scratch.carve(workspace, _chain_pieces(ids.size))
+        moved = 4 * dy.size * dy.itemsize + ids.size * ROW_BYTES
+        per_chunk = chunks.units_per_chunk(ids.size, moved)
+        words: list[Word] = [
+            *(address(dy), address(param), address(lr), address(out)),
+            *ids_words(ids),
+            *rows_words(dy),
+            *(*param.shape, int(dy.itemsize == 8)),
+            *(per_chunk, max(1, -(-ids.size // per_chunk)), param.size * param.itemsize),
+            runtime.num_threads(),
+            *[address(piece) for piece in pieces],
+            *(_num_slots(ids.size), 0),
+        ]
+        where = runtime.address_in("embedding.c", "af_embedding_sgd_update")
+        keep = (inputs, outputs, pieces)
+        return native_launch(where, words, keep, explain_ids(ids, param.shape[0]))
+
+
+def is_id(ids: Operand) -> bool:
+    """Whether ids are integers whose places C can walk."""
+    axes = walk(ids.shape, (ids.strides_bytes,), in_order=True)
+    is_walked = len(axes) <= MAX_OUTER and ids.type.num_elements < _MAX_IDS
+    return ids.type.dtype.is_integer and is_walked
+
+
+def has_dense_rows(table: Operand) -> bool:
+    """Whether the last axis is dense."""
+    is_short = table.shape[-1] <= 1 or 0 in table.shape
+    return is_short or table.strides_bytes[-1] == table.dtype.itemsize
+
+
+def _are_rows(dy: Operand) -> bool:
+    """Whether dy is dense rows of floats whose places C can walk."""
+    axes = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    return dy.type.dtype in _FLOATS and len(axes) <= MAX_OUTER and has_dense_rows(dy)
+
+
+def ids_words(ids: Array) -> list[Word]:
+    """Return ids as embedding.c has them."""
+    axes = walk(ids.shape, (ids.strides,), in_order=True)
+    return [address(ids), _INTEGERS.index(ids.dtype.name), ids.size, *columns_of(axes, 1)]
+
+
+def rows_words(dy: Array) -> list[Word]:
+    """Return the places of the rows of a tensor as embedding.c has them."""
+    return columns_of(walk(dy.shape[:-1], (dy.strides[:-1],), in_order=True), 1)
+
+
+def _sorting_pieces(num_ids: int, cut: _Cut) -> tuple[Piece, ...]:
+    """Return the ids; and, for parts of rows, their places by part, and where each part ends."""
+    ids = Piece((num_ids,), INDEX)
+    if cut.row_parts <= 1:
+        return (ids, Piece((0,), _PLACE), Piece((0,), INDEX))
+    return (ids, Piece((num_ids,), _PLACE), Piece((cut.row_parts,), INDEX))
+
+
+def _chain_pieces(num_ids: int) -> tuple[Piece, ...]:
+    """Return the ids, the table of hashes, and three columns of places."""
+    column = Piece((num_ids,), _PLACE)
+    ids, slots = Piece((num_ids,), INDEX), Piece((_num_slots(num_ids),), _PLACE)
+    return (ids, slots, column, column, column)
+
+
+def _num_slots(num_ids: int) -> int:
+    """Return a power of two, at least twice the ids, so that searches are short and end."""
+    return 1 << (2 * max(num_ids, 1) - 1).bit_length()
+
+
+def explain_ids(ids: Array, num_rows: int) -> Explain:
+    """Return what tells of a bad id: it raises the IndexError of the numpy kernels."""
+
+    def explain(status: int) -> str:
+        checked("id", ids, num_rows, np.empty(ids.size, INDEX), np.empty(2, INDEX))()
+        return "an id was no row of the table"  # and the ids are others by now
+
+    return explain
+
+
+NATIVE_EMBEDDING_KERNELS = (EmbeddingKernel(), EmbeddingGradKernel(), EmbeddingSgdUpdateKernel())

@@ -1,0 +1,159 @@
+"""The launch of a product through a library: its chunks as tables that C walks (gemm.c).
+
+A `Library` says which products it takes and what scratch they need, and makes the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from actors.kernels.native import runtime
+from actors.kernels.native.gemm import Call, Chunk, Cut, Gemm, chunks_of
+from actors.kernels.native.launch import NativeLaunch, Word, address
+from actors.protocol import Array
+from compiler.errors import InternalError
+
+MAX_CALLS = 4096
+"""More places of a batch than this are not worth a table; numpy's kernel walks them."""
+
+_ALIGNMENT_BYTES = 64
+
+Arrays = tuple[Array, Array, Array]
+"""a, b and out of a `Gemm`, in this order also where the call has them swapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a chunk runs on its rows when they are done: `void f(void *, row0, row1, worker)`.
+
+    `keep` is what must live as long as the launch.
+    """
+
+    function: int
+    arguments: int
+    keep: tuple[object, ...] = ()
+
+
+class Library(Protocol):
+    """One way to compute products."""
+
+    @property
+    def name(self) -> str:
+        """Its own name and the cut's: "onednn", "onednn.rows"."""
+        ...
+
+    @property
+    def cut(self) -> Cut:
+        """How it cuts a product into chunks."""
+        ...
+
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> Scratch | None:
+        """Return the scratch of a product; None for one that is not taken."""
+        ...
+
+    def launch(
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
+    ) -> NativeLaunch:
+        """Return the launch on these arrays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Bytes that a launch works in: some for each worker, and before them some for all."""
+
+    worker_bytes: int = 0
+    shared_bytes: int = 0
+
+    def size_bytes(self, num_workers: int) -> int:
+        """Return the bytes for so many workers."""
+        return aligned(self.shared_bytes) + aligned(self.worker_bytes) * num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a launch works besides its arrays, on how many workers, and its epilogue."""
+
+    workspace: Array | None
+    scratch: Scratch
+    num_workers: int
+    epilogue: Epilogue | None
+
+    @property
+    def shared(self) -> int:
+        """Where the scratch of all workers is."""
+        return address(self.workspace)
+
+    def of_worker(self, worker: int) -> int:
+        """Where the scratch of one worker is."""
+        return address(self.workspace) + self.scratch.size_bytes(worker)
+
+
+def workspace_bytes(library: Library, gemm: Gemm) -> int | None:
+    """Return the workspace of a product for the threads of now; None for one that is not taken."""
+    chunks = chunks_of(gemm, library.cut)
+    if sum([len(chunk.calls) for chunk in chunks]) > MAX_CALLS:
+        return None
+    scratch = library.scratch(gemm, chunks)
+    workers = min(runtime.num_threads(), len(chunks))
+    return None if scratch is None else scratch.size_bytes(workers)
+
+
+def gemm_launch(
+    library: Library,
+    gemm: Gemm,
+    arrays: Arrays,
+    workspace: Array | None,
+    epilogue: Epilogue | None = None,
+    max_workers: int | None = None,
+) -> NativeLaunch:
+    """Return the launch of a product on as many workers as the workspace has room for.
+
+    An epilogue needs a library that cuts whole rows, and a product without a batch. Raises
+    InternalError without them, for a product that the library does not take, and for too small a
+    workspace.
+    """
+    if epilogue is not None and (gemm.batch or not library.cut.has_whole_rows):
+        raise InternalError(f"{library.name} leaves no whole rows of {gemm.key} to an epilogue")
+    chunks = chunks_of(gemm, library.cut)
+    scratch = library.scratch(gemm, chunks)
+    if scratch is None:
+        raise InternalError(f"{library.name} does not take the product {gemm.key} of a plan")
+    needed, given = scratch.size_bytes(1), 0 if workspace is None else workspace.size
+    if given < needed:
+        raise InternalError(
+            f"{library.name} needs {needed} bytes of workspace and was given {given}"
+        )
+    workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
+    while scratch.size_bytes(workers) > given:
+        workers -= 1
+    return library.launch(gemm, chunks, arrays, Place(workspace, scratch, workers, epilogue))
+
+
+def head_words(chunks: Sequence[Chunk], place: Place) -> tuple[list[Word], tuple[object, ...]]:
+    """Return the first words of a block, and what they point to."""
+    first = np.cumsum([0, *[len(chunk.calls) for chunk in chunks]], dtype=np.int64)
+    rows = np.array([(c.row, c.row + c.rows) for c in chunks], np.int64)
+    epilogue = place.epilogue or Epilogue(0, 0)
+    words: list[Word] = [len(chunks), place.num_workers, address(first), address(rows)]
+    words += [epilogue.function, epilogue.arguments, 0]
+    return words, (first, rows, epilogue, place.workspace)
+
+
+def calls_of(chunks: Sequence[Chunk]) -> list[Call]:
+    """Return the calls of all chunks in order."""
+    return [call for chunk in chunks for call in chunk.calls]
+
+
+def aligned(size: int) -> int:
+    """Return a size with padding to the alignment of scratch."""
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def named(library: str, cut: Cut) -> str:
+    """Return the name of a library that cuts so."""
+    return library if cut is Cut.TILES else f"{library}.{cut.value}"

@@ -1,0 +1,88 @@
+"""`matmul` through native libraries: one kernel per library, and per shape the one that is fastest.
+
+Every kernel asks the same table (`tuning`) which library a product is for, and takes those of its
+own; so their order in the catalogue does not matter, and what no library takes is left to numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.kernels import cost
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.native import runtime, tuning
+from actors.kernels.native.gemm import Cut, Gemm, gemm_of, view_of, view_of_array
+from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
+from actors.kernels.native.gemm_onednn import OneDnn
+from actors.kernels.native.gemm_products import OpenBlas, Small
+from actors.kernels.work import Product, Work, item_weight
+from actors.protocol import Array, Launch
+from compiler.errors import InternalError
+
+LIBRARIES: tuple[Library, ...] = (
+    OneDnn(Cut.ROWS, is_packed=True),
+    OneDnn(Cut.ROWS),
+    OneDnn(Cut.HALVES),
+    OneDnn(Cut.TILES),
+    OpenBlas(Cut.ROWS),
+    OpenBlas(Cut.TILES),
+    Small(),
+)
+"""In the order in which the fixed rule prefers them, the small product apart."""
+
+_CALLS = 0.5
+"""What a launch costs before it multiplies, in calls of numpy."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMatmulKernel:
+    """`matmul` by one library: leading axes broadcast; rows or columns of a matrix adjacent."""
+
+    library: Library
+    op: str = "matmul"
+
+    @property
+    def name(self) -> str:
+        """Name in the plan: "onednn.matmul"."""
+        return f"{self.library.name}.{self.op}"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take the products that this library is chosen for."""
+        gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
+        if gemm is None or tuning.library_for(gemm, LIBRARIES) != self.library.name:
+            return None
+        size = workspace_bytes(self.library, gemm)
+        return None if size is None else cost.needs(inputs, outputs, product_work(gemm), size)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the native launch."""
+        views = [view_of_array(array) for array in (*inputs, *outputs)]
+        gemm = None if None in views else gemm_of(*[view for view in views if view is not None])
+        if gemm is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
+        a, b = (inputs[1], inputs[0]) if gemm.is_swapped else inputs
+        return gemm_launch(self.library, gemm, (a, b, outputs[0]), workspace)
+
+
+def _gemm_of(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> Gemm | None:
+    views = [view_of(operand) for operand in (*inputs, *outputs)]
+    if None in views:
+        return None
+    return gemm_of(*[view for view in views if view is not None])
+
+
+def product_work(gemm: Gemm) -> Work:
+    """Return the work of a product."""
+    count = gemm.flops / (2 * gemm.m * gemm.n * gemm.k) * item_weight(gemm.dtype.itemsize)
+    return Work(_CALLS, products=(Product(count, gemm.m, gemm.n, gemm.k),))
+
+
+NATIVE_MATMUL_KERNELS = tuple([NativeMatmulKernel(library) for library in LIBRARIES])

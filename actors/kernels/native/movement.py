@@ -1,0 +1,214 @@
+"""Kernels that move elements, in C: copies of views, reshape, pad, concat, split and cast.
+
+Each is a list of strided copies (`copy.c`); the views that numpy's kernels make say from where to
+where. A fill is a copy of one element, repeated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels import cost
+from actors.kernels.attributes import integer, integers
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.native import chunks, runtime
+from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
+from actors.kernels.native.launch import Word, address, argument_block, native_launch
+from actors.kernels.shape import SHAPE_KERNELS, CopyKernel
+from actors.kernels.work import Pass, Work
+from actors.protocol import Array, Launch
+from compiler.types import DType
+
+CALLS = 0.1
+"""What a call from C costs, in calls of numpy."""
+
+_MAX_RANK = MAX_OUTER + 2
+_TILE = 64
+_CASTS = ("float32", "float64", "int64", "int32", "uint8", "bool")
+"""The types that copy.c casts, in its order; bfloat16, from and to float32 only, comes behind."""
+
+Copy = tuple[Array, Array]
+"""A target and a source of one shape."""
+
+CopiesOf = Callable[[tuple[Array, ...], tuple[Array, ...], Attrs], list[list[Copy]]]
+"""The phases of an op on its inputs and outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveKernel:
+    """An op that only moves elements, as copies in C."""
+
+    op: str
+    copies: CopiesOf
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"c.{self.op}"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take operands of up to 8 axes; a cast between the common types only."""
+        if not (runtime.is_on() and all([_is_movable(x) for x in (*inputs, *outputs)])):
+            return None
+        if not _is_castable(inputs[0].type.dtype, outputs[0].type.dtype):
+            return None
+        if self.op == "reshape" and not (inputs[0].is_dense or outputs[0].is_dense):
+            return None
+        moved = float(sum([x.type.size_bytes for x in outputs]))
+        return cost.needs(inputs, outputs, Work(CALLS, passes=((Pass.SIMPLE, moved),)))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one launch."""
+        return moving_launch(self.copies(inputs, outputs, attrs))
+
+
+def _is_movable(operand: Operand) -> bool:
+    return len(operand.shape) <= _MAX_RANK and operand.dtype.itemsize in (1, 2, 4, 8)
+
+
+def _is_castable(source: DType, target: DType) -> bool:
+    names = (source.value, target.value)
+    is_half = "bfloat16" in names and "float32" in names
+    return source is target or is_half or all([name in _CASTS for name in names])
+
+
+def moving_launch(phases: Sequence[Sequence[Copy]]) -> Launch:
+    """Return the launch that makes all copies of a phase, in any order, then those of the next."""
+    header: list[Word] = []
+    keep: list[object] = [phases]
+    for copies in phases:
+        parts = [_part(target, source) for target, source in copies if target.size]
+        if parts:
+            words = [word for part in parts for word in part.words]
+            blocks = sum([part.num_blocks for part in parts])
+            size = sum([2 * target.size * target.itemsize for target, _ in copies])
+            block = argument_block(words)
+            keep.append(block)
+            where = ctypes.addressof(block)
+            header += [len(parts), where, blocks, chunks.units_per_chunk(blocks, size)]
+    first = [runtime.num_threads(), len(header) // 4]
+    return native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A strided copy as copy.c has it."""
+
+    words: tuple[Word, ...]
+    num_blocks: int
+
+
+def _part(target: Array, source: Array) -> _Part:
+    item = target.itemsize
+    one = Axis(1, (0, 0))
+    axes = [one, one, *walk_arrays(target, source, in_order=False)]
+    columns = axes.pop()
+    is_transposed = columns.steps != (item, item)
+    row = next((i for i, axis in enumerate(axes) if axis.steps[1] == item), len(axes) - 1)
+    rows = axes.pop(row)
+    outer = [axis for axis in axes if axis.extent > 1]
+    if is_transposed and rows.steps[1] == item:
+        block = (_TILE, _TILE)
+    else:
+        width = max(1, min(columns.extent, chunks.RUN_BYTES // item))
+        block = (max(1, chunks.RUN_BYTES // (width * item)), width)
+    across = [-(-axis.extent // size) for axis, size in zip((rows, columns), block, strict=True)]
+    num_blocks = math.prod([axis.extent for axis in outer]) * math.prod(across)
+    is_cast = target.dtype != source.dtype
+    words = (
+        address(target),
+        address(source),
+        *columns_of(outer, 2),
+        *(rows.extent, *rows.steps),
+        *(columns.extent, *columns.steps),
+        *(*block, num_blocks),
+        0 if is_cast else item,
+        *[_cast_type(x) if is_cast else 0 for x in (source, target)],
+    )
+    return _Part(words, num_blocks)
+
+
+def _cast_type(array: Array) -> int:
+    """Return a type's place in copy.c; arrays of bfloat16 are uint16, which is not cast itself."""
+    name = array.dtype.name
+    return len(_CASTS) if name == "uint16" else _CASTS.index(name)
+
+
+def _view_of(kernel: CopyKernel) -> CopiesOf:
+    def copies(
+        inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
+    ) -> list[list[Copy]]:
+        return [[(outputs[0], kernel.view(inputs[0], attrs))]]
+
+    return copies
+
+
+def _same(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs) -> list[list[Copy]]:
+    return [[(outputs[0], inputs[0])]]
+
+
+def _reshaped(
+    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
+) -> list[list[Copy]]:
+    (x,), (out,) = inputs, outputs
+    dense = out.flags.c_contiguous
+    return [[(out.reshape(x.shape), x) if dense else (out, x.reshape(out.shape))]]
+
+
+def _padded(
+    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
+) -> list[list[Copy]]:
+    (x,), (out,) = inputs, outputs
+    steps = integers(attrs, "steps")
+    places = [
+        slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
+        for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
+    ]
+    inside = [(out[(*places, Ellipsis)], x)]
+    if x.shape == out.shape:
+        return [inside]
+    zero = np.broadcast_to(np.zeros((), out.dtype), out.shape)
+    return [[(out, zero)], inside]
+
+
+def _joined(
+    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
+) -> list[list[Copy]]:
+    return [list(zip(_along(outputs[0], inputs, attrs), inputs, strict=True))]
+
+
+def _cut(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs) -> list[list[Copy]]:
+    return [list(zip(outputs, _along(inputs[0], outputs, attrs), strict=True))]
+
+
+def _along(whole: Array, parts: tuple[Array, ...], attrs: Attrs) -> list[Array]:
+    """Return the views of a tensor where its parts lie, one after another along the axis."""
+    axis, stop = integer(attrs, "axis"), 0
+    views: list[Array] = []
+    for part in parts:
+        start, stop = stop, stop + part.shape[axis]
+        views.append(whole[(*[slice(None)] * axis, slice(start, stop))])
+    return views
+
+
+MOVEMENT_KERNELS = (
+    *[MoveKernel(k.op, _view_of(k)) for k in SHAPE_KERNELS if isinstance(k, CopyKernel)],
+    MoveKernel("reshape", _reshaped),
+    MoveKernel("pad", _padded),
+    MoveKernel("concat", _joined),
+    MoveKernel("split", _cut),
+    MoveKernel("cast", _same),
+)

@@ -1,0 +1,400 @@
+"""oneDNN through its C interface: the one owner of the library.
+
+The package onednn-cpu-gomp carries one library and no headers; the declarations below are what is
+used of it, with every handle as a pointer and every enum as an int. The numbers are the same from
+version 3.2 to 3.13.
+
+The library's own threads are never used: primitives are made and run with its OpenMP set to one
+thread, and our pool runs many of them at once. Scratch is the user's: an argument that a launch
+gives per worker. A primitive is thread-safe so. An implementation whose name contains "ref" is the
+library's way to say that it has none, and counts as refused.
+
+State of the module, and why: the engine belongs to the process, and primitives are shared by all
+launches of one shape, as making one takes some 0.3 ms.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.errors import ActorflowError
+from compiler.types import DType
+
+PACKAGE = "onednn-cpu-gomp"
+
+SOURCE, WEIGHTS, DESTINATION = 1, 33, 17
+"""Which argument of a primitive a memory is."""
+
+_DECLARATIONS = """
+typedef void *H;
+typedef const void *CH;
+typedef struct { int major, minor, patch; const char *hash; unsigned cpu, gpu; } version_t;
+const version_t *dnnl_version(void);
+int dnnl_get_effective_cpu_isa(void);
+int dnnl_engine_create(H *, int, size_t);
+int dnnl_stream_create(H *, H, unsigned);
+int dnnl_memory_desc_create_with_strides(H *, int, const int64_t *, int, const int64_t *);
+int dnnl_memory_desc_create_with_tag(H *, int, const int64_t *, int, int);
+int dnnl_memory_desc_create_submemory(H *, CH, const int64_t *, const int64_t *);
+int dnnl_memory_desc_equal(CH, CH);
+int dnnl_memory_desc_destroy(H);
+size_t dnnl_memory_desc_get_size(CH);
+int dnnl_memory_create(H *, CH, H, void *);
+int dnnl_memory_destroy(H);
+int dnnl_primitive_attr_create(H *);
+int dnnl_primitive_attr_set_scratchpad_mode(H, int);
+int dnnl_primitive_attr_destroy(H);
+int dnnl_matmul_primitive_desc_create(H *, H, CH, CH, CH, CH, CH);
+int dnnl_reorder_primitive_desc_create(H *, CH, H, CH, H, CH);
+CH dnnl_primitive_desc_query_md(CH, int, int);
+int dnnl_primitive_desc_query(CH, int, int, void *);
+int dnnl_primitive_desc_destroy(H);
+int dnnl_primitive_create(H *, CH);
+int dnnl_primitive_execute(CH, H, int, const void *);
+int omp_get_max_threads(void);
+void omp_set_num_threads(int);
+"""
+
+_TYPES = {DType.BFLOAT16: 2, DType.FLOAT32: 3}
+_CPU, _IN_ORDER, _USER_SCRATCH, _ANY = 1, 1, 1, 1
+_QUERY_NAME, _QUERY_SCRATCH = 8, 136
+_QUERY_OF = {SOURCE: 129, WEIGHTS: 131, DESTINATION: 133}
+_STATUS = {
+    1: "out of memory",
+    2: "invalid arguments",
+    3: "not implemented",
+    4: "the end of a list",
+    5: "an error at run time",
+    6: "not required",
+}
+
+
+class LibraryError(ActorflowError):
+    """oneDNN answers with a status other than 0; the message names the call and what it was for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a primitive: extents, and strides in elements.
+
+    `is_packed`: in a layout of the library's choice; strides mean nothing then.
+    """
+
+    dtype: DType
+    rows: int
+    columns: int
+    row: int
+    column: int
+    is_packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A primitive that is ready to run: its handle, its implementation, and its scratch.
+
+    `packed_bytes` is the size of the weights of a product in the library's own layout.
+    """
+
+    handle: int
+    name: str
+    scratch_bytes: int
+    packed_bytes: int
+    descriptor: Any = field(compare=False, repr=False)
+
+
+@dataclass(slots=True)
+class _Library:
+    """The loaded library with its engine and stream; handles are cffi objects."""
+
+    ffi: Any
+    calls: Any
+    engine: Any
+    stream: Any
+    version: str
+
+
+@dataclass(slots=True)
+class _State:
+    is_sought: bool = False
+    library: _Library | None = None
+    primitives: dict[object, Primitive | None] = field(default_factory=dict)
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def is_there() -> bool:
+    """Whether the library is installed and loads."""
+    return _library() is not None
+
+
+def fingerprint() -> str:
+    """Return what needs and results depend on: version and instructions; "" without the library."""
+    library = _library()
+    if library is None:
+        return ""
+    return f"onednn-{library.version}-{library.calls.dnnl_get_effective_cpu_isa():x}"
+
+
+def thread_preparer() -> int:
+    """Return the address of the function that sets the calling thread's OpenMP threads; or 0."""
+    return 0 if _library() is None else address_of("omp_set_num_threads")
+
+
+def address_of(function: str) -> int:
+    """Return the address of a function of the library. Raises LibraryError without the library."""
+    library = _needed()
+    return int(library.ffi.cast("intptr_t", library.ffi.addressof(library.calls, function)))
+
+
+def stream() -> int:
+    """Return the handle of the stream that launches run on."""
+    library = _needed()
+    return int(library.ffi.cast("intptr_t", library.stream))
+
+
+def matmul(a: Matrix, b: Matrix, out: Matrix) -> Primitive | None:
+    """Return the primitive of out = a @ b, made at the first call; None where it is refused."""
+    return _shared((a, b, out), lambda: _matmul(a, b, out))
+
+
+def pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
+    """Return the primitive that copies columns of b to their place in the weights of a product.
+
+    Its source is b from column `first` on, its destination the whole packed b.
+    """
+    return _shared((b, first, columns, product), lambda: _pack(b, first, columns, product))
+
+
+def pack_alike(first: Primitive, second: Primitive) -> bool:
+    """Whether two products read their weights in one layout."""
+    library = _needed()
+    weights = [
+        library.calls.dnnl_primitive_desc_query_md(x.descriptor, _QUERY_OF[WEIGHTS], 0)
+        for x in (first, second)
+    ]
+    return bool(library.calls.dnnl_memory_desc_equal(*weights))
+
+
+def _shared(key: object, make: Callable[[], Primitive | None]) -> Primitive | None:
+    with _lock:
+        if key not in _state.primitives:
+            try:
+                _state.primitives[key] = make()
+            except LibraryError:  # what it does not describe it does not compute either
+                _state.primitives[key] = None
+        return _state.primitives[key]
+
+
+def memory(primitive: Primitive, argument: int, address: int) -> Any:
+    """Return the memory object of an argument at an address; it lives as long as what is returned.
+
+    Raises LibraryError.
+    """
+    return _memory(primitive, _QUERY_OF[argument], address)
+
+
+def scratch(primitive: Primitive, address: int) -> Any:
+    """Return the memory object of the scratch at an address. Raises LibraryError."""
+    return _memory(primitive, _QUERY_SCRATCH, address)
+
+
+def handle_of(memory: Any) -> int:
+    """Return the handle of a memory object, as C takes it."""
+    return int(_needed().ffi.cast("intptr_t", memory))
+
+
+def explain(status: int) -> str:
+    """Return what a status of the library means."""
+    return f"oneDNN answers with {_STATUS.get(status, 'an unknown status')}"
+
+
+def _memory(primitive: Primitive, query: int, address: int) -> Any:
+    library = _needed()
+    described = library.calls.dnnl_primitive_desc_query_md(primitive.descriptor, query, 0)
+    made = library.ffi.new("H *")
+    target = library.ffi.cast("void *", address)
+    _check(
+        library.calls.dnnl_memory_create(made, described, library.engine, target),
+        f"memory of a primitive ({primitive.name})",
+    )
+    return library.ffi.gc(made[0], library.calls.dnnl_memory_destroy)
+
+
+def _matmul(a: Matrix, b: Matrix, out: Matrix) -> Primitive | None:
+    library = _library()
+    if library is None or any([x.dtype not in _TYPES for x in (a, b, out)]):
+        return None
+    calls, null = library.calls, library.ffi.NULL
+    with (
+        _one_thread(library),
+        _described(library, a, b, out) as (src, wei, dst),
+        _attr(library) as attr,
+    ):
+        made = library.ffi.new("H *")
+        status = calls.dnnl_matmul_primitive_desc_create(
+            made, library.engine, src, wei, null, dst, attr
+        )
+        return None if status else _created(library, made[0])
+
+
+def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
+    library = _needed()
+    ffi, calls = library.ffi, library.calls
+    part = Matrix(b.dtype, b.rows, columns, b.row, b.column)
+    whole = calls.dnnl_primitive_desc_query_md(product.descriptor, _QUERY_OF[WEIGHTS], 0)
+    extents, begin = ffi.new("int64_t[12]", [b.rows, columns]), ffi.new("int64_t[12]", [0, first])
+    window, made = ffi.new("H *"), ffi.new("H *")
+    if calls.dnnl_memory_desc_create_submemory(window, whole, extents, begin):
+        return None
+    try:
+        with _one_thread(library), _described(library, part) as (src,), _attr(library) as attr:
+            engine = library.engine
+            status = calls.dnnl_reorder_primitive_desc_create(
+                made, src, engine, window[0], engine, attr
+            )
+            return None if status else _created(library, made[0])
+    finally:
+        calls.dnnl_memory_desc_destroy(window[0])
+
+
+def _created(library: _Library, pd: Any) -> Primitive | None:
+    """Return the primitive of a descriptor, which it keeps; None for a reference implementation."""
+    ffi, calls = library.ffi, library.calls
+    descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
+    said = ffi.new("const char **")
+    _check(calls.dnnl_primitive_desc_query(pd, _QUERY_NAME, 0, said), "the name of a primitive")
+    name = ffi.string(said[0]).decode("ascii", "replace")
+    if "ref" in name:
+        return None
+    made = ffi.new("H *")
+    if calls.dnnl_primitive_create(made, pd):
+        return None
+    scratch_bytes, packed_bytes = [
+        int(calls.dnnl_memory_desc_get_size(wanted)) if wanted != ffi.NULL else 0
+        for wanted in (
+            calls.dnnl_primitive_desc_query_md(pd, query, 0)
+            for query in (_QUERY_SCRATCH, _QUERY_OF[WEIGHTS])
+        )
+    ]
+    handle = int(ffi.cast("intptr_t", made[0]))
+    return Primitive(handle, name, scratch_bytes, packed_bytes, descriptor)
+
+
+@contextmanager
+def _one_thread(library: _Library) -> Iterator[None]:
+    """Let the library believe that it has one thread, for what is made in here."""
+    before = library.calls.omp_get_max_threads()
+    library.calls.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.calls.omp_set_num_threads(before)
+
+
+@contextmanager
+def _described(library: _Library, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
+    """Give the library's descriptions of plain matrices."""
+    ffi, calls = library.ffi, library.calls
+    made: list[Any] = []
+    try:
+        for matrix in matrices:
+            one = ffi.new("H *")
+            extents = ffi.new("int64_t[12]", [matrix.rows, matrix.columns])
+            strides = ffi.new("int64_t[12]", [matrix.row, matrix.column])
+            dtype = _TYPES[matrix.dtype]
+            if matrix.is_packed:
+                status = calls.dnnl_memory_desc_create_with_tag(one, 2, extents, dtype, _ANY)
+            else:
+                status = calls.dnnl_memory_desc_create_with_strides(one, 2, extents, dtype, strides)
+            _check(status, f"the description of {matrix}")
+            made.append(one[0])
+        yield tuple(made)
+    finally:
+        for one in made:
+            calls.dnnl_memory_desc_destroy(one)
+
+
+@contextmanager
+def _attr(library: _Library) -> Iterator[Any]:
+    """Give the attributes of every primitive: scratch comes from us."""
+    made = library.ffi.new("H *")
+    _check(library.calls.dnnl_primitive_attr_create(made), "attributes")
+    try:
+        _check(
+            library.calls.dnnl_primitive_attr_set_scratchpad_mode(made[0], _USER_SCRATCH),
+            "the scratch of attributes",
+        )
+        yield made[0]
+    finally:
+        library.calls.dnnl_primitive_attr_destroy(made[0])
+
+
+def _needed() -> _Library:
+    library = _library()
+    if library is None:
+        raise LibraryError(
+            f"a plan has kernels of oneDNN, which is not here; install the package {PACKAGE}, or"
+            " compile the job again"
+        )
+    return library
+
+
+def _library() -> _Library | None:
+    with _lock:
+        if not _state.is_sought:
+            _state.is_sought = True
+            _state.library = _loaded()
+        return _state.library
+
+
+def _loaded() -> _Library | None:
+    """Return the library with its engine, or None when any part of that is missing."""
+    path = _path()
+    try:
+        import cffi  # late: absent where the package is
+    except ImportError:
+        return None
+    if path is None:
+        return None
+    ffi = cffi.FFI()
+    ffi.cdef(_DECLARATIONS)
+    try:
+        calls = ffi.dlopen(path)
+        version = calls.dnnl_version()
+        engine = _new(ffi, lambda made: calls.dnnl_engine_create(made, _CPU, 0), "the engine")
+        own = _new(ffi, lambda made: calls.dnnl_stream_create(made, engine, _IN_ORDER), "a stream")
+    except (OSError, AttributeError, LibraryError):
+        return None
+    numbers = f"{version.major}.{version.minor}.{version.patch}"
+    return _Library(ffi, calls, engine, own, numbers)
+
+
+def _path() -> str | None:
+    """Return where the package put its library; it lies outside of site-packages."""
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        found = file.locate()
+        if file.name == "libdnnl.so.3":
+            return str(found)
+    return None
+
+
+def _new(ffi: Any, make: Callable[[Any], int], what: str) -> Any:
+    made = ffi.new("H *")
+    _check(make(made), what)
+    return made[0]
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise LibraryError(f"oneDNN does not make {what}: {_STATUS.get(status, status)}")

@@ -1,0 +1,96 @@
+"""The BLAS that numpy carries: its products, called from our own chunks.
+
+numpy's wheel has OpenBLAS with decorated names (scipy_cblas_sgemm64_: 64-bit integers); a build
+against the system's library has plain ones. Our pool calls it from several threads at once, each
+for its own chunk, so it is told to use one thread, for the whole process: two pools would fight for
+the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+_AFFIXES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
+"""How builds of OpenBLAS decorate names: before and after. 64_ stands for 64-bit integers."""
+
+_MARKS = ("openblas", "libblas", "libblis", "libmkl_rt", "libcblas")
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """Addresses in a loaded OpenBLAS; `integer_bits` is the width of its extents."""
+
+    library: str
+    sgemm: int
+    dgemm: int
+    set_num_threads: int
+    integer_bits: int
+
+
+_told = threading.Event()
+
+
+@cache
+def found() -> Blas | None:
+    """Return the products of numpy's BLAS; None where it is no OpenBLAS that we can call."""
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(str(path))  # numpy has it loaded: this is a second handle
+        except OSError:
+            continue
+        blas = _asked(path.name, library)
+        if blas is not None:
+            return blas
+    return None
+
+
+def use_one_thread() -> None:
+    """Let the library use one thread per call from now on, in the whole process."""
+    blas = found()
+    if blas is not None and not _told.is_set():
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(blas.set_num_threads)(1)
+        _told.set()
+
+
+def _candidates() -> list[Path]:
+    """Return the libraries that may be numpy's BLAS: its own first, then those of the process."""
+    package = Path(np.__file__).parent
+    folders = (package.parent / "numpy.libs", package / ".dylibs")
+    bundled = [path for folder in folders for path in sorted(folder.glob("*openblas*"))]
+    return [*bundled, *_mapped()]
+
+
+def _mapped() -> list[Path]:
+    """Return the BLAS libraries mapped into this process; empty where /proc does not exist."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    paths = sorted({Path(line[line.index("/") :]) for line in lines if "/" in line})
+    return [
+        path
+        for path in paths
+        if path.name.startswith("lib") and any([mark in path.name for mark in _MARKS])
+    ]
+
+
+def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
+    for prefix, suffix in _AFFIXES:
+        sgemm, dgemm, set_num_threads = [
+            _address(library, f"{prefix}{function}{suffix}")
+            for function in ("cblas_sgemm", "cblas_dgemm", "openblas_set_num_threads")
+        ]
+        if sgemm and dgemm and set_num_threads:
+            return Blas(name, sgemm, dgemm, set_num_threads, 64 if suffix else 32)
+    return None
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0

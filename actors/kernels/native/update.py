@@ -1,0 +1,164 @@
+"""Updates of variables in C (`update.c`): one pass over parameter, gradient and moments.
+
+The formulas are those of the numpy kernels; results differ by rounding at most. The outputs may lie
+over the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.kernels import cost
+from actors.kernels.attributes import flag, number
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.native import chunks, runtime
+from actors.kernels.native.axes import Axis, walk
+from actors.kernels.native.launch import Word, address, native_launch
+from actors.kernels.work import Pass, Work
+from actors.protocol import Array, Launch
+from compiler.errors import InternalError
+from compiler.types import DType, contiguous_strides
+
+_FORMS = ("sgd_update", "momentum_update", "adamw_update", "accumulate")
+"""The algorithms of update.c, in its order."""
+
+_TYPES = (DType.FLOAT32, DType.FLOAT64)
+_TILE = (32, 64)
+_CALLS = 0.1
+"""What a call from C costs, in calls of numpy."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateKernel:
+    """An optimizer's update, or a sum over batches.
+
+    `num_states` tensors follow the gradient among the inputs and the parameter among the outputs;
+    the scalars come last.
+    """
+
+    op: str
+    num_states: int
+    factors: Callable[[Attrs], tuple[float, float, float, float]]
+    has_rate: bool = True
+    has_step: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"c.{self.op}"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take float32 and float64; all dense but the gradient, which may be transposed."""
+        param, grad = inputs[:2]
+        states = inputs[2 : 2 + self.num_states]
+        is_float = runtime.is_on() and param.type.dtype in _TYPES
+        if not is_float or not all([x.is_dense for x in (param, *states, *outputs)]):
+            return None
+        if _walk_of(param.shape, grad.strides_bytes, param.dtype.itemsize) is None:
+            return None
+        moved = sum([x.type.size_bytes for x in (grad, *outputs)])
+        pairs = ((0, 0), *[(1 + i, 2 + i) for i in range(self.num_states)])
+        work = Work(_CALLS, passes=((Pass.SIMPLE, float(moved)),))
+        return cost.needs(inputs, outputs, work, in_place=pairs)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one launch."""
+        param, grad = inputs[:2]
+        found = _walk_of(param.shape, grad.strides, param.itemsize)
+        if found is None:
+            raise InternalError(f"{self.name} was bound to a gradient that it does not take")
+        rows, columns = found
+        item = param.itemsize
+        height, width = (1, chunks.RUN_BYTES // item) if columns.steps[1] == item else _TILE
+        blocks = -(-rows.extent // height) * -(-columns.extent // width)
+        moved = sum([x.size * item for x in (*inputs, *outputs)])
+        nothing: list[Array | None] = [None] * (2 - self.num_states)
+        news = [*outputs, *nothing]
+        olds = [param, *inputs[2 : 2 + self.num_states], *nothing]
+        scalars = inputs[2 + self.num_states :]
+        words: list[Word] = [
+            2 * _FORMS.index(self.op) + _TYPES.index(DType(param.dtype.name)),
+            *[address(x) for x in (*news, *olds, grad)],
+            *(rows.extent, columns.extent, rows.steps[1] // item, columns.steps[1] // item),
+            *(width, blocks, chunks.units_per_chunk(blocks, moved), runtime.num_threads()),
+            address(scalars[0]) if self.has_rate else 0,
+            address(scalars[-1]) if self.has_step else 0,
+            *self.factors(attrs),
+            *(0.0, 0.0, 0.0, 0),  # what a launch computes first
+        ]
+        where = runtime.address_in("update.c", "af_update")
+        return native_launch(where, words, (inputs, outputs))
+
+
+def _walk_of(shape: tuple[int, ...], grad: tuple[int, ...], item: int) -> tuple[Axis, Axis] | None:
+    """Return rows and columns of a dense tensor and its gradient; None where they are more."""
+    one = Axis(1, (0, item))
+    axes = walk(shape, (contiguous_strides(shape, item), grad), in_order=True)
+    if any([axis.steps[1] % item for axis in axes]) or len(axes) > 2:
+        return None
+    rows, columns = (one, one, *axes)[-2:]
+    return rows, columns
+
+
+def _sgd(attrs: Attrs) -> tuple[float, float, float, float]:
+    return 0.0, 0.0, 0.0, number(attrs, "weight_decay")
+
+
+def _momentum(attrs: Attrs) -> tuple[float, float, float, float]:
+    is_nesterov = float(flag(attrs, "nesterov"))
+    return number(attrs, "momentum"), is_nesterov, 0.0, number(attrs, "weight_decay")
+
+
+def _adamw(attrs: Attrs) -> tuple[float, float, float, float]:
+    betas = number(attrs, "beta1"), number(attrs, "beta2")
+    return *betas, number(attrs, "eps"), number(attrs, "weight_decay")
+
+
+def _accumulate(attrs: Attrs) -> tuple[float, float, float, float]:
+    return number(attrs, "every"), 0.0, 0.0, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementKernel:
+    """`increment`(step) -> step + 1."""
+
+    name: str = "c.increment"
+    op: str = "increment"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every call."""
+        if not runtime.is_on():
+            return None
+        return cost.needs(inputs, outputs, Work(_CALLS), in_place=((0, 0),))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one addition."""
+        where = runtime.address_in("update.c", "af_increment")
+        arrays = (outputs[0], inputs[0])
+        return native_launch(where, [address(x) for x in arrays], arrays)
+
+
+NATIVE_UPDATE_KERNELS = (
+    IncrementKernel(),
+    UpdateKernel("sgd_update", 0, _sgd),
+    UpdateKernel("momentum_update", 1, _momentum),
+    UpdateKernel("adamw_update", 2, _adamw, has_step=True),
+    UpdateKernel("accumulate", 0, _accumulate, has_rate=False, has_step=True),
+)

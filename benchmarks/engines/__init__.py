@@ -1,0 +1,1 @@
+"""One half of the comparison per engine; each runs in an environment of its own."""

@@ -1,0 +1,201 @@
+"""jax at its best: the whole step is one jitted function whose state is donated."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rows.row import Row, is_linear, is_table
+
+from engines.serve import gemm_operands, mean_square, round_robin, serve
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+def linear(p, name, x):
+    return x @ p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def norm(p, name, x):
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def cross_entropy(scores, labels):
+    scores = scores.reshape(-1, scores.shape[-1])
+    picked = jnp.take_along_axis(scores, labels.reshape(-1, 1), axis=1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(scores, axis=1) - picked)
+
+
+def chain(row, p, x):
+    last = row.sizes["layers"] - 1
+    for i in range(last):
+        x = jax.nn.relu(linear(p, f"layers.{i}", x))
+    return linear(p, f"layers.{last}", x)
+
+
+def block(p, prefix, x, heads):
+    b, t, d = x.shape
+    parts = jnp.split(linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)), 3, axis=-1)
+    q, k, v = (a.reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for a in parts)
+    scores = q @ k.swapaxes(-1, -2) * (d // heads) ** -0.5
+    seen = jnp.tril(jnp.ones((t, t), bool))
+    y = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1) @ v
+    x = x + linear(p, f"{prefix}attn.proj", y.transpose(0, 2, 1, 3).reshape(b, t, d))
+    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
+    return x + linear(p, f"{prefix}mlp.down", jax.nn.gelu(hidden, approximate=True))
+
+
+def tiny(row, p, batch):
+    x = batch["x"]
+    for i in range(row.sizes["layers"]):
+        h = x @ p[f"layers.{i}.w"] + p[f"layers.{i}.b"]
+        x = (jax.nn.relu(h) if i % 2 else jnp.tanh(h)) * p[f"layers.{i}.g"]
+    return jnp.mean(jnp.square(x - batch["y"]))
+
+
+def mlp(row, p, batch):
+    return cross_entropy(chain(row, p, batch["x"]), batch["y"])
+
+
+def gpt(row, p, batch):
+    h = p["emb.weight"][batch["x"]] + p["pos.weight"]
+    for i in range(row.sizes["layers"]):
+        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    scores = linear(p, "head", norm(p, "norm", h))
+    return cross_entropy(scores, batch["y"]) if row.is_training else scores
+
+
+def gpt2_block(row, p, batch):
+    return jnp.mean(jnp.square(block(p, "block.", p["x"], row.sizes["heads"]) - batch["y"]))
+
+
+def wide_deep(row, p, batch):
+    x = jnp.concatenate([*p["found"], batch["dense"]], axis=1)
+    return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+
+
+def sgd_step(row: Row):
+    rate = row.optimizer.rate
+
+    def step(p, state, batch):
+        loss, gradient = jax.value_and_grad(lambda p: FAMILIES[row.family](row, p, batch))(p)
+        return jax.tree.map(lambda w, g: w - rate * g, p, gradient), state, loss
+
+    return step
+
+
+def sparse_step(row: Row):
+    """Differentiate by the rows that were read, and scatter their gradients into the tables."""
+    rate, names = row.optimizer.rate, [f"tables.{i}.weight" for i in range(row.sizes["tables"])]
+
+    def step(p, state, batch):
+        columns = [batch["ids"][:, i] for i in range(len(names))]
+        dense = {n: w for n, w in p.items() if n not in names}
+        read = dense | {"found": [p[n][ids] for n, ids in zip(names, columns, strict=True)]}
+        loss, gradient = jax.value_and_grad(lambda r: wide_deep(row, r, batch))(read)
+        new = {n: w - rate * gradient[n] for n, w in dense.items()}
+        for n, ids, rows in zip(names, columns, gradient["found"], strict=True):
+            new[n] = p[n].at[ids].add(-rate * rows)
+        return new, state, loss
+
+    return step
+
+
+def adamw_step(row: Row):
+    rate, decay = row.optimizer.rate, row.optimizer.decay
+
+    def step(p, state, batch):
+        count, m, v = state
+        loss, gradient = jax.value_and_grad(lambda p: FAMILIES[row.family](row, p, batch))(p)
+        count = count + 1
+        # 1 - beta**count, without the cancellation that costs three digits in float32.
+        one, two = -jnp.expm1(count * math.log(BETA1)), -jnp.expm1(count * math.log(BETA2))
+        m = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, m, gradient)
+        v = jax.tree.map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, v, gradient)
+        p = jax.tree.map(
+            lambda w, m, v: w * (1 - rate * decay) - rate * (m / one) / (jnp.sqrt(v / two) + EPS),
+            p,
+            m,
+            v,
+        )
+        return p, (count, m, v), loss
+
+    return step
+
+
+@dataclass(slots=True)
+class Session:
+    row: Row
+    parameters: dict
+    state: object
+    function: Callable
+    next_batch: Callable
+
+    def advance(self):
+        batch = self.next_batch()
+        if not self.row.is_training:
+            return self.function(self.parameters, batch)
+        self.parameters, self.state, loss = self.function(self.parameters, self.state, batch)
+        return loss
+
+    def step(self) -> float:
+        found = self.advance()
+        return float(found) if self.row.is_training else mean_square(np.asarray(found))
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            found = self.advance()
+        found.block_until_ready()
+        jax.block_until_ready(self.parameters)
+
+    def describe(self) -> dict[str, object]:
+        return {"settings": f"jax {jax.__version__}, jit of the whole step, donated state"}
+
+    def launches(self) -> list[dict[str, object]]:
+        return []
+
+
+class Jax:
+    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+        if precision != "fp32":
+            raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
+        parameters = {
+            # Linear layers as [in, out], the layout that jax's own libraries keep.
+            n: jnp.array(a.T if is_linear(n, a) else a, copy=True)
+            for n, a in row.weights().items()
+        }
+        batches = [{n: jnp.array(a) for n, a in batch.items()} for batch in row.batches()]
+        function, state = self._step(row, parameters)
+        return Session(row, parameters, state, function, round_robin(batches))
+
+    def _step(self, row: Row, parameters: dict):
+        if not row.is_training:
+            return jax.jit(lambda p, batch: FAMILIES[row.family](row, p, batch)), ()
+        if row.optimizer.kind == "adamw":
+            zeros = [jax.tree.map(jnp.zeros_like, parameters) for _ in range(2)]
+            return jax.jit(adamw_step(row), donate_argnums=(0, 1)), (jnp.float32(0), *zeros)
+        has_tables = any([n.startswith("tables.") and is_table(n) for n in parameters])
+        step = sparse_step(row) if has_tables else sgd_step(row)
+        return jax.jit(step, donate_argnums=(0, 1)), ()
+
+    def gemm(self) -> dict[str, Callable[[], object]]:
+        a, b = (jnp.array(x) for x in gemm_operands())
+        multiply = jax.jit(jnp.matmul)
+        return {"jax": lambda: multiply(a, b).block_until_ready()}
+
+
+if __name__ == "__main__":
+    serve(Jax)

@@ -1,0 +1,211 @@
+"""TensorFlow at its best: one tf.function per step, with or without XLA, and fused updates."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import tensorflow as tf
+from rows.row import Row, is_linear
+
+from engines.serve import (
+    gemm_operands,
+    mean_square,
+    num_threads,
+    round_robin,
+    serve,
+)
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+def linear(p, name, x):
+    weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
+    rows = tf.nn.bias_add(tf.matmul(tf.reshape(x, (-1, x.shape[-1])), weight), bias)
+    return tf.reshape(rows, (*x.shape[:-1], weight.shape[-1]))
+
+
+def norm(p, name, x):
+    mean, variance = tf.nn.moments(x, -1, keepdims=True)
+    weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
+    return (x - mean) * tf.math.rsqrt(variance + 1e-5) * weight + bias
+
+
+def cross_entropy(scores, labels):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.reshape(labels, (-1,)), tf.reshape(scores, (-1, scores.shape[-1]))
+    )
+    return tf.reduce_mean(losses)
+
+
+def chain(row, p, x):
+    last = row.sizes["layers"] - 1
+    for i in range(last):
+        x = tf.nn.relu(linear(p, f"layers.{i}", x))
+    return linear(p, f"layers.{last}", x)
+
+
+def block(p, prefix, x, heads):
+    b, t, d = x.shape
+    parts = tf.split(linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)), 3, axis=-1)
+    q, k, v = (tf.transpose(tf.reshape(a, (b, t, heads, d // heads)), (0, 2, 1, 3)) for a in parts)
+    mask = (1.0 - tf.linalg.band_part(tf.ones((t, t)), -1, 0)) * -1e30
+    scores = tf.matmul(q, k, transpose_b=True) * (d // heads) ** -0.5 + mask
+    y = tf.matmul(tf.nn.softmax(scores), v)
+    joined = tf.reshape(tf.transpose(y, (0, 2, 1, 3)), (b, t, d))
+    x = x + linear(p, f"{prefix}attn.proj", joined)
+    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
+    return x + linear(p, f"{prefix}mlp.down", tf.nn.gelu(hidden, approximate=True))
+
+
+def tiny(row, p, batch):
+    x = batch["x"]
+    for i in range(row.sizes["layers"]):
+        h = tf.matmul(x, p[f"layers.{i}.w"]) + p[f"layers.{i}.b"]
+        x = (tf.nn.relu(h) if i % 2 else tf.tanh(h)) * p[f"layers.{i}.g"]
+    return tf.reduce_mean(tf.square(x - batch["y"]))
+
+
+def mlp(row, p, batch):
+    return cross_entropy(chain(row, p, batch["x"]), batch["y"])
+
+
+def gpt(row, p, batch):
+    h = tf.gather(p["emb.weight"], batch["x"]) + p["pos.weight"]
+    for i in range(row.sizes["layers"]):
+        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    scores = linear(p, "head", norm(p, "norm", h))
+    return cross_entropy(scores, batch["y"]) if row.is_training else scores
+
+
+def gpt2_block(row, p, batch):
+    # As a tensor, the input's gradient is one array and no list of reads of the variable.
+    x = tf.convert_to_tensor(p["x"])
+    return tf.reduce_mean(tf.square(block(p, "block.", x, row.sizes["heads"]) - batch["y"]))
+
+
+def wide_deep(row, p, batch):
+    columns = tf.unstack(batch["ids"], axis=1)
+    found = [tf.gather(p[f"tables.{i}.weight"], ids) for i, ids in enumerate(columns)]
+    x = tf.concat([*found, batch["dense"]], axis=1)
+    return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+
+
+class Update:
+    """Changes the parameters: one fused update each, rows only where the gradient is of rows."""
+
+    def __init__(self, row: Row, parameters: dict) -> None:
+        self._wanted = row.optimizer
+        self._variables = list(parameters.values())
+        if self._wanted.kind == "adamw":
+            zeros = [tf.zeros_like(v) for v in self._variables]
+            self._states = [(tf.Variable(z), tf.Variable(z)) for z in zeros]
+            self._powers = tf.Variable(1.0), tf.Variable(1.0)
+
+    def __call__(self, gradients) -> None:
+        if self._wanted.kind == "adamw":
+            self._adamw(gradients)
+            return
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = tf.IndexedSlices(gradient.values * self._wanted.rate, gradient.indices)
+                variable.scatter_sub(rows)
+            else:
+                tf.raw_ops.ResourceApplyGradientDescent(
+                    var=variable.handle, alpha=self._wanted.rate, delta=gradient
+                )
+
+    def _adamw(self, gradients) -> None:
+        one, two = self._powers
+        one.assign(one * BETA1)
+        two.assign(two * BETA2)
+        shrink = 1 - self._wanted.rate * self._wanted.decay
+        for variable, gradient, (m, v) in zip(
+            self._variables, gradients, self._states, strict=True
+        ):
+            if self._wanted.decay:
+                variable.assign(variable * shrink)
+            # TensorFlow adds epsilon before the bias correction; scaled, it is torch's rule.
+            tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=m.handle,
+                v=v.handle,
+                beta1_power=one,
+                beta2_power=two,
+                lr=self._wanted.rate,
+                beta1=BETA1,
+                beta2=BETA2,
+                epsilon=EPS * tf.sqrt(1 - two),
+                grad=tf.convert_to_tensor(gradient),
+            )
+
+
+@dataclass(slots=True)
+class Session:
+    row: Row
+    function: Callable
+    next_batch: Callable
+    settings: str
+
+    def step(self) -> float:
+        found = self.function(self.next_batch())
+        return float(found) if self.row.is_training else mean_square(found.numpy())
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            found = self.function(self.next_batch())
+        found.numpy()
+
+    def describe(self) -> dict[str, object]:
+        return {"settings": self.settings}
+
+    def launches(self) -> list[dict[str, object]]:
+        return []
+
+
+class TensorFlow:
+    def __init__(self) -> None:
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads())
+
+    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+        if precision != "fp32":
+            raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
+        parameters = {
+            n: tf.Variable(a.T if is_linear(n, a) else a) for n, a in row.weights().items()
+        }
+        batches = [{n: tf.constant(a) for n, a in batch.items()} for batch in row.batches()]
+        is_xla = variant == "xla"
+        loss = FAMILIES[row.family]
+        update = Update(row, parameters)
+        variables = list(parameters.values())
+
+        @tf.function(jit_compile=is_xla)
+        def train(batch):
+            with tf.GradientTape() as tape:
+                value = loss(row, parameters, batch)
+            update(tape.gradient(value, variables))
+            return value
+
+        @tf.function(jit_compile=is_xla)
+        def infer(batch):
+            return loss(row, parameters, batch)
+
+        function = train if row.is_training else infer
+        settings = f"tensorflow {tf.__version__}, tf.function(jit_compile={is_xla}), fused updates"
+        return Session(row, function, round_robin(batches), settings)
+
+    def gemm(self) -> dict[str, Callable[[], object]]:
+        a, b = (tf.constant(x) for x in gemm_operands())
+        multiply = tf.function(tf.matmul)
+        return {"tensorflow": lambda: multiply(a, b).numpy()}
+
+
+if __name__ == "__main__":
+    serve(TensorFlow)

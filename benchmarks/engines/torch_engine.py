@@ -1,0 +1,203 @@
+"""torch, eager and compiled, at its best: fused optimizers, sparse tables, fused attention."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from rows.row import Row, is_table
+from torch.nn import functional as f
+
+from engines.serve import (
+    gemm_operands,
+    mean_square,
+    num_threads,
+    round_robin,
+    serve,
+)
+
+Parameters = dict[str, torch.Tensor]
+
+
+def linear(p: Parameters, name: str, x):
+    return f.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
+
+
+def norm(p: Parameters, name: str, x):
+    return f.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
+
+
+def chain(row: Row, p: Parameters, x):
+    last = row.sizes["layers"] - 1
+    for i in range(last):
+        x = f.relu(linear(p, f"layers.{i}", x))
+    return linear(p, f"layers.{last}", x)
+
+
+def block(p: Parameters, prefix: str, x, heads: int):
+    b, t, d = x.shape
+    q, k, v = linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)).split(d, dim=2)
+    q, k, v = (a.view(b, t, heads, d // heads).transpose(1, 2) for a in (q, k, v))
+    y = f.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + linear(p, f"{prefix}attn.proj", y.transpose(1, 2).reshape(b, t, d))
+    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
+    return x + linear(p, f"{prefix}mlp.down", f.gelu(hidden, approximate="tanh"))
+
+
+def tiny(row: Row, p: Parameters, batch):
+    x = batch["x"]
+    for i in range(row.sizes["layers"]):
+        h = x @ p[f"layers.{i}.w"] + p[f"layers.{i}.b"]
+        x = (torch.relu(h) if i % 2 else torch.tanh(h)) * p[f"layers.{i}.g"]
+    return f.mse_loss(x, batch["y"])
+
+
+def mlp(row: Row, p: Parameters, batch):
+    return f.cross_entropy(chain(row, p, batch["x"]).float(), batch["y"])
+
+
+def logits(row: Row, p: Parameters, x):
+    h = f.embedding(x, p["emb.weight"]) + p["pos.weight"]
+    for i in range(row.sizes["layers"]):
+        h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    return linear(p, "head", norm(p, "norm", h))
+
+
+def gpt(row: Row, p: Parameters, batch):
+    found = logits(row, p, batch["x"])
+    if not row.is_training:
+        return found
+    return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
+
+
+def gpt2_block(row: Row, p: Parameters, batch):
+    return f.mse_loss(block(p, "block.", p["x"], row.sizes["heads"]), batch["y"])
+
+
+def wide_deep(row: Row, p: Parameters, batch):
+    x = torch.cat([*batch["found"], batch["dense"]], dim=1)
+    return f.cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+
+
+@dataclass(slots=True)
+class Session:
+    row: Row
+    parameters: Parameters
+    loss: Callable[[dict], torch.Tensor]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    next_batch: Callable[[], dict]
+    settings: str
+
+    def advance(self):
+        batch = self.next_batch()
+        if not self.row.is_training:
+            with torch.inference_mode():
+                return self.loss(batch)
+        loss = self.loss(batch)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def step(self) -> float:
+        found = self.advance()
+        return found.item() if self.row.is_training else mean_square(found.float().numpy())
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.advance()
+
+    def describe(self) -> dict[str, object]:
+        return {"settings": self.settings}
+
+    def launches(self) -> list[dict[str, object]]:
+        return []
+
+
+class Torch:
+    def __init__(self) -> None:
+        torch.set_num_threads(num_threads())
+
+    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+        parameters = {
+            n: torch.from_numpy(a).requires_grad_(row.is_training) for n, a in row.weights().items()
+        }
+        batches = [
+            {
+                n: torch.from_numpy(a).long() if a.dtype.kind == "i" else torch.from_numpy(a)
+                for n, a in batch.items()
+            }
+            for batch in row.batches()
+        ]
+        settings = [f"torch {torch.__version__}, {torch.get_num_threads()} threads"]
+        tables = [n for n in parameters if row.family == "wide_deep" and is_table(n)]
+        function = FAMILIES[row.family]
+        arithmetic = {n: p for n, p in parameters.items() if n not in tables}
+
+        def plain(batch):
+            with autocast(precision):
+                return function(row, arithmetic, batch)
+
+        loss = plain
+        if variant != "eager":
+            mode = None if variant == "default" else variant
+            loss = torch.compile(plain, mode=mode, dynamic=False)
+            settings.append(f"torch.compile mode={variant}")
+        if tables:
+            # The look-ups stand before what is compiled: sparse gradients are made by eager mode.
+            dense_loss = loss
+
+            def loss(batch):
+                columns = batch["ids"].unbind(1)
+                found = [
+                    f.embedding(ids, parameters[n], sparse=True)
+                    for ids, n in zip(columns, tables, strict=True)
+                ]
+                return dense_loss(batch | {"found": found})
+
+            settings.append("nn.functional.embedding(sparse=True)")
+        optimizers = _optimizers(row, list(arithmetic.values()), [parameters[n] for n in tables])
+        if optimizers:
+            settings.append(f"{type(optimizers[0]).__name__}(fused=True)")
+        if precision == "bf16":
+            settings.append("autocast bfloat16")
+        return Session(row, parameters, loss, optimizers, round_robin(batches), ", ".join(settings))
+
+    def gemm(self) -> dict[str, Callable[[], object]]:
+        a, b = (torch.from_numpy(x) for x in gemm_operands())
+        out = torch.empty_like(a)
+        return {"torch": lambda: torch.mm(a, b, out=out)}
+
+
+def autocast(precision: str):
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def _optimizers(row: Row, dense: list, tables: list) -> tuple[torch.optim.Optimizer, ...]:
+    wanted = row.optimizer
+    if wanted.kind == "none":
+        return ()
+    if wanted.kind == "adamw":
+        kind = torch.optim.AdamW
+        return (kind(dense, lr=wanted.rate, weight_decay=wanted.decay, fused=True),)
+    made = [torch.optim.SGD(dense, lr=wanted.rate, fused=True)]
+    if tables:
+        made.append(torch.optim.SGD(tables, lr=wanted.rate))
+    return tuple(made)
+
+
+if __name__ == "__main__":
+    serve(Torch)

@@ -1,0 +1,23 @@
+"""All rows, in the order of the report. A new row is one line here and its file."""
+
+from __future__ import annotations
+
+from rows import gpt, gpt2_block, mlp, tiny, wide_deep
+from rows.row import Row
+
+_GPT = {row.name: row for row in gpt.ROWS}
+
+ALL_ROWS: tuple[Row, ...] = (
+    *tiny.ROWS,
+    *mlp.ROWS,
+    _GPT["char-gpt"],
+    _GPT["gpt"],
+    *gpt2_block.ROWS,
+    *wide_deep.ROWS,
+    _GPT["inference"],
+)
+
+
+def find_row(name: str) -> Row:
+    """Return the row of a name. Raises LookupError."""
+    return next(row for row in ALL_ROWS if row.name == name)

@@ -1,0 +1,68 @@
+"""A row of the comparison: everything but the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+NUM_BATCHES = 4
+"""Batches that are made; the steps go round them, so that a loss shows what was learned of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """How parameters change.
+
+    `kind` is "sgd", "adamw" (torch's rule; Adam where `decay` is 0) or "none" for inference.
+    """
+
+    kind: str
+    rate: float = 0.0
+    decay: float = 0.0
+
+    @property
+    def num_states(self) -> int:
+        """Arrays of state per parameter."""
+        return 2 if self.kind == "adamw" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model at its sizes.
+
+    `family` names the function of each engine that builds it, `sizes` are its numbers. Weights of
+    linear layers are [out, in], under the names of the engine's own modules. `items` are the items
+    of one step, `item` their name. `weights` and `batches` give the same arrays in every process.
+    """
+
+    name: str
+    family: str
+    sizes: Mapping[str, int]
+    optimizer: Optimizer
+    items: int
+    item: str
+    weights: Callable[[], Arrays]
+    batches: Callable[[], list[Arrays]]
+    precisions: tuple[str, ...] = ("fp32",)
+
+    @property
+    def is_training(self) -> bool:
+        return self.optimizer.kind != "none"
+
+
+def normal(rng: np.random.Generator, *shape: int, std: float = 0.02) -> np.ndarray:
+    """Return normal float32 values."""
+    return rng.standard_normal(shape, np.float32) * np.float32(std)
+
+
+def is_linear(name: str, array: np.ndarray) -> bool:
+    """Whether an array is the weight [out, in] of a linear layer, by its name and shape."""
+    return array.ndim == 2 and name.endswith(".weight") and not is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Whether an array is an embedding, of which a step reads a few rows, by its name."""
+    return name.startswith(("emb.", "pos.", "tables."))

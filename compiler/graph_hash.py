@@ -1,0 +1,34 @@
+"""The hash of a logical graph: what a plan is recorded under, and kept under in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import astuple
+
+import msgpack
+
+from compiler.graph import Graph
+
+
+def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
+    """Return a hash of what the graph computes; `with_sources` adds scopes and user lines."""
+    nodes = []
+    for node in graph.nodes:
+        row: list[object] = [node.op.name, node.inputs, node.outputs, tuple(node.attrs.items())]
+        if with_sources:
+            row += [node.scope, node.source.file, node.source.line]
+        nodes.append(row)
+    rules = [
+        (u.op.name, u.variable, u.state, u.scalars, tuple(u.attrs.items())) for u in graph.updates
+    ]
+    body = [
+        nodes,
+        [(t.dtype.value, t.shape) for t in graph.types],
+        [(o.name, o.value) for o in graph.outputs],
+        graph.objective,
+        rules,
+        [(w.variable, w.value) for w in graph.writes],
+        None if graph.accumulation is None else astuple(graph.accumulation),
+        graph.num_ranks,
+    ]
+    return hashlib.blake2b(msgpack.packb(body, use_bin_type=True), digest_size=16).hexdigest()

@@ -1,0 +1,98 @@
+"""A group as an op: the program of `compiler.group` with tensors of the graph as operands.
+
+The reference follows the program instruction by instruction in numpy: what a group means, and what
+kernels are measured against.
+"""
+
+from __future__ import annotations
+
+from compiler.attrs import Attrs, AttrValue
+from compiler.group import ROW_REDUCTIONS, Kind, Program, from_plain, to_plain
+from compiler.group_space import Space
+from compiler.ops.group_numpy import evaluate
+from compiler.ops.signature import Array, Types, expect_inputs
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.types import TensorType
+
+GROUP = define("group")
+"""The operands of a program, in its order -> its outputs.
+
+Attrs: program (plain), rows, columns, shapes (of the outputs), members (names of the ops).
+"""
+
+HEAVY = ("exp", "log", "tanh", "erf", "sin", "cos", "pow", "philox")
+"""Instructions counted as 8 operations per element, the others as one."""
+
+
+def group_attrs(
+    program: Program, space: Space, shapes: tuple[tuple[int, ...], ...], members: tuple[str, ...]
+) -> dict[str, AttrValue]:
+    """Return the attributes of a group."""
+    return {
+        "program": to_plain(program),  # type: ignore[dict-item]  # plain values all the way down
+        "rows": space.rows,
+        "columns": space.columns,
+        "shapes": shapes,
+        "members": members,
+    }
+
+
+def space_of(attrs: Attrs) -> Space:
+    """Return the space of a group."""
+    return Space(attrs.int_("rows"), attrs.int_("columns"))
+
+
+def num_elements(kind: Kind, space: Space) -> int:
+    """Return how many elements a value of a kind has."""
+    rows = space.rows if kind in (Kind.FULL, Kind.ROW) else 1
+    return rows * (space.columns if kind in (Kind.FULL, Kind.COLUMN) else 1)
+
+
+@infer_type.of(GROUP)
+def _group_type(inputs: Types, attrs: Attrs) -> Types:
+    return program_types(from_plain(attrs["program"]), inputs, attrs)
+
+
+def program_types(program: Program, inputs: Types, attrs: Attrs) -> Types:
+    """Return the types of a program's outputs. Raises OpTypeError for operands it cannot take."""
+    space = space_of(attrs)
+    expect_inputs(inputs, *[f"operand {i}" for i in range(len(program.inputs))])
+    for index, (operand, type_) in enumerate(zip(program.inputs, inputs, strict=True)):
+        own = Space(operand.count or space.rows, space.columns)
+        expected = num_elements(operand.kind, own)
+        if type_.dtype is not operand.dtype or type_.num_elements != expected:
+            raise OpTypeError(
+                f"needs operand {index} of {expected} elements of {operand.dtype}, got {type_}"
+            )
+    shapes = attrs["shapes"]
+    found: list[TensorType] = []
+    for value, shape in zip(program.outputs, shapes, strict=True):  # type: ignore[arg-type]  # shapes
+        type_ = TensorType(program.dtype_of(value), tuple(shape))  # type: ignore[arg-type]  # ints
+        expected = num_elements(program.kind_of(value), space)
+        if type_.num_elements != expected:
+            raise OpTypeError(f"has an output of {expected} elements, declared as {type_}")
+        found.append(type_)
+    return tuple(found)
+
+
+@reference.of(GROUP)
+def _group_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    results = evaluate(from_plain(attrs["program"]), space_of(attrs), inputs)
+    shapes = attrs["shapes"]
+    return tuple([r.reshape(s) for r, s in zip(results, shapes, strict=True)])  # type: ignore[arg-type]  # shapes
+
+
+@cost.of(GROUP)
+def _group_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+    return Cost(program_flops(from_plain(attrs["program"]), space_of(attrs)), float(moved))
+
+
+def program_flops(program: Program, space: Space) -> float:
+    """Return the operations of one execution of a program."""
+    flops = 0.0
+    for index, instruction in enumerate(program.instructions, len(program.inputs)):
+        is_sum = instruction.op in ROW_REDUCTIONS or instruction.op == "column_sum"
+        kind = Kind.FULL if is_sum else program.kind_of(index)
+        flops += (8.0 if instruction.op in HEAVY else 1.0) * num_elements(kind, space)
+    return flops

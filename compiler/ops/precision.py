@@ -1,0 +1,80 @@
+"""How wide each op computes when a job asks for bfloat16: the lists, in one place.
+
+After torch's autocast on the CPU (Micikevicius et al., Mixed Precision Training, 2018, section 3):
+products read bfloat16, what only moves or bends single elements takes what comes, and all else
+(sums, means, exponentials, softmax, norms, losses, updates) stays in float32. An op of another
+file says so itself, where it is registered; one that says nothing stays in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from compiler.ops import (
+    activation,
+    attention,
+    binary,
+    elementwise,
+    matmul,
+    packed_attention,
+    shape,
+    slicing,
+    split,
+)
+from compiler.ops.random import DROPOUT
+from compiler.registry import OpAttr
+
+
+class Width(Enum):
+    """What an op does with float32 inputs in a job that computes in bfloat16."""
+
+    LOW = "low"
+    """Reads bfloat16; its outputs are what its types say."""
+    FOLLOW = "follow"
+    """Computes in bfloat16 where its inputs are, and somebody reads the result so."""
+    HIGH = "high"
+    """Reads and makes float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The width of an op.
+
+    `kept` are positions of inputs that a LOW op reads in float32 all the same. With
+    `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads bfloat16.
+    """
+
+    width: Width
+    kept: tuple[int, ...] = ()
+    chooses_output: bool = False
+
+
+precision = OpAttr[Precision](
+    "precision",
+    "how wide the op computes where a job asks for bfloat16; read by the precision pass",
+    default=Precision(Width.HIGH),
+)
+
+precision.register(matmul.MATMUL, Precision(Width.LOW, chooses_output=True))
+precision.register(attention.ATTENTION, Precision(Width.LOW))
+precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
+precision.register(packed_attention.PACKED_ATTENTION, Precision(Width.LOW))
+precision.register(packed_attention.PACKED_ATTENTION_GRAD, Precision(Width.LOW, kept=(3,)))
+
+FOLLOWING = (
+    *(shape.RESHAPE, shape.TRANSPOSE, shape.BROADCAST_TO, shape.STOP_GRADIENT, shape.COPY),
+    *(slicing.SLICE, slicing.PAD, slicing.CONCAT, split.SPLIT),
+    *(binary.ADD, binary.SUB, binary.MUL, binary.DIV, binary.MAXIMUM, binary.MINIMUM),
+    binary.WHERE,
+    *(elementwise.NEG, elementwise.ABS, elementwise.SQUARE),
+    *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
+    *(activation.TANH_GRAD, activation.SIGMOID_GRAD, activation.RELU_GRAD),
+    *(activation.GELU_GRAD, activation.SILU_GRAD),
+    *(activation.GELU_GRAD_OUTPUT, activation.SILU_GRAD_OUTPUT),
+    DROPOUT,
+)
+"""The ops that take what comes. Comparisons do not: bfloat16 or not, the answer is the same."""
+
+for _op in FOLLOWING:
+    precision.register(_op, Precision(Width.FOLLOW))

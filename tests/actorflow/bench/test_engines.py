@@ -1,0 +1,74 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from actorflow.bench.child import Child
+from actorflow.bench.engines import (
+    OURS,
+    RIVALS,
+    ROOT,
+    EngineError,
+    chosen_rivals,
+    command_of,
+    environment_of,
+)
+
+TORCH, COMPILED, JAX, TENSORFLOW = RIVALS
+SCRIPTS = ROOT / "benchmarks" / "engines"
+
+
+def test_every_engine_has_its_script():
+    assert [(SCRIPTS / engine.script).is_file() for engine in (OURS, *RIVALS)] == [True] * 5
+
+
+def test_rivals_are_chosen_by_name_once_each():
+    assert chosen_rivals("jax, torch,jax") == (JAX, TORCH)
+    assert chosen_rivals("") == ()
+
+
+def test_an_unknown_rival_is_refused_with_the_known_ones():
+    with pytest.raises(EngineError, match=r"torch,torch\.compile,jax,tensorflow.*got 'mxnet'"):
+        chosen_rivals("torch,mxnet")
+
+
+def test_a_missing_environment_says_what_makes_it(tmp_path):
+    with pytest.raises(EngineError, match=r"jax has no environment.*make bench-env"):
+        command_of(JAX, SCRIPTS, tmp_path)
+
+
+def test_a_missing_script_says_where_the_comparison_runs(tmp_path):
+    with pytest.raises(EngineError, match="in a clone of the repository"):
+        command_of(OURS, tmp_path, tmp_path)
+
+
+def test_ours_runs_in_this_python():
+    assert command_of(OURS, SCRIPTS, Path("/nowhere"))[0] == sys.executable
+
+
+def test_what_the_shell_says_of_threads_and_kernels_does_not_reach_an_engine():
+    shell = {"OPENBLAS_CORETYPE": "Prescott", "OMP_NUM_THREADS": "1", "HOME": "/h"}
+    environment = environment_of(JAX, shell, Path("/cache"), 2)
+    assert "OPENBLAS_CORETYPE" not in environment
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment["HOME"] == "/h"
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == "/cache"
+
+
+def test_what_does_not_start_is_named():
+    with pytest.raises(EngineError, match=r"ghost does not start: .*No such file"):
+        Child("ghost", ("/nowhere/python",), {})
+
+
+def test_an_answer_that_is_no_json_is_shown():
+    with (
+        Child("chatty", (sys.executable, "-S", "-c", "print('hello')"), {}) as child,
+        pytest.raises(EngineError, match="chatty answered 'first' with no JSON: 'hello'"),
+    ):
+        child.ask("first")
+
+
+def test_a_child_can_be_ended_twice():
+    child = Child("idle", (sys.executable, "-S", "-c", "input()"), {})
+    child.end()
+    child.end()

@@ -1,0 +1,59 @@
+import actorflow as af
+from actorflow import nn
+from actorflow.bench.flops import model_flops
+from actorflow.bench.launches import launch_table
+from compiler.types import DType, TensorType
+
+X = {"x": TensorType(DType.FLOAT32, (4, 8))}
+TEXT = {"x": TensorType(DType.FLOAT32, (2, 16, 8))}
+
+
+class Two(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def __call__(self, x):
+        return self.down(af.relu(self.up(x)))
+
+
+def mean(model, batch):
+    return model(batch.x).mean()
+
+
+def job_of(function=mean, **options):
+    return af.job(function, **options)
+
+
+def test_inference_counts_each_product_once():
+    graph = job_of(train=False).graph(Two(), X)
+    assert model_flops(graph) == 2 * 4 * (8 * 32 + 32 * 3)
+
+
+def test_training_counts_gradients_but_not_that_of_the_data():
+    graph = job_of(optimizer=af.optim.SGD(0.1)).graph(Two(), X)
+    assert model_flops(graph) == 2 * 4 * (2 * 8 * 32 + 3 * 32 * 3)
+
+
+def test_products_of_causal_attention_count_half():
+    found = []
+    for causal in (False, True):
+        block = nn.Attention(8, heads=2, causal=causal)
+        found.append(model_flops(job_of(train=False).graph(block, TEXT)))
+    scores_and_mix = 2 * (2 * 2 * 2 * 16 * 16 * 4)
+    assert found[0] - found[1] == scores_and_mix / 2
+
+
+def test_the_launches_of_a_plan_are_told_longest_first():
+    plan = job_of(optimizer=af.optim.SGD(0.1)).compile(Two(), X)
+    table = launch_table(plan)
+    assert len(table) == sum(len(actor.launches) for actor in plan.actors)
+    times = [row["us"] for row in table]
+    assert times == sorted(times, reverse=True)
+    assert max(row["gflops"] for row in table) > 0
+
+
+def test_measured_times_take_the_place_of_estimates():
+    plan = job_of(train=False).compile(Two(), X)
+    count = sum(len(actor.launches) for actor in plan.actors)
+    table = launch_table(plan, [1e6] * count)
+    assert {row["us"] for row in table} == {1000.0}

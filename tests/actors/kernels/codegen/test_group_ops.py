@@ -1,0 +1,188 @@
+"""Every op of groups on every type, special values, random programs: against the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.kernels.codegen.emit import is_taken
+from actors.kernels.codegen.group_kernel import GroupKernel
+from actors.kernels.group import NumpyGroupKernel
+from actors.kernels.widened import widened
+from compiler.group import ELEMENTWISE, Kind
+from compiler.types import DType
+
+FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
+F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
+I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
+FLOATS = (F32, F64)
+KERNEL = GroupKernel()
+UNARY = (*ELEMENTWISE[ELEMENTWISE.index("neg") : ELEMENTWISE.index("lt")], "not")
+
+
+def one_op(groups, op, dtype):
+    """A program that applies an op to enough inputs; comparisons and the like give bool."""
+    b = groups.Builder()
+    condition = (b.input(FULL, BOOL),) if op == "select" else ()
+    values = (b.input(FULL, dtype), b.input(FULL, dtype))
+    return b.program(b.op(op, *condition, *(values[:1] if op in UNARY else values)))
+
+
+def every_op(groups, dtype):
+    """A program with an output for every op there is C for; returns it and the ops."""
+    b = groups.Builder()
+    condition, x, y = b.input(FULL, BOOL), b.input(FULL, dtype), b.input(FULL, dtype)
+    ops = [op for op in ELEMENTWISE if is_taken(one_op(groups, op, dtype))]
+    above = b.op("max", x, b.op("neg", x)) if dtype in FLOATS else x
+    outputs = []
+    for op in ops:
+        first = above if op in ("log", "sqrt", "rsqrt", "pow") else x
+        operands = (first,) if op in UNARY else (first, y)
+        outputs.append(b.op(op, condition, x, y) if op == "select" else b.op(op, *operands))
+    return b.program(*outputs), ops
+
+
+def test_every_op_matches_on_every_type_it_takes(kernel, groups):
+    dtypes = (*FLOATS, I64, I32, DType.INT8, DType.UINT8, DType.UINT64, BOOL)
+    made = {dtype: every_op(groups, dtype) for dtype in dtypes}
+    groups.prepare(kernel, [p for p, _ in made.values()])
+    for dtype in FLOATS:
+        assert set(made[dtype][1]) == set(ELEMENTWISE) - {"and", "or", "not"}
+    assert {"and", "or", "not", "eq", "select"} <= set(made[BOOL][1])
+    for dtype, (program, _) in made.items():
+        arrays = groups.operands(program, 9, 21, seed=1, scale=2.0)
+        if dtype.value.startswith("int"):
+            arrays = [arrays[0], *[x - np.asarray(10, x.dtype) for x in arrays[1:]]]
+        got, _ = groups.run(kernel, program, 9, 21, arrays)
+        with np.errstate(all="ignore"):
+            expected = groups.interpret(program, 9, 21, arrays)
+        groups.compare(program, got, expected, 3e-6)
+
+
+SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 0.5, -2.5)
+UNARY_REFERENCE = {
+    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sign": np.sign,
+    "abs": np.abs, "neg": np.negative, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
+    "reciprocal": np.reciprocal,
+}  # fmt: skip
+BINARY_REFERENCE = {
+    "add": np.add, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
+    "pow": np.power, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+
+
+def test_nan_infinities_and_denormals_come_out_as_numpys(kernel, groups):
+    b = groups.Builder()
+    x, y = b.input(), b.input()
+    unary = [b.op(op, x) for op in UNARY_REFERENCE]
+    program = b.program(*unary, *[b.op(op, x, y) for op in BINARY_REFERENCE])
+    first, second = (np.array(grid, np.float32) for grid in np.meshgrid(SPECIAL, SPECIAL))
+    got, _ = groups.run(kernel, program, *first.shape, [first, second])
+    with np.errstate(all="ignore"):
+        expected = [function(first) for function in UNARY_REFERENCE.values()]
+        expected += [function(first, second) for function in BINARY_REFERENCE.values()]
+    for op, y, want in zip((*UNARY_REFERENCE, *BINARY_REFERENCE), got, expected, strict=True):
+        np.testing.assert_allclose(y, want, rtol=3e-7, atol=0, err_msg=op)
+        if want.dtype == np.float32 and op not in ("max", "min"):
+            assert ((np.signbit(y) == np.signbit(want)) | np.isnan(want)).all(), op
+
+
+def test_reductions_pass_nan_on_and_know_infinities(kernel, groups):
+    b = groups.Builder()
+    x = b.input()
+    program = b.program(*[b.reduce(op, x) for op in ("row_max", "row_min", "row_sum")])
+    rows = np.array([[1, np.nan, 3], [-np.inf, -np.inf, -np.inf], [np.inf, 1, 2], [1, 2, np.nan]])
+    for repeats in (1, 40, 4000):
+        values = np.tile(rows, (1, repeats)).astype(np.float32)
+        values = np.concatenate([values, values[:, :1]], 1)
+        got, _ = groups.run(kernel, program, *values.shape, [values])
+        for y, reduce in zip(got, (np.max, np.min, np.sum), strict=True):
+            np.testing.assert_array_equal(y, reduce(values, axis=1))
+
+
+def test_casts_give_what_numpys_give(kernel, groups):
+    dtypes = (F32, F64, I64, I32, DType.INT8, DType.UINT8, BOOL)
+    b = groups.Builder()
+    inputs = [b.input(FULL, dtype) for dtype in dtypes]
+    pairs = [(v, dtype) for v in inputs for dtype in dtypes]
+    program = b.program(*[b.cast(v, dtype) for v, dtype in pairs])
+    values = np.array([0, 1, 2, 100, 64, 7, 0, 1, 99]).reshape(3, 3)
+    arrays = [(values + 0.75 * (d in FLOATS)).astype(d.value) for d in dtypes]
+    got, _ = groups.run(kernel, program, 3, 3, arrays)
+    for y, (v, dtype) in zip(got, pairs, strict=True):
+        np.testing.assert_array_equal(y, arrays[v].astype(dtype.value))
+
+
+def test_bfloat16_is_computed_in_float32_and_rounded_where_it_leaves(native, groups):
+    b = groups.Builder()
+    x, residual, scale = (b.input(kind, BF16) for kind in (FULL, FULL, COLUMN))
+    h = b.op("add", x, residual)
+    y = b.op("mul", h, scale)
+    total = b.reduce("row_sum", b.cast(h, F32))
+    program = b.program(h, b.op("tanh", y), total, b.reduce("column_sum", y), b.cast(x, F32))
+    arrays = groups.operands(program, 30, 50)
+    got, needs = groups.run(KERNEL, program, 30, 50, arrays)
+    wide = [groups.bf16_to_float(array) for array in arrays]
+    stored = groups.float_to_bf16(wide[0] + wide[1])
+    np.testing.assert_array_equal(got[0], stored)
+    seen = groups.bf16_to_float(stored)  # those who read h see what is stored
+    np.testing.assert_allclose(got[2], seen.sum(1), rtol=1e-5, atol=1e-5)
+    product = seen * wide[2]
+    np.testing.assert_allclose(groups.bf16_to_float(got[1]), np.tanh(product), rtol=0.004)
+    sums = groups.bf16_to_float(got[3])
+    np.testing.assert_allclose(sums, product.sum(0), rtol=0.004, atol=1e-5)
+    np.testing.assert_array_equal(got[4], wide[0])
+    assert {(0, 0), (0, 1)} <= set(needs.in_place)
+
+
+def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
+    b = groups.Builder()
+    x, scale = b.input(FULL, BF16), b.input(COLUMN, BF16)
+    y = b.op("mul", x, scale)
+    program = b.program(y, b.reduce("row_sum", b.cast(y, F32)))
+    arrays = groups.operands(program, 5, 8)
+    (kernel,) = widened([NumpyGroupKernel()])
+    got, _ = groups.run(kernel, program, 5, 8, arrays)
+    product = groups.bf16_to_float(arrays[0]) * groups.bf16_to_float(arrays[1])
+    np.testing.assert_array_equal(got[0], groups.float_to_bf16(product))
+    np.testing.assert_allclose(got[1], product.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def random_program(groups, rng, dtypes):
+    """A program of random instructions; every dtype and kind may meet."""
+    b = groups.Builder()
+    every, count = ((1, 0), (1, 0), (1, 3), (2, 2))[rng.integers(4)]
+    for kind in (FULL, FULL, ROW, COLUMN, SCALAR):
+        repeats = (every, count) if kind in (FULL, ROW) and rng.random() < 0.3 else (1, 0)
+        b.input(kind, dtypes[rng.integers(len(dtypes))], *repeats)
+    values = list(range(5))
+    for _ in range(rng.integers(3, 14)):
+        dtype = dtypes[rng.integers(len(dtypes))]
+        picked = [int(v) for v in rng.choice(values, 2)]
+        usable = [v if b.dtype(v) is dtype else b.cast(v, dtype) for v in picked]
+        choice = rng.random()
+        full = [v for v in usable if b.kind(v) is FULL]
+        if choice < 0.15 and full:
+            values.append(b.reduce(("row_sum", "row_max", "row_min")[rng.integers(3)], full[0]))
+        elif choice < 0.3:
+            values.append(b.op(("tanh", "neg", "abs")[rng.integers(3)], usable[0]))
+        elif choice < 0.4:
+            condition = b.op(("lt", "ge")[rng.integers(2)], *usable)
+            values.append(b.op("select", condition, *usable))
+        else:
+            values.append(b.op(("add", "sub", "mul", "max", "min")[rng.integers(5)], *usable))
+        values[-1] = b.op("tanh", values[-1])
+    outputs = [int(v) for v in rng.choice(values[5:], 3)]
+    sums = [b.reduce("column_sum", v) for v in outputs if b.kind(v) is FULL][:1]
+    return b.program(*outputs, values[-1], *sums)
+
+
+def test_random_programs_match_the_interpreter(kernel, groups):
+    rng = np.random.default_rng(7)
+    types = [(F32,), (F64,), (F32, F64)]
+    programs = [random_program(groups, rng, types[i % 3]) for i in range(18)]
+    groups.prepare(kernel, programs)
+    for index, program in enumerate(programs):
+        rows, columns = ((6, 19), (12, 5), (1, 40))[index % 3]
+        if rows == 1 and any(e.count for e in program.inputs):
+            rows = 6
+        groups.check(kernel, program, rows, columns)

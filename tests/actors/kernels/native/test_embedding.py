@@ -1,0 +1,169 @@
+import numpy as np
+import pytest
+
+from actors.kernels.embedding import EMBEDDING_KERNELS
+from actors.kernels.native import chunks
+from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
+from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
+from actors.kernels.sparse_update import SPARSE_UPDATE_KERNELS
+from actors.kernels.update import UPDATE_KERNELS
+
+NATIVE = {k.op: k for k in (*NATIVE_EMBEDDING_KERNELS, *NATIVE_UPDATE_KERNELS)}
+NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, *SPARSE_UPDATE_KERNELS, *UPDATE_KERNELS)}
+NO_DECAY = {"weight_decay": 0.0}
+IDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def some_ids(rng, high, shape, dtype="int64", kind="dense"):
+    """Ids with many repeats, laid out as asked for."""
+    ids = rng.integers(0, high, shape)
+    if kind == "strided":
+        wide = np.zeros((*shape, 3), dtype)
+        wide[..., 1] = ids
+        return wide[..., 1]
+    if kind == "transposed" and len(shape) == 2:
+        return ids.T.astype(dtype).copy().T
+    return ids.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 5, 8, 16, 32])
+def test_embedding_gathers_rows_for_ids_of_any_type_and_shape(
+    columns, dtype, native, harness, native_call, chunk_bytes
+):
+    rng = np.random.default_rng(1)
+    for kind in ("dense", "windowed"):
+        weight = harness.strided(rng, (90, columns), dtype, kind)
+        for index, shape in enumerate(((), (40,), (30, 20), (0, 3))):
+            for layout in ("dense", "strided", "transposed"):
+                ids = some_ids(rng, 90, shape, IDS[(index + columns) % len(IDS)], layout)
+                out = np.zeros((*shape, columns), dtype)
+                (y,) = native_call.call(NATIVE["embedding"], {}, (weight, ids), (out,))
+                np.testing.assert_array_equal(y, weight[ids])
+
+
+@pytest.mark.parametrize("label", IDS)
+def test_ids_of_every_integer_type_are_read(label, native, native_call):
+    weight = np.arange(120, dtype=np.float32)[:, None].copy()
+    ids = np.array([0, 119, 3, 3], label)
+    (y,) = native_call.call(NATIVE["embedding"], {}, (weight, ids), (np.zeros((4, 1), "f4"),))
+    np.testing.assert_array_equal(y[:, 0], [0, 119, 3, 3])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 5, 130, 300])
+@pytest.mark.parametrize("rows", [3, 700])
+def test_embedding_grad_adds_rows_in_the_order_of_the_ids(
+    rows, columns, dtype, native, harness, native_call, chunk_bytes
+):
+    rng = np.random.default_rng(2)
+    for kind in ("dense", "windowed", "permuted"):
+        for shape in ((), (60,), (5, 21), (0,)):
+            dy = harness.strided(rng, (*shape, columns), dtype, kind)
+            ids = some_ids(rng, rows, shape, "int32", "transposed")
+            out = np.full((rows, columns), np.nan, dtype)
+            attrs = {"rows": rows}
+            (got,) = native_call.call(NATIVE["embedding_grad"], attrs, (dy, ids), (out,))
+            want = np.zeros((rows, columns), dtype)
+            for index in np.ndindex(shape):
+                want[ids[index]] += dy[index]
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 5, 16, 600])
+@pytest.mark.parametrize("num_rows", [4, 500])
+def test_descent_on_rows_has_the_bits_of_gradient_and_update(
+    num_rows, columns, dtype, native, harness, native_call, chunk_bytes
+):
+    rng = np.random.default_rng(3)
+    for shape in ((), (60,), (5, 21), (0,)):
+        param = rng.standard_normal((num_rows, columns)).astype(dtype)
+        dy = harness.strided(rng, (*shape, columns), dtype, "windowed")
+        ids = some_ids(rng, num_rows, shape, "int32", "strided")
+        lr = np.array(0.1, dtype)
+        inputs = (param, dy, ids, lr)
+        for kernels in (NATIVE, NUMPY):
+            attrs, table = {"rows": num_rows}, np.zeros_like(param)
+            (table,) = native_call.call(kernels["embedding_grad"], attrs, (dy, ids), (table,))
+            (want,) = native_call.call(
+                kernels["sgd_update"], NO_DECAY, (param, table, lr), (np.zeros_like(param),)
+            )
+            sparse = kernels["embedding_sgd_update"]
+            (fresh,) = native_call.call(sparse, {}, inputs, (np.zeros_like(param),))
+            np.testing.assert_array_equal(fresh, want)
+            (over,) = native_call.in_place(sparse, {}, inputs, ((0, 0),))
+            np.testing.assert_array_equal(over, want)
+
+
+def test_descent_on_rows_agrees_with_float64(native, native_call):
+    rng = np.random.default_rng(4)
+    param = rng.standard_normal((1000, 16), dtype=np.float32)
+    dy, ids = rng.standard_normal((300, 16), dtype=np.float32), some_ids(rng, 40, (300,))
+    want = param.astype(np.float64)
+    for row, delta in zip(ids, dy, strict=True):
+        want[row] -= 0.5 * delta.astype(np.float64)
+    inputs = (param, dy, ids, np.array(0.5, np.float32))
+    (got,) = native_call.in_place(NATIVE["embedding_sgd_update"], {}, inputs, ((0, 0),))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bad", "label"), [(5, "int64"), (-1, "int64"), (2**63 + 1, "uint64")])
+def test_an_id_out_of_range_is_named_with_its_position(bad, label, native, native_call):
+    ids = np.zeros((2, 3), label)
+    ids[1, 2] = bad
+    table, dy, lr = np.zeros((5, 2)), np.zeros((2, 3, 2)), np.array(1.0)
+    text = rf"^id {bad} at position \(1, 2\) is outside 0\.\.4$"
+    calls = {
+        "embedding": ((table, ids), dy),
+        "embedding_grad": ((dy, ids), table),
+        "embedding_sgd_update": ((table, dy, ids, lr), table),
+    }
+    for op, (inputs, out) in calls.items():
+        with pytest.raises(IndexError, match=text):
+            native_call.call(NATIVE[op], {"rows": 5}, inputs, (out,))
+
+
+def test_a_bad_id_leaves_the_table_as_it_was_and_the_next_batch_runs(native, native_call):
+    table, dy, lr = np.ones((5, 2)), np.ones((3, 2)), np.array(1.0)
+    ids = np.array([0, 9, 1])
+    inputs = (table, dy, ids, lr)
+    needs = NATIVE["embedding_sgd_update"].query(
+        {}, tuple(map(native_call.operand, inputs)), (native_call.operand(table),)
+    )
+    scratch = np.zeros(needs.workspace_bytes + 64, np.uint8)
+    scratch = scratch[-scratch.ctypes.data % 64 :][: needs.workspace_bytes]
+    launch = NATIVE["embedding_sgd_update"].bind({}, inputs, (table,), scratch)
+    with pytest.raises(IndexError):
+        launch()
+    np.testing.assert_array_equal(table, 1)
+    ids[1] = 0
+    launch()
+    np.testing.assert_array_equal(table[:, 0], [-1, 0, 1, 1, 1])
+
+
+def test_rows_that_are_not_dense_are_left_to_numpy(native, native_call):
+    weight, ids, out = np.zeros((4, 6)).T, np.zeros(3, int), np.zeros((3, 4))
+    operands = tuple(map(native_call.operand, (weight, ids, out)))
+    assert NATIVE["embedding"].query({}, operands[:2], operands[2:]) is None
+
+
+def test_sums_have_the_same_bits_with_one_thread_and_with_two(
+    with_threads, native_call, monkeypatch
+):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 10)
+    rng = np.random.default_rng(5)
+    for rows, columns in ((50, 512), (40_000, 16)):
+        dy = rng.standard_normal((3000, columns), dtype=np.float32)
+        ids, param = some_ids(rng, rows, (3000,)), np.ones((rows, columns), np.float32)
+        update = (param, dy, ids, np.array(0.1, np.float32))
+
+        def both(dy=dy, ids=ids, param=param, update=update, rows=rows):
+            attrs = {"rows": rows}
+            yield native_call.call(NATIVE["embedding_grad"], attrs, (dy, ids), (param,))[0]
+            yield native_call.call(NATIVE["embedding_sgd_update"], {}, update, (param,))[0]
+
+        alone = with_threads(1, lambda both=both: list(both()))
+        pair = with_threads(2, lambda both=both: list(both()))
+        for one, other in zip(alone, pair, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -1,0 +1,245 @@
+"""Every library against float64, among guard bytes, and bit for bit on any number of threads."""
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from actors.kernels.native import gemm, gemm_launch, onednn
+from actors.kernels.native.gemm import gemm_of, view_of_array
+from actors.kernels.native.gemm_launch import Epilogue, workspace_bytes
+from actors.kernels.native.launch import NativeError
+from actors.kernels.native.matmul import LIBRARIES
+from compiler.errors import InternalError
+
+GUARD = 0x5A
+BY_NAME = {library.name: library for library in LIBRARIES}
+SHAPES = [
+    ((), 1, 1, 1),
+    ((), 1, 70, 33),
+    ((), 70, 1, 33),
+    ((), 5, 3, 1),
+    ((), 3, 17, 129),
+    ((), 64, 64, 64),
+    ((), 33, 65, 31),
+    ((), 130, 257, 96),
+    ((), 600, 77, 64),
+    ((3,), 17, 16, 8),
+    ((2, 2), 9, 40, 21),
+]
+
+
+def bits(values, name):
+    """Return values as arrays of a type hold them; bfloat16 is rounded towards zero."""
+    if name == "bfloat16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(name)
+
+
+def numbers(array):
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def matrix(rng, shape, name, kind):
+    values = bits(rng.standard_normal(shape), name)
+    if kind == "transposed":
+        return np.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if kind == "windowed":
+        wide = np.zeros((*shape[:-1], shape[-1] + 5), values.dtype)
+        wide[..., 2 : 2 + shape[-1]] = values
+        return wide[..., 2 : 2 + shape[-1]]
+    return values
+
+
+def guarded(shape, dtype, kind):
+    """Return an output among guard bytes, and a check that those still stand."""
+    width = shape[-1] + (5 if kind == "windowed" else 0)
+    raw = np.full((int(np.prod(shape[:-1])) * width + 64) * dtype.itemsize, GUARD, np.uint8)
+    inner = raw[32 * dtype.itemsize : -32 * dtype.itemsize].view(dtype)
+    out = inner.reshape(*shape[:-1], width)[..., : shape[-1]]
+
+    def check():
+        copy = raw.copy()
+        own = copy[32 * dtype.itemsize : -32 * dtype.itemsize].view(dtype)
+        own.reshape(*shape[:-1], width)[..., : shape[-1]].view(np.uint8)[...] = GUARD
+        assert (copy == GUARD).all(), "bytes outside of the output were written"
+
+    return out, check
+
+
+def scratch(size):
+    raw = np.full(size + 128, GUARD, np.uint8)
+    start = -raw.ctypes.data % 64
+    raw[start : start + size] = 0xFF
+    return raw[start : start + size], raw[start + size :]
+
+
+def form(a, b, out):
+    return gemm_of(*map(view_of_array, (a, b, out)))
+
+
+def run(library, a, b, out, epilogue=None):
+    """Run a product twice, with garbage in the scratch; returns its form."""
+    found = form(a, b, out)
+    size = workspace_bytes(library, found)
+    if size is None:
+        pytest.skip(f"{library.name} does not take this product")
+    workspace, behind = scratch(size)
+    arrays = (b, a, out) if found.is_swapped else (a, b, out)
+    launch = gemm_launch.gemm_launch(library, found, arrays, workspace, epilogue)
+    for _ in range(2):
+        workspace[:] = 0xFF
+        launch()
+    assert (behind == GUARD).all(), "bytes behind the workspace were written"
+    return found
+
+
+@pytest.fixture(params=sorted(BY_NAME))
+def library(request, native):
+    return BY_NAME[request.param]
+
+
+KINDS = (
+    ("dense", "dense"),
+    ("dense", "transposed"),
+    ("transposed", "windowed"),
+    ("windowed", "transposed"),
+)
+FULL, LOW = ("float32",), ("bfloat16", "bfloat16>float32")
+TAKES = {
+    "onednn": FULL + LOW,
+    "onednn.rows": FULL + LOW,
+    "onednn.packed": FULL + LOW,
+    "openblas": (*FULL, "float64"),
+    "openblas.rows": (*FULL, "float64"),
+    "c": FULL,
+}
+
+TOLERANCE = {"float64": 1e-15, "float32": 1e-6, "bfloat16": 2e-6}
+"""Of the sum of the magnitudes of the products; what a bfloat16 output adds is its rounding."""
+
+
+CASES = [
+    (which, name, kinds, out_kind)
+    for which, names in TAKES.items()
+    for name in names
+    for kinds in KINDS
+    for out_kind in ("dense", "windowed")
+    if which != "onednn.packed" or (kinds[0], out_kind) == ("dense", "dense")
+]
+
+
+@pytest.mark.parametrize(("which", "name", "kinds", "out_kind"), CASES)
+def test_every_product_agrees_with_float64(native, which, name, kinds, out_kind, monkeypatch):
+    library = BY_NAME[which]
+    monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)  # so that small matrices have many chunks
+    rng, taken = np.random.default_rng(0), 0
+    read, made = name.split(">") * 2 if ">" not in name else name.split(">")
+    for batch, m, n, k in SHAPES:
+        a, b = matrix(rng, (*batch, m, k), read, kinds[0]), matrix(rng, (k, n), read, kinds[1])
+        out, check = guarded((*batch, m, n), bits(np.zeros(1), made).dtype, out_kind)
+        found = form(a, b, out)
+        if workspace_bytes(library, found) is None:
+            continue
+        taken += 1
+        run(library, a, b, out)
+        check()
+        expected, size = numbers(a) @ numbers(b), np.abs(numbers(a)) @ np.abs(numbers(b))
+        error = np.abs(numbers(out) - expected)
+        rounding = np.abs(expected) * 2.0**-8 if made == "bfloat16" else 0.0
+        assert (error <= size * TOLERANCE[read] + rounding).all(), (m, n, k, error.max())
+    if not taken:
+        pytest.skip(f"{library.name} takes no {name} on this machine")
+
+
+def test_results_are_the_same_bits_on_one_thread_and_on_two(library, monkeypatch):
+    rng = np.random.default_rng(1)
+    is_small = library.name == "c"
+    if is_small:
+        monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)
+    m, k, n = (256, 32, 32) if is_small else (600, 128, 384)
+    a, b = [rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n))]
+    outs = []
+    for threads in (1, 2, 2):
+        monkeypatch.setattr(gemm_launch.runtime, "num_threads", lambda count=threads: count)
+        outs.append(np.empty((m, n), np.float32))
+        found = run(library, a, b, outs[-1])
+    assert len(gemm.chunks_of(found, library.cut)) > 1
+    np.testing.assert_array_equal(outs[0], outs[1])
+    np.testing.assert_array_equal(outs[1], outs[2])
+
+
+def test_infinities_and_nan_come_out_as_of_numpy(library):
+    a, b = np.ones((512, 4), np.float32), np.ones((4, 4), np.float32)
+    a[0, 1], a[1, 2], b[3, 3] = np.inf, np.nan, -np.inf
+    out = np.empty((512, 4), np.float32)
+    run(library, a, b, out)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(out, a @ b)
+
+
+@pytest.mark.parametrize("which", ["onednn", "onednn.rows", "onednn.packed", "c"])
+def test_a_workspace_that_is_too_small_is_our_own_fault(native, which):
+    a, b = np.ones((512, 32), np.float32), np.ones((32, 16), np.float32)
+    out = np.empty((512, 16), np.float32)
+    library, found = BY_NAME[which], form(a, b, out)
+    if workspace_bytes(library, found) is None:
+        pytest.skip("oneDNN is not installed")
+    with pytest.raises(InternalError, match=r"needs \d+ bytes of workspace and was given 0"):
+        gemm_launch.gemm_launch(library, found, (a, b, out), None)
+
+
+ROWS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+
+
+@pytest.mark.parametrize("which", [x.name for x in LIBRARIES if x.cut.has_whole_rows])
+def test_an_epilogue_sees_every_row_once_when_it_is_done(native, which, monkeypatch):
+    library = BY_NAME[which]
+    monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)
+    rng = np.random.default_rng(2)
+    a, b = [rng.standard_normal((size, 32), np.float32) for size in (512, 32)]
+    out = np.full((len(a), 32), np.nan, np.float32)
+    seen = []
+
+    def epilogue(arguments, begin, end, worker):
+        seen.append((arguments, begin, end, worker, bool(np.isfinite(out[begin:end]).all())))
+
+    callback = ROWS(epilogue)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    run(library, a, b, out, Epilogue(address, 4711, (callback,)))
+    half = seen[: len(seen) // 2]
+    rows = sorted(row for _, begin, end, _, _ in half for row in range(begin, end))
+    assert rows == list(range(len(a)))
+    assert all(ok for *_, ok in half)
+    assert {arguments for arguments, *_ in seen} == {4711}
+    assert {worker for *_, worker, _ in seen} <= {0, 1}
+
+
+def test_an_epilogue_is_refused_for_tiles_and_for_batches(native):
+    a, b = np.ones((2, 8, 8), np.float32), np.ones((2, 8, 8), np.float32)
+    found = form(a, b, np.empty_like(a))
+    one = replace(found, batch=())
+    with pytest.raises(InternalError, match="no whole rows"):
+        gemm_launch.gemm_launch(BY_NAME["c"], found, (a, b, a), None, Epilogue(0, 0))
+    with pytest.raises(InternalError, match="no whole rows"):
+        gemm_launch.gemm_launch(BY_NAME["openblas"], one, (a, b, a), None, Epilogue(0, 0))
+
+
+def test_a_status_of_the_library_is_the_error_of_the_launch(native, monkeypatch):
+    if not onednn.is_there():
+        pytest.skip("oneDNN is not installed")
+    execute = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, ctypes.c_int32,
+                               ctypes.c_void_p)(lambda *_: 2)  # fmt: skip
+    own = onednn.address_of
+
+    def address_of(name):
+        is_execute = name == "dnnl_primitive_execute"
+        return ctypes.cast(execute, ctypes.c_void_p).value if is_execute else own(name)
+
+    monkeypatch.setattr(onednn, "address_of", address_of)
+    a = np.ones((8, 8), np.float32)
+    with pytest.raises(NativeError, match="status 2: oneDNN answers with invalid arguments"):
+        run(BY_NAME["onednn"], a, a, np.empty_like(a))

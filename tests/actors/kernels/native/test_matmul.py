@@ -1,0 +1,125 @@
+"""The kernels of `matmul` as the catalogue asks them."""
+
+import numpy as np
+import pytest
+
+from actors.kernels.kernel import Operand
+from actors.kernels.native import gemm_launch, onednn, tuning
+from actors.kernels.native.launch import NativeLaunch
+from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
+from compiler.types import DType, TensorType
+
+
+@pytest.fixture(autouse=True)
+def _own_table(monkeypatch):
+    monkeypatch.setattr(tuning, "_state", tuning._State())
+
+
+def operand(array, dtype=None):
+    type_ = TensorType(dtype or DType(array.dtype.name), array.shape)
+    return Operand(type_, 0, array.strides)
+
+
+def asked(a, b, out):
+    """Return the kernels that take a call, with their needs."""
+    operands = tuple(map(operand, (a, b))), (operand(out),)
+    answers = [(kernel, kernel.query({}, *operands)) for kernel in NATIVE_MATMUL_KERNELS]
+    return [(kernel, needs) for kernel, needs in answers if needs is not None]
+
+
+def run(a, b, out):
+    ((kernel, needs),) = asked(a, b, out)
+    workspace = np.empty(needs.workspace_bytes, np.uint8) if needs.workspace_bytes else None
+    launch = kernel.bind({}, (a, b), (out,), workspace)
+    assert isinstance(launch, NativeLaunch)
+    launch()
+    return kernel.name
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 8), (64, 300, 200), (1, 64, 64)])
+def test_exactly_one_kernel_takes_a_product(native, shape):
+    m, k, n = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    out = np.empty((m, n), np.float32)
+    run(a, b, out)
+    np.testing.assert_allclose(out, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_an_output_that_lies_transposed_is_written_where_it_lies(native):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((40, 50), np.float32), rng.standard_normal((50, 60), np.float32)
+    out = np.empty((60, 40), np.float32).T
+    run(a, b, out)
+    np.testing.assert_allclose(out, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_are_multiplied_where_they_lie(native):
+    rng = np.random.default_rng(0)
+    packed = rng.standard_normal((2, 20, 3, 4, 8), np.float32)
+    q, k = [packed[:, :, which].swapaxes(1, 2) for which in (0, 1)]
+    out = np.empty((2, 4, 20, 20), np.float32)
+    run(q, k.swapaxes(-1, -2), out)
+    expected = q.astype(float) @ k.swapaxes(-1, -2)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_small_product_is_taken_by_rule_for_tiny_matrices(native):
+    a = np.ones((32, 32), np.float32)
+    assert run(a, a, np.empty_like(a)) == "c.matmul"
+
+
+def test_nothing_is_taken_while_native_kernels_are_off():
+    a = np.ones((32, 32), np.float32)
+    assert asked(a, a, np.empty_like(a)) == []
+
+
+def test_integers_and_layouts_without_a_form_are_left_to_numpy(native):
+    whole = np.ones((8, 8), np.int32)
+    assert asked(whole, whole, np.empty_like(whole)) == []
+    gapped = np.ones((8, 16), np.float32)[:, ::2]
+    dense = np.ones((8, 8), np.float32)
+    assert asked(gapped, dense, np.empty_like(dense)) == []
+
+
+def test_a_batch_with_too_many_places_is_left_to_numpy(native):
+    a = np.ones((gemm_launch.MAX_CALLS + 1, 2, 2), np.float32)
+    assert asked(a, a, np.empty_like(a)) == []
+
+
+def test_float64_goes_to_the_library_of_numpy(native):
+    a = np.ones((64, 64))
+    assert run(a, a, np.empty_like(a)).startswith("openblas")
+
+
+def test_without_onednn_the_library_of_numpy_takes_the_product(native, monkeypatch):
+    monkeypatch.setattr(onednn, "matmul", lambda *_: None)
+    a = np.ones((128, 128), np.float32)
+    assert run(a, a, np.empty_like(a)).startswith("openblas")
+
+
+def test_a_kernel_whose_library_is_not_chosen_does_not_take_the_product(native, monkeypatch):
+    monkeypatch.setattr(tuning, "library_for", lambda *_: "openblas")
+    a = np.ones((128, 128), np.float32)
+    assert run(a, a, np.empty_like(a)) == "openblas.matmul"
+
+
+def test_integers_of_sixteen_bits_are_no_bfloat16(native):
+    a = np.ones((8, 8), np.uint16)
+    assert asked(a, a, np.empty_like(a)) == []
+
+
+def test_bfloat16_may_be_summed_into_float32(native):
+    if not onednn.is_there():
+        pytest.skip("oneDNN is not installed")
+    ones = np.full((64, 64), 0x3F80, np.uint16)
+    out = np.empty((64, 64), np.float32)
+    low, full = operand(ones, DType.BFLOAT16), operand(out)
+    for kernel in NATIVE_MATMUL_KERNELS:
+        needs = kernel.query({}, (low, low), (full,))
+        if needs is not None:
+            workspace = np.empty(needs.workspace_bytes, np.uint8)
+            kernel.bind({}, (ones, ones), (out,), workspace)()
+            np.testing.assert_array_equal(out, 64.0)
+            return
+    pytest.skip("this processor has no product of bfloat16")

@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+
+from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
+
+KERNELS = {kernel.op: kernel for kernel in NATIVE_UPDATE_KERNELS}
+SHAPES = [(5, 7), (), (130,), (0, 2), (70, 150)]
+CUBE = (3, 4, 5)
+LAYOUTS = [
+    (shape, kind)
+    for shape in (*SHAPES, CUBE)
+    for kind in ("dense", "transposed", "windowed", "broadcast")
+    if (shape, kind) != (CUBE, "transposed")  # three axes that do not join are left to numpy
+]
+ADAMW = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+TOLERANCE = {"float32": 2e-6, "float64": 1e-13}
+
+
+def tensors(count, shape, dtype, seed=1):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(shape)).astype(dtype) for _ in range(count)]
+
+
+def adamw(p, g, m, v, lr, step, decay):
+    t = step + 1
+    p = p - lr * decay * p
+    m = 0.9 * m + (1 - 0.9) * g
+    v = 0.95 * v + (1 - 0.95) * g * g
+    mhat, vhat = m / (1 - 0.9**t), v / (1 - 0.95**t)
+    return p - lr * mhat / (np.sqrt(vhat) + 1e-8), m, v
+
+
+def momentum(p, g, buffer, lr, nesterov, decay):
+    g = g + decay * p
+    buffer = 0.9 * buffer + g
+    return p - lr * (g + 0.9 * buffer if nesterov else buffer), buffer
+
+
+def check(got, want, dtype):
+    for result, expected in zip(got, want, strict=True):
+        tolerance = TOLERANCE[dtype]
+        np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def wide(*arrays):
+    return [x.astype(np.float64) for x in arrays]
+
+
+@pytest.mark.parametrize(("shape", "kind"), LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_agrees_with_float64(
+    kind, decay, dtype, shape, native, harness, native_call, chunk_bytes
+):
+    p, m, v, g = tensors(4, shape, dtype)
+    v, g = np.asarray(np.abs(v)), harness.strided(None, shape, dtype, kind, g)
+    lr, step = np.array(0.01, dtype), np.array(4, np.int64)
+    inputs, attrs = (p, g, m, v, lr, step), {**ADAMW, "weight_decay": decay}
+    kernel = KERNELS["adamw_update"]
+    want = adamw(*wide(p, g, m, v), float(lr), 4, decay)
+    check(native_call.call(kernel, attrs, inputs, (p, m, v)), want, dtype)
+    over = native_call.in_place(kernel, attrs, inputs, ((0, 0), (1, 2), (2, 3)))
+    check(over, want, dtype)
+
+
+def test_adamw_reads_rate_and_step_at_every_launch(native, native_call):
+    p, m, v, g = tensors(4, (40,), "float32")
+    v, lr, step = np.abs(v), np.array(0, np.float32), np.array(0, np.int64)
+    attrs = {**ADAMW, "weight_decay": 0.1}
+    launch = KERNELS["adamw_update"].bind(attrs, (p, g, m, v, lr, step), (p, m, v), None)
+    want = wide(p, m, v)
+    for now in range(4):
+        lr[...], step[...] = 0.01 * (now + 1), now
+        g[...] = tensors(1, (40,), "float32", seed=now)[0]
+        launch()
+        want = adamw(want[0], *wide(g), *want[1:], float(lr), now, 0.1)
+    for got, expected in zip((p, m, v), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "kind"), LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_agrees_with_float64(
+    kind, decay, dtype, shape, native, harness, native_call, chunk_bytes
+):
+    p, g = tensors(2, shape, dtype)
+    g, lr = harness.strided(None, shape, dtype, kind, g), np.array(0.1, dtype)
+    want = p.astype(np.float64) - float(lr) * (g + decay * p.astype(np.float64))
+    attrs, kernel = {"weight_decay": decay}, KERNELS["sgd_update"]
+    check(native_call.call(kernel, attrs, (p, g, lr), (p,)), (want,), dtype)
+    check(native_call.in_place(kernel, attrs, (p, g, lr), ((0, 0),)), (want,), dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_momentum_agrees_with_float64(decay, nesterov, shape, native, native_call, chunk_bytes):
+    p, g, buffer = tensors(3, shape, "float32")
+    lr = np.array(0.1, np.float32)
+    attrs = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": decay}
+    want = momentum(*wide(p, g, buffer), float(lr), nesterov, decay)
+    inputs, kernel = (p, g, buffer, lr), KERNELS["momentum_update"]
+    check(native_call.call(kernel, attrs, inputs, (p, buffer)), want, "float32")
+    over = native_call.in_place(kernel, attrs, inputs, ((0, 0), (1, 2)))
+    check(over, want, "float32")
+
+
+@pytest.mark.parametrize("op", ["sgd_update", "momentum_update"])
+def test_without_decay_an_infinite_parameter_does_not_spoil_the_state(op, native, native_call):
+    p, g, buffer = np.array([np.inf, 1.0]), np.ones(2), np.ones(2)
+    states = (buffer,) if op == "momentum_update" else ()
+    attrs = {"momentum": 0.5, "nesterov": False, "weight_decay": 0.0}
+    inputs = (p, g, *states, np.array(0.1))
+    got = native_call.call(KERNELS[op], attrs, inputs, (p, *states))
+    assert not np.isnan(got).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("kind", ["dense", "transposed"])
+def test_sums_begin_anew_with_the_first_batch_of_every_step(
+    kind, every, dtype, native, harness, chunk_bytes
+):
+    total = np.full((70, 150), np.nan, dtype)  # what a cut step left there does no harm
+    grad = harness.strided(None, total.shape, dtype, kind, np.zeros(total.shape))
+    batch = np.array(0, np.int64)
+    kernel = KERNELS["accumulate"]
+    launch = kernel.bind({"every": every}, (total, grad, batch), (total,), None)
+    rows = [tensors(1, total.shape, dtype, seed=now)[0] for now in range(2 * every)]
+    for now, row in enumerate(rows):
+        grad[...], batch[...] = row, now
+        launch()
+        first = now - now % every
+        want = sum(rows[first + 1 : now + 1], start=rows[first])
+        np.testing.assert_array_equal(total, want)
+
+
+def test_increment_adds_one(native, native_call):
+    step = np.array(41, np.int64)
+    assert native_call.in_place(KERNELS["increment"], {}, (step,), ((0, 0),)) == (42,)
+
+
+def test_what_these_kernels_do_not_do_is_left_to_numpy(native, native_call):
+    def query(p, g):
+        operands = tuple(map(native_call.operand, (p, g, np.zeros((), p.dtype))))
+        return KERNELS["sgd_update"].query({"weight_decay": 0.0}, operands, operands[:1])
+
+    half, cube = np.zeros((2, 3), np.float16), np.zeros((2, 3, 4))
+    assert query(half, half) is None
+    assert query(cube.transpose(2, 0, 1), cube.transpose(2, 0, 1)) is None
+    assert query(np.zeros((4, 3, 2)), cube.transpose(2, 1, 0)) is None
+    assert query(cube, cube) is not None
+
+
+def test_updates_have_the_same_bits_with_one_thread_and_with_two(with_threads, native_call):
+    p, m, v, g = tensors(4, (900, 700), "float32")
+    v, lr, step = np.abs(v), np.array(0.01, np.float32), np.array(4, np.int64)
+    attrs = {**ADAMW, "weight_decay": 0.1}
+
+    def updated():
+        inputs = (p, g, m, v, lr, step)
+        return native_call.call(KERNELS["adamw_update"], attrs, inputs, (p, m, v))
+
+    alone, both = with_threads(1, updated), with_threads(2, updated)
+    for one, other in zip(alone, both, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,151 @@
+"""Compiling takes work in proportion to the nodes: calls of functions are counted, not seconds."""
+
+import sys
+
+import pytest
+
+from compiler import packing
+from compiler.attrs import Attrs
+from compiler.buffers import draft_launches
+from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.graph_hash import hash_graph
+from compiler.lower import lower
+from compiler.ops.activation import TANH
+from compiler.ops.binary import ADD
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import MEAN
+from compiler.ops.sources import INPUT, VARIABLE, scalar
+from compiler.ops.update import ADAMW_UPDATE, INCREMENT
+from compiler.options import CompileOptions
+from compiler.packing import SEARCH_WORK, Item, pack
+from compiler.passes import simplify
+from compiler.pipeline import PASSES
+from compiler.plan import Plan
+from compiler.storage import assign_storage
+from compiler.types import DType
+from compiler.verify import verify_plan
+
+OPTIONS = CompileOptions("job")
+
+
+def variable(b, name, shape, role="parameter", dtype="float32"):
+    init = (("kind", "zeros"),)
+    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+
+
+def traced(depth):
+    """A training job of `depth` layers with AdamW, in branches of four that meet in a sum."""
+    b = GraphBuilder()
+    x = value = b.one(INPUT, name="x", dtype="float32", shape=(4, 4))
+    weights = [variable(b, f"w{i}", (4, 4)) for i in range(depth)]
+    for i, weight in enumerate(weights):
+        start = x if i % 4 == 0 else value
+        value = b.one(ADD, b.one(TANH, b.one(MATMUL, start, weight)), value)
+    loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
+    b.objective, b.outputs = loss, [Output("loss", loss)]
+    step, rate = variable(b, "step", (), "counter", "int64"), scalar(b, 0.1, DType.FLOAT32)
+    attrs = Attrs({"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01})
+    for i, weight in enumerate(weights):
+        state = tuple([variable(b, f"{name}{i}", (4, 4), "optimizer") for name in "mv"])
+        b.updates.append(UpdateRule(ADAMW_UPDATE, weight, state, (rate, step), attrs))
+    b.writes = [Write(step, b.one(INCREMENT, step))]
+    return b.freeze()
+
+
+def wanted_passes():
+    return [step for step in PASSES if step.is_wanted(OPTIONS)]
+
+
+def ordered(depth):
+    graph = traced(depth)
+    for step in wanted_passes():
+        graph = step.run(graph)
+    return graph
+
+
+def calls(run):
+    """Run, and return the result with the number of calls that it took, of C functions too."""
+    count = 0
+
+    def listen(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(listen)
+    try:
+        result = run()
+    finally:
+        sys.setprofile(None)
+    return result, count
+
+
+def work(depth, target):
+    """Return the calls of every part of a compilation."""
+    counts = {}
+
+    def counted(name, run):
+        result, counts[name] = calls(run)
+        return result
+
+    graph = traced(depth)
+    counted("hash", lambda: hash_graph(graph, with_sources=True))
+    for step in wanted_passes():
+        graph = counted(step.name, lambda step=step, graph=graph: step.run(graph))
+    plan = counted("lower", lambda: lower(graph, target, OPTIONS, ""))
+    counted("verify", lambda: verify_plan(plan))
+    data = counted("to bytes", plan.to_bytes)
+    counted("from bytes", lambda: Plan.from_bytes(data))
+    return counts
+
+
+def test_every_part_of_a_compilation_calls_in_proportion_to_the_layers(fake_target):
+    work(2, fake_target)  # what is worked out once per process
+    few, more = work(30, fake_target), work(120, fake_target)
+    for name, count in few.items():
+        assert more[name] <= 4.4 * count + 400, f"{name}: {count} calls, {more[name]} of 4 x layers"
+
+
+def test_the_target_is_asked_once_for_equal_calls(fake_target):
+    class Counting:
+        device_kind = fingerprint = "counting"
+        asked = 0
+
+        def query(self, call):
+            self.asked += 1
+            return fake_target.query(call)
+
+    def asked(depth):
+        graph, target = ordered(depth), Counting()
+        drafts = draft_launches(graph, assign_storage(graph), target)
+        return target.asked, len(drafts)
+
+    (few, few_drafts), (more, more_drafts) = asked(8), asked(40)
+    assert few == more < few_drafts < more_drafts
+
+
+def test_simplifying_what_is_simple_keeps_the_nodes_themselves():
+    graph = traced(6)
+    for step in wanted_passes():
+        graph = step.run(graph)
+        if step.name == "simplify":
+            break
+    again = simplify.run(graph)
+    assert all([a is b for a, b in zip(again.nodes, graph.nodes, strict=True)])
+
+
+@pytest.mark.parametrize("num_chains", [1, 7])
+def test_the_searches_of_all_chains_share_one_allowance(monkeypatch, num_chains):
+    allowed = []
+
+    def recording(*columns, max_work, **options):
+        allowed.append(max_work)
+        return real(*columns, max_work=max_work, **options)
+
+    real = packing.plan_offsets
+    monkeypatch.setattr(packing, "plan_offsets", recording)
+    items = [Item(64, 1, (c,), (i, i + 2)) for c in range(num_chains) for i in range(c + 2)]
+    pack(items, [(c, c + 1) for c in range(num_chains)], 64)
+    *inner, outer = allowed
+    assert len(inner) == num_chains
+    assert sum(inner) <= SEARCH_WORK == outer
+    assert inner == sorted(inner)
