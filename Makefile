@@ -34,8 +34,9 @@ help: ## this list
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
 
-test: lint types contracts ## everything: lint, types, import contracts, all tests
+test: lint types contracts ## everything: lint, types, import contracts, all tests; whole jobs also natively
 	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --native tests/system $(ARGS)
 
 check: lint types contracts ## in under a minute: lint, types, import contracts, smoke tests
 	$(BIN)/python -m pytest -m "not slow" tests/system/test_smoke.py $(ARGS)

@@ -1,6 +1,6 @@
 """The C of a plan, built before it is loaded: all generated functions in one start of the compiler.
 
-Files of this folder are shared by all plans, and built one by one.
+Files of this folder are shared by all plans. What is missing is built side by side.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from compiler.plan import Launch, Plan
 
 def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
     """Build what the launches of a plan need. Raises CompilerError; see `runtime.prepare`."""
-    for file in files_of(plan):
+    files, functions = files_of(plan), functions_of(plan, kernels)
+    runtime.build_ahead(files, functions)
+    for file in files:
         runtime.load_file(file)
-    runtime.prepare(functions_of(plan, kernels))
+    runtime.prepare(functions)
 
 
 def files_of(plan: Plan) -> tuple[str, ...]:

@@ -156,6 +156,20 @@ def load_file(file: str) -> None:
             raise CompilerError(f"{file}: {error}") from None
 
 
+def build_ahead(files: Iterable[str], functions: Iterable[CFunction]) -> None:
+    """Build what is missing of files and functions several at once; nothing is loaded.
+
+    `load_file` and `prepare` find it built then, and say what the compiler refused.
+    """
+    with _lock:
+        texts = [_text_of(file) for file in files if file not in _state.files]
+        missing = {f.name: f for f in functions if f.name not in _state.homes}
+        if missing:
+            texts.append(_text_with([missing[name] for name in sorted(missing)]))
+        if texts and _state.toolchain is not None:
+            _state.toolchain.keep(texts, max(2, _state.num_threads))
+
+
 def is_broken(function: CFunction) -> bool:
     """Whether the compiler refused this function before."""
     return function.name in _state.broken
@@ -184,11 +198,14 @@ def unique_name(prefix: str, text: str) -> str:
 
 
 def _load(functions: list[CFunction]) -> None:
-    includes = '#include "runtime.h"\n#include "af_math.h"\n'
-    text = includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions])
-    library = _linked(_with_includes(text))
+    library = _linked(_text_with(functions))
     for function in functions:
         _state.homes[function.name] = library
+
+
+def _text_with(functions: list[CFunction]) -> str:
+    includes = '#include "runtime.h"\n#include "af_math.h"\n'
+    return _with_includes(includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions]))
 
 
 def _is_loaded_alone(function: CFunction) -> bool:

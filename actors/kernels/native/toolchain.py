@@ -18,7 +18,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class Toolchain:
         Raises CompilerError when the compiler refuses. A folder that cannot be written, or a file
         in it that cannot be loaded, costs a build and no more.
         """
-        name = f"{self.fingerprint}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.so"
+        name = self._name_of(text)
         if self.folder is not None:
             kept = self.folder / name
             if _is_whole(kept):
@@ -82,6 +83,30 @@ class Toolchain:
             built = self._build(text, Path(place))
             kept_at = _keep(built, self.folder, name)
             return ctypes.CDLL(str(kept_at or built))
+
+    def keep(self, texts: Sequence[str], num_threads: int) -> None:
+        """Build the libraries that the folder lacks, several at once; load none.
+
+        What is refused here is refused again, and said, by whoever asks for the library.
+        """
+        if self.folder is None:
+            return
+        folder = self.folder
+        missing = [text for text in texts if not _is_whole(folder / self._name_of(text))]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(num_threads) as pool:
+                list(pool.map(self._try_to_keep, missing))
+
+    def _try_to_keep(self, text: str) -> None:
+        with (
+            contextlib.suppress(CompilerError),
+            tempfile.TemporaryDirectory(prefix="actorflow-") as place,
+        ):
+            _keep(self._build(text, Path(place)), self.folder, self._name_of(text))
+
+    def _name_of(self, text: str) -> str:
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{self.fingerprint}-{digest}.so"
 
     def _build(self, text: str, place: Path) -> Path:
         source, library = place / "kernels.c", place / "kernels.so"

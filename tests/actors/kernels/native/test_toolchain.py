@@ -118,3 +118,21 @@ def test_cc_names_the_compiler(native_toolchain, tmp_path):
 def test_a_machine_without_a_compiler_has_none(tmp_path):
     assert find_toolchain({"PATH": str(tmp_path)}, None) is None
     assert find_toolchain({"PATH": str(tmp_path), "CC": "no-such-compiler"}, None) is None
+
+
+def test_what_is_kept_ahead_is_not_built_again(chain, tmp_path):
+    counted = counting(chain, tmp_path)
+    texts = [ANSWER, ANSWER.replace("42", "43"), ANSWER.replace("42", "44")]
+    counted.keep(texts, 2)
+    assert starts(tmp_path) == 3
+    assert [counted.library(text).answer() for text in texts] == [42, 43, 44]
+    counted.keep(texts, 2)
+    assert starts(tmp_path) == 3
+
+
+def test_a_text_that_is_refused_ahead_is_refused_when_it_is_asked_for(chain):
+    bad = "int f(void) { return unknown_word; }\n"
+    chain.keep([ANSWER, bad], 2)
+    assert chain.library(ANSWER).answer() == 42
+    with pytest.raises(CompilerError, match="unknown_word"):
+        chain.library(bad)
