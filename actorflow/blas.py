@@ -78,21 +78,6 @@ def blas_without_variables(environ: Mapping[str, str]) -> Blas | None:
         return None
 
 
-def set_blas_threads(count: int) -> bool:
-    """Let numpy's BLAS use `count` threads from now on; return whether it could be told."""
-    for path in [*_bundled_libraries(), *_mapped_libraries()]:
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError:
-            continue
-        for prefix, suffix in _AFFIXES:
-            setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
-            if setter is not None:
-                setter(count)
-                return True
-    return False
-
-
 def _bundled_libraries() -> list[Path]:
     """Return the libraries that a numpy wheel carries: Linux and Windows, then macOS."""
     package = Path(np.__file__).parent

@@ -7,16 +7,15 @@ makes. What fails is named, and the rest goes on; ^C ends with what was measured
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from actorflow.bench.child import Child
 from actorflow.bench.engines import (
@@ -102,15 +101,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _tasks(names: Sequence[str]) -> tuple[Task, ...]:
     """Return what to measure. Raises EngineError without rows, CompileError for unknown ones."""
-    if not (_BENCHMARKS / "rows" / "all_rows.py").is_file():
+    listing = _BENCHMARKS / "list_rows.py"
+    if not listing.is_file():
         raise EngineError(
             f"the rows of the comparison belong in {_BENCHMARKS / 'rows'}, which is not there: an"
             " installed package does not hold them. Run it in a clone of the repository"
         )
-    if str(_BENCHMARKS) not in sys.path:
-        sys.path.insert(0, str(_BENCHMARKS))
-    rows: Sequence[Any] = importlib.import_module("rows.all_rows").ALL_ROWS
-    known = tuple([Task(r.name, p, r.items, r.item) for r in rows for p in r.precisions])
+    listed = subprocess.run([sys.executable, str(listing)], capture_output=True, check=True)
+    known = tuple([Task(*row) for row in json.loads(listed.stdout)])
     if not names:
         return known
     found: list[Task] = []
@@ -118,8 +116,8 @@ def _tasks(names: Sequence[str]) -> tuple[Task, ...]:
         row, _, precision = name.partition(":")
         fitting = [t for t in known if t.row == row and precision in ("", t.precision)]
         if not fitting:
-            listed = ", ".join([f"{t.row}:{t.precision}" for t in known])
-            raise CompileError(f"bench: expected rows among {listed}, got {name!r}")
+            names_known = ", ".join([f"{t.row}:{t.precision}" for t in known])
+            raise CompileError(f"bench: expected rows among {names_known}, got {name!r}")
         found += [task for task in fitting if task not in found]
     return tuple(found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -161,7 +162,8 @@ def _memory_bytes() -> tuple[int | None, int | None]:
 
 
 def _described(toolchain: Toolchain) -> str:
-    return f"{toolchain.path}: {(toolchain.version.splitlines() or ['no version'])[0]}"
+    version = (toolchain.version.splitlines() or ["no version"])[0]
+    return f"{shlex.join(toolchain.command)}: {version}"
 
 
 def _refusal(toolchain: Toolchain) -> str:

@@ -29,7 +29,7 @@ from actorflow.evaluation import Evaluation, check_results, check_shared_arena
 from actorflow.identity import ByIdentity
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
-from actorflow.log import configure, logger
+from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
 from actorflow.optim import Optimizer
 from actorflow.settings import Settings
@@ -246,32 +246,12 @@ class Job:
         evaluation: Evaluation | None = None,
         num_ranks: int = 1,
     ) -> Plan:
-        from actorflow.native import ready_native
+        from actorflow.native import choosing
         from actorflow.plan_cache import cache_key
         from actorflow.targets import HostTarget
 
         spec = dict(data) if isinstance(data, Mapping) else data.spec()
         settings = Settings.from_env(os.environ)
-        cadence = Every.parse(every) if every is not None else None
-        options = CompileOptions(
-            name=self.name,
-            is_training=self.options.train,
-            snapshot_every=(cadence.steps or 0) if cadence else 0,
-            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
-            accumulate=self.options.accumulate,
-            metrics_every=metrics_every,
-            num_streams=self.options.streams,
-            num_ranks=num_ranks,
-            evaluate_every=evaluation.every if evaluation else 0,
-            evaluate_batches=evaluation.batches if evaluation else 0,
-            memory_budget=self.options.memory_budget,
-            recompute=self.options.recompute,
-            offload=self.options.offload,
-            precision=self.options.precision,
-            evaluate_precision=evaluation.job.precision if evaluation else "fp32",
-            fuses=ready_native(settings, deterministic=self.options.deterministic),
-            verify=settings.verify,
-        )
         graph = replace(self.graph(model, spec), num_ranks=num_ranks)
         evaluated = None
         if evaluation is not None:
@@ -280,11 +260,37 @@ class Job:
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
         target = HostTarget()
-        key = cache_key(graph, options, target.fingerprint, evaluated)
-        if key not in self._plans:
-            configure(settings.log_level)
-            self._plans[key] = _compiled(key, graph, target, options, settings, evaluated)
-        return self._plans[key]
+        # No function of the user runs in here: whoever it waits for might want to compile.
+        with choosing(settings, deterministic=self.options.deterministic) as fuses:
+            options = self._compile_options(metrics_every, every, evaluation, num_ranks)
+            options = replace(options, fuses=fuses, verify=settings.verify)
+            key = cache_key(graph, options, target.fingerprint, evaluated)
+            if key not in self._plans:
+                configure(settings.log_level)
+                self._plans[key] = _compiled(key, graph, target, options, settings, evaluated)
+            return self._plans[key]
+
+    def _compile_options(
+        self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None, ranks: int
+    ) -> CompileOptions:
+        cadence = Every.parse(every) if every is not None else None
+        return CompileOptions(
+            name=self.name,
+            is_training=self.options.train,
+            snapshot_every=(cadence.steps or 0) if cadence else 0,
+            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
+            accumulate=self.options.accumulate,
+            metrics_every=metrics_every,
+            num_streams=self.options.streams,
+            num_ranks=ranks,
+            evaluate_every=evaluation.every if evaluation else 0,
+            evaluate_batches=evaluation.batches if evaluation else 0,
+            memory_budget=self.options.memory_budget,
+            recompute=self.options.recompute,
+            offload=self.options.offload,
+            precision=self.options.precision,
+            evaluate_precision=evaluation.job.precision if evaluation else "fp32",
+        )
 
     @property
     def is_training(self) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from actorflow.host import usable_cores
-from actorflow.log import logger
+from actorflow.logs import logger
 from actorflow.settings import Settings
 from actors.kernels import catalogue
 from actors.kernels.native import onednn, runtime, tuning
@@ -23,6 +25,9 @@ from compiler.plan import Plan
 
 NATIVE = ("c.", "onednn.", "openblas.")
 """How the names of native kernels begin."""
+
+_choice = threading.RLock()
+"""Whoever holds it has the kernels of this process chosen as it said."""
 
 _NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
 
@@ -42,15 +47,25 @@ def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
     return _turned_on(_folder(settings), threads)
 
 
+@contextmanager
+def choosing(settings: Settings, *, deterministic: bool) -> Iterator[bool]:
+    """Hold the choice of kernels while a plan is made; give whether native ones are on.
+
+    How they are chosen belongs to the process, so plans of several threads are made in turns.
+    """
+    with _choice:
+        yield ready_native(settings, deterministic=deterministic)
+
+
 def retune(settings: Settings) -> bool:
     """Forget which library was the fastest for which product: compiling measures again.
 
     Return whether there is anything to measure: native kernels are on.
     """
-    is_on = ready_native(settings)
-    if is_on:
-        tuning.retune()
-    return is_on
+    with choosing(settings, deterministic=False) as is_on:
+        if is_on:
+            tuning.retune()
+        return is_on
 
 
 def choices() -> str:

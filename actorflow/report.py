@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from actorflow.log import logger
+from actorflow.logs import logger
 from actorflow.metrics import MetricsFile
 
 _TTY_INTERVAL_S = 0.5

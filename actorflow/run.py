@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.blas import set_blas_threads
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
 from actorflow.native import is_native
@@ -88,7 +87,7 @@ class Run:
         if is_native(plan):
             # Two pools of threads fight for the cores: numpy multiplies on one thread then.
             openblas.use_one_thread()
-        elif settings.threads is not None and not set_blas_threads(settings.threads):
+        elif not openblas.use_threads(settings.threads) and settings.threads is not None:
             warn(
                 "ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set"
             )
@@ -221,29 +220,52 @@ class Run:
         """End the threads and return all variables, or None when an update was cut in two.
 
         A step that fails before its first update leaves them whole, and so does a failure outside
-        of the actors that update, unless it finds some of them further than others.
+        of the actors that update, unless it finds some of them further than others. Counters that
+        were ahead of the updates are set back to them.
         """
         self.loop.close()
         failed = self._failed
-        if failed is not None:
-            ended = self.loop.ended_firings()
-            done: list[int] = []
-            for actor in self.plan.actors:
-                first = self._first_update(actor)
-                if first == len(actor.launches):
-                    continue
-                if actor.name == failed.actor and failed.launch >= first:
-                    return None
-                done.append(ended[actor.id] - (actor.name == failed.actor))
-            if len(set(done)) > 1:
+        if failed is None:
+            return self.variables()
+        ended = self.loop.ended_firings()
+        done: list[int] = []
+        for actor in self.plan.actors:
+            first = self._first_update(actor)
+            if first == len(actor.launches):
+                continue
+            if actor.name == failed.actor and failed.launch >= first:
                 return None
-        return self.variables()
+            done.append(ended[actor.id] - (actor.name == failed.actor))
+        if len(set(done)) > 1:
+            return None
+        variables = self.variables()
+        if done:
+            self._set_back(variables, done[0], failed)
+        return variables
+
+    def _set_back(self, variables: dict[str, Array], steps: int, failed: ActorFailed) -> None:
+        """Make the counters say what some steps of this run leave there."""
+        names = {self.plan.views[v.view].register: v.name for v in self.plan.state}
+        ended = self.loop.ended_firings()
+        for actor in self.plan.actors:
+            is_failed = actor.name == failed.actor
+            for index, launch in enumerate(actor.launches):
+                if launch.op != "increment":
+                    continue
+                name = names[self.plan.views[launch.outputs[0]].register]
+                advanced = ended[actor.id] - (is_failed and failed.launch <= index)
+                per_step = self._batches_per_step if name == "batches" else 1
+                variables[name] -= advanced - steps * per_step
 
     def _first_update(self, actor: Actor) -> int:
-        """Return the first launch of an actor that writes state, or their number."""
+        """Return the first launch that writes state for good, or their number.
+
+        Counters can be set back, and the first batch of a step overwrites what was accumulated.
+        """
         state = {self.plan.views[v.view].register for v in self.plan.state}
         for index, launch in enumerate(actor.launches):
-            if any(self.plan.views[view].register in state for view in launch.outputs):
+            is_writer = any([self.plan.views[view].register in state for view in launch.outputs])
+            if is_writer and launch.op not in ("increment", "accumulate"):
                 return index
         return len(actor.launches)
 

@@ -27,7 +27,7 @@ from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results
 from actorflow.initialise import initial_values, steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
-from actorflow.log import logger
+from actorflow.logs import logger
 from actorflow.native import NATIVE, build, ready_native
 from actorflow.ports import Metrics, NonFiniteLoss
 from actorflow.run import Run, batches_per_step

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actorflow.log import logger
+from actorflow.logs import logger
 from actors.statistics import Statistics
 from compiler.errors import ActorflowError
 from compiler.plan import Plan

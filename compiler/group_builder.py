@@ -105,7 +105,15 @@ class ProgramBuilder:
         return self._emit("check_index", (value,), dtype, kind, (extent,))
 
     def philox(self, seed: int, step: int, key: int, p: float) -> int:
-        """Emit whether dropout keeps an element, see `compiler.group.OTHERS`."""
+        """Emit whether dropout keeps an element, see `compiler.group.OTHERS`.
+
+        Raises InternalError for a seed or a step that is no SCALAR.
+        """
+        for name, value in (("seed", seed), ("step", step)):
+            if self.kind_of(value) is not Kind.SCALAR:
+                raise InternalError(
+                    f"philox reads a {self.kind_of(value).value} {name}, needs a scalar one"
+                )
         return self._emit("philox", (seed, step), DType.BOOL, Kind.FULL, (key, p))
 
     def finish(self, outputs: tuple[int, ...]) -> tuple[Program, tuple[int, ...]]:

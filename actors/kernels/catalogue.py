@@ -38,7 +38,7 @@ from actors.kernels.split import SPLIT_KERNELS
 from actors.kernels.update import UPDATE_KERNELS
 from actors.kernels.widened import widened
 
-GENERATION = 2
+GENERATION = 3
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (

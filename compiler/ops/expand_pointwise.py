@@ -156,8 +156,13 @@ def _gelu_grad_output(p: ProgramBuilder, attrs: Attrs, types: Types, values: Val
 
 @frame.of(DROPOUT)
 def _dropout_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-    """A mask belongs to the row-major index of an element, so x must be FULL."""
+    """A mask belongs to the row-major index of an element, so x must be FULL.
+
+    One element is left to numpy: seed and step have as many, and would be read as FULL too.
+    """
     shape = outputs[0].shape
+    if math.prod(shape) == 1:
+        return None
     return Frame(shape, (shape, (), ()), (shape,), is_whole=True)
 
 

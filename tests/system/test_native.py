@@ -428,3 +428,30 @@ def test_tune_says_where_there_is_nothing_to_measure(tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", [])
     assert main(["run", "--tune", str(tmp_path / "empty.py")]) == 0
     assert "--tune measures nothing: native kernels are off" in capsys.readouterr().err
+
+
+# numpy's own threads
+
+THREADS = f"""{MODEL}
+from actors.kernels.native import openblas
+
+def seen(native, count=None):
+    os.environ["ACTORFLOW_NATIVE"] = native
+    os.environ.pop("ACTORFLOW_THREADS", None)
+    os.environ |= {{"ACTORFLOW_THREADS": count}} if count else {{}}
+    loss = lambda model, batch: af.cross_entropy(model(batch.x), batch.y)
+    job = af.job(loss, optimizer=af.optim.SGD(0.1), deterministic=True)
+    return [openblas.num_threads() for _ in job.stream(MLP(), data, steps=1)][0]
+
+first = openblas.num_threads() or 0
+runs = [("1",), ("0",), ("1",), ("0", str(first + 1)), ("1",), ("0",)]
+print(json.dumps([first, [seen(*run) for run in runs], None]))
+"""
+
+
+def test_numpys_threads_are_its_own_again_when_a_run_of_its_kernels_begins(run, cache):
+    environ = {"ACTORFLOW_CACHE": str(cache), "OPENBLAS_NUM_THREADS": "2"}
+    first, seen, *_ = run(THREADS, **environ)
+    if not first:
+        pytest.skip("this numpy does not use OpenBLAS")
+    assert seen == [1, first, 1, first + 1, 1, first]

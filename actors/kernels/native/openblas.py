@@ -2,14 +2,15 @@
 
 numpy's wheel has OpenBLAS with decorated names (scipy_cblas_sgemm64_: 64-bit integers); a build
 against the system's library has plain ones. Our pool calls it from several threads at once, each
-for its own chunk, so it is told to use one thread, for the whole process: two pools would fight for
-the cores.
+for its own chunk, so it is told to use one thread: two pools would fight for the cores.
+
+State of the module, and why: that number belongs to the process, and the library keeps no other, so
+what it was before we changed it is remembered here for whoever wants it back.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,14 @@ import numpy as np
 
 _AFFIXES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
 """How builds of OpenBLAS decorate names: before and after. 64_ stands for 64-bit integers."""
+
+_FUNCTIONS = (
+    "cblas_sgemm",
+    "cblas_dgemm",
+    "openblas_set_num_threads",
+    "openblas_get_num_threads",
+)
+"""In the order of the fields of `Blas`."""
 
 _MARKS = ("openblas", "libblas", "libblis", "libmkl_rt", "libcblas")
 
@@ -30,10 +39,16 @@ class Blas:
     sgemm: int
     dgemm: int
     set_num_threads: int
+    get_num_threads: int
     integer_bits: int
 
 
-_told = threading.Event()
+@dataclass(slots=True)
+class _State:
+    num_threads_before: int | None = None
+
+
+_state = _State()
 
 
 @cache
@@ -50,12 +65,37 @@ def found() -> Blas | None:
     return None
 
 
+def use_threads(count: int | None) -> bool:
+    """Let the library use `count` threads per call, in the whole process; say if it was told.
+
+    None gives it back the number that it had before it was told; where it never was, or has that
+    number back, whatever the user set since stands.
+    """
+    blas = found()
+    if blas is None:
+        return False
+    if count is None:
+        count, _state.num_threads_before = _state.num_threads_before, None
+    elif _state.num_threads_before is None:
+        _state.num_threads_before = _num_threads(blas)
+    if count is not None:
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(blas.set_num_threads)(count)
+    return True
+
+
 def use_one_thread() -> None:
     """Let the library use one thread per call from now on, in the whole process."""
+    use_threads(1)
+
+
+def num_threads() -> int | None:
+    """Return how many threads a call of the library may use; None where `found` is None."""
     blas = found()
-    if blas is not None and not _told.is_set():
-        ctypes.CFUNCTYPE(None, ctypes.c_int)(blas.set_num_threads)(1)
-        _told.set()
+    return None if blas is None else _num_threads(blas)
+
+
+def _num_threads(blas: Blas) -> int:
+    return int(ctypes.CFUNCTYPE(ctypes.c_int)(blas.get_num_threads)())
 
 
 def _candidates() -> list[Path]:
@@ -82,12 +122,9 @@ def _mapped() -> list[Path]:
 
 def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
-        sgemm, dgemm, set_num_threads = [
-            _address(library, f"{prefix}{function}{suffix}")
-            for function in ("cblas_sgemm", "cblas_dgemm", "openblas_set_num_threads")
-        ]
-        if sgemm and dgemm and set_num_threads:
-            return Blas(name, sgemm, dgemm, set_num_threads, 64 if suffix else 32)
+        addresses = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
+        if all(addresses):
+            return Blas(name, *addresses, integer_bits=64 if suffix else 32)
     return None
 
 

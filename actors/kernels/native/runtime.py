@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Iterable
@@ -43,6 +44,7 @@ class CFunction:
 class _State:
     toolchain: Toolchain | None = None
     core: ctypes.CDLL | None = None
+    is_on: bool = False
     num_threads: int = 1
     homes: dict[str, ctypes.CDLL] = field(default_factory=dict)
     files: dict[str, ctypes.CDLL] = field(default_factory=dict)
@@ -55,10 +57,12 @@ _lock = threading.RLock()
 
 
 def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> None:
-    """Start the pool with this many threads, the caller's own included; native kernels take calls.
+    """Let native kernels take calls, of this many threads, the caller's own included.
 
-    A second call may add threads, and changes nothing else. `prepare_thread` is the address of a
-    C function called with 1 on every helper at its start, or 0.
+    The pool has the most threads that were ever asked for; a later call with fewer lowers how many
+    a call uses from then on. While native kernels are on, another toolchain changes nothing.
+    `prepare_thread` is the address of a C function called with 1 on every helper at its start,
+    or 0; the first call's counts.
 
     Raises CompilerError when the compiler does not take our own runtime.
     """
@@ -67,20 +71,26 @@ def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> 
             core = toolchain.library(_text_of("runtime.c"))
             core.af_parallel_address.restype = ctypes.c_void_p
             core.af_start.argtypes = (ctypes.c_int32, ctypes.c_void_p)
-            _state.core, _state.toolchain = core, toolchain
+            _state.core = core
+        if not _state.is_on:
+            _state.toolchain = toolchain
         _state.num_threads = int(_state.core.af_start(num_threads, prepare_thread or None))
         _state.num_threads = min(_state.num_threads, num_threads)
+        _state.is_on = True
 
 
 def turn_off() -> None:
-    """Let native kernels take no further call; launches that are bound go on. For tests."""
+    """Let native kernels take no further call; launches that are bound go on, and the pool stays.
+
+    `turn_on` takes up the same pool again.
+    """
     with _lock:
-        _state.core = None
+        _state.is_on = False
 
 
 def is_on() -> bool:
     """Whether native kernels take calls."""
-    return _state.core is not None
+    return _state.is_on
 
 
 def num_threads() -> int:
@@ -187,7 +197,7 @@ def refusals() -> dict[str, str]:
 
 def chain_runner() -> int:
     """Return the address of `af_run_chain`. Raises RuntimeError while nothing is turned on."""
-    if _state.core is None:
+    if _state.core is None or not is_on():
         raise RuntimeError("native kernels are not turned on")
     return _address(_state.core, "af_run_chain")
 
@@ -195,6 +205,17 @@ def chain_runner() -> int:
 def unique_name(prefix: str, text: str) -> str:
     """Return a C name made from the content of a text; put it where the text says NAME."""
     return f"{prefix}_{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()}"
+
+
+def _after_fork_in_child() -> None:
+    """Forget the threads that stayed with the parent; the next `turn_on` starts helpers again."""
+    global _lock
+    _lock = threading.RLock()  # whoever held it is not here
+    _state.num_threads = 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _load(functions: list[CFunction]) -> None:
@@ -220,7 +241,7 @@ def _is_loaded_alone(function: CFunction) -> bool:
 
 def _linked(text: str) -> ctypes.CDLL:
     """Return the library of a text, bound to the pool."""
-    if _state.toolchain is None or _state.core is None:
+    if _state.toolchain is None or _state.core is None or not is_on():
         raise CompilerError("native kernels are not turned on: there is no C compiler")
     library = _state.toolchain.library(text)
     library.af_bind_runtime.argtypes = (ctypes.c_void_p,)

@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -46,17 +47,18 @@ _SEAL_BYTES = 16
 
 
 class CompilerError(ActorflowError):
-    """The C compiler does not take a text, or does not run; the message has its own words."""
+    """The C compiler does not take a text, or does not run, or what it built cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A C compiler: where it is, what it calls itself, and the processor it compiles for.
+    """A C compiler: how it is called, what it calls itself, and the processor it compiles for.
 
-    `folder` keeps the built libraries; None builds them anew in every process.
+    `command` is its path and the words that always follow: ("/usr/bin/ccache", "gcc"). `folder`
+    keeps the built libraries; None builds them anew in every process.
     """
 
-    path: str
+    command: tuple[str, ...]
     version: str
     processor: str
     folder: Path | None
@@ -64,14 +66,15 @@ class Toolchain:
     @property
     def fingerprint(self) -> str:
         """Everything besides the text that decides what a library does."""
-        text = "\n".join([self.version, self.processor, *FLAGS])
+        text = "\n".join([self.version, self.processor, *self.command[1:], *FLAGS])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def library(self, text: str) -> ctypes.CDLL:
         """Return the library of a C text, built now unless the folder has it.
 
-        Raises CompilerError when the compiler refuses. A folder that cannot be written, or a file
-        in it that cannot be loaded, costs a build and no more.
+        Raises CompilerError when the compiler refuses, or when nothing can be written or loaded
+        anywhere. A folder that cannot be written, or a file in it that cannot be loaded (no program
+        may run from there, say), costs a build and no more.
         """
         name = self._name_of(text)
         if self.folder is not None:
@@ -79,10 +82,19 @@ class Toolchain:
             if _is_whole(kept):
                 with contextlib.suppress(OSError):  # of another system, say: build it again
                     return ctypes.CDLL(str(kept))
-        with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
-            built = self._build(text, Path(place))
-            kept_at = _keep(built, self.folder, name)
-            return ctypes.CDLL(str(kept_at or built))
+        try:
+            with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
+                built = self._build(text, Path(place))
+                kept_at = _keep(built, self.folder, name)
+                if kept_at is not None:
+                    with contextlib.suppress(OSError):
+                        return ctypes.CDLL(str(kept_at))
+                return ctypes.CDLL(str(built))
+        except OSError as error:
+            raise CompilerError(
+                f"cannot build or load native kernels: {error}; set TMPDIR to a folder that can be"
+                " written and from which programs may run"
+            ) from None
 
     def keep(self, texts: Sequence[str], num_threads: int) -> None:
         """Build the libraries that the folder lacks, several at once; load none.
@@ -99,7 +111,7 @@ class Toolchain:
 
     def _try_to_keep(self, text: str) -> None:
         with (
-            contextlib.suppress(CompilerError),
+            contextlib.suppress(CompilerError, OSError),
             tempfile.TemporaryDirectory(prefix="actorflow-") as place,
         ):
             _keep(self._build(text, Path(place)), self.folder, self._name_of(text))
@@ -110,19 +122,19 @@ class Toolchain:
 
     def _build(self, text: str, place: Path) -> Path:
         source, library = place / "kernels.c", place / "kernels.so"
+        called = shlex.join(self.command)
         source.write_text(text, encoding="utf-8")
-        command = [self.path, *FLAGS, str(source), "-o", str(library), "-lm", "-lpthread"]
+        command = [*self.command, *FLAGS, str(source), "-o", str(library), "-lm", "-lpthread"]
         try:
             ended = subprocess.run(
                 command, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=None
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise CompilerError(f"the C compiler {self.path} does not run: {error}") from None
+            raise CompilerError(f"the C compiler {called} does not run: {error}") from None
         if ended.returncode or not library.exists():
             said = ended.stderr.decode("utf-8", "replace").replace(f"{place}{os.sep}", "")
             raise CompilerError(
-                f"the C compiler {self.path} ended with status {ended.returncode}:"
-                f" {_errors_in(said)}"
+                f"the C compiler {called} ended with status {ended.returncode}: {_errors_in(said)}"
             )
         return library
 
@@ -130,14 +142,21 @@ class Toolchain:
 def find_toolchain(environ: Mapping[str, str], folder: Path | None) -> Toolchain | None:
     """Return the compiler that CC names, else the first of cc, gcc and clang; None without one.
 
-    `folder` is made, for this user alone, when the first library is kept.
+    CC is read as a shell reads it: "gcc -m64" and "ccache gcc" are words. `folder` is made, for
+    this user alone, when the first library is kept.
     """
-    names = (environ["CC"],) if environ.get("CC") else _COMPILERS
-    for name in names:
+    try:
+        named = tuple(shlex.split(environ.get("CC", "")))
+    except ValueError:  # a quotation without an end names no compiler
+        return None
+    for name, *others in (named,) if named else [(name,) for name in _COMPILERS]:
         path = shutil.which(name, path=environ.get("PATH"))
-        version = None if path is None else _version(path)
-        if path is not None and version is not None:
-            return Toolchain(path, version, processor(), folder)
+        if path is None:
+            continue
+        command = (path, *others)
+        version = _version(command)
+        if version is not None:
+            return Toolchain(command, version, processor(), folder)
     return None
 
 
@@ -163,10 +182,10 @@ def _errors_in(said: str) -> str:
     return "; ".join(errors[:_MAX_ERRORS]) or "it says nothing"
 
 
-def _version(path: str) -> str | None:
+def _version(command: tuple[str, ...]) -> str | None:
     try:
         ended = subprocess.run(
-            [path, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
+            [*command, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

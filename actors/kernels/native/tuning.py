@@ -91,7 +91,7 @@ def retune() -> None:
         _state.table = {}
         _state.chosen.clear()
         _state.epoch += 1
-        _save()
+        _keep()
 
 
 def epoch() -> str:
@@ -128,8 +128,9 @@ def _best(gemm: Gemm, taken: Sequence[Library], key: str) -> str:
         return _rule(gemm, taken)
     table = _load()
     if table.get(key) not in [library.name for library in taken]:
-        table[key] = _measured(gemm, taken)
-        _save()
+        found = _measured(gemm, taken)
+        _save(key, found, [library.name for library in taken])
+        table = _load()
     return table[key]
 
 
@@ -165,7 +166,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
     """Return the library with the fastest of several rounds, in which all of them take turns.
 
     The fastest, not the median: what other processes do on the machine only adds. A library that is
-    far behind after two takes no part in the others, and of those that come out even the first wins.
+    far behind after two takes no part in the others; of those that come out even the first wins.
     """
     rng = np.random.default_rng(0)
     arrays = (
@@ -263,13 +264,25 @@ def _read(file: Path) -> tuple[int, dict[str, str]]:
         return 0, {}
 
 
-def _save() -> None:
-    """Replace the file, with what other processes of this epoch found meanwhile; or do without."""
+def _save(key: str, name: str, names: Sequence[str]) -> None:
+    """Add a product to table and file, unless another process of this epoch was the first.
+
+    Its answer is taken over if it is one of `names`: processes agree, and so do their bits.
+    """
+    _state.table = {**_load(), key: name}
+    if _state.file is not None:
+        epoch, others = _read(_state.file)
+        if epoch == _state.epoch:
+            _state.table |= others
+    if _state.table[key] not in names:
+        _state.table[key] = name
+    _keep()
+
+
+def _keep() -> None:
+    """Replace the file by the table; or do without."""
     if _state.file is None or _state.table is None:
         return
-    others_epoch, others = _read(_state.file)
-    if others_epoch == _state.epoch:
-        _state.table = {**others, **_state.table}
     found = {"format": _FORMAT, "epoch": _state.epoch, "products": _state.table}
     with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
         _state.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from actors.kernels.codegen.emit import is_taken
 from actors.kernels.codegen.group_kernel import GroupKernel
@@ -97,6 +98,21 @@ def test_reductions_pass_nan_on_and_know_infinities(kernel, groups):
         got, _ = groups.run(kernel, program, *values.shape, [values])
         for y, reduce in zip(got, (np.max, np.min, np.sum), strict=True):
             np.testing.assert_array_equal(y, reduce(values, axis=1))
+
+
+@pytest.mark.parametrize("column", [0, 9_000, 39_999])
+def test_a_nan_in_any_piece_of_a_long_row_is_its_greatest_and_least(kernel, groups, column):
+    """Few rows are cut into pieces of columns, whose results are put together afterwards."""
+    b = groups.Builder()
+    x = b.input()
+    program = b.program(*[b.reduce(op, x) for op in ("row_max", "row_min")])
+    values = np.zeros((3, 40_000), np.float32)
+    values[1] = np.arange(40_000)
+    values[2] = -values[1]
+    values[1, column] = np.nan
+    got, _ = groups.run(kernel, program, *values.shape, [values])
+    np.testing.assert_array_equal(got[0], [0, np.nan, 0])
+    np.testing.assert_array_equal(got[1], [0, np.nan, -39_999])
 
 
 def test_casts_give_what_numpys_give(kernel, groups):

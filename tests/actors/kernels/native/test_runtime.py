@@ -3,11 +3,13 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from actors.kernels.native import runtime
 from actors.kernels.native.launch import NativeError, address, native_launch, single
 from actors.kernels.native.runtime import CFunction, unique_name
 from actors.kernels.native.toolchain import CompilerError
@@ -28,6 +30,32 @@ AF_EXPORT int32_t NAME(void *arguments) {
 STATUS = """
 AF_EXPORT int32_t NAME(void *arguments) { return ((af_word *)arguments)[0].i; }
 """
+MEETING = """
+/* Of two chunks the caller's waits until a helper has the other; the helper's ends long after. */
+static void NAME_body(void *arguments, int64_t chunk, int32_t worker) {
+    int64_t *came = ((af_word *)arguments)[0].p, *left = came + 1, *done = came + 2;
+    (void)chunk;
+    if (worker == 0) {
+        for (int64_t i = 0; i < 1000000 && !__atomic_load_n(came, __ATOMIC_SEQ_CST); i++)
+            sched_yield();
+        __atomic_store_n(left, 1, __ATOMIC_SEQ_CST);
+        return;
+    }
+    __atomic_store_n(came, 1, __ATOMIC_SEQ_CST);
+    for (int64_t i = 0; i < 1000000 && !__atomic_load_n(left, __ATOMIC_SEQ_CST); i++)
+        sched_yield();
+    for (volatile int64_t i = 0; i < 1000000; i++) {}
+    __atomic_store_n(done, 1, __ATOMIC_SEQ_CST);
+}
+AF_EXPORT int32_t NAME(void *arguments) {
+    int64_t *came = ((af_word *)arguments)[0].p;
+    came[0] = came[1] = came[2] = 0;
+    af_parallel(NAME_body, arguments, 2, 2);
+    came[3] = came[0] ? (__atomic_load_n(came + 2, __ATOMIC_SEQ_CST) ? 1 : 2) : 3;
+    return 0;
+}
+"""
+ENDED, LEFT_BEHIND, NOBODY_CAME = 1, 2, 3
 WORDS = """
 AF_EXPORT int32_t NAME(void *arguments) {
     af_word *a = arguments;
@@ -49,6 +77,19 @@ def marked(native, num_chunks, max_workers):
     return native_launch(where, words, (counts, workers)), counts, workers
 
 
+def meeting(native):
+    """Return a call that says how it went with a helper whose chunk is the last to end."""
+    flags = np.zeros(4, np.int64)
+    where = native.address_of(function("#include <sched.h>\n" + MEETING))
+    launch = native_launch(where, [address(flags)], (flags,))
+
+    def call():
+        launch()
+        return int(flags[3])
+
+    return call
+
+
 @pytest.mark.parametrize("num_chunks", [0, 1, 2, 3, 100, 5000])
 @pytest.mark.parametrize("max_workers", [1, 2, 64])
 def test_every_chunk_runs_exactly_once(native, num_chunks, max_workers):
@@ -58,6 +99,11 @@ def test_every_chunk_runs_exactly_once(native, num_chunks, max_workers):
     assert counts[:num_chunks].tolist() == [20] * num_chunks
     assert workers.min() >= 0
     assert workers.max() < min(max_workers, 2)
+
+
+def test_a_call_returns_after_the_last_chunk_of_a_helper(native):
+    meet = meeting(native)
+    assert [meet() for _ in range(10)] == [ENDED] * 10
 
 
 def test_threads_that_call_at_once_each_get_all_their_chunks(native):
@@ -162,6 +208,61 @@ def test_a_forked_child_runs_alone(native):
     os.waitpid(child, 0)
     assert os.read(reader, 1) == bytes([32])
     os.close(reader), os.close(writer)
+
+
+def test_a_forked_child_that_turns_native_kernels_on_has_helpers_of_its_own(
+    native, native_toolchain
+):
+    meet = meeting(native)
+    assert meet() == ENDED
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # whatever waits for the parent's threads or locks is ended
+        before = native.num_threads()
+        native.turn_on(native_toolchain, 2)
+        os.write(writer, bytes([before, native.num_threads(), meet()]))
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 3)
+    os.waitpid(child, 0)
+    os.close(reader)
+    assert said == bytes([1, 2, ENDED])
+    assert meet() == ENDED, "the parent keeps its own"
+
+
+def test_a_child_forked_while_a_thread_holds_the_lock_does_not_wait_for_it(
+    native, native_toolchain
+):
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with runtime._lock:
+            is_held.set()
+            is_over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        native.turn_on(native_toolchain, 2)
+        os._exit(0)
+    is_over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_turned_on_again_has_the_pool_that_it_had(native, native_toolchain):
+    """Also where no folder keeps the runtime's library: two pools would fight for the cores."""
+    chain = replace(native_toolchain, folder=None)
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for _ in range(3):
+        native.turn_off()
+        native.turn_on(chain, 2)
+        assert native.num_threads() == 2
+    assert len(list(Path("/proc/self/task").iterdir())) == before
 
 
 def test_helpers_take_no_signal(native):

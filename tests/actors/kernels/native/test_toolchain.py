@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import shlex
 import shutil
 import stat
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -25,9 +27,11 @@ def files(chain):
 def counting(chain, tmp_path):
     """Return a toolchain whose compiler counts its starts in a file."""
     script = tmp_path / "counting-cc"
-    script.write_text(f'#!/bin/sh\necho x >> {tmp_path}/starts\nexec {chain.path} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\necho x >> {tmp_path}/starts\nexec {shlex.join(chain.command)} "$@"\n'
+    )
     script.chmod(0o755)
-    return replace(chain, path=str(script))
+    return replace(chain, command=(str(script),))
 
 
 def starts(tmp_path):
@@ -100,7 +104,7 @@ def test_a_refusal_has_the_words_of_the_compiler(chain):
 
 
 def test_a_compiler_that_cannot_be_started_is_named(chain, tmp_path):
-    broken = replace(chain, path=str(tmp_path / "nowhere"))
+    broken = replace(chain, command=(str(tmp_path / "nowhere"),))
     with pytest.raises(CompilerError, match="nowhere does not run"):
         broken.library(ANSWER)
 
@@ -112,7 +116,60 @@ def test_cc_names_the_compiler(native_toolchain, tmp_path):
     other.chmod(0o755)
     found = find_toolchain({"CC": str(other), "PATH": os.environ["PATH"]}, None)
     assert found is not None
-    assert (found.path, found.version) == (str(other), "my compiler 1.0")
+    assert (found.command, found.version) == ((str(other),), "my compiler 1.0")
+
+
+def test_cc_may_have_words_after_the_compiler(chain, tmp_path):
+    """As in CC="ccache gcc" or CC="gcc -DANSWER=42": they are part of every call and of the key."""
+    plain = find_toolchain({"CC": counting(chain, tmp_path).command[0]}, chain.folder)
+    wordy = find_toolchain({"CC": f"{plain.command[0]} '-DANSWER=40 + 2'"}, chain.folder)
+    assert wordy.command == (*plain.command, "-DANSWER=40 + 2")
+    assert wordy.library(ANSWER.replace("42", "ANSWER")).answer() == 42
+    assert wordy.fingerprint != plain.fingerprint
+    with pytest.raises(CompilerError, match="ANSWER"):
+        plain.library(ANSWER.replace("42", "ANSWER"))
+
+
+def test_a_quotation_in_cc_without_an_end_names_no_compiler():
+    assert find_toolchain({"CC": "gcc '-O2", "PATH": os.environ["PATH"]}, None) is None
+
+
+def refuse_to_load(monkeypatch, *folders):
+    """Let the loader fail for libraries below some folders, as on a file system without exec."""
+    real = ctypes.CDLL
+
+    def load(path):
+        if any([str(path).startswith(str(folder)) for folder in folders]):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return real(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+
+
+def test_a_folder_from_which_nothing_may_run_costs_a_build_and_no_more(
+    chain, tmp_path, monkeypatch
+):
+    counted = counting(chain, tmp_path)
+    refuse_to_load(monkeypatch, chain.folder)
+    for builds in (1, 2):
+        assert counted.library(ANSWER).answer() == 42
+        assert starts(tmp_path) == builds
+
+
+def test_a_library_that_can_be_loaded_from_nowhere_is_an_error_with_a_way_out(chain, monkeypatch):
+    refuse_to_load(monkeypatch, chain.folder, tempfile.gettempdir())
+    with pytest.raises(CompilerError, match=r"native kernels: .*failed to map.*TMPDIR"):
+        chain.library(ANSWER)
+
+
+def test_without_a_temporary_folder_only_what_is_kept_is_loaded(chain, tmp_path, monkeypatch):
+    chain.library(ANSWER)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert chain.library(ANSWER).answer() == 42
+    others = [ANSWER.replace("42", "43"), ANSWER.replace("42", "44")]
+    chain.keep(others, 2)
+    with pytest.raises(CompilerError, match=r"native kernels: .*nowhere.*TMPDIR"):
+        chain.library(others[0])
 
 
 def test_a_machine_without_a_compiler_has_none(tmp_path):
