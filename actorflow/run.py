@@ -38,6 +38,9 @@ from compiler.verify import edges_of
 from memory.registers import Edge, repetition_vector
 
 Array = np.ndarray[Any, Any]
+COUNTER = "increment"
+"""The op that counts in a variable: what it did can be taken back."""
+
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
 """Write a checkpoint: step, variables by name, state of the data source after that step."""
 
@@ -250,22 +253,17 @@ class Run:
         for actor in self.plan.actors:
             is_failed = actor.name == failed.actor
             for index, launch in enumerate(actor.launches):
-                if launch.op != "increment":
-                    continue
-                name = names[self.plan.views[launch.outputs[0]].register]
-                advanced = ended[actor.id] - (is_failed and failed.launch <= index)
-                per_step = self._batches_per_step if name == "batches" else 1
-                variables[name] -= advanced - steps * per_step
+                register = self.plan.views[launch.outputs[0]].register
+                if launch.op == COUNTER and register in names:
+                    counted = ended[actor.id] - (is_failed and failed.launch <= index)
+                    variables[names[register]] -= counted - steps
 
     def _first_update(self, actor: Actor) -> int:
-        """Return the first launch that writes state for good, or their number.
-
-        Counters can be set back, and the first batch of a step overwrites what was accumulated.
-        """
+        """Return the first launch of an actor that writes state but counters, or their number."""
         state = {self.plan.views[v.view].register for v in self.plan.state}
         for index, launch in enumerate(actor.launches):
             is_writer = any([self.plan.views[view].register in state for view in launch.outputs])
-            if is_writer and launch.op not in ("increment", "accumulate"):
+            if is_writer and launch.op != COUNTER:
                 return index
         return len(actor.launches)
 

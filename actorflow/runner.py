@@ -28,7 +28,7 @@ from actorflow.evaluation import Evaluation, Results
 from actorflow.initialise import initial_values, steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.logs import logger
-from actorflow.native import NATIVE, build, ready_native
+from actorflow.native import NATIVE, build, choosing
 from actorflow.ports import Metrics, NonFiniteLoss
 from actorflow.run import Run, batches_per_step
 from actorflow.saving import Saver, Start, start_from
@@ -110,7 +110,8 @@ class Runner:
         self._newest: Run | None = None
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
-        _check_kernels(plan, is_native=ready_native(self._settings))
+        with choosing(self._settings, deterministic=False) as is_on:
+            _check_kernels(plan, is_native=is_on)
         if self._settings.verify:
             from actors.race import check_races  # costs start-up time that most runs need not pay
 

@@ -1,8 +1,8 @@
 """Between a run and its checkpoints: what is saved and restored, and whether both belong together.
 
 Saved: every variable (parameters in one group of shards, optimizer state and counters in another),
-the step, the seed, the position of the data source after that step, its fingerprint, and the plan's
-hash.
+the step, the seed, the position of the data source after that step, its fingerprint, the plan's
+hash and its kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.run import saved_variables, written_variables
 from compiler.errors import CompileError
-from compiler.plan import Plan
+from compiler.plan import ActorKind, Plan
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
@@ -66,7 +66,10 @@ class Saver:
         self._written = written_variables(plan)
         self.refused: tuple[int, str] | None = None
         self._plan_hash = plan.graph_hash
-        self._config = dict(plan.options) | {"job": plan.name}
+        self._config = dict(plan.options) | {
+            "job": plan.name,
+            "kernels": _kernels(plan),
+        }
         self._fingerprint = source.fingerprint()
         self._seed = seed
         self._every = every
@@ -146,8 +149,36 @@ def start_from(
             f"the checkpoint of step {manifest.step} was made by another version of this job: its"
             " state fits and is restored, but the run will not equal an uninterrupted one"
         )
+    else:
+        _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
     source.restore(manifest.data_state or {})
     return Start(manifest.step, checkpoint.tensors)
+
+
+def _kernels(plan: Plan) -> dict[str, str]:
+    """Return the kernels of a plan's launches, by op and types of the operands."""
+    kernels: dict[str, list[str]] = {}
+    for actor in plan.actors:
+        if actor.kind is ActorKind.COMPUTE:
+            for launch in actor.launches:
+                types = ", ".join([str(plan.views[view].type) for view in launch.inputs])
+                kernels.setdefault(f"{launch.op}({types})", []).append(launch.kernel)
+    return {work: ", ".join(sorted(dict.fromkeys(names))) for work, names in kernels.items()}
+
+
+def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], None]) -> None:
+    """Report work that both plans do, each with another kernel; older checkpoints do not say."""
+    if not isinstance(wrote, Mapping):
+        return
+    own = _kernels(plan)
+    others = [work for work in own if wrote.get(work, own[work]) != own[work]]
+    if others:
+        first = others[0]
+        report(
+            f"the checkpoint of step {step} continues with other kernels ({first}: {own[first]} in"
+            f" place of {wrote[first]}; {len(others)} in all): not bit for bit;"
+            " deterministic=True fixes the choice"
+        )
 
 
 def _check_variables(checkpoint: LoadedCheckpoint, plan: Plan) -> None:

@@ -95,3 +95,13 @@ def test_bfloat16_is_rounded_where_it_is_an_output(p):
     assert rounded.max() == 0.333984375
     assert after.max() == 1.0  # 1.001953125 rounded
     assert {a.dtype for a in (rounded, after)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(("seed", "step", "name"), [(0, 1, "seed"), (1, 0, "step")])
+def test_a_mask_is_refused_whose_seed_or_step_is_no_scalar(seed, step, name):
+    p = ProgramBuilder(2, 3)
+    full = p.input(GroupInput(DType.INT64, Kind.FULL))
+    scalar = p.input(GroupInput(DType.INT64, Kind.SCALAR))
+    values = (full, scalar)
+    with pytest.raises(InternalError, match=f"philox reads a full {name}, needs a scalar one"):
+        p.philox(values[seed], values[step], 0, 0.5)

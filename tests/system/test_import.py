@@ -1,5 +1,7 @@
 """Importing is cheap and does nothing."""
 
+import actorflow as af
+
 
 def test_import_starts_no_thread_and_loads_neither_cupy_nor_zmq(run_python):
     run_python(
@@ -51,3 +53,14 @@ def test_import_loads_nothing_that_only_a_run_needs_and_a_run_from_the_cache_no_
 
 def test_import_reads_no_setting(run_python):
     run_python("import actorflow", ACTORFLOW_VERIFY="nonsense", ACTORFLOW_THREADS="many")
+
+
+def test_every_name_handed_on_that_functional_has_is_that_function():
+    import actorflow.job  # noqa: F401  # what it loads must not hide a function
+    from actorflow import functional
+
+    names = [name for name in af.__all__ if hasattr(functional, name) and name.islower()]
+    functions = [n for n in names if getattr(functional, n).__module__ == functional.__name__]
+    assert {"log", "exp", "dropout", "linear"} <= set(functions)
+    for name in functions:
+        assert getattr(af, name) is getattr(functional, name), name

@@ -26,7 +26,6 @@ _FUNCTIONS = (
     "openblas_set_num_threads",
     "openblas_get_num_threads",
 )
-"""In the order of the fields of `Blas`."""
 
 _MARKS = ("openblas", "libblas", "libblis", "libmkl_rt", "libcblas")
 
@@ -122,9 +121,10 @@ def _mapped() -> list[Path]:
 
 def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
-        addresses = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
-        if all(addresses):
-            return Blas(name, *addresses, integer_bits=64 if suffix else 32)
+        found = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
+        if all(found):
+            sgemm, dgemm, setter, getter = found
+            return Blas(name, sgemm, dgemm, setter, getter, 64 if suffix else 32)
     return None
 
 

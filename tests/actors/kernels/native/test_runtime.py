@@ -195,19 +195,34 @@ def test_fewer_threads_than_the_pool_has_may_be_asked_for(native, native_toolcha
     assert native.num_threads() == 2
 
 
+def in_child(call):
+    """Return what a call gives in a forked child; b"" if it raises, or waits until an alarm."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does with it
+        signal.alarm(30)
+        try:
+            os.write(writer, call())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 16)
+    os.close(reader)
+    os.waitpid(child, 0)
+    return said
+
+
 def test_a_forked_child_runs_alone(native):
     """The helpers stay with the parent; the child must not wait for them."""
     launch, counts, _ = marked(native, 16, 2)
     launch()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def child():
         launch()
-        os.write(writer, bytes([int(counts.sum())]))
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 1) == bytes([32])
-    os.close(reader), os.close(writer)
+        return bytes([int(counts.sum())])
+
+    assert in_child(child) == bytes([32])
 
 
 def test_a_forked_child_that_turns_native_kernels_on_has_helpers_of_its_own(
@@ -215,19 +230,13 @@ def test_a_forked_child_that_turns_native_kernels_on_has_helpers_of_its_own(
 ):
     meet = meeting(native)
     assert meet() == ENDED
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # whatever waits for the parent's threads or locks is ended
+
+    def child():
         before = native.num_threads()
         native.turn_on(native_toolchain, 2)
-        os.write(writer, bytes([before, native.num_threads(), meet()]))
-        os._exit(0)
-    os.close(writer)
-    said = os.read(reader, 3)
-    os.waitpid(child, 0)
-    os.close(reader)
-    assert said == bytes([1, 2, ENDED])
+        return bytes([before, native.num_threads(), meet()])
+
+    assert in_child(child) == bytes([1, 2, ENDED])
     assert meet() == ENDED, "the parent keeps its own"
 
 
@@ -241,17 +250,18 @@ def test_a_child_forked_while_a_thread_holds_the_lock_does_not_wait_for_it(
             is_held.set()
             is_over.wait()
 
+    def child():
+        native.turn_on(native_toolchain, 2)
+        return bytes([native.num_threads()])
+
     thread = threading.Thread(target=hold)
     thread.start()
     is_held.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        native.turn_on(native_toolchain, 2)
-        os._exit(0)
-    is_over.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        assert in_child(child) == bytes([2])
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_what_is_turned_on_again_has_the_pool_that_it_had(native, native_toolchain):

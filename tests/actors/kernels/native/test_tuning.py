@@ -119,3 +119,19 @@ def test_a_measurement_names_one_of_the_libraries_asked(folder, monkeypatch):
 def test_two_cuts_into_the_same_chunks_are_asked_once(folder):
     names = [library.name for library in tuning._distinct(gemm(64, 64, 64), LIBRARIES)]
     assert len([name for name in names if name.startswith("openblas")]) == 1
+
+
+def test_what_another_process_measured_first_is_taken_over_before_the_answer(folder, monkeypatch):
+    """A rival writes its table while the product is being measured."""
+
+    def rival(gemm, libraries):
+        content = {"format": tuning._FORMAT, "epoch": 0, "products": {gemm.key: libraries[0].name}}
+        tuning._file().write_text(json.dumps(content))
+        return libraries[-1].name
+
+    monkeypatch.setattr(tuning, "_measured", rival)
+    taken = tuning._distinct(gemm(), LIBRARIES)
+    assert taken[0].name != taken[-1].name
+    assert tuning.library_for(gemm(), LIBRARIES) == taken[0].name
+    (file,) = folder.iterdir()
+    assert json.loads(file.read_text())["products"] == {gemm().key: taken[0].name}

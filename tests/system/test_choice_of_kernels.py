@@ -1,0 +1,132 @@
+"""Which kernels a plan has, and what is said where a resumed run has others."""
+
+import importlib
+import threading
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import native as native_module
+from actorflow import nn
+from actors.kernels.native import tuning
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(64, 64)
+
+
+def loss_of(model, batch):
+    return model.layer(batch.x).mean()
+
+
+def test_a_deterministic_job_stays_so_while_another_thread_compiles(native, monkeypatch):
+    """The other thread asks for its own choice in the middle of the deterministic compilation."""
+    fixed = af.job(loss_of, optimizer=af.optim.SGD(0.1), deterministic=True)
+    free = af.job(loss_of, optimizer=af.optim.SGD(0.1))
+    spec = {"x": af.TensorType(af.DType.FLOAT32, (64, 64))}
+    inside, traced = threading.Event(), threading.Event()
+    seen, could_choose = {}, []
+    job_module = importlib.import_module("actorflow.job")  # af.job is the decorator
+    compiled, graph = job_module._compiled, af.Job.graph
+
+    def ask():
+        """Try, as any other thread, to have a say in how kernels are chosen."""
+        could_choose.append(native_module._choice.acquire(blocking=False))
+
+    def watched(*arguments):
+        if threading.current_thread().name == "fixed":
+            inside.set()
+            assert traced.wait(60)
+            probe = threading.Thread(target=ask)
+            probe.start()
+            probe.join(60)
+        plan = compiled(*arguments)
+        seen[threading.current_thread().name] = tuning._state.options.deterministic
+        return plan
+
+    def traced_graph(self, *arguments):
+        found = graph(self, *arguments)
+        if threading.current_thread().name == "free":
+            traced.set()
+        return found
+
+    monkeypatch.setattr(job_module, "_compiled", watched)
+    monkeypatch.setattr(af.Job, "graph", traced_graph)
+    threads = [
+        threading.Thread(target=job.compile, args=(Layer(), spec), name=name)
+        for name, job in (("fixed", fixed), ("free", free))
+    ]
+    threads[0].start()
+    assert inside.wait(60)
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    assert could_choose == [False]
+    assert seen == {"fixed": True, "free": False}
+
+
+@pytest.fixture
+def resumed(classify, mlp, classification, tmp_path, capsys):
+    """What a run says that goes on from a checkpoint, after a change of what that one recorded."""
+
+    def run(change, monkeypatch):
+        from actorflow.checkpoint.manager import CheckpointManager
+
+        save = CheckpointManager.save
+
+        def changed(self, step, groups, *, config, **others):
+            return save(self, step, groups, config=change(dict(config)), **others)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointManager, "save", changed)
+            classify().fit(mlp(), classification(), steps=2, checkpoint=tmp_path / "run")
+        capsys.readouterr()
+        classify().fit(mlp(), classification(), steps=4, checkpoint=tmp_path / "run")
+        done = capsys.readouterr()
+        return done.out + done.err
+
+    return run
+
+
+def _other(config):
+    config["kernels"] = dict.fromkeys(config["kernels"], "other.kernel")
+    return config
+
+
+def _old(config):
+    del config["kernels"]
+    return config
+
+
+def test_a_run_that_continues_with_other_kernels_says_so(resumed, monkeypatch):
+    said = " ".join(resumed(_other, monkeypatch).split())
+    assert "continues with other kernels (" in said
+    assert "in place of other.kernel" in said
+    assert "not bit for bit; deterministic=True fixes the choice" in said
+
+
+@pytest.mark.parametrize("change", [_old, dict], ids=["older", "same"])
+def test_the_same_kernels_and_checkpoints_that_do_not_name_them_pass_in_silence(
+    change, resumed, monkeypatch
+):
+    assert "kernels" not in resumed(change, monkeypatch)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 1), (1, 8), (1,)])
+def test_dropout_of_few_elements_runs_natively_with_numpys_bits(shape, native, monkeypatch):
+    class Scale(nn.Module):
+        def __init__(self):
+            self.layer = nn.Linear(shape[-1], shape[-1])
+
+    def loss(model, batch):
+        return af.dropout(af.tanh(model.layer(batch.x)), 0.5).mean()
+
+    found = []
+    for is_native in ("1", "0"):
+        monkeypatch.setenv("ACTORFLOW_NATIVE", is_native)
+        job = af.job(loss, optimizer=af.optim.SGD(0.1))
+        model = Scale()
+        found.append([job.step(model, {"x": np.ones(shape, np.float32)})["loss"] for _ in range(4)])
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
