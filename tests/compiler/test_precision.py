@@ -345,7 +345,7 @@ def test_random_jobs_compute_what_they_did_but_for_roundings(drawn):
 @settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_random_jobs_take_no_more_casts_than_one_per_operand_of_a_product(drawn):
-    """Values narrower than a matrix (biases, means of rows) come along with what they meet, once."""
+    """Values narrower than a matrix (biases, means of rows) come along with what they meet."""
     low = lowered(drawn[0])
     matrices = len({v for n in nodes_of(low, MATMUL) for v in n.inputs})
     downs = [n for n in nodes_of(low, CAST) if low.types[n.outputs[0]].dtype is LOW]
