@@ -18,8 +18,8 @@ from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
 _OLDEST_PYTHON = (3, 11)
-_COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 10"
-_COST_WITHOUT_ONEDNN = "a step in float32 takes up to 1.1 times as long, one in bfloat16 several"
+_COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
+_COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
 
 
 @dataclass(frozen=True, slots=True)
