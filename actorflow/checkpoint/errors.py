@@ -56,6 +56,21 @@ class CheckpointLocked(CheckpointError):
         self.owner = owner
 
 
+class CheckpointLockLost(CheckpointError):
+    """The run directory or its lock is no longer the one this run took; `directory` says which.
+
+    Nothing is written then: another run may own what lies at the path now.
+    """
+
+    def __init__(self, directory: Path, what: str) -> None:
+        super().__init__(
+            f"{directory} is no longer this run's: {what} while it went on, and another run may"
+            " own what is there now, so nothing is written. Put it back as it was, or start again"
+            " with the directory that holds the checkpoints"
+        )
+        self.directory = directory
+
+
 class NoValidCheckpoint(CheckpointError):
     """There are checkpoints, and none can be used; a run never starts afresh over them."""
 

@@ -30,13 +30,18 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|\Z)")  # devices
 _OWNER_BYTES = 200
 
 
+FileId = tuple[int, int]
+"""Device and inode: what a name leads to, whatever it is called."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """Kind, size and time of last change of a directory entry; a symbolic link is not followed."""
+    """Kind, size, time of last change and identity of what a name or a descriptor leads to."""
 
     is_directory: bool
     size_bytes: int
     modified_ns: int
+    identity: FileId
 
 
 class Fs(Protocol):
@@ -66,8 +71,8 @@ class Fs(Protocol):
         """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
         ...
 
-    def size(self, fd: int) -> int:
-        """Return the size of an open file in bytes."""
+    def stat_open(self, fd: int) -> FileStat:
+        """Return what an open descriptor leads to."""
         ...
 
     def fsync(self, fd: int) -> None:
@@ -164,9 +169,9 @@ class RealFs:
         """Call readv once, straight into the caller's memory."""
         return os.readv(fd, [buffer])
 
-    def size(self, fd: int) -> int:
+    def stat_open(self, fd: int) -> FileStat:
         """Call fstat."""
-        return os.fstat(fd).st_size
+        return _stat_of(os.fstat(fd))
 
     def fsync(self, fd: int) -> None:
         """Call the system's fsync, on the descriptor that wrote: no write-back error is missed."""
@@ -206,13 +211,21 @@ class RealFs:
 
     def stat(self, path: Path) -> FileStat:
         """Call lstat."""
-        status = os.lstat(path)
-        return FileStat(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime_ns)
+        return _stat_of(os.lstat(path))
 
     def free_bytes(self, path: Path) -> int:
         """Call statvfs; the reserve of the superuser is not ours."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+
+def _stat_of(status: os.stat_result) -> FileStat:
+    return FileStat(
+        stat.S_ISDIR(status.st_mode),
+        status.st_size,
+        status.st_mtime_ns,
+        (status.st_dev, status.st_ino),
+    )
 
 
 def is_safe_name(name: object) -> bool:

@@ -6,7 +6,6 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,19 +16,18 @@ from actorflow.checkpoint.commit import commit, discard, make_durable, recover
 from actorflow.checkpoint.errors import (
     CheckpointDamaged,
     CheckpointError,
-    CheckpointLocked,
     CheckpointSpaceError,
     writing,
 )
 from actorflow.checkpoint.fs import Fs, RealFs
 from actorflow.checkpoint.layout import (
-    LOCK_NAME,
     MAX_STEP,
     any_step_of,
     aside_step_of,
     new_attempt,
     step_name,
 )
+from actorflow.checkpoint.lock import WriterLock
 from actorflow.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -75,7 +73,7 @@ class CheckpointManager:
         self._keep_last = keep_last
         self._report = report
         self._fs: Fs = RealFs() if fs is None else fs
-        self._lock_fd: int | None = None
+        self._lock: WriterLock | None = None
 
     def open(self) -> Self:
         """Become the writer: create the directory durably, take the lock, remove what a crash left.
@@ -87,25 +85,20 @@ class CheckpointManager:
         fs = self._fs
         with writing(self.directory, "open the run directory", fs.free_bytes):
             make_durable(fs, self.directory)
-            owner = f"process {os.getpid()} on {platform.node()}"
-            try:
-                fd = fs.lock(self.directory / LOCK_NAME, owner)
-            except BlockingIOError as error:
-                raise CheckpointLocked(self.directory, str(error.strerror)) from None
+            lock = WriterLock(fs, self.directory)
             try:
                 recover(fs, self.directory)
             except BaseException:
-                fs.close(fd)
+                lock.release()
                 raise
-            self._lock_fd = fd
+            self._lock = lock
         return self
 
     def close(self) -> None:
         """Stop being the writer; harmless if it is none."""
-        fd, self._lock_fd = self._lock_fd, None
-        if fd is not None:
-            with suppress(OSError):  # nothing unsynced hangs on this descriptor
-                self._fs.close(fd)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -140,6 +133,7 @@ class CheckpointManager:
 
         Raises:
             CheckpointSpaceError: the disk is too full, found before or while writing.
+            CheckpointLockLost: the directory or its lock was moved, removed or replaced.
             CheckpointError: an argument cannot be stored, or the system refuses. Earlier
                 checkpoints are untouched in every case, and nothing half-written stays under a
                 final name.
@@ -207,11 +201,13 @@ class CheckpointManager:
         return reader.describe(self._fs, self.directory)
 
     def _check_writer(self, what: str) -> None:
-        if self._lock_fd is None:
+        if self._lock is None:
             raise CheckpointError(
                 f"cannot {what} in {self.directory}: this manager is not its writer; call open(), "
                 "or use it in a `with` block"
             )
+        with writing(self.directory, what, self._fs.free_bytes):
+            self._lock.check()
 
     def _require_space(self, need_bytes: int) -> None:
         free_bytes = self._fs.free_bytes(self.directory)

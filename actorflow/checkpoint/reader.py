@@ -71,7 +71,7 @@ def read_manifest(fs: Fs, directory: Path, step: int) -> Manifest:
     with reading(path):
         fd = fs.open_read(path, MANIFEST_NAME)
         try:
-            size_bytes = fs.size(fd)
+            size_bytes = fs.stat_open(fd).size_bytes
             if size_bytes > MAX_MANIFEST_BYTES:
                 raise CheckpointDamaged(f"{path}: a manifest of {size_bytes} bytes is too large")
             data = bytearray(size_bytes)

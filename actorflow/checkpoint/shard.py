@@ -228,7 +228,7 @@ def read_shard(
     kept: dict[str, Array] = {}
     fd = fs.open_read(directory, spec.name)
     try:
-        _check_size(path, spec.size_bytes(), fs.size(fd))
+        _check_size(path, spec.size_bytes(), fs.stat_open(fd).size_bytes)
         expected = spec.header()
         header = bytearray(len(expected))
         if read_up_to(fs, fd, memoryview(header)) < len(header) or header != expected:

@@ -172,9 +172,9 @@ class LogFs:
         self._positions[fd] = at + len(data)
         return len(data)
 
-    def size(self, fd: int) -> int:
-        """See `Fs.size`."""
-        return len(self.inodes[self.open_files[fd]].data)
+    def stat_open(self, fd: int) -> FileStat:
+        """See `Fs.stat_open`."""
+        return self._stat_of(self.open_files[fd])
 
     def fsync(self, fd: int) -> None:
         """See `Fs.fsync`."""
@@ -225,8 +225,7 @@ class LogFs:
 
     def stat(self, path: Path) -> FileStat:
         """See `Fs.stat`; there is no time on this disk."""
-        inode = self.inodes[self._find(path)]
-        return FileStat(inode.entries is not None, len(inode.data), 0)
+        return self._stat_of(self._find(path))
 
     def free_bytes(self, path: Path) -> int:
         """See `Fs.free_bytes`."""
@@ -310,6 +309,10 @@ class LogFs:
             raise _error(errno.EISDIR, path)
         del entries[path.name]
         self.log.append(Unlink(parent, path.name))
+
+    def _stat_of(self, number: int) -> FileStat:
+        inode = self.inodes[number]
+        return FileStat(inode.entries is not None, len(inode.data), 0, (0, number))
 
     def _find(self, path: Path) -> int:
         number = _ROOT

@@ -105,7 +105,7 @@ def play(fs, root):
     yield outcome(lambda: fs.open_read(root / "zzz", "f"))
     fd = fs.open_read(root / "b", "f")
     buffer = bytearray(4)
-    yield [fs.size(fd), fs.readinto(fd, memoryview(buffer)), bytes(buffer)]
+    yield [fs.stat_open(fd).size_bytes, fs.readinto(fd, memoryview(buffer)), bytes(buffer)]
     yield [fs.readinto(fd, memoryview(buffer)), fs.readinto(fd, memoryview(buffer))]
     fs.close(fd)
     first = fs.lock(root / "lock", "me")

@@ -1,0 +1,132 @@
+import os
+import shutil
+
+import pytest
+
+from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
+from actorflow.checkpoint.fs import RealFs
+from actorflow.checkpoint.lock import WriterLock
+from actorflow.checkpoint.manager import CheckpointManager
+
+
+def tree(path):
+    return sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*"))
+
+
+def move_away(directory):
+    directory.rename(directory.with_name("elsewhere"))
+
+
+def remove(directory):
+    shutil.rmtree(directory)
+
+
+def replace(directory):
+    move_away(directory)
+    shutil.copytree(directory.with_name("elsewhere"), directory)
+
+
+def put_a_file_there(directory):
+    move_away(directory)
+    directory.write_text("")
+
+
+def remove_the_lock(directory):
+    (directory / ".lock").unlink()
+
+
+def replace_the_lock(directory):
+    old = directory / ".old"
+    (directory / ".lock").rename(old)
+    (directory / ".lock").touch()
+
+
+LOSSES = [
+    (move_away, "the directory was moved or removed"),
+    (remove, "the directory was moved or removed"),
+    (replace, "the directory was replaced"),
+    (put_a_file_there, "the directory was replaced"),
+    (remove_the_lock, r"its \.lock was removed"),
+    (replace_the_lock, r"its \.lock was replaced"),
+]
+
+
+@pytest.mark.parametrize(("lose", "words"), LOSSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(
+    real_run, lose, words
+):
+    with real_run.manager:
+        real_run.save(1)
+        lose(real_run.directory)
+        before = tree(real_run.directory.parent)
+        for call in (lambda: real_run.save(2), lambda: real_run.manager.rollback(0)):
+            with pytest.raises(CheckpointLockLost, match=words) as raised:
+                call()
+            assert raised.value.directory == real_run.directory
+        assert tree(real_run.directory.parent) == before
+
+
+def test_a_directory_put_back_is_written_again(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        elsewhere = real_run.directory.with_name("elsewhere")
+        real_run.directory.rename(elsewhere)
+        with pytest.raises(CheckpointLockLost):
+            real_run.save(2)
+        elsewhere.rename(real_run.directory)
+        real_run.save(2)
+    real_run.assert_holds(2, real_run.manager.latest())
+
+
+def test_a_run_that_took_the_place_of_a_moved_one_is_left_alone(real_run, make_run):
+    other = make_run(None, real_run.directory)
+    with real_run.manager:
+        real_run.save(1)
+        real_run.directory.rename(real_run.directory.with_name("elsewhere"))
+        with other.manager:
+            other.save(5)
+            with pytest.raises(CheckpointLockLost):
+                real_run.save(2)
+            assert other.manager.steps() == (5,)
+            other.save(6)
+
+
+def test_a_lock_replaced_while_it_is_taken_is_given_up(tmp_path):
+    class Replacing(RealFs):
+        def lock(self, path, owner):
+            fd = super().lock(path, owner)
+            path.unlink()
+            path.touch()
+            self.taken = fd
+            return fd
+
+    fs = Replacing()
+    with pytest.raises(CheckpointLockLost, match="replaced"):
+        WriterLock(fs, tmp_path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fs.taken)
+
+
+def test_a_released_lock_can_be_taken_by_another(tmp_path):
+    lock = WriterLock(RealFs(), tmp_path)
+    with pytest.raises(CheckpointLocked, match=f"process {os.getpid()} on "):
+        WriterLock(RealFs(), tmp_path)
+    lock.release()
+    lock.release()
+    WriterLock(RealFs(), tmp_path).release()
+
+
+def test_a_system_that_cannot_say_is_an_error_of_ours(tmp_path):
+    class Forbidding(RealFs):
+        is_forbidding = False
+
+        def stat(self, path):
+            if self.is_forbidding:
+                raise PermissionError(13, "Permission denied", str(path))
+            return super().stat(path)
+
+    fs = Forbidding()
+    with CheckpointManager(tmp_path, fs=fs) as manager:
+        fs.is_forbidding = True
+        with pytest.raises(CheckpointError, match="EACCES"):
+            manager.rollback(0)
