@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from actorflow import cli_bench, cli_memory, cli_pack, cli_simulate, doctor, top
+from actorflow import __version__, cli_bench, cli_memory, cli_pack, cli_simulate, doctor, top
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.reader import CheckpointRow
 from actorflow.data import Tokens
@@ -37,10 +37,7 @@ from memory.report import format_bytes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = _parser()
-    own, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
-    options = parser.parse_args(own)
-    options.rest = rest
+    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     try:
         code: int = options.command(options)
     except (ActorflowError, OSError) as error:
@@ -67,22 +64,40 @@ def _report(error: ActorflowError | OSError) -> None:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return our arguments and the script's: all after `run SCRIPT.py`, else those after `--`."""
+    """Return our arguments and those that are surely a script's.
+
+    That is all after `run SCRIPT.py`, of which a first `--` is ours, and else what follows `--`.
+    """
     script = 2 if arguments[1:2] == ["--tune"] else 1
     if arguments[:1] == ["run"] and "".join(arguments[script : script + 1]).endswith(".py"):
-        return arguments[: script + 1], [a for a in arguments[script + 1 :] if a != "--"]
+        rest = arguments[script + 1 :]
+        return arguments[: script + 1], rest[1:] if rest[:1] == ["--"] else rest
     if "--" in arguments:
         cut = arguments.index("--")
         return arguments[:cut], arguments[cut + 1 :]
     return arguments, []
 
 
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
+    parser = _parser()
+    own, rest = _split(arguments)
+    options, unknown = parser.parse_known_args(own)
+    takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
+    if unknown and not takes_script:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.rest = [*unknown, *rest]
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="actorflow",
         description="Static plans of actors for training deep networks.",
-        epilog="A script's own arguments follow it (run), or follow -- (plan, simulate).",
+        epilog="A script's own arguments follow it. For plan and simulate, put -- before those that"
+        " are called like options of theirs.",
     )
+    parser.add_argument("--version", action="version", version=f"actorflow {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a script, or train from a plan file")
@@ -94,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {cli_bench.TUNE_HELP}")
     run.set_defaults(command=_run)
 
-    plan = commands.add_parser("plan", help="show the plan of a script's first fit, or a plan file")
+    plan = commands.add_parser(
+        "plan", help="show the plan of a script's first fit, or a plan file", allow_abbrev=False
+    )
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--full", action="store_true", help="print every launch")
@@ -102,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     cli_memory.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
-    simulate = commands.add_parser("simulate", help="predict the timeline of a plan")
+    simulate = commands.add_parser(
+        "simulate", help="predict the timeline of a plan", allow_abbrev=False
+    )
     simulate.add_argument("file", help="a Python script or a plan file")
     cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
@@ -283,6 +302,8 @@ def _ckpt_verify(options: argparse.Namespace) -> int:
 
 
 def _ops(options: argparse.Namespace) -> int:
+    import compiler.ops.standard  # noqa: F401  # fills the columns that this prints
+
     names = [c.name for c in COLUMNS]
     print("| op | " + " | ".join(names) + " |")
     print("|---|" + "---|" * len(names))
