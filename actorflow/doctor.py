@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actorflow.blas import HOLDING_VARIABLES, Blas
-from actorflow.host import OPTIONAL_PACKAGES, Host, examine
+from actorflow.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
@@ -24,14 +24,24 @@ _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are comp
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact; with a `mend` it is a warning, and `mend` says what to do."""
+    """One fact. With a `mend`, which says what to do, it is a warning.
+
+    `is_passing`: it is a note instead, for it speaks of this minute and not of the machine.
+    """
 
     topic: str
     text: str
     mend: str = ""
+    is_passing: bool = False
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether something about the machine or the shell wants to be mended."""
+        return bool(self.mend) and not self.is_passing
 
     def __str__(self) -> str:
-        head = f"{'warn' if self.mend else 'ok':<5}{self.topic:<12}{self.text}"
+        word = "note" if self.is_passing else "warn" if self.mend else "ok"
+        head = f"{word:<5}{self.topic:<12}{self.text}"
         return f"{head}\n{'':<17}-> {self.mend}" if self.mend else head
 
 
@@ -40,7 +50,7 @@ def main() -> int:
     found = findings(os.environ, examine(os.environ))
     for finding in found:
         sys.stdout.write(f"{finding}\n")
-    return 1 if any(finding.mend for finding in found) else 0
+    return 1 if any(finding.is_warning for finding in found) else 0
 
 
 def report_lines(environ: Mapping[str, str], host: Host | None = None) -> list[str]:
@@ -58,7 +68,7 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
         *_native_findings(environ, host),
         *_core_findings(host),
         *_memory_findings(host),
-        *_optional_findings(host),
+        *_gpu_findings(host),
         *_settings_findings(environ, host),
     ]
 
@@ -202,6 +212,7 @@ def _core_findings(host: Host) -> list[Finding]:
                 f"other processes use {host.busy_cores:.1f} of {usable:.0f} cores; kernels that"
                 " wait for their threads suffer most",
                 "stop them (top shows which), or leave them cores with ACTORFLOW_THREADS",
+                is_passing=True,  # who shares a machine can mend nothing, and a script asks us
             )
         )
     elif host.busy_cores is not None:
@@ -223,16 +234,10 @@ def _memory_findings(host: Host) -> list[Finding]:
     ]
 
 
-def _optional_findings(host: Host) -> list[Finding]:
-    found = []
-    for module, extra, purpose in OPTIONAL_PACKAGES:
-        if host.optional.get(module):
-            found.append(Finding(module, f"installed ({purpose})"))
-            continue
-        wanted = module == "cupy" and host.has_nvidia
-        mend = f'python -m pip install "actorflow[{extra}]"' if wanted else ""
-        found.append(Finding(module, f"not installed ({purpose})", mend))
-    return found
+def _gpu_findings(host: Host) -> list[Finding]:
+    if not host.has_nvidia:
+        return []
+    return [Finding("gpu", "there is an NVIDIA driver; this version computes on the CPU only")]
 
 
 def _settings_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:

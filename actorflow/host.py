@@ -21,9 +21,6 @@ from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
-OPTIONAL_PACKAGES = (("cupy", "cuda", "training on NVIDIA GPUs"),)
-"""Optional packages: module, the extra of ours that installs it, its purpose."""
-
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
 _BUSY_WINDOW_S = 0.2
 
@@ -32,8 +29,8 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None, `optional` module -> is it there, `wings`
-    package -> the folder it would be imported from, `home` the folder that the wings belong in.
+    `packages` is distribution -> version or None, `wings` package -> the folder it would come
+    from, `home` the folder they belong in.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
@@ -42,7 +39,6 @@ class Host:
     python: tuple[int, int, int]
     system: str
     packages: Mapping[str, str | None]
-    optional: Mapping[str, bool]
     has_nvidia: bool
     wings: Mapping[str, Path | None]
     home: Path
@@ -72,7 +68,6 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         python=sys.version_info[:3],
         system=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _REQUIRED_PACKAGES},
-        optional={module: _is_importable(module) for module, _, _ in OPTIONAL_PACKAGES},
         has_nvidia=Path("/proc/driver/nvidia/version").exists(),
         wings={name: _folder_of(name) for name in WINGS},
         home=Path(__file__).resolve().parent.parent,
@@ -182,10 +177,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _is_importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _folder_of(package: str) -> Path | None:
