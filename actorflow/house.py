@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 WINGS = ("memory", "compiler", "actors")
+
+
+_WITH_EFFECTS = ("antigravity", "this")
+"""Modules of Python's library that do something to be seen when they are imported."""
+
+
+def keep_library_module() -> None:
+    """Load the module of Python's library that the running script is called like, if there is one.
+
+    A script called bisect.py hides Python's own `bisect`, which tempfile and numpy need: a later
+    `import bisect` would run the script a second time. Loaded now, from where it belongs, the name
+    stands for Python's module whoever asks for it; the script itself is `__main__`.
+    """
+    script = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    name = script.stem
+    is_hiding = name in sys.stdlib_module_names and name not in (*sys.modules, *_WITH_EFFECTS)
+    if not is_hiding or not sys.path or Path(sys.path[0]).resolve() != script.parent.resolve():
+        return
+    folder = sys.path.pop(0)
+    try:
+        with suppress(ImportError):  # one of another system, or of a Python built without it
+            import_module(name)
+    finally:
+        sys.path.insert(0, folder)
 
 
 def check_house() -> None:
