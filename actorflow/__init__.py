@@ -8,9 +8,10 @@ from preallocated memory. See README.md, and docs/tour.md for the way of one ten
 house.
 """
 
-from actorflow.house import check_house
+from actorflow.house import check_house, keep_library_module
 
 check_house()
+keep_library_module()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -82,6 +83,11 @@ def __getattr__(name: str) -> Any:
 
     value = globals()[name] = getattr(import_module(_LATE[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, those that are loaded late among them."""
+    return [*__all__, "__version__"]
 
 
 __all__ = [

@@ -79,6 +79,39 @@ class Module:
         for name, parameter in own.items():
             parameter.load(arrays[name])
 
+    def __repr__(self) -> str:
+        """The tree of modules: settings, parameters with their types, and what is shared."""
+        return "\n".join([*_tree(self, set()), f"{self.num_parameters():,} parameters"])
+
+
+def _tree(module: Module, seen: set[int]) -> list[str]:
+    """Return a module's own line and, indented, those of the modules below it."""
+    seen.add(id(module))
+    own: list[str] = []
+    below: list[str] = []
+    for name, item in _members(module, ""):
+        shared = " (shared)" if id(item) in seen else ""
+        if isinstance(item, Module):
+            lines = [type(item).__name__] if shared else _tree(item, seen)
+            below += [f"  {name}: {lines[0]}{shared}", *[f"  {line}" for line in lines[1:]]]
+        elif isinstance(item, Parameter):
+            seen.add(id(item))
+            frozen = " frozen" if item.is_frozen else ""
+            own.append(f"{name} {item.type}{frozen}{shared}")
+        else:
+            own.append(f"{name}={item!r}")
+    return [f"{type(module).__name__}({', '.join(own)})", *below]
+
+
+def _members(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, member): modules, parameters and plain settings, those in containers too."""
+    for name, _, child in _children(item):
+        below = f"{path}.{name}" if path else name
+        if isinstance(child, (Module, Parameter, bool, int, float, str)):
+            yield below, child
+        else:
+            yield from _members(child, below)
+
 
 def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)

@@ -214,3 +214,30 @@ def test_a_parameter_of_another_model_is_refused_with_the_line_that_made_it(trac
     stranger = nn.Linear(4, 4)
     with pytest.raises(CompileError, match=r"test_nn.py:\d+ is not part of the model"):
         traced(stranger, nn.Linear(1, 1), x=(2, 4))
+
+
+def test_a_model_is_shown_as_a_tree_with_settings_types_and_what_is_shared():
+    class Net(nn.Module):
+        def __init__(self):
+            self.width, self.names = 4, {"first": "up"}
+            self.blocks = [nn.Linear(4, 4), nn.LayerNorm(4)]
+            self.twin = self.blocks[0]
+            self.tied = self.blocks[1].weight
+            self.blocks[0].weight.freeze()
+
+        def __call__(self, x):
+            return x
+
+    assert repr(Net()).splitlines() == [
+        "Net(width=4, names.first='up', tied float32[4] (shared))",
+        "  blocks.0: Linear(weight float32[4, 4] frozen, bias float32[4])",
+        "  blocks.1: LayerNorm(eps=1e-05, weight float32[4], bias float32[4])",
+        "  twin: Linear (shared)",
+        "28 parameters",
+    ]
+
+
+def test_a_module_that_holds_itself_can_be_shown():
+    net = nn.Module()
+    net.me = net
+    assert repr(net).splitlines() == ["Module()", "  me: Module (shared)", "0 parameters"]
