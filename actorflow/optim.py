@@ -24,9 +24,10 @@ from compiler.registry import Op
 from compiler.types import DType, TensorType
 
 Schedule = Callable[[Tensor], Tensor | float]
-"""Learning rate from the number of finished steps (float32 scalar), in tensor operations.
+"""Learning rate from the number of finished steps, in tensor operations.
 
-A plain number is a learning rate that stays.
+The step is a float64 scalar for float64 parameters and float32 for all others: a model with both
+traces its schedule once for each. A plain number is a learning rate that stays.
 """
 
 
@@ -171,17 +172,22 @@ def _check_rate(lr: float | Schedule) -> None:
 
 
 def _rate(lr: float | Schedule, step: Tensor) -> Tensor:
-    """Return the learning rate at `step`. Raises CompileError for what is no float32 scalar."""
+    """Return the learning rate at `step`, in its dtype.
+
+    Raises CompileError for what is no scalar of that dtype or of float32.
+    """
+    dtype = step.type.dtype
     given: object = lr(step) if callable(lr) else lr
     if isinstance(given, Real):
-        return as_tensor(float(given), DType.FLOAT32)
-    if not isinstance(given, Tensor) or given.type != TensorType(DType.FLOAT32, ()):
+        return as_tensor(float(given), dtype)
+    allowed = [TensorType(d, ()) for d in (DType.FLOAT32, dtype)]
+    if not isinstance(given, Tensor) or given.type not in allowed:
         came = given.type if isinstance(given, Tensor) else type(given).__name__
         raise CompileError(
-            f"{source_of(lr)}: a schedule must return a float32 scalar or a number, it returned"
-            f" {came}"
+            f"{source_of(lr)}: a schedule must return a {dtype.value} scalar or a number, it"
+            f" returned {came}"
         )
-    return given
+    return given.to(dtype)
 
 
 def _rules(
@@ -195,11 +201,12 @@ def _rules(
     needs_step: bool,
 ) -> tuple[UpdateRule, ...]:
     step = functional.step_of(trace)
+    widths = {name: _rate_dtype(type_.dtype) for name, type_ in parameters.items()}
     with trace.scope("optimizer"):
-        rate = _rate(lr, step.to(DType.FLOAT32))
+        rates = {dtype: _rate(lr, step.to(dtype)) for dtype in dict.fromkeys(widths.values())}
     rules = []
     for name, type_ in parameters.items():
-        scalars = [rate.to(type_.dtype)._value_in(trace)]
+        scalars = [rates[widths[name]].to(type_.dtype)._value_in(trace)]
         if needs_step:
             scalars.append(step._value_in(trace))
         zeros = (("kind", "zeros"),)
@@ -215,3 +222,8 @@ def _rules(
             )
         )
     return tuple(rules)
+
+
+def _rate_dtype(dtype: DType) -> DType:
+    """Return the dtype in which the learning rate of a parameter is computed."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32

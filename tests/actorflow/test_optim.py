@@ -122,3 +122,62 @@ def test_a_schedule_that_returns_something_else_is_named_with_its_line(given, wo
 def test_a_rate_too_large_for_float32_is_an_error():
     with pytest.raises(CompileError, match=r"test_optim.py:\d+: the number 1e\+300"):
         compiled(lambda step: 1e300)
+
+
+ZEROS = (("kind", "zeros"),)
+
+
+class Line(nn.Module):
+    """y = w x + b, with parameters of the given dtypes."""
+
+    def __init__(self, *dtypes):
+        self.w = nn.Parameter((3,), ZEROS, DType(dtypes[0]))
+        self.b = nn.Parameter((3,), ZEROS, DType(dtypes[-1]))
+
+    def __call__(self, x):
+        return self.w * x + self.b.to(x.dtype)
+
+
+def trained(optimizer, steps, *dtypes):
+    """Return w and b after steps whose gradient is always 1, from 0."""
+
+    @af.job(optimizer=optimizer)
+    def train(model, batch):
+        return model(batch.x).sum()
+
+    model = Line(*dtypes)
+    for _ in range(steps):
+        train.step(model, {"x": np.ones(3, dtypes[0])})
+    train.close(model)
+    return model.w.data[0], model.b.data[0]
+
+
+RATES = {
+    "number": (0.1, lambda t: 0.1),
+    "linear": (af.optim.linear(0.3, steps=7), lambda t: 0.3 * (1 - t / 7)),
+    "cosine": (af.optim.cosine(0.3, steps=7), lambda t: 0.15 * (1 + math.cos(math.pi * t / 7))),
+    "warmup": (af.optim.warmup(0.1, steps=3), lambda t: 0.1 * min((t + 1) / 3, 1)),
+}
+
+
+@pytest.mark.parametrize("path", ["numpy", "native"])
+@pytest.mark.parametrize("name", RATES)
+def test_the_learning_rate_of_float64_parameters_has_the_digits_of_float64(name, path, request):
+    if path == "native":
+        request.getfixturevalue("native")
+    lr, rate = RATES[name]
+    moved = -math.fsum(rate(t) for t in range(5))
+    w, b = trained(af.optim.SGD(lr), 5, "float64")
+    assert [w, b] == pytest.approx([moved] * 2, rel=1e-14)
+    # With a gradient that is always 1 the corrected moments are 1 at every step.
+    w, b = trained(af.optim.AdamW(lr, eps=1e-3, weight_decay=0.0), 5, "float64")
+    assert [w, b] == pytest.approx([moved / 1.001] * 2, rel=1e-12)
+
+
+def test_parameters_of_two_dtypes_have_a_rate_each_and_a_schedule_may_stay_in_float32():
+    w, b = trained(af.optim.SGD(af.optim.cosine(0.3, steps=7)), 5, "float64", "float32")
+    want = -math.fsum(RATES["cosine"][1](t) for t in range(5))
+    assert w == pytest.approx(want, rel=1e-14)
+    assert b == pytest.approx(want, rel=1e-6)
+    w, _ = trained(af.optim.SGD(lambda step: step.to("float32") * 0.0 + 0.1), 1, "float64")
+    assert w == -float(np.float32(0.1))
