@@ -10,11 +10,11 @@ from actorflow.batch import Batch
 from actorflow.job_options import JobOptions
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
-from actorflow.trace import Trace, current_trace, recording
+from actorflow.trace import Trace, current_trace, recording, source_of
 from compiler.attrs import NO_ATTRS
 from compiler.collector import collector_paused
 from compiler.errors import CompileError
-from compiler.graph import Accumulation, Graph, Output, Write
+from compiler.graph import Accumulation, Graph, Output, Source, Write
 from compiler.ops.update import INCREMENT
 from compiler.types import TensorType
 
@@ -43,11 +43,13 @@ def trace_job(
         b = trace.builder
         b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
         if options.train:
-            _add_update(trace, name, options, model, outputs["loss"])
+            _add_update(trace, name, source_of(function), options, model, outputs["loss"])
     return b.freeze()
 
 
-def _add_update(trace: Trace, job: str, options: JobOptions, model: Module, loss: Tensor) -> None:
+def _add_update(
+    trace: Trace, job: str, where: Source, options: JobOptions, model: Module, loss: Tensor
+) -> None:
     b = trace.builder
     b.objective = loss._value_in(trace)
     trained = {}
@@ -66,6 +68,11 @@ def _add_update(trace: Trace, job: str, options: JobOptions, model: Module, loss
                 " parameter.freeze()"
             )
         trained[name] = parameter.type
+    if not trained:
+        raise CompileError(
+            f"{where}: job {job!r} has an optimizer, but its model has no parameter to train; do"
+            " not freeze all of them, or give @af.job(train=False) to compute outputs only"
+        )
     functional.seed_of(trace)
     step = functional.step_of(trace)._value_in(trace)
     if options.optimizer is not None:
@@ -74,11 +81,6 @@ def _add_update(trace: Trace, job: str, options: JobOptions, model: Module, loss
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))
     if options.accumulate > 1:
-        if not b.updates:
-            raise CompileError(
-                f"job {job!r} has accumulate={options.accumulate}, but no parameter to train; leave"
-                " accumulate out, or do not freeze all parameters"
-            )
         b.accumulation = Accumulation(
             options.accumulate, functional.batches_of(trace)._value_in(trace)
         )

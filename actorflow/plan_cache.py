@@ -1,11 +1,12 @@
 """The plan cache on disk: a compiled plan is loaded again while its key is the same.
 
 One file per key, written under a temporary name and renamed, so that a reader never sees half a
-plan. The key covers the traced graph with its user lines, the compile options, the kernels'
-fingerprint and what native ones are chosen by, the sources of the compiler itself, and the files
-from elsewhere that registered a column of an op or a kernel, so that neither a changed compiler nor
-a changed gradient serves an old plan. What such a file imports in its turn is not covered. A
-damaged file is reported and compiled anew.
+plan. The file holds its key beside the plan, under one hash, so that a file under another's name
+does not answer for it. The key covers the traced graph with its user lines, the compile options,
+the kernels' fingerprint and what native ones are chosen by, the sources of the compiler itself, and
+the files from elsewhere that registered a column of an op or a kernel, so that neither a changed
+compiler nor a changed gradient serves an old plan. What such a file imports in its turn is not
+covered. A damaged file is reported and compiled anew.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ _HOUSE = Path(__file__).resolve().parents[1]
 
 _PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
 """Where the sources lie that decide what a plan looks like."""
+
+_HEAD = b"actorflow cached plan 1\n"
+"""What a file begins with; then the key, the hash of key and plan, and the plan as it is saved."""
+
+_NUM_DIGITS = 32
+"""Hexadecimal digits of a key and of a hash."""
 
 _STARTED_NS = time.time_ns()
 """When this module was imported, which only that moment can tell: a file that is written later may
@@ -71,12 +78,15 @@ class PlanCache:
         self._report = report
 
     def find(self, key: str) -> Plan | None:
-        """Return the plan stored under `key`, or None; a damaged file is reported."""
+        """Return the plan stored under `key`, or None.
+
+        A file that is damaged, or holds the plan of another key, is reported.
+        """
         if self._directory is None:
             return None
         path = self._directory / f"{key}.plan"
         try:
-            return Plan.load(path)
+            return Plan.from_bytes(_opened(path.read_bytes(), key, str(path)), str(path))
         except FileNotFoundError:
             return None
         except (PlanFormatError, OSError) as error:
@@ -90,12 +100,36 @@ class PlanCache:
         temporary = self._directory / f".{key}-{uuid.uuid4().hex}"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(plan.to_bytes())
+            temporary.write_bytes(_sealed(plan.to_bytes(), key))
             os.replace(temporary, self._directory / f"{key}.plan")
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
             with suppress(OSError):
                 temporary.unlink()
+
+
+def _sealed(plan: bytes, key: str) -> bytes:
+    """Return the content of the file of a plan under `key`."""
+    return b"".join((_HEAD, key.encode(), _seal(plan, key), plan))
+
+
+def _opened(content: bytes, key: str, where: str) -> bytes:
+    """Return the plan inside a file. Raises PlanFormatError when it is not that of `key`."""
+    seal_at = len(_HEAD) + _NUM_DIGITS
+    plan_at = seal_at + _NUM_DIGITS
+    if not content.startswith(_HEAD):
+        raise PlanFormatError(f"{where} is not a file of this plan cache")
+    plan = content[plan_at:]
+    holds = content[len(_HEAD) : seal_at].decode(errors="replace")
+    if content[seal_at:plan_at] != _seal(plan, holds):
+        raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
+    if holds != key:
+        raise PlanFormatError(f"{where} holds the plan of another key, {holds}")
+    return plan
+
+
+def _seal(plan: bytes, key: str) -> bytes:
+    return hashlib.blake2b(key.encode() + plan, digest_size=_NUM_DIGITS // 2).hexdigest().encode()
 
 
 @functools.cache

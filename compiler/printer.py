@@ -17,7 +17,7 @@ def summarise(plan: Plan) -> list[str]:
         plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
     )
     lines = [
-        f"plan {plan.name!r} {plan.graph_hash[:12]} on {plan.arenas[0].device}"
+        f"plan {plan.name!r} {plan.fingerprint[:12]} on {plan.arenas[0].device}"
         f"{_in_precision(plan)}: {len(plan.actors)} actors, {launches} launches,"
         f" {len(plan.streams)} streams, {parameters:,} parameters"
     ]

@@ -38,6 +38,10 @@ def fresh_job(rate=0.1):
     return train
 
 
+def compiled_at(rate=0.1):
+    return fresh_job(rate).compile(nn.Linear(3, 2), SPEC)
+
+
 def test_a_second_process_takes_the_plan_from_disk(compiles):
     one, two = (fresh_job().compile(nn.Linear(3, 2), SPEC) for _ in range(2))
     assert one == two
@@ -69,20 +73,43 @@ def test_a_damaged_file_is_reported_and_compiled_anew(compiles, tmp_path, caplog
     assert "compiling again" in caplog.text
 
 
+def test_files_that_swapped_their_names_do_not_answer_for_each_other(compiles, tmp_path, caplog):
+    plans = [compiled_at(0.1), compiled_at(0.2)]
+    one, two = (tmp_path / "cache").glob("*.plan")
+    one.rename(tmp_path / "third")
+    two.rename(one)
+    (tmp_path / "third").rename(two)
+    assert [compiled_at(0.1), compiled_at(0.2)] == plans
+    assert len(compiles) == 4
+    assert caplog.text.count("holds the plan of another key") == 2
+
+
+@pytest.mark.parametrize("at", [0, 30, 60, 90, -1])
+def test_no_changed_byte_of_a_file_goes_unnoticed(compiles, tmp_path, caplog, at):
+    plan = compiled_at()
+    (file,) = (tmp_path / "cache").glob("*.plan")
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    assert compiled_at() == plan
+    assert len(compiles) == 2
+    assert caplog.text.count("compiling again") == 1
+
+
 def test_an_unwritable_cache_is_reported_and_is_no_error(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     told = []
     plan = fresh_job().compile(nn.Linear(3, 2), SPEC)
-    PlanCache(blocked / "cache", told.append).store("k", plan)
+    PlanCache(blocked / "cache", told.append).store("0" * 32, plan)
     assert len(told) == 1
     assert str(blocked) in told[0]
 
 
 def test_a_cache_that_is_off_keeps_nothing():
     cache = PlanCache(None, print)
-    cache.store("k", fresh_job().compile(nn.Linear(3, 2), SPEC))
-    assert cache.find("k") is None
+    cache.store("0" * 32, fresh_job().compile(nn.Linear(3, 2), SPEC))
+    assert cache.find("0" * 32) is None
 
 
 OP = """

@@ -39,6 +39,20 @@ def test_the_summary_tells_parameters_staging_slots_and_temporaries_apart(plan):
     assert [line.strip() for line in summarise(plan)[-3:]] == [arena, peak, proof]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "other kernels"},
+        {"options": (("metrics_every", 2),)},
+        {"graph_hash": "another"},
+        {"constants": ()},
+    ],
+)
+def test_plans_that_differ_are_printed_with_ids_that_differ(plan, change):
+    ids = [summarise(p)[0].split()[2] for p in (plan, replace(plan), replace(plan, **change))]
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_the_shown_parts_of_an_arena_add_up_to_it(plan):
     proven = plan.memory[0]
     shown = arena_lines(plan, plan.arenas[0], proven)[0].partition(" = ")[2]

@@ -362,14 +362,15 @@ def test_a_job_that_does_not_train_has_nothing_to_accumulate():
             return model(batch.x)
 
 
-def test_a_job_whose_parameters_are_all_frozen_has_nothing_to_accumulate(
-    mlp, classification, classify
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_training_job_whose_parameters_are_all_frozen_is_refused_with_its_line(
+    mlp, classification, classify, accumulate
 ):
     model = mlp()
     for _, parameter in model.named_parameters():
         parameter.freeze()
-    with pytest.raises(af.CompileError, match=r"accumulate=2, but no parameter to train"):
-        classify(accumulate=2).compile(model, classification())
+    with pytest.raises(af.CompileError, match=r"conftest.py:\d+: .*has no parameter to train"):
+        classify(accumulate=accumulate).compile(model, classification())
 
 
 def test_updates_and_their_learning_rate_run_once_per_step(mlp, classification):
