@@ -1,8 +1,8 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> simplify
-    -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations -> precision -> rates
-    -> outputs -> order -> lower -> verify
+    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> skip_updates
+    -> simplify -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations -> precision
+    -> rates -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. Between order and lower
 stands `compiler.budget` where the options ask for fewer bytes: it rewrites an ordered graph, lowers
@@ -35,6 +35,7 @@ from compiler.passes import (
     rates,
     remake_activations,
     simplify,
+    skip_updates,
     sparse_update,
 )
 from compiler.passes.check import check
@@ -64,6 +65,13 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("fuse_loss", fuse_loss.run, (), ("loss by the chunk",)),
     Pass("autodiff", autodiff.run, (), ("gradients",)),
+    Pass(
+        "skip_updates",
+        skip_updates.run,
+        ("gradients",),
+        ("updates that a broken step skips",),
+        is_wanted=lambda options: options.skips_broken_steps,
+    ),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
     Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
     Pass("fuse_lookups", fuse_lookups.run, ("minimal",), ("joined lookups",)),

@@ -198,6 +198,12 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
     " variable; read by ordering and lowering",
     default=(),
 )
+can_skip = OpAttr[bool](
+    "can_skip",
+    "the update takes one more input, `skip` [] int64, behind all others: where it is not 0, the"
+    " old values stay, bit by bit; read by the pass that lets broken steps change nothing",
+    default=False,
+)
 is_source = OpAttr[bool](
     "is_source", "the op has no inputs and no launch; read by lowering", default=False
 )

@@ -26,6 +26,7 @@ from actors.kernels.loss import LOSS_KERNELS
 from actors.kernels.matmul import MATMUL_KERNELS
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
+from actors.kernels.non_finite import NON_FINITE_KERNELS
 from actors.kernels.norm import NORM_KERNELS
 from actors.kernels.packed_attention import PACKED_ATTENTION_KERNELS
 from actors.kernels.product_group import PRODUCT_GROUP_KERNELS
@@ -60,6 +61,7 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *EMBEDDING_CONCAT_KERNELS,
     *SPARSE_UPDATE_KERNELS,
     *RANDOM_KERNELS,
+    *NON_FINITE_KERNELS,
     *UPDATE_KERNELS,
 )
 

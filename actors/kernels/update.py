@@ -3,7 +3,7 @@
 The outputs lie over the inputs (`writes` in the op table); each kernel is also right when they do
 not. Walks over flat blocks; what changes per step (learning rate, bias corrections) is computed
 in Python from the 0-d operands at each launch and written to 0-d scratch that the bound calls
-read.
+read. A last operand `skip` that is not 0 leaves all as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actors.protocol import Array, Launch
 
 @dataclass(frozen=True, slots=True)
 class IncrementKernel:
-    """`increment`(step) -> step + 1."""
+    """`increment`(step, by) -> step + by; 1 where `by` is left out."""
 
     name: str = "numpy.increment"
     op: str = "increment"
@@ -45,7 +45,8 @@ class IncrementKernel:
         workspace: Array | None,
     ) -> Launch:
         """Return one addition."""
-        return partial(np.add, inputs[0], np.array(1, inputs[0].dtype), out=outputs[0])
+        step, *by = inputs
+        return partial(np.add, step, by[0] if by else np.array(1, step.dtype), out=outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class SgdKernel:
         workspace: Array | None,
     ) -> Launch:
         """Return the launch over flat blocks."""
+        inputs, skip = _parted(inputs, 4 if self.has_buffer else 3)
         param, dtype = inputs[0], inputs[0].dtype
         first, second, lr = scratch.carve(workspace, _pieces(param.size, dtype, scalars=1))
         decay = number(attrs, "weight_decay")
@@ -109,7 +111,8 @@ class SgdKernel:
                 g = _momentum(attrs, g, block[2], block[4], u, calls)
             calls.append(partial(np.multiply, g, lr, out=u))
             calls.append(partial(np.subtract, p, u, out=block[3] if self.has_buffer else block[2]))
-        return in_sequence(calls)
+        olds = (param, inputs[2]) if self.has_buffer else (param,)
+        return _unless(skip, in_sequence(calls), olds, outputs)
 
 
 def _momentum(
@@ -164,6 +167,7 @@ class AdamwKernel:
         workspace: Array | None,
     ) -> Launch:
         """Return the launch: the step's coefficients, then the flat blocks."""
+        inputs, skip = _parted(inputs, 6)
         param, dtype = inputs[0], inputs[0].dtype
         lr, step = inputs[-2:]
         first, _, *scalars = scratch.carve(workspace, _pieces(param.size, dtype, scalars=3))
@@ -172,7 +176,7 @@ class AdamwKernel:
         for block in cut((*inputs[:4], *outputs), param.ndim, block_elements(dtype.itemsize)):
             t = scratch.window(first, block[0].shape)
             calls += _adamw_block(attrs, block, t, scalars, decays)
-        return in_sequence(calls)
+        return _unless(skip, in_sequence(calls), (param, *inputs[2:4]), outputs)
 
 
 def _adamw_block(
@@ -212,6 +216,26 @@ def _adamw_coefficients(
         rate.fill(rate_now * correction / (1.0 - b1**t))
         eps.fill(epsilon * correction)
         keep.fill(1.0 - rate_now * decay)
+
+    return launch
+
+
+def _parted(inputs: tuple[Array, ...], count: int) -> tuple[tuple[Array, ...], Array | None]:
+    """Return the operands of an update, and `skip` if it is there."""
+    return inputs[:count], inputs[count] if len(inputs) > count else None
+
+
+def _unless(
+    skip: Array | None, update: Launch, olds: tuple[Array, ...], news: tuple[Array, ...]
+) -> Launch:
+    """Return the update, or one that keeps the old values where `skip` is not 0."""
+    if skip is None:
+        return update
+    apart = [pair for pair in zip(news, olds, strict=True) if not np.may_share_memory(*pair)]
+    keep = in_sequence([partial(np.copyto, new, old) for new, old in apart])
+
+    def launch() -> None:
+        (keep if skip.item() else update)()
 
     return launch
 

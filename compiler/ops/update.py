@@ -3,21 +3,35 @@
 Semantics are torch.optim's: SGD with weight decay added to the gradient, heavy-ball momentum
 without dampening (Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with
 decoupled decay (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2).
+
+The optimizers' updates take one more input, `skip` [] int64, at the end: where it is not 0, they
+change nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, writes
+from compiler.registry import (
+    Cost,
+    Op,
+    OpTypeError,
+    can_skip,
+    cost,
+    define,
+    infer_type,
+    reference,
+    writes,
+)
 from compiler.types import DType, TensorType
 
 INCREMENT = define("increment")
-"""step [] -> step + 1, over step. int64."""
+"""step [], by [] -> step + by, over step. int64; `by` may be left out, and is 1 then."""
 
 SGD_UPDATE = define("sgd_update")
 """param, grad, lr [] -> param', over param. Floats. Attrs: weight_decay."""
@@ -54,24 +68,28 @@ writes.register(SGD_UPDATE, ((0, 0),))
 writes.register(MOMENTUM_UPDATE, ((0, 0), (1, 2)))
 writes.register(ADAMW_UPDATE, ((0, 0), (1, 2), (2, 3)))
 writes.register(ACCUMULATE, ((0, 0),))
+for _op in (SGD_UPDATE, MOMENTUM_UPDATE, ADAMW_UPDATE):
+    can_skip.register(_op, True)
 
 
 @infer_type.of(INCREMENT)
 def _increment_type(inputs: Types, attrs: Attrs) -> Types:
-    expect_type(expect_inputs(inputs, "step")[0], "step", _STEP)
+    names = ("step", "by") if len(inputs) > 1 else ("step",)
+    for name, type_ in zip(names, expect_inputs(inputs, *names), strict=True):
+        expect_type(type_, name, _STEP)
     return (_STEP,)
 
 
 @infer_type.of(SGD_UPDATE)
 def _sgd_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, lr = expect_inputs(inputs, "param", "grad", "lr")
+    param, grad, lr = _expect_update(inputs, "param", "grad", "lr")
     _expect_like(param, lr, grad=grad)
     return (param,)
 
 
 @infer_type.of(MOMENTUM_UPDATE)
 def _momentum_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, buffer, lr = expect_inputs(inputs, "param", "grad", "buffer", "lr")
+    param, grad, buffer, lr = _expect_update(inputs, "param", "grad", "buffer", "lr")
     _expect_like(param, lr, grad=grad, buffer=buffer)
     _expect_fraction(attrs, "momentum")
     return param, buffer
@@ -79,7 +97,7 @@ def _momentum_type(inputs: Types, attrs: Attrs) -> Types:
 
 @infer_type.of(ADAMW_UPDATE)
 def _adamw_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, m, v, lr, step = expect_inputs(inputs, "param", "grad", "m", "v", "lr", "step")
+    param, grad, m, v, lr, step = _expect_update(inputs, "param", "grad", "m", "v", "lr", "step")
     _expect_like(param, lr, grad=grad, m=m, v=v)
     expect_type(step, "step", _STEP)
     _expect_fraction(attrs, "beta1")
@@ -98,6 +116,14 @@ def _accumulate_type(inputs: Types, attrs: Attrs) -> Types:
     return (total,)
 
 
+def _expect_update(inputs: Types, *names: str) -> Types:
+    """Return the inputs of these names; `skip` may follow them."""
+    if len(inputs) > len(names):
+        expect_type(expect_inputs(inputs, *names, "skip")[-1], "skip", _STEP)
+        inputs = inputs[:-1]
+    return expect_inputs(inputs, *names)
+
+
 def _expect_like(param: TensorType, lr: TensorType, **others: TensorType) -> None:
     expect_float((param,), "param")
     for name, type_ in others.items():
@@ -112,16 +138,36 @@ def _expect_fraction(attrs: Attrs, name: str) -> None:
 
 @reference.of(INCREMENT)
 def _increment_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (np.asarray(inputs[0] + 1),)
+    step, *by = inputs
+    return (np.asarray(step + (by[0] if by else 1)),)
+
+
+_Semantics = Callable[..., tuple[Array, ...]]
+
+
+def _skippable(op: Op, num_inputs: int) -> Callable[[_Semantics], _Semantics]:
+    """Return a decorator that adds the input `skip` to the semantics of an update."""
+
+    def decorate(function: _Semantics) -> _Semantics:
+        def update(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+            if len(inputs) > num_inputs and inputs[num_inputs] != 0:
+                return tuple([np.array(inputs[over]) for _, over in writes.get(op)])
+            return function(attrs, *inputs[:num_inputs])
+
+        return update
+
+    return decorate
 
 
 @reference.of(SGD_UPDATE)
+@_skippable(SGD_UPDATE, 3)
 def _sgd_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     param, grad, lr = inputs
     return (np.asarray(param - lr * (grad + attrs.float_("weight_decay") * param)),)
 
 
 @reference.of(MOMENTUM_UPDATE)
+@_skippable(MOMENTUM_UPDATE, 4)
 def _momentum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     param, grad, buffer, lr = inputs
     momentum = attrs.float_("momentum")
@@ -132,6 +178,7 @@ def _momentum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
 
 
 @reference.of(ADAMW_UPDATE)
+@_skippable(ADAMW_UPDATE, 6)
 def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     param, grad, m, v, lr, step = inputs
     beta1, beta2 = attrs.float_("beta1"), attrs.float_("beta2")

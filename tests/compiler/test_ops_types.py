@@ -344,7 +344,10 @@ CALLS = {
     "embedding_concat": embedding_concat(),
     "embedding_sgd_update": embedding_sgd_update(),
     "dropout": dropout(),
-    "increment": st.integers(0, 9).map(lambda step: ([scalar_int(step)], {})),
+    "non_finite": unary() | unary().map(lambda call: ([*call[0], scalar_int(1)], {})),
+    "increment": st.lists(st.integers(0, 9), min_size=1, max_size=2).map(
+        lambda counts: ([scalar_int(count) for count in counts], {})
+    ),
     "accumulate": accumulate(),
     "sgd_update": update(2, False, weight_decay=0.1),
     "momentum_update": update(3, False, momentum=0.9, nesterov=True, weight_decay=0.1),

@@ -11,6 +11,7 @@ from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.embedding_concat import NATIVE_EMBEDDING_CONCAT_KERNELS
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
+from actors.kernels.native.non_finite import NATIVE_NON_FINITE_KERNELS
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
 from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
 
@@ -19,6 +20,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     ((), GROUP_KERNELS),
     (("gemm.c", "product_group.c"), PRODUCT_GROUP_KERNELS),
     (("attention.c",), ATTENTION_KERNELS),
+    (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
     (("update.c",), NATIVE_UPDATE_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_CONCAT_KERNELS),

@@ -23,6 +23,7 @@ typedef struct {
     int64_t block_columns, num_blocks, blocks_per_chunk, max_workers;
     const void *lr;
     const int64_t *step;
+    const int64_t *skip; /* or NULL */
     double a, b, eps, decay; /* momentum and whether it is Nesterov's; beta1 and beta2; every */
     /* What a launch computes first. */
     double rate, eps_now, keep;
@@ -132,17 +133,29 @@ static void prepare(Arguments *u) {
     if (u->form / 2 == ACCUMULATE) u->is_first = *u->step % (int64_t)u->a == 0;
 }
 
+static void keep_old(const Arguments *u) {
+    void *news[] = {u->param, u->first, u->second};
+    const void *olds[] = {u->old_param, u->old_first, u->old_second};
+    size_t size = u->rows * u->columns * (u->form % 2 ? sizeof(double) : sizeof(float));
+    for (int i = 0; i < 3; i++)
+        if (news[i] != olds[i]) memcpy(news[i], olds[i], size);
+}
+
 AF_EXPORT int32_t af_update(void *arguments) {
     Arguments *u = arguments;
+    if (u->skip && *u->skip) {
+        keep_old(u);
+        return 0;
+    }
     prepare(u);
     int64_t chunks = (u->num_blocks + u->blocks_per_chunk - 1) / u->blocks_per_chunk;
     af_parallel(update_chunk, u, chunks, (int32_t)u->max_workers);
     return 0;
 }
 
-/* step + 1. */
+/* step + by, or + 1. */
 AF_EXPORT int32_t af_increment(void *arguments) {
     af_word *a = arguments;
-    *(int64_t *)a[0].p = *(const int64_t *)a[1].p + 1;
+    *(int64_t *)a[0].p = *(const int64_t *)a[1].p + (a[2].p ? *(const int64_t *)a[2].p : 1);
     return 0;
 }

@@ -1,7 +1,7 @@
 """Updates of variables in C (`update.c`): one pass over parameter, gradient and moments.
 
 The formulas are those of the numpy kernels; results differ by rounding at most. The outputs may lie
-over the inputs.
+over the inputs. A last operand `skip` that is not 0 leaves all as it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UpdateKernel:
     """An optimizer's update, or a sum over batches.
 
     `num_states` tensors follow the gradient among the inputs and the parameter among the outputs;
-    the scalars come last.
+    the scalars come last: rate, step, and whether to skip, which is optional.
     """
 
     op: str
@@ -85,13 +85,16 @@ class UpdateKernel:
         news = [*outputs, *nothing]
         olds = [param, *inputs[2 : 2 + self.num_states], *nothing]
         scalars = inputs[2 + self.num_states :]
+        step = int(self.has_rate)
+        skip = step + self.has_step
         words: list[Word] = [
             2 * _FORMS.index(self.op) + _TYPES.index(DType(param.dtype.name)),
             *[address(x) for x in (*news, *olds, grad)],
             *(rows.extent, columns.extent, rows.steps[1] // item, columns.steps[1] // item),
             *(width, blocks, chunks.units_per_chunk(blocks, moved), runtime.num_threads()),
             address(scalars[0]) if self.has_rate else 0,
-            address(scalars[-1]) if self.has_step else 0,
+            address(scalars[step]) if self.has_step else 0,
+            address(scalars[skip]) if len(scalars) > skip else 0,
             *self.factors(attrs),
             *(0.0, 0.0, 0.0, 0),  # what a launch computes first
         ]
@@ -129,7 +132,7 @@ def _accumulate(attrs: Attrs) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class IncrementKernel:
-    """`increment`(step) -> step + 1."""
+    """`increment`(step, by) -> step + by; 1 where `by` is left out."""
 
     name: str = "c.increment"
     op: str = "increment"
@@ -151,8 +154,9 @@ class IncrementKernel:
     ) -> Launch:
         """Return one addition."""
         where = runtime.address_in("update.c", "af_increment")
-        arrays = (outputs[0], inputs[0])
-        return native_launch(where, [address(x) for x in arrays], arrays)
+        step, *by = inputs
+        words = [address(outputs[0]), address(step), address(by[0]) if by else 0]
+        return native_launch(where, words, (inputs, outputs))
 
 
 NATIVE_UPDATE_KERNELS = (

@@ -117,6 +117,7 @@ def cases():
     group = {"program": to_plain(GROUP), "rows": 384, "columns": 64}
     yield "group", group, (flat, row), f32((384, 64), (384,))
     yield "product_group", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
+    yield "non_finite", {}, (x, step), types(((), "int64"))
     yield "increment", {}, (step,), types(((), "int64"))
     yield "accumulate", {"every": 2}, (x, y, step), f32(SHAPE)
     yield "sgd_update", {**sgd, "momentum": 0.0}, (x, y, lr), f32(SHAPE)

@@ -22,7 +22,7 @@ OP_TABLE = (
     "layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
     "linear_cross_entropy linear_cross_entropy_grad linear_cross_entropy_train "
     "embedding embedding_grad embedding_concat embedding_sgd_update dropout "
-    "increment accumulate sgd_update momentum_update "
+    "non_finite increment accumulate sgd_update momentum_update "
     "adamw_update group product_group "
 )
 

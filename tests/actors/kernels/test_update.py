@@ -105,6 +105,52 @@ def test_increment_adds_one_in_place(harness):
     assert step == 42
 
 
+def test_increment_adds_what_it_is_given(harness):
+    count, by = np.array(41, np.int64), np.array(0, np.int64)
+    launch, _, _ = harness.bind("increment", {}, (count, by), (count,))
+    for given, expected in ((0, 41), (1, 42), (1, 43)):
+        by[...] = given
+        launch()
+        assert count == expected
+
+
+UPDATES = {
+    "sgd_update": (0, False),
+    "momentum_update": (1, False),
+    "adamw_update": (2, True),
+}
+ALL = {"momentum": 0.9, "nesterov": False, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize("op", UPDATES)
+def test_an_update_that_is_skipped_keeps_every_bit_and_others_are_as_ever(
+    op, is_in_place, dtype, shape, harness, block_bytes
+):
+    num_states, has_step = UPDATES[op]
+    attrs, step = {**ALL, "weight_decay": 0.1}, (np.array(3, np.int64),) * has_step
+    p, g, *states = [np.asarray(abs(x)) for x in tensors(2 + num_states, shape, dtype)]
+    olds = [np.copy(x) for x in (p, *states)]
+    given = (p, g, *states, np.array(0.1, dtype), *step)
+    outputs = tuple(harness.spoiled(shape, dtype) for _ in olds)
+    if is_in_place:
+        outputs = (given[0], *given[2 : 2 + num_states])
+    skip = np.array(1, np.int64)
+    launch, needs, _ = harness.bind(op, attrs, (*given, skip), outputs)
+    assert needs.in_place[0] == (0, 0)
+    g[...] = np.nan
+    launch()
+    for got, old in zip(outputs, olds, strict=True):
+        assert got.tobytes() == old.tobytes()
+    skip[...], g[...] = 0, 0.5
+    want = harness.call(op, attrs, given, ((shape, dtype),) * len(olds))
+    launch()
+    for got, expected in zip(outputs, want, strict=True):
+        assert got.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("every", [1, 3])

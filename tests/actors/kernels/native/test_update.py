@@ -141,6 +141,36 @@ def test_increment_adds_one(native, native_call):
     assert native_call.in_place(KERNELS["increment"], {}, (step,), ((0, 0),)) == (42,)
 
 
+def test_increment_adds_what_it_is_given(native, native_call):
+    for by in (0, 1, 7):
+        inputs = (np.array(41, np.int64), np.array(by, np.int64))
+        assert native_call.in_place(KERNELS["increment"], {}, inputs, ((0, 0),)) == (41 + by,)
+
+
+STATES = {"sgd_update": 0, "momentum_update": 1, "adamw_update": 2}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["dense", "transposed"])
+@pytest.mark.parametrize("op", STATES)
+def test_an_update_that_is_skipped_keeps_every_bit_and_others_are_as_ever(
+    op, kind, dtype, shape, native, harness, native_call, chunk_bytes
+):
+    p, g, *states = [np.asarray(abs(x)) for x in tensors(2 + STATES[op], shape, dtype)]
+    g = harness.strided(None, shape, dtype, kind, g)
+    attrs = {**ADAMW, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+    scalars = (np.array(0.1, dtype), *[np.array(3, np.int64)] * (op == "adamw_update"))
+    given, olds = (p, g, *states, *scalars), (p, *states)
+    pairs = ((0, 0), *[(1 + i, 2 + i) for i in range(len(states))])
+    for skip, want in ((0, native_call.call(KERNELS[op], attrs, given, olds)), (1, olds)):
+        inputs = (*given, np.array(skip, np.int64))
+        apart = native_call.call(KERNELS[op], attrs, inputs, olds)
+        over = native_call.in_place(KERNELS[op], attrs, inputs, pairs)
+        for got in (apart, over):
+            assert [x.tobytes() for x in got] == [x.tobytes() for x in want]
+
+
 def test_what_these_kernels_do_not_do_is_left_to_numpy(native, native_call):
     def query(p, g):
         operands = tuple(map(native_call.operand, (p, g, np.zeros((), p.dtype))))

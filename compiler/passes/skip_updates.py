@@ -1,0 +1,92 @@
+"""Let a step whose loss or gradients are not finite change nothing but the counters.
+
+    update(variable, gradient, ...)  ->  update(variable, gradient, ..., skip)
+
+where `skip` says whether the loss, or any gradient that an update reads, holds NaN or infinity. It
+is part of the step and not a decision of the host, which learns of a step when later ones have long
+begun. All gradients stay alive until the last of them is made, where each could otherwise go with
+its update: whoever wants all of a step or nothing of it pays that. Where a step sums gradients over
+batches, the sums are looked at, which live so long anyway, and a broken batch drops its whole step.
+
+The flag passes from one tensor to the next, first the loss, then the gradients as they are made.
+The variable `skipped` counts the steps dropped; its value before a step is an output of that step.
+
+Guarantees: every update of the optimizer reads the one flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.errors import CompileError
+from compiler.graph import Graph, GraphBuilder, Node, Output, Write
+from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.non_finite import NON_FINITE
+from compiler.ops.sources import SCRATCH, VARIABLE
+from compiler.ops.update import ACCUMULATE, INCREMENT
+from compiler.registry import can_skip, writes
+from compiler.types import DType, Phase, ValueId
+
+SKIPPED = "skipped"
+"""Name of the counter, and of the output that shows it."""
+
+_COUNTERS = (INCREMENT, ACCUMULATE)
+_ZEROS = (("kind", "zeros"),)
+
+
+def run(graph: Graph) -> Graph:
+    """Return the graph with updates that can be skipped. O(nodes).
+
+    Raises CompileError where an update has no way to be skipped, or a name is taken.
+    """
+    updates = [n for n in graph.nodes if writes.get(n.op) and n.op not in _COUNTERS]
+    if not updates:
+        return graph
+    for node in updates:
+        if not can_skip.get(node.op):
+            raise CompileError(
+                f"{node.source}: on_nan='skip' drops a step's updates, and {node.op} cannot be"
+                " dropped: give it the input `skip` and register it in the column can_skip"
+            )
+    if any([output.name == SKIPPED for output in graph.outputs]):
+        raise CompileError(
+            f"the job returns {SKIPPED!r}, which on_nan='skip' returns itself: how many steps were"
+            " skipped. Give the job's own another name"
+        )
+    others = tuple([node for node in graph.nodes if node not in updates])
+    b = GraphBuilder.continuing(replace(graph, nodes=others))
+    with b.at("optimizer", updates[0].source, Phase.UPDATE):
+        flag = _flag(b, graph, updates)
+        counter = _variable(b, SKIPPED, "counter", DType.INT64)
+        b.writes.append(Write(counter, b.one(INCREMENT, counter, flag)))
+    b.outputs.append(Output(SKIPPED, counter))
+    b.nodes += [replace(node, inputs=(*node.inputs, flag)) for node in updates]
+    return b.freeze()
+
+
+def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
+    """Emit the search through loss and gradients, in the order in which they are made."""
+    made_by = graph.producers()
+    gradients = dict.fromkeys([node.inputs[1] for node in updates])
+    values = [_loss_of_step(b, o.value) for o in graph.outputs if o.name == "loss"]
+    values += sorted(gradients, key=lambda value: made_by[value])
+    flag: tuple[ValueId, ...] = ()
+    for value in values:
+        flag = b.emit(NON_FINITE, (value, *flag))
+    return flag[0]
+
+
+def _loss_of_step(b: GraphBuilder, loss: ValueId) -> ValueId:
+    """Return what is finite if the losses of all batches and ranks of a step are."""
+    total = next((node for node in b.nodes if node.op is ACCUMULATE), None)
+    if total is not None:
+        of_step = _variable(b, "sum/loss", SCRATCH, b.type_of(loss).dtype)
+        loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
+        b.writes.append(Write(of_step, loss))
+    if b.num_ranks > 1:
+        loss = b.one(ALL_REDUCE, loss, num_ranks=b.num_ranks)
+    return loss
+
+
+def _variable(b: GraphBuilder, name: str, role: str, dtype: DType) -> ValueId:
+    return b.one(VARIABLE, name=name, dtype=dtype.value, shape=(), role=role, init=_ZEROS)
