@@ -5,70 +5,135 @@ the order of an actor's own firings; *Ready*, from the firing that produces a to
 consumes it; *Free*, from the firing of each consumer that hands a slot back to the firing of the
 producer that takes it again. What has no path may run in either order or at the same time.
 
+**Lines.** A clock needs one component per sequence of firings that are ordered among themselves,
+not one per actor. Firings of one stream mostly are: each is appended to a line of its stream whose
+last firing happens before it, and opens another where there is none. So 970 actors on two streams
+have clocks of a handful of numbers. Streams only say where to look: that the firings of a line are
+ordered is seen in their clocks, never assumed.
+
 Source: Fidge, "Timestamps in message-passing systems that preserve the partial ordering", 1988;
-Mattern, "Virtual time and global states of distributed systems", 1989.
+Mattern, "Virtual time and global states of distributed systems", 1989; chains as components:
+Agarwal & Garg, "Efficient dependency tracking for relevant events in shared-memory systems", 2005.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
 
 Clock = tuple[int, ...]
-"""How many firings of each actor end before this one starts."""
+"""How many firings of each line end before this one starts; of a line that it lacks, none."""
+
+_MAX_OPENED = 2
+"""Lines for all of its stream that one actor may open; its next one is its own, for ever. So there
+are at most three per actor, whatever the graph."""
 
 
-def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, Clock]]:
-    """Yield actor, firing and clock, each after all that happens before it.
+class Moment(NamedTuple):
+    """A firing among all: it is number `position` of `line`, and comes after what `clock` says."""
+
+    line: int
+    position: int
+    clock: Clock
+
+    def is_before(self, clock: Clock) -> bool:
+        """Return whether this firing happens before the one with `clock`."""
+        return self.line < len(clock) and self.position < clock[self.line]
+
+
+def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, Moment]]:
+    """Yield actor, firing and moment, each after all that happens before it.
 
     Stops after `periods`, or once `limit` firings are reached. Keeps all clocks: one int per firing
-    and actor. Raises InternalError when no actor can fire.
+    and line. Raises InternalError when no actor can fire.
     """
-    every = range(table.num_actors)
-    clocks: list[list[Clock]] = [[] for _ in every]
-    open_ = list(every)
+    moments: list[list[Moment]] = [[] for _ in range(table.num_actors)]
+    lines = _Lines(table.streams)
+    open_ = list(range(table.num_actors))
     budget = limit
     while open_ and budget > 0:
         before = budget
         for actor in open_:
-            firing = len(clocks[actor])
-            clock = _clock_of(table, clocks, actor, firing)
-            if clock is not None:
-                clocks[actor].append(clock)
+            firing = len(moments[actor])
+            past = _past(table, moments, actor, firing)
+            if past is not None:
+                moment = lines.append(actor, past)
+                moments[actor].append(moment)
                 budget -= 1
-                yield actor, firing, clock
+                yield actor, firing, moment
         if budget == before:
             names = ", ".join([repr(table.names[actor]) for actor in open_])
             raise InternalError(f"the actor graph deadlocks: {names} wait for one another")
-        open_ = [a for a in open_ if len(clocks[a]) < periods * table.repetitions[a]]
+        open_ = [a for a in open_ if len(moments[a]) < periods * table.repetitions[a]]
 
 
-def _clock_of(
-    table: MachineTable, clocks: list[list[Clock]], actor: int, firing: int
-) -> Clock | None:
-    """Return the clock of a firing, or None while something before it has not been visited."""
-    past: list[tuple[int, int]] = [(actor, firing - 1)]
+def _past(
+    table: MachineTable, moments: Sequence[Sequence[Moment]], actor: int, firing: int
+) -> list[Moment] | None:
+    """Return what a firing comes directly after, or None while some of it was not visited."""
+    past: list[Moment] = [moments[actor][-1]] if firing else []
     for index in table.inputs[actor]:
         edge = table.edges[index]
-        past.append(
-            (edge.producer, ((firing + 1) * edge.consume - edge.initial - 1) // edge.produce)
-        )
+        last = ((firing + 1) * edge.consume - edge.initial - 1) // edge.produce
+        made = moments[edge.producer]
+        if last >= len(made):
+            return None
+        if last >= 0:
+            past.append(made[last])
     for index in table.outputs[actor]:
         edge = table.edges[index]
         freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
-        past.append((edge.consumer, -(-freed // edge.consume) - 1))
-    clock = [0] * table.num_actors
-    for other, last in past:
-        if last < 0:
-            continue
-        if last >= len(clocks[other]):
+        last = -(-freed // edge.consume) - 1
+        read = moments[edge.consumer]
+        if last >= len(read):
             return None
-        clock = list(map(max, clock, clocks[other][last]))
-        clock[other] = max(clock[other], last + 1)
-    return tuple(clock)
+        if last >= 0:
+            past.append(read[last])
+    return past
+
+
+class _Lines:
+    """Sequences of firings, each ordered in itself; `lengths` says how many each has."""
+
+    __slots__ = ("_line", "_num_opened", "_shared", "_streams", "lengths")
+
+    def __init__(self, streams: Sequence[int]) -> None:
+        self.lengths: list[int] = []
+        self._streams = streams
+        self._shared: dict[int, list[int]] = {stream: [] for stream in streams}
+        self._line = [-1] * len(streams)
+        self._num_opened = [0] * len(streams)
+
+    def append(self, actor: int, past: Sequence[Moment]) -> Moment:
+        """Return the moment of an actor's next firing, which comes directly after `past`."""
+        clock = [0] * len(self.lengths)
+        for line, position, known in past:
+            clock[: len(known)] = map(max, known, clock)
+            clock[line] = max(clock[line], position + 1)
+        line = self._line[actor]
+        if line < 0 or clock[line] != self.lengths[line]:
+            line = self._line[actor] = self._find(actor, clock)
+        position = self.lengths[line]
+        self.lengths[line] = position + 1
+        return Moment(line, position, tuple(clock))
+
+    def _find(self, actor: int, clock: list[int]) -> int:
+        """Return a line of the actor's stream that ends before a clock, perhaps a new one."""
+        lengths, shared = self.lengths, self._shared[self._streams[actor]]
+        if self._num_opened[actor] <= _MAX_OPENED:
+            for line in shared:
+                if clock[line] == lengths[line]:
+                    return line
+        self._num_opened[actor] += 1
+        if self._num_opened[actor] <= _MAX_OPENED:
+            shared.append(len(lengths))
+        lengths.append(0)
+        clock.append(0)
+        return len(lengths) - 1
 
 
 def lags_behind(table: MachineTable, origin: int, *, is_reversed: bool = False) -> dict[int, int]:

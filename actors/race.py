@@ -7,14 +7,16 @@ inside a chain are ordered.
 leaves open may run either way round: two firings without a path have a schedule with each of them
 first, and that schedule, one firing at a time, is legal on one stream as on many. The dispatcher
 takes one of them; which one is no property of the plan. So a conflict without a path is an error
-on one stream too, and the clocks have one component per actor.
+on one stream too.
 
 **How.** (1) What a firing touches is gathered per actor and view, because the launches of a firing
 are ordered among themselves. (2) A sweep over addresses cuts the arenas where an access begins or
 ends, and puts bytes that the same actors touch in the same turns into one class; bytes of a single
 actor drop out, and all variables of a plan end in one class. (3) The firings of some periods are
-visited, each with its vector clock. A class keeps per actor only its last write and its last read,
-since earlier ones happen before (as FastTrack does: Flanagan & Freund 2009).
+visited, each with its vector clock. A class keeps only its last write and, per line of firings, the
+last read since: what came before these is ordered with whatever they are (as FastTrack does:
+Flanagan & Freund 2009). Only once some pair is unordered are they visited again, with the last
+write and read of every actor, so that all actors that race are named.
 
 **How many periods.** Edges are missing at the start only (of Free, and of initial tokens), so a
 later pair without a path has its copy in the first turn of the slots; and two actors get no further
@@ -34,7 +36,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import NamedTuple
 
-from actors.clocks import Clock, downstream, lags_behind, unroll
+from actors.clocks import Moment, downstream, lags_behind, unroll
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
 from compiler.plan import Actor, ActorKind, Plan, RegisterKind, View
@@ -124,6 +126,7 @@ class RaceError(ActorflowError):
 class RaceReport:
     """How much was checked. `num_classes` are classes of bytes that several actors share.
 
+    `num_lines` is how many numbers a clock has in the end, `num_pairs` how often two were compared.
     `is_exhaustive` is False when MAX_FIRINGS cut the visit short of what proves any length of run.
     """
 
@@ -131,6 +134,7 @@ class RaceReport:
     num_firings: int
     num_accesses: int
     num_classes: int
+    num_lines: int
     num_pairs: int
     is_exhaustive: bool
 
@@ -177,6 +181,12 @@ class _Conflict(NamedTuple):
     second_firing: int
 
 
+_Accessed = tuple[int, _Turn, Moment]
+"""A firing that touched the bytes of a class, and when."""
+
+_NEVER = Moment(0, -1, ())
+"""Before every firing."""
+
 _Classes = dict[tuple[_Turn, ...], list[_Segment]]
 
 
@@ -185,7 +195,8 @@ def check_races(
 ) -> RaceReport:
     """Check that every pair of conflicting accesses of a run is ordered.
 
-    Takes O(touches log touches + firings * (edges * actors + shared classes)).
+    Takes O(touches log touches + firings * (edges * lines + shared classes)): the lines of
+    `actors.clocks` are as many as there are streams where a stream's firings are in order.
 
     Args:
         plan: A plan that can be loaded.
@@ -201,19 +212,23 @@ def check_races(
     touches = _gather(plan)
     classes = _share(touches)
     depth = max([periods, *_depths(table, tuple(classes))])
-    hunt = _Hunt(table, tuple(classes))
-    for actor, firing, clock in unroll(table, depth, MAX_FIRINGS):
-        hunt.visit(actor, firing, clock)
-    races = _name(plan, table, touches, tuple(classes.values()), hunt.conflicts.values())
-    if races:
+    check = _Check(table, tuple(classes))
+    for actor, firing, moment in unroll(table, depth, MAX_FIRINGS):
+        check.visit(actor, firing, moment)
+    if check.is_racy:
+        hunt = _Hunt(table, tuple(classes))
+        for actor, firing, moment in unroll(table, depth, MAX_FIRINGS):
+            hunt.visit(actor, firing, moment)
+        races = _name(plan, table, touches, tuple(classes.values()), hunt.conflicts.values())
         raise RaceError(_message(plan, races), races)
     return RaceReport(
         depth,
-        hunt.num_firings,
+        check.num_firings,
         len(touches),
         len(classes),
-        hunt.num_pairs,
-        hunt.num_firings == depth * sum(table.repetitions),
+        check.num_lines,
+        check.num_pairs,
+        check.num_firings == depth * sum(table.repetitions),
     )
 
 
@@ -349,38 +364,76 @@ def _depths(table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> Iter
 # -- the comparison ------------------------------------------------------------------------------
 
 
+class _Check:
+    """Says whether some two conflicting accesses are unordered, in time per access."""
+
+    __slots__ = ("_reads", "_turns", "_writes", "is_racy", "num_firings", "num_lines", "num_pairs")
+
+    def __init__(self, table: MachineTable, classes: Sequence[tuple[_Turn, ...]]) -> None:
+        self._turns: list[list[tuple[int, int, int, bool]]] = [[] for _ in range(table.num_actors)]
+        for index, turns in enumerate(classes):
+            # A write stands for the read of the same firings.
+            for actor, modulus, residue, is_write in turns:
+                if is_write or _Turn(actor, modulus, residue, is_write=True) not in turns:
+                    self._turns[actor].append((index, modulus, residue, is_write))
+        self._writes: list[Moment] = [_NEVER] * len(classes)
+        self._reads: list[dict[int, Moment]] = [{} for _ in classes]
+        self.is_racy = False
+        self.num_firings = 0
+        self.num_lines = 0
+        self.num_pairs = 0
+
+    def visit(self, actor: int, firing: int, moment: Moment) -> None:
+        """Take the next firing."""
+        self.num_firings += 1
+        line, clock, writes = moment.line, moment.clock, self._writes
+        self.num_lines = len(clock)
+        for index, modulus, residue, is_write in self._turns[actor]:
+            if modulus > 1 and firing % modulus != residue:
+                continue
+            write, reads = writes[index], self._reads[index]
+            self.num_pairs += 1
+            if write.line != line and not write.is_before(clock):
+                self.is_racy = True
+            if not is_write:
+                reads[line] = moment
+                continue
+            self.num_pairs += len(reads)
+            for other, read in reads.items():
+                if other != line and not read.is_before(clock):
+                    self.is_racy = True
+            reads.clear()
+            writes[index] = moment
+
+
 class _Hunt:
     """Compares each access with the last conflicting one of every other actor, per class."""
 
-    __slots__ = ("_reads", "_turns", "_writes", "conflicts", "num_firings", "num_pairs")
+    __slots__ = ("_reads", "_turns", "_writes", "conflicts")
 
-    def __init__(self, table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> None:
+    def __init__(self, table: MachineTable, classes: Sequence[tuple[_Turn, ...]]) -> None:
         self._turns: list[list[tuple[int, _Turn]]] = [[] for _ in range(table.num_actors)]
         for index, turns in enumerate(classes):
             for turn in turns:
                 self._turns[turn.actor].append((index, turn))
-        self._writes: list[dict[int, tuple[int, _Turn]]] = [{} for _ in classes]
-        self._reads: list[dict[int, tuple[int, _Turn]]] = [{} for _ in classes]
+        self._writes: list[dict[int, _Accessed]] = [{} for _ in classes]
+        self._reads: list[dict[int, _Accessed]] = [{} for _ in classes]
         self.conflicts: dict[tuple[int, int, int], _Conflict] = {}
-        self.num_firings = 0
-        self.num_pairs = 0
 
-    def visit(self, actor: int, firing: int, clock: Clock) -> None:
+    def visit(self, actor: int, firing: int, moment: Moment) -> None:
         """Take the next firing; keep the first conflict of each class and pair of actors."""
-        self.num_firings += 1
         for index, turn in self._turns[actor]:
             if firing % turn.modulus != turn.residue:
                 continue
             reads, writes = self._reads[index], self._writes[index]
             for earlier in (writes, reads) if turn.is_write else (writes,):
-                self.num_pairs += len(earlier)
-                for other, (last, last_turn) in earlier.items():
-                    if last >= clock[other] and other != actor:
+                for other, (last, last_turn, last_moment) in earlier.items():
+                    if other != actor and not last_moment.is_before(moment.clock):
                         self.conflicts.setdefault(
                             (index, min(actor, other), max(actor, other)),
                             _Conflict(index, last_turn, last, turn, firing),
                         )
-            (writes if turn.is_write else reads)[actor] = (firing, turn)
+            (writes if turn.is_write else reads)[actor] = (firing, turn, moment)
 
 
 # -- the error -----------------------------------------------------------------------------------

@@ -8,18 +8,26 @@ within one period; from one period to the next, `actors.race` follows the credit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 from compiler.errors import InternalError
 from compiler.plan import Plan
 from compiler.types import RegisterId
+
+_Group = tuple[int, ...]
+"""The actors that touch a register."""
 
 _Range = tuple[int, int, int, RegisterId]
 """Arena, first byte, end, and the register that lies there."""
 
 
 def check_shared_bytes(plan: Plan) -> None:
-    """Check a plan. Raises InternalError naming registers and actors that nothing orders."""
+    """Check a plan. Raises InternalError naming registers and actors that nothing orders.
+
+    Near-linear in registers: to be in order is transitive, so each group is compared only with its
+    neighbours among those that share a byte with it.
+    """
     touching = _touching(plan)
     groups: dict[tuple[int, ...], list[_Range]] = {}
     for register in plan.registers:
@@ -35,10 +43,10 @@ def check_shared_bytes(plan: Plan) -> None:
     if len(groups) < 2:
         return
     reach = _reach(plan)
-    for one, other, first, second in _overlaps(groups):
-        if not (_all_before(reach, one, other) or _all_before(reach, other, one)):
+    for earlier, later, first, second in _neighbours(groups, _in_order(groups, reach)):
+        if not all([a == b or reach[a] >> b & 1 for a in earlier for b in later]):
             names = [repr(plan.registers[r].name) for r in (first, second)]
-            owners = [", ".join([plan.actors[a].name for a in group]) for group in (one, other)]
+            owners = [", ".join([plan.actors[a].name for a in group]) for group in (earlier, later)]
             raise InternalError(
                 f"registers {names[0]} of {owners[0]} and {names[1]} of {owners[1]} share bytes,"
                 " and no path of edges orders these actors"
@@ -57,25 +65,48 @@ def _touching(plan: Plan) -> dict[RegisterId, set[int]]:
     return touching
 
 
-def _overlaps(
-    groups: dict[tuple[int, ...], list[_Range]],
-) -> Iterable[tuple[tuple[int, ...], tuple[int, ...], RegisterId, RegisterId]]:
-    """Yield every pair of groups with common bytes once, by a sweep over addresses.
+def _in_order(groups: Iterable[_Group], reach: Sequence[int]) -> list[_Group]:
+    """Return groups so that of two that are in order the earlier comes first.
 
-    Per group only the range that reaches furthest is kept, so a step costs the number of groups.
+    What leads to an actor leads to all that the actor leads to, and so to more.
     """
-    ranges = sorted([(row, group) for group, rows in groups.items() for row in rows])
-    furthest: dict[tuple[int, ...], tuple[int, int, RegisterId]] = {}
-    found: set[frozenset[tuple[int, ...]]] = set()
-    for (arena, start, end, register), group in ranges:
-        for other, (its_arena, its_end, its_register) in furthest.items():
-            pair = frozenset((group, other))
-            if other != group and its_arena == arena and its_end > start and pair not in found:
-                found.add(pair)
-                yield other, group, its_register, register
-        kept = furthest.get(group)
-        if kept is None or kept[:2] < (arena, end):
-            furthest[group] = (arena, end, register)
+    rank = [-bits.bit_count() for bits in reach]
+    ranks = {group: [rank[a] for a in group] for group in groups}
+    return sorted(groups, key=lambda group: (min(ranks[group]), max(ranks[group])))
+
+
+def _neighbours(
+    groups: Mapping[_Group, list[_Range]], in_order: Sequence[_Group]
+) -> Iterable[tuple[_Group, _Group, RegisterId, RegisterId]]:
+    """Yield groups that lie over each other with none between them, the earlier first.
+
+    A sweep over addresses keeps the groups that are under it in their order; whatever comes between
+    two neighbours, or goes, makes new neighbours, or leaves some that are in order by way of it.
+    """
+    number = {group: i for i, group in enumerate(in_order)}
+    events = [
+        (arena, address, is_start, number[group], register)
+        for group, ranges in groups.items()
+        for arena, start, end, register in ranges
+        for address, is_start in ((start, True), (end, False))
+    ]
+    under: list[int] = []
+    registers: dict[int, list[RegisterId]] = {}
+    for _, _, is_start, here, register in sorted(events):
+        place = bisect_left(under, here)
+        if not is_start:
+            registers[here].remove(register)
+            if not registers[here]:
+                del under[place]
+            continue
+        registers.setdefault(here, []).append(register)
+        if len(registers[here]) > 1:
+            continue
+        for other in under[max(0, place - 1) : place]:
+            yield in_order[other], in_order[here], registers[other][0], register
+        for other in under[place : place + 1]:
+            yield in_order[here], in_order[other], register, registers[other][0]
+        under.insert(place, here)
 
 
 def _reach(plan: Plan) -> list[int]:
@@ -99,7 +130,3 @@ def _reach(plan: Plan) -> list[int]:
             is_settled = is_settled and bits == reach[index]
             reach[index] = bits
     return reach
-
-
-def _all_before(reach: list[int], earlier: tuple[int, ...], later: tuple[int, ...]) -> bool:
-    return all([a == b or reach[a] >> b & 1 for a in earlier for b in later])

@@ -31,7 +31,7 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from actors.clocks import Clock, downstream, unroll
+from actors.clocks import Moment, downstream, unroll
 from actors.table import MachineTable
 
 _MAX_FIRINGS = 20_000
@@ -181,46 +181,54 @@ def _throttles(table: MachineTable, max_ahead: int) -> tuple[Throttle, ...]:
 
 # -- implied waits -------------------------------------------------------------------------------
 
+_Moments = Sequence[Sequence[Moment]]
+"""By actor and firing."""
+
 
 def _implied(table: MachineTable, waits: Sequence[tuple[Wait, ...]]) -> set[tuple[int, Wait]]:
     """Return the waits, with their actor, that others imply in every firing."""
-    clocks = _clocks_of_inputs(table)
+    moments = _moments_of_inputs(table)
     implied: set[tuple[int, Wait]] = set()
     for actor, row in enumerate(waits):
-        last = range(len(clocks[actor]) - table.repetitions[actor], len(clocks[actor]))
+        last = range(len(moments[actor]) - table.repetitions[actor], len(moments[actor]))
         if last.start < 0:
             continue
         # Inputs always come; of freed slots only those that are waited for: see above.
         seen = [w for w in _predecessors(table, actor) if w.is_input or w in row]
         for wait in row:
-            if all([_is_implied(clocks, wait, seen, actor, k) for k in last]):
+            if all([_is_implied(moments, wait, seen, actor, k) for k in last]):
                 implied.add((actor, wait))
     return implied
 
 
-def _is_implied(
-    clocks: Sequence[Sequence[Clock]], wait: Wait, seen: Sequence[Wait], actor: int, k: int
-) -> bool:
+def _is_implied(moments: _Moments, wait: Wait, seen: Sequence[Wait], actor: int, k: int) -> bool:
     """Return whether another predecessor of firing k comes after what `wait` is for."""
     firing = wait.firing(k)
-    if k > 0 and clocks[actor][k - 1][wait.actor] > firing:
+    if k > 0 and _is_before(moments, wait.actor, firing, moments[actor][k - 1]):
         return True
     for other in seen:
         at = other.firing(k)
         if other.actor == wait.actor:
             if at > firing or (at == firing and seen.index(other) < seen.index(wait)):
                 return True
-        elif at >= 0 and clocks[other.actor][at][wait.actor] > firing:
+        elif at >= 0 and _is_before(moments, wait.actor, firing, moments[other.actor][at]):
             return True
     return False
 
 
-def _clocks_of_inputs(table: MachineTable) -> list[list[Clock]]:
-    """Return the clocks of firings by inputs alone, until every edge has come into play.
+def _is_before(moments: _Moments, actor: int, firing: int, later: Moment) -> bool:
+    """Return whether a firing, or none if negative, happens before a moment."""
+    if firing < 0:
+        return True
+    return firing < len(moments[actor]) and moments[actor][firing].is_before(later.clock)
 
-    A flushed actor has no inputs here. Clocks are empty when a period is too long to be unrolled.
+
+def _moments_of_inputs(table: MachineTable) -> _Moments:
+    """Return the moments of firings by inputs alone, until every edge has come into play.
+
+    A flushed actor has no inputs here. There are none when a period is too long to be unrolled.
     """
-    clocks: list[list[Clock]] = [[] for _ in range(table.num_actors)]
+    moments: list[list[Moment]] = [[] for _ in range(table.num_actors)]
     laps = [
         (e.num_slots + e.initial) // (e.produce * table.repetitions[e.producer])
         for e in table.edges
@@ -232,6 +240,6 @@ def _clocks_of_inputs(table: MachineTable) -> list[list[Clock]]:
         columns = zip(table.inputs, table.is_flushed, strict=True)
         inputs = tuple([() if is_flushed else row for row, is_flushed in columns])
         reduced = replace(table, edges=edges, inputs=inputs)
-        for actor, _, clock in unroll(reduced, periods, _ENDLESS):
-            clocks[actor].append(clock)
-    return clocks
+        for actor, _, moment in unroll(reduced, periods, _ENDLESS):
+            moments[actor].append(moment)
+    return moments

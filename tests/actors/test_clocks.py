@@ -29,7 +29,17 @@ class Witness:
 
 
 def clocks_of(table):
-    return {(a, k): clock for a, k, clock in unroll(table, PERIODS, 10**6)}
+    """By firing, how many firings of each actor happen before it."""
+    moments = {(a, k): moment for a, k, moment in unroll(table, PERIODS, 10**6)}
+    return {
+        firing: tuple(
+            [
+                sum([moments[a, k].is_before(moment.clock) for k in range(PERIODS * count)])
+                for a, count in enumerate(table.repetitions)
+            ]
+        )
+        for firing, moment in moments.items()
+    }
 
 
 def test_what_a_clock_says_has_ended_had_ended_in_every_order(make_random):
@@ -95,3 +105,47 @@ def test_downstream_follows_the_tokens():
     table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0])
     assert downstream(table, 0) == {1, 2}
     assert downstream(table, 1) == {1, 2}
+
+
+# -- how many numbers a clock has ------------------------------------------------------------------
+
+
+def most_numbers(table, periods=PERIODS):
+    return max([len(moment.clock) for _, _, moment in unroll(table, periods, 10**6)])
+
+
+def ladder(length):
+    """Two streams of `length` actors: each left one feeds the next and the right one beside it.
+
+    The first left one starts a step, and waits until the last right one has ended the one before.
+    """
+    left, right = range(1, length + 1), range(length + 1, 2 * length + 1)
+    edges = [Edge("batch", 0, left[0], 1, 1, 2), Edge("step", left[0], right[-1], 1, 1, 1)]
+    edges += [Edge("l", a, a + 1, 1, 1, 1) for a in left[:-1]]
+    edges += [Edge("r", a, a + 1, 1, 1, 1) for a in right[:-1]]
+    edges += [Edge("x", a, b, 1, 1, 1) for a, b in zip(left, right, strict=True)]
+    names = [f"a{i}" for i in range(2 * length + 1)]
+    streams = [0] + [1] * length + [2] * length
+    return MachineTable.from_edges(names, edges, sources=[0], streams=streams)
+
+
+def test_clocks_of_streams_in_order_have_a_number_per_stream_however_many_actors_there_are():
+    assert [most_numbers(ladder(length)) for length in (3, 40, 485)] == [3, 3, 3]
+
+
+def test_clocks_never_have_more_than_three_numbers_per_actor(make_random):
+    for seed in range(150):
+        table = make_random(Random(seed))
+        assert most_numbers(table, 20) <= 3 * table.num_actors
+
+
+def test_firings_of_a_line_are_ordered_and_numbered(make_random):
+    for seed in range(50):
+        last = {}
+        for _, _, moment in unroll(make_random(Random(seed)), PERIODS, 10**6):
+            if moment.line in last:
+                assert last[moment.line].is_before(moment.clock)
+                assert moment.position == last[moment.line].position + 1
+            else:
+                assert moment.position == 0
+            last[moment.line] = moment
