@@ -1,5 +1,7 @@
 """Whole jobs whose activations come again with their gradients, against jobs that keep them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,10 @@ def keep_activations(monkeypatch, tmp_path):
     """Compile from now on without the pass."""
 
     def keep():
-        passes = [p for p in pipeline.PASSES if p.name != "remake_activations"]
+        passes = [
+            replace(p, run=lambda graph: graph) if p.name == "remake_activations" else p
+            for p in pipeline.PASSES
+        ]
         monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
         monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache-of-kept"))
 

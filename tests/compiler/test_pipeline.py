@@ -1,0 +1,81 @@
+"""The order of the passes against what each says it needs: any other order is refused by name."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from compiler.errors import InternalError
+from compiler.options import CompileOptions
+from compiler.pipeline import LOWERING_NEEDS, PASSES, Pass, check_order
+
+EVERYTHING = CompileOptions("job", precision="bf16", fuses=True, skips_broken_steps=True)
+
+
+def swapped(index):
+    passes = list(PASSES)
+    passes[index : index + 2] = passes[index + 1], passes[index]
+    return tuple(passes)
+
+
+@pytest.mark.parametrize("settings", [*product(("fp32", "bf16"), (False, True), (False, True))])
+def test_the_passes_stand_in_an_order_that_all_their_needs_allow(settings):
+    precision, fuses, skips = settings
+    options = CompileOptions("job", precision=precision, fuses=fuses, skips_broken_steps=skips)
+    chosen = check_order(PASSES, options)
+    assert chosen == tuple(step for step in PASSES if step.is_wanted(options))
+
+
+def test_every_need_is_a_fact_that_an_earlier_pass_provides():
+    provided = set()
+    for step in PASSES:
+        assert set(step.needs) <= provided
+        provided |= set(step.provides)
+
+
+CONTRADICTING = [
+    index
+    for index in range(len(PASSES) - 1)
+    if set(PASSES[index].provides) & set(PASSES[index + 1].needs)
+]
+
+
+@pytest.mark.parametrize("index", CONTRADICTING, ids=lambda i: PASSES[i].name)
+def test_two_neighbours_of_which_one_needs_the_other_cannot_be_swapped(index):
+    first, second = PASSES[index : index + 2]
+    with pytest.raises(InternalError) as caught:
+        check_order(swapped(index), EVERYTHING)
+    fact = next(fact for fact in second.needs if fact in first.provides)
+    assert str(caught.value).startswith(
+        f"pass {second.name!r} needs {fact!r}, and {first.name!r} provides it later"
+    )
+
+
+@pytest.mark.parametrize("left_out", PASSES, ids=lambda step: step.name)
+def test_no_pass_can_be_left_out_of_the_list(left_out):
+    (fact,) = left_out.provides
+    passes = tuple([step for step in PASSES if step is not left_out])
+    needing = [step.name for step in passes if fact in step.needs]
+    whom = f"pass {needing[0]!r}" if needing else "lowering"
+    with pytest.raises(InternalError) as caught:
+        check_order(passes, EVERYTHING)
+    assert str(caught.value).startswith(f"{whom} needs {fact!r}, and no pass provides it")
+
+
+def test_what_the_options_leave_out_is_waived_and_not_refused():
+    plain = CompileOptions("job")
+    assert "groups" in LOWERING_NEEDS
+    assert "fuse_groups" not in [step.name for step in check_order(PASSES, plain)]
+
+
+def test_two_passes_that_provide_one_fact_are_refused():
+    again = Pass("again", lambda graph: graph, (), ("order",))
+    with pytest.raises(InternalError, match="pass 'again' provides 'order', as 'order' does"):
+        check_order((*PASSES, again), EVERYTHING)
+
+
+def test_a_pass_that_runs_after_the_order_was_decided_must_say_so():
+    """A misplaced rewrite: what it needs is made only after it."""
+    late = replace(PASSES[0], name="late", needs=("order",), provides=("late",))
+    with pytest.raises(InternalError, match="pass 'late' needs 'order', and 'order' provides it"):
+        check_order((*PASSES[:-1], late, PASSES[-1]), EVERYTHING)
