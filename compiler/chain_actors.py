@@ -18,6 +18,7 @@ from compiler.plan import ActorKind, Launch, RegisterKind
 from compiler.plan_builder import ChainPlace, PlanBuilder
 from compiler.program import Program
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
+from compiler.value_versions import ValueVersions
 
 _BOUND = {
     COMM_STREAM: ("all_reduce", ActorKind.COMM),
@@ -59,6 +60,11 @@ class ChainActors:
     numbers: list[int] = field(default_factory=list)
     home: dict[ValueId, Home] = field(default_factory=dict)
     home_actors: dict[RegisterId, int] = field(default_factory=dict)
+    versions: ValueVersions = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.program
+        self.versions = ValueVersions(program.graph, program.storage, self.plan)
 
     def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
@@ -172,6 +178,8 @@ class ChainActors:
             source=self.plan.source(node.source),
             duration_ns=info.duration_ns,
             phase=node.phase,
+            reads=tuple([self.versions.read(v) for v in read]),
+            writes=tuple([self.versions.of(v) for v in node.outputs]),
         )
 
     def _temporary(

@@ -26,21 +26,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.actor_graph import ActorGraph
-from compiler.attrs import NO_ATTRS
 from compiler.chain_actors import ChainActors, Span
 from compiler.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
 from compiler.ops.copies import is_host_variable
-from compiler.ops.shape import COPY
-from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
+from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
 from compiler.placement import HOST
 from compiler.plan import (
     ActorKind,
     Constant,
     Field,
-    Launch,
     PlainValue,
     Plan,
     RegisterKind,
@@ -48,9 +45,9 @@ from compiler.plan import (
 )
 from compiler.plan_builder import PlanBuilder
 from compiler.program import Program, make_program
-from compiler.storage import dense_layout
-from compiler.target import KernelCall, Operand, Target
-from compiler.types import RegisterId, StreamId, ValueId
+from compiler.snapshots import snapshot_rate, stage_variables
+from compiler.target import Target
+from compiler.types import RegisterId, StreamId, ValueId, Version
 from memory.registers import choose_slots
 
 IO_NS = 50_000.0
@@ -73,16 +70,6 @@ Every slot binds the launches that touch it once more; powers of two come round 
 
 EDGE_BUDGET_BYTES = 64 << 20
 """Slots of one edge to or from a host thread may take this much; a larger slot stays single."""
-
-SNAPSHOTS_PER_PERIOD = 4
-"""Snapshots offered to the writer per period of seconds; it writes the first one that is due."""
-
-MAX_SNAPSHOT_RATE = 16
-"""Steps between two snapshots by time: an estimate knows nothing of a slow data source.
-
-A copy of the variables moves fewer bytes than the update that made them, so one in 16 steps costs
-next to nothing.
-"""
 
 _BOUND_STREAMS = {COMM_STREAM: "comm", H2D_STREAM: "h2d", D2H_STREAM: "d2h"}
 """Names of the streams that do not compute."""
@@ -112,6 +99,7 @@ class _Lowering:
     actors: ActorGraph = field(init=False)
     streams: dict[str, StreamId] = field(default_factory=dict)
     state: dict[str, RegisterId] = field(default_factory=dict)
+    between: dict[str, Version] = field(default_factory=dict)
     credits: set[str] = field(default_factory=set)
 
     def run(self, graph: Graph, evaluation: Graph | None, graph_hash: str) -> Plan:
@@ -133,7 +121,7 @@ class _Lowering:
             every = self.options.metrics_every
             reason = f"{2 * every}: a step is told of when it is done"
             self._credits("done", ended.end, {sink: every}, 2 * every, reason)
-        self._add_snapshots(graph, train, ended)
+        self._add_snapshots(train, ended)
         chains = [train]
         if evaluation is not None:
             chains.append(self._add_evaluation(evaluation, train, begun, ended))
@@ -167,16 +155,25 @@ class _Lowering:
     def _place_program(self, program: Program, chain: int, launch: int) -> ChainActors:
         """Return the chains of a program with a home for its variables and constants."""
         chains = ChainActors(program, self.plan, self.actors, chain, launch)
+        written = {w.variable: w.value for w in program.graph.writes}
         for node in program.graph.nodes:
             if node.op is VARIABLE:
-                chains.home[node.outputs[0]] = (self._variable(program.graph, node), 0)
+                value = node.outputs[0]
+                chains.home[value] = (self._variable(chains, node, written.get(value)), 0)
             elif node.op is CONSTANT:
-                chains.home[node.outputs[0]] = (self._constant(program.graph, node), 0)
+                chains.home[node.outputs[0]] = (self._constant(chains, node), 0)
         return chains
 
-    def _variable(self, graph: Graph, node: Node) -> RegisterId:
-        name, type_ = node.attrs.str_("name"), graph.types[node.outputs[0]]
-        if name not in self.state:
+    def _variable(self, chains: ChainActors, node: Node, written: ValueId | None) -> RegisterId:
+        """Return the register of a variable, which holds `written` at the end of a step.
+
+        The program that is placed first is the one that steps; another one reads between steps.
+        """
+        graph, value = chains.program.graph, node.outputs[0]
+        name, type_ = node.attrs.str_("name"), graph.types[value]
+        if name in self.state:
+            chains.versions.know(value, self.between[name])
+        else:
             register = self.plan.register(
                 name,
                 RegisterKind.VARIABLE,
@@ -187,18 +184,24 @@ class _Lowering:
             self.state[name] = register
             view = self.plan.view(register, type_)
             init = _pairs(node.attrs["init"])
-            self.plan.variables.append(Variable(name, node.attrs.str_("role"), view, init))
+            role, before = node.attrs.str_("role"), chains.versions.of(value)
+            after = before if written is None else chains.versions.of(written)
+            self.between[name] = before if written is None else self.plan.version()
+            self.plan.variables.append(
+                Variable(name, role, view, init, before, after, self.between[name])
+            )
         return self.state[name]
 
-    def _constant(self, graph: Graph, node: Node) -> RegisterId:
-        type_ = graph.types[node.outputs[0]]
+    def _constant(self, chains: ChainActors, node: Node) -> RegisterId:
+        type_ = chains.program.graph.types[node.outputs[0]]
         register = self.plan.register(
             f"constant {type_}", RegisterKind.CONSTANT, type_.size_bytes, reason="state: one slot"
         )
         data = node.attrs["data"]
         if not isinstance(data, bytes):
             raise InternalError(f"constant at {node.source} has no bytes")
-        self.plan.constants.append(Constant(self.plan.view(register, type_), data))
+        version = chains.versions.of(node.outputs[0])
+        self.plan.constants.append(Constant(self.plan.view(register, type_), data, version))
         return register
 
     # -- edges to and from host threads ----------------------------------------------------------
@@ -216,7 +219,8 @@ class _Lowering:
             chains.home[node.outputs[0]] = (register, offset)
             view = self.plan.view(register, type_, offset)
             line = self.plan.source(node.source)
-            self.plan.fields.append(Field(node.attrs.str_("name"), register, view, line))
+            version = chains.versions.of(node.outputs[0])
+            self.plan.fields.append(Field(node.attrs.str_("name"), register, view, line, version))
         actor = self.actors.add(source, ActorKind.SOURCE, self._stream(source, is_host_thread=True))
         self.actors.produce(actor, register)
         return actor, register
@@ -250,7 +254,8 @@ class _Lowering:
                 chains.home[value] = (register, offset)
                 view = self.plan.view(register, program.graph.types[value], offset)
                 line = self.plan.source(program.graph.nodes[producers[value]].source)
-                self.plan.fields.append(Field(label, register, view, line))
+                version = chains.versions.of(value)
+                self.plan.fields.append(Field(label, register, view, line, version))
             self.actors.produce(chains.numbers[chain], register)
             for _, value in items:
                 for other in chains.readers(value):
@@ -341,57 +346,21 @@ class _Lowering:
 
     # -- what watches the variables --------------------------------------------------------------
 
-    def _add_snapshots(self, graph: Graph, chains: ChainActors, step: Span) -> None:
-        every = _snapshot_rate(self.options, chains.program.step_ns)
+    def _add_snapshots(self, chains: ChainActors, step: Span) -> None:
+        every = snapshot_rate(self.options, chains.program.step_ns)
         if not every:
             return
         snapshot = self.actors.add("snapshot", ActorKind.COPY, self._compute, is_flushed=True)
         reason = f"{every}: one credit per step between two snapshots"
         for number in step.gates:
             self._credits("updated", number, {snapshot: every}, every, reason)
-        staging, launches = self._stage_variables(graph, chains)
+        staging, launches = stage_variables(chains, self.target)
         self.actors.drafts[snapshot].launches = launches
         self.actors.produce(snapshot, staging)
         writer = self.actors.add(
             "checkpoint", ActorKind.SINK, self._stream("checkpoint", is_host_thread=True)
         )
         self.actors.consume(writer, staging, snapshot)
-
-    def _stage_variables(
-        self, graph: Graph, chains: ChainActors
-    ) -> tuple[RegisterId, tuple[Launch, ...]]:
-        """Add the staging register, one field per variable, and the launches that fill it."""
-        nodes = [n for n in graph.nodes if n.op is VARIABLE and n.attrs.str_("role") != SCRATCH]
-        types = [graph.types[n.outputs[0]] for n in nodes]
-        offsets, size = self.plan.stack(types)
-        reason = "1: a second snapshot waits until the first is written"
-        # What the device shall not hold all the time it shall not hold for a snapshot either.
-        is_on_host = any([is_host_variable(node) for node in nodes])
-        staging = self.plan.register(
-            "staging", RegisterKind.DATA, size, reason=reason, is_on_host=is_on_host
-        )
-        launches: list[Launch] = []
-        for node, type_, offset in zip(nodes, types, offsets, strict=True):
-            operand = Operand(type_, dense_layout(type_))
-            info = self.target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
-            view = self.plan.view(staging, type_, offset)
-            name, source = node.attrs.str_("name"), self.plan.source(node.source)
-            self.plan.fields.append(Field(name, staging, view, source))
-            read = chains.view(node.outputs[0])
-            launches.append(
-                Launch(
-                    info.kernel,
-                    COPY.name,
-                    (),
-                    (read,),
-                    (view,),
-                    None,
-                    name,
-                    source,
-                    info.duration_ns,
-                )
-            )
-        return staging, tuple(launches)
 
     def _add_evaluation(
         self, graph: Graph, train: ChainActors, batch: Span, step: Span
@@ -465,14 +434,6 @@ def _name(sums: bool, is_per_step: bool) -> str:
     if not sums:
         return "step"
     return "update" if is_per_step else "gradient"
-
-
-def _snapshot_rate(options: CompileOptions, step_ns: float) -> int:
-    """Return the steps per snapshot; 0 for a plan without snapshots."""
-    if options.snapshot_every or not options.snapshot_seconds:
-        return options.snapshot_every
-    steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
-    return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
 
 
 def _pairs(value: object) -> tuple[tuple[str, PlainValue], ...]:

@@ -11,6 +11,12 @@ DATA and CONTROL: those are the edges of a synchronous dataflow graph (Lee & Mes
 with a rate at either end. All other registers belong to one actor or to the plan: TEMPORARY bytes
 of a chain, VARIABLE and CONSTANT state.
 
+**Versions.** Bytes are used again and again, so a view alone does not say what lies there. Every
+value that something makes is a *version*, a number of its own, and a launch names the version that
+it expects under each input and the one it leaves under each output. The numbers come from the
+values of the logical graph, never from the order or the place that lowering gave them; so
+`compiler.versions` can prove from the plan that every read finds what it is meant to find.
+
 Slot of a firing: firing k of a producer with rate p writes slots (k*p .. k*p+p-1) mod num_slots,
 and consumers read tokens in the same order; so slots need no bookkeeping beyond counters.
 """
@@ -28,9 +34,9 @@ import msgpack
 from compiler.errors import PlanFormatError
 from compiler.placement import Device
 from compiler.rows import from_row, to_row
-from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType
+from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
 
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 _MAGIC = "actorflow-plan"
 
 PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
@@ -122,23 +128,54 @@ class View:
     type: TensorType
     strides_bytes: tuple[int, ...]
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The smallest range of bytes of the register that holds all elements; (0, 0) for none."""
+        start = end = self.offset_bytes
+        for length, stride in zip(self.type.shape, self.strides_bytes, strict=True):
+            if length == 0:
+                return (0, 0)
+            if stride > 0:
+                end += (length - 1) * stride
+            else:
+                start += (length - 1) * stride
+        return start, end + self.type.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """A named tensor inside a DATA register: what a port of a source or sink sees.
 
-    `view` indexes views.
+    `view` indexes views. `version` is what a source leaves there, or what a sink finds.
     """
 
     name: str
     register: RegisterId
     view: int
     source: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A window on a version, wherever that lies: what a launch reads that wants a part of a value.
+
+    Offset and strides count from where the version begins.
+    """
+
+    version: Version
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One prebound kernel call. Operands index `Plan.views`; `source` indexes `Plan.sources`."""
+    """One prebound kernel call. Operands index `Plan.views`; `source` indexes `Plan.sources`.
+
+    `reads` has a number for each input: a version of which it reads the whole, row by row; or
+    -1 - k for `Plan.parts[k]`. `writes` has the version of each output. A launch writes versions
+    whole.
+    """
 
     kernel: str
     op: str
@@ -150,6 +187,8 @@ class Launch:
     source: int
     duration_ns: float
     phase: Phase = Phase.FORWARD
+    reads: tuple[int, ...] = ()
+    writes: tuple[Version, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +213,21 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """State that outlives the step. `init` names an initialiser of the roof with its parameters."""
+    """State that outlives the step. `init` names an initialiser of the roof with its parameters.
+
+    Three versions: who reads `before` reads what the last firing of its writer left; who reads
+    `after` reads what this one wrote; who reads `between` is no part of the step (a snapshot, an
+    evaluation) and reads all variables as one step left them. All are the same where nothing writes
+    it.
+    """
 
     name: str
     role: str
     view: int
     init: tuple[tuple[str, PlainValue], ...]
+    before: Version
+    after: Version
+    between: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +236,7 @@ class Constant:
 
     view: int
     data: bytes
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +347,7 @@ class Plan:
     target: str
     options: tuple[tuple[str, PlainValue], ...]
     recomputation: tuple[Recomputation, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
@@ -378,6 +428,7 @@ __all__ = [
     "DeviceMemory",
     "Field",
     "Launch",
+    "Part",
     "Phase",
     "Plan",
     "Port",

@@ -17,6 +17,7 @@ from compiler.plan import (
     Constant,
     Field,
     Launch,
+    Part,
     PlainValue,
     Plan,
     Port,
@@ -27,7 +28,14 @@ from compiler.plan import (
     Variable,
     View,
 )
-from compiler.types import ActorId, RegisterId, StreamId, TensorType, contiguous_strides
+from compiler.types import (
+    ActorId,
+    RegisterId,
+    StreamId,
+    TensorType,
+    Version,
+    contiguous_strides,
+)
 from memory.liveness import align_up
 
 
@@ -69,6 +77,8 @@ class PlanBuilder:
         self._actors: list[Actor] = []
         self._views: list[View] = []
         self._view_ids: dict[tuple[object, ...], int] = {}
+        self._parts: dict[Part, int] = {}
+        self._num_versions = 0
         self._sources: dict[SourceLine, int] = {}
         self.fields: list[Field] = []
         self.variables: list[Variable] = []
@@ -119,6 +129,16 @@ class PlanBuilder:
         if index == len(self._views):
             self._views.append(View(register, offset_bytes, type_, strides))
         return index
+
+    def version(self) -> Version:
+        """Return a number for a value that something is going to make."""
+        self._num_versions += 1
+        return Version(self._num_versions - 1)
+
+    def part(self, version: Version, offset_bytes: int, strides_bytes: tuple[int, ...]) -> int:
+        """Return what a launch reads that wants a part of a version: see `Launch.reads`."""
+        part = Part(version, offset_bytes, strides_bytes)
+        return -1 - self._parts.setdefault(part, len(self._parts))
 
     def stack(self, types: Sequence[TensorType]) -> tuple[tuple[int, ...], int]:
         """Return an aligned offset for each of some tensors in one register, and its size."""
@@ -213,6 +233,7 @@ class PlanBuilder:
             graph_hash=graph_hash,
             target=target,
             options=options,
+            parts=tuple(self._parts),
         )
         proven = [
             account(plan, arena, packing.lower_bound_bytes, packing.certificate)

@@ -19,6 +19,7 @@ NodeId = NewType("NodeId", int)
 ActorId = NewType("ActorId", int)
 RegisterId = NewType("RegisterId", int)
 StreamId = NewType("StreamId", int)
+Version = NewType("Version", int)
 
 
 class DType(Enum):

@@ -4,8 +4,8 @@ Checked: ids and ranges; every view inside its register; the balance equations o
 solution; one period of the token game completes with the slots given; recomputed from the launches
 themselves, no two tensors that are live together overlap in an arena while the actors run one after
 the other, and none while they do not, because actors that share bytes are in order
-(`compiler.shared_bytes`); every temporary is written before it is read, and every chain writes all
-fields of its output registers.
+(`compiler.shared_bytes`); each version has one maker, and every read, of a launch as of a sink,
+finds the version that it names (`compiler.versions`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 from itertools import accumulate
 
 from compiler.accounting import account
+from compiler.carried import CarriedCount, CarriedRead
 from compiler.errors import CompileError, InternalError
-from compiler.plan import ActorKind, Plan, RegisterKind, View
+from compiler.plan import Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
+from compiler.versions import carried_reads
 from memory.registers import Edge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
 
@@ -27,10 +29,11 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
     """
     _check_ranges(plan)
-    intervals = _accessed_intervals(plan)
-    _check_memory(plan, intervals)
+    reads = carried_reads(plan)
+    _check_memory(plan, _accessed_intervals(plan))
     check_shared_bytes(plan)
-    return _check_liveness(plan)
+    _check_accounts(plan)
+    return _check_liveness(plan, reads)
 
 
 def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
@@ -50,13 +53,15 @@ def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
     return edges, registers
 
 
-def _check_liveness(plan: Plan) -> tuple[int, ...]:
+def _check_liveness(plan: Plan, reads: tuple[CarriedRead, ...]) -> tuple[int, ...]:
     edges, registers = edges_of(plan)
     try:
         repetitions = repetition_vector(len(plan.actors), edges)
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
-    deadlock = play_period(len(plan.actors), edges, repetitions)
+    count = CarriedCount(plan, reads, repetitions)
+    visit = count.visit if reads else None
+    deadlock = play_period(len(plan.actors), edges, repetitions, visit)
     if deadlock is None:
         return repetitions
     waits = []
@@ -81,24 +86,19 @@ def _check_ranges(plan: Plan) -> None:
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
     for view in plan.views:
-        if _last_byte(view) > plan.registers[view.register].size_bytes:
+        start, end = view.extent
+        if start < 0 or end > plan.registers[view.register].size_bytes:
             name = plan.registers[view.register].name
             raise InternalError(f"a view {view.type} reaches beyond register {name!r}")
+
+
+def _check_accounts(plan: Plan) -> None:
     if len(plan.memory) != len(plan.arenas):
         raise InternalError(f"{len(plan.arenas)} arenas have {len(plan.memory)} accounts")
     for index, stated in enumerate(plan.memory):
         if account(plan, index, stated.lower_bound_bytes, stated.text) != stated:
             device = plan.arenas[index].device
             raise InternalError(f"the account of {device} is not what its registers add up to")
-
-
-def _last_byte(view: View) -> int:
-    if view.type.num_elements == 0:
-        return view.offset_bytes
-    reach = sum(
-        (n - 1) * stride for n, stride in zip(view.type.shape, view.strides_bytes, strict=True)
-    )
-    return view.offset_bytes + reach + view.type.dtype.itemsize
 
 
 def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
@@ -109,32 +109,14 @@ def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
     consumer, if it has one slot; with more it lives on.
     """
     spans: dict[RegisterId, tuple[int, int]] = {}
-    owner: dict[RegisterId, int] = {}
-    first = 0
-    for actor in plan.actors:
-        for index, launch in enumerate(actor.launches, first):
-            reads = [plan.views[v].register for v in launch.inputs]
-            written = [plan.views[v].register for v in launch.outputs]
-            if launch.workspace is not None:
-                written.append(plan.views[launch.workspace].register)
-            for register in reads:
-                if plan.registers[register].kind is not RegisterKind.TEMPORARY:
-                    continue
-                if owner.get(register) != actor.id:
-                    name = plan.registers[register].name
-                    raise InternalError(
-                        f"launch {index - first} ({launch.op}) of {actor.name} reads {name!r}"
-                        " before anything in its chain wrote it"
-                    )
-                spans[register] = (spans[register][0], index + 1)
-            for register in written:
-                if plan.registers[register].kind is RegisterKind.TEMPORARY:
-                    if owner.setdefault(register, actor.id) != actor.id:
-                        name = plan.registers[register].name
-                        raise InternalError(f"two chains write the temporary {name!r}")
-                    spans[register] = (spans.get(register, (index, 0))[0], index + 1)
-        first += len(actor.launches)
-        _check_outputs_written(plan, actor.id)
+    registers, register_of = plan.registers, [view.register for view in plan.views]
+    launches = [launch for actor in plan.actors for launch in actor.launches]
+    for index, launch in enumerate(launches):
+        scratch = () if launch.workspace is None else (launch.workspace,)
+        for view in (*launch.inputs, *launch.outputs, *scratch):
+            register = register_of[view]
+            if registers[register].kind is RegisterKind.TEMPORARY:
+                spans[register] = (spans.get(register, (index, 0))[0], index + 1)
     return spans | _spans_between_chains(plan)
 
 
@@ -152,17 +134,6 @@ def _spans_between_chains(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
             actors = [a for a, _ in touched]
             spans[register] = (ends[min(actors)], ends[max(actors) + 1])
     return spans
-
-
-def _check_outputs_written(plan: Plan, actor_id: int) -> None:
-    actor = plan.actors[actor_id]
-    if actor.kind in (ActorKind.SOURCE, ActorKind.SINK):
-        return
-    written = {view for launch in actor.launches for view in launch.outputs}
-    ports = {port.register for port in actor.outputs}
-    for item in plan.fields:
-        if item.register in ports and item.view not in written:
-            raise InternalError(f"{actor.name} never writes field {item.name!r}")
 
 
 def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:

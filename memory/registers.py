@@ -14,7 +14,7 @@ slots: a slot is free when every consumer has freed it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd, lcm
@@ -151,7 +151,10 @@ def _relative_firings(
 
 
 def play_period(
-    num_actors: int, edges: Sequence[Edge], repetitions: Sequence[int]
+    num_actors: int,
+    edges: Sequence[Edge],
+    repetitions: Sequence[int],
+    visit: Callable[[int, int, int], None] | None = None,
 ) -> Deadlock | None:
     """Play one period of the token game; return None if it completes, else why it cannot.
 
@@ -159,6 +162,13 @@ def play_period(
     firing never takes away what makes another actor ready (the class-S algorithms of Lee &
     Messerschmitt). Firings in a row are played at once, so the cost is at most firings times edges
     per actor.
+
+    Args:
+        num_actors: actors are numbered from 0.
+        edges: the edges between them.
+        repetitions: firings of each actor in the period.
+        visit: called with the actor, the number of its next firing, and how many it does in a row,
+            in the order in which they are played.
 
     Raises:
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
@@ -171,8 +181,11 @@ def play_period(
     while queue:
         actor = queue.popleft()
         is_queued[actor] = False
+        before = game.left[actor]
         if not game.fire(actor):
             continue
+        if visit is not None:
+            visit(actor, repetitions[actor] - before, before - game.left[actor])
         for other in game.neighbours[actor]:
             if not is_queued[other] and game.left[other]:
                 is_queued[other] = True

@@ -85,7 +85,7 @@ class PlanMaker:
         register = self.register(name, RegisterKind.DATA, num_slots)
         self.sources.append(SourceLine("train.py", len(self.sources)))
         view = self.view(register)
-        self.fields.append(Field(field, RegisterId(register), view, len(self.sources) - 1))
+        self.fields.append(Field(field, RegisterId(register), view, len(self.sources) - 1, 0))
         return register
 
     def actor(self, name, kind, inputs=(), outputs=(), launches=(), **options):

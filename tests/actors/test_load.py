@@ -16,7 +16,7 @@ def small(plan_maker):
     batch, loss = make.edge("batch", 2, "image"), make.edge("loss", 1, "loss")
     weight = make.view(make.register("weight", RegisterKind.VARIABLE))
     scratch = make.view(make.register("scratch", RegisterKind.TEMPORARY), DType.UINT8, (8,))
-    make.variables.append(Variable("net.weight", "parameter", weight, ()))
+    make.variables.append(Variable("net.weight", "parameter", weight, (), 0, 0, 0))
     batch_view, loss_view = make.field_view(batch), make.field_view(loss)
     launches = [
         make.launch("grad", [batch_view, weight], [loss_view], [("axis", 1)], scratch),
@@ -97,7 +97,7 @@ def test_strided_views_and_constants_are_filled_from_the_plan(plan_maker, fake_k
         make.views[turned], strides_bytes=contiguous_strides((2, 3), 4)[::-1]
     )
     data = np.arange(6, dtype=np.float32)
-    make.constants.append(Constant(whole, data.tobytes()))
+    make.constants.append(Constant(whole, data.tobytes(), 0))
     make.actor("step", ActorKind.COMPUTE, launches=[make.launch("k", [turned])])
     kernel = fake_kernel()
     load(make.plan(), {}, {"k": kernel})
@@ -209,6 +209,6 @@ def test_a_launch_on_an_edge_without_a_port_or_with_several_tokens_is_our_bug(
 def test_a_constant_of_the_wrong_size_is_our_bug(plan_maker):
     make = plan_maker()
     view = make.view(make.register("table", RegisterKind.CONSTANT))
-    make.constants.append(Constant(view, b"abc"))
+    make.constants.append(Constant(view, b"abc", 0))
     with pytest.raises(InternalError, match="needs 8 bytes, the plan carries 3"):
         load(make.plan(), {}, {})

@@ -194,7 +194,7 @@ def test_a_temporary_on_the_bytes_of_an_edge_races_with_the_other_end(job_plan, 
 def test_a_sink_that_reads_a_variable_in_place_needs_its_edge_to_have_one_slot(job_plan):
     weight = next(v for v in job_plan.variables if v.name == "up.weight")
     metrics = register_of(job_plan, "metrics")
-    field = Field("up.weight", metrics.id, weight.view, 0)
+    field = Field("up.weight", metrics.id, weight.view, 0, weight.between)
     plan = replace(job_plan, fields=(*job_plan.fields, field))
     error = races_of(plan)
     assert pairs_of(error) == {frozenset({"step", "metrics"})}

@@ -61,7 +61,7 @@ def plans(draw):
         views.append(View(RegisterId(index), 0, TensorType(DType.UINT8, (size,)), (1,)))
         if kind is RegisterKind.VARIABLE:
             role = draw(st.sampled_from(ROLES))
-            variables.append(Variable(f"r{index}", role, index, ()))
+            variables.append(Variable(f"r{index}", role, index, (), index, index, index))
         elif kind is RegisterKind.TEMPORARY and draw(st.booleans()):
             scratch.append(index)
         elif kind is RegisterKind.DATA:

@@ -6,7 +6,6 @@ import pytest
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Accumulation, Output, Source, UpdateRule, Write
-from compiler.lower import MAX_SNAPSHOT_RATE
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG, SIN
 from compiler.ops.matmul import MATMUL
@@ -18,6 +17,7 @@ from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph, hash_graph
 from compiler.plan import ActorKind, RegisterKind
 from compiler.printer import print_graph, print_plan, summarise
+from compiler.snapshots import MAX_SNAPSHOT_RATE
 from compiler.verify import verify_plan
 
 

@@ -1,0 +1,97 @@
+"""Reads of what another actor updates in place.
+
+Which version such a read finds depends on how often the writer has fired by then. That is counted
+while a period is played. One order of firings stands for all: no plan runs unless `actors.race`
+finds that every two conflicting accesses come in the same order in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from compiler.errors import InternalError
+from compiler.plan import Plan
+from compiler.types import RegisterId
+
+
+class When(Enum):
+    """Which version a read names: see `compiler.plan.Variable`."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    BETWEEN = "between"
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRead:
+    """An actor reads, in every firing, what another actor updates in each of its own."""
+
+    actor: int
+    launch: int
+    writer: int
+    register: RegisterId
+    when: When
+
+
+class CarriedCount:
+    """Counts the firings of writers at every firing that reads what they carry over."""
+
+    def __init__(
+        self, plan: Plan, reads: Sequence[CarriedRead], repetitions: Sequence[int]
+    ) -> None:
+        self._plan = plan
+        self._repetitions = repetitions
+        self._fired = [0] * len(plan.actors)
+        # All that one writer updates is alike to one reader.
+        first = {(r.actor, r.writer, r.when): r for r in reversed(reads)}
+        self._reads: dict[int, list[CarriedRead]] = {}
+        for read in first.values():
+            self._reads.setdefault(read.actor, []).append(read)
+
+    def visit(self, actor: int, firing: int, times: int) -> None:
+        """Take some firings in a row, the first one `firing`. Raises InternalError."""
+        reads = self._reads.get(actor, ())
+        for read in reads:
+            fired = self._fired[read.writer]
+            if read.when is When.BETWEEN:
+                self._check_between(read, reads)
+            else:
+                for k in dict.fromkeys((firing, firing + times - 1)):
+                    expected = self._expected(read, k)
+                    if fired != expected:
+                        raise self._error(read, k, f"{expected} firings", f"{fired}")
+        self._fired[actor] = firing + times
+
+    def _expected(self, read: CarriedRead, firing: int) -> int:
+        """Return how often the writer has to have fired before this firing of the reader."""
+        own, its = self._repetitions[read.actor], self._repetitions[read.writer]
+        is_after = read.when is When.AFTER
+        if own % its == 0:
+            return firing // (own // its) + is_after
+        if its % own == 0:
+            return (firing + is_after) * (its // own)
+        raise self._error(read, firing, "rates that divide one another", f"{own} and {its}")
+
+    def _check_between(self, read: CarriedRead, reads: Sequence[CarriedRead]) -> None:
+        """Check that all writers have done the same share of their period."""
+        one = self._fired[read.writer], self._repetitions[read.writer]
+        for other in reads:
+            two = self._fired[other.writer], self._repetitions[other.writer]
+            if other.when is When.BETWEEN and one[0] * two[1] != two[0] * one[1]:
+                name = self._plan.actors[other.writer].name
+                raise self._error(
+                    read, 0, f"a step that {name!r} has ended too", f"{one[0]} and {two[0]} firings"
+                )
+
+    def _error(self, read: CarriedRead, firing: int, wanted: str, came: str) -> InternalError:
+        plan = self._plan
+        actor = plan.actors[read.actor]
+        launch = actor.launches[read.launch]
+        return InternalError(
+            f"launch {read.launch} ({launch.op}, {plan.sources[launch.source]}) of {actor.name!r}"
+            f" reads {plan.registers[read.register].name!r} as it is {read.when.value} what"
+            f" {plan.actors[read.writer].name!r} writes: in firing {firing} that means {wanted} of"
+            f" it, and it finds {came}"
+        )

@@ -1,0 +1,383 @@
+"""Prove that every read finds the version that it names, and that each version has one maker.
+
+The bytes of a plan are used again and again: in place, by variables, by slots. Here the launches
+are played in order, and for each place the version that was written there last is kept. A launch
+that was dropped, swapped, doubled or given another operand reads what it did not name, and that is
+an error with both lines of the user's program.
+
+What is kept is one version for each place of a register (`compiler.places`); that registers in use
+at the same time lie apart is what `compiler.verify` proves beside this.
+
+**Inside a chain** the launches run in order, so one firing says it all: temporaries and outputs
+begin empty. **Between chains** a token is what its producer left in the slot, which nobody else may
+write; so a consumer reads what the producer's firing ends with. **Variables** are carried from one
+firing to the next. Who reads them in another actor than the one that writes them is right only if
+the writer has fired just so often: those reads are returned, and `compiler.carried` counts. So it
+is with a token that one of its consumers updates in place, for all others who read it.
+
+Source: the versions are those of static single assignment (Cytron et al., 1991).
+"""
+
+from __future__ import annotations
+
+from compiler.carried import CarriedRead, When
+from compiler.errors import InternalError
+from compiler.places import NO_BYTES, NOWHERE, Places, is_row_by_row
+from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
+from compiler.types import RegisterId
+
+_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
+_EMPTY = -1
+"""What a place holds into which nothing has been written yet, or a workspace."""
+
+_Maker = str | tuple[Actor, int]
+"""Who makes a version: a launch of an actor, or something in words."""
+
+
+def carried_reads(plan: Plan) -> tuple[CarriedRead, ...]:
+    """Play every chain once; return the reads of variables that other actors write. O(operands).
+
+    Raises InternalError naming the first launch, field or register that is wrong.
+    """
+    return _Play(plan).run()
+
+
+class _Play:
+    """What every place holds while the launches run, and who made which version."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._places = Places(plan)
+        self._held = [_EMPTY] * len(self._places.extents)
+        self._makers: dict[int, _Maker] = {}
+        self._owner: dict[int, int] = {}
+        self._readers: set[tuple[int, RegisterId]] = set()
+        self._variable_at: dict[int, int] = {}
+        self._writer: dict[int, int] = {}
+        self._updated: dict[int, tuple[int, int]] = {}
+        self._carried: list[CarriedRead] = []
+        self._of_variables: list[tuple[int, int, int, When]] = []
+        self._received: list[tuple[int, int, int, int]] = []
+        self._is_whole: dict[int, bool] = {}
+
+    def run(self) -> tuple[CarriedRead, ...]:
+        self._take_ports()
+        self._take_state()
+        for actor in self._plan.actors:
+            self._play(actor)
+        self._check_tokens()
+        self._check_written()
+        self._carry_variables()
+        return tuple(self._carried)
+
+    # -- what is there before anything runs --
+
+    def _take_ports(self) -> None:
+        """Give every edge its one producer, and take over what sources leave in theirs."""
+        plan = self._plan
+        for actor in plan.actors:
+            for port in actor.outputs:
+                if self._owner.setdefault(port.register, actor.id) != actor.id:
+                    names = [plan.actors[self._owner[port.register]].name, actor.name]
+                    raise InternalError(
+                        f"register {plan.registers[port.register].name!r} has two producers,"
+                        f" {names[0]!r} and {names[1]!r}"
+                    )
+            ports = [port.register for port in actor.inputs + actor.outputs]
+            for register in ports:
+                if plan.registers[register].kind not in _EDGES or ports.count(register) > 1:
+                    raise InternalError(
+                        f"{actor.name!r} has register {plan.registers[register].name!r} on several"
+                        " ports, or it is no edge"
+                    )
+            self._readers.update([(actor.id, register) for register in ports])
+        for item in plan.fields:
+            if plan.views[item.view].register != item.register:
+                raise InternalError(f"field {item.name!r} lies outside its register")
+            owner = self._owner.get(item.register)
+            if owner is not None and plan.actors[owner].kind is ActorKind.SOURCE:
+                self._make(item.version, f"field {item.name!r} ({plan.sources[item.source]})")
+                self._fill(item.view, item.version)
+
+    def _take_state(self) -> None:
+        plan = self._plan
+        for constant in plan.constants:
+            self._expect_kind(constant.view, RegisterKind.CONSTANT)
+            self._make(constant.version, "a constant")
+            self._fill(constant.view, constant.version)
+        for index, variable in enumerate(plan.variables):
+            self._expect_kind(variable.view, RegisterKind.VARIABLE)
+            numbers = {variable.before, variable.after, variable.between}
+            if len(numbers) not in (1, 3):
+                raise InternalError(f"variable {variable.name!r} states one version twice")
+            for version in numbers - ({variable.after} if len(numbers) == 3 else set()):
+                self._make(version, f"variable {variable.name!r}")
+            place = self._places.of_view[variable.view]
+            if place >= 0 and self._variable_at.setdefault(place, index) != index:
+                raise InternalError(f"variable {variable.name!r} lies in the bytes of another one")
+
+    def _expect_kind(self, view: int, kind: RegisterKind) -> None:
+        register = self._plan.registers[self._plan.views[view].register]
+        if register.kind is not kind:
+            raise InternalError(f"register {register.name!r} is not of kind {kind.value}")
+
+    def _fill(self, view: int, version: int) -> None:
+        place = self._places.of_view[view]
+        if place == NO_BYTES:
+            return
+        if self._held[place] != _EMPTY:
+            name = self._plan.registers[self._places.register[place]].name
+            raise InternalError(f"two values lie in the same bytes of register {name!r}")
+        self._held[place] = version
+
+    def _make(self, version: int, maker: _Maker) -> None:
+        if version < 0 or self._makers.setdefault(version, maker) is not maker:
+            raise InternalError(
+                f"{self._maker_text(maker)} makes version {version}, and so does"
+                f" {self._maker_text(self._makers.get(version, 'nothing that may'))}"
+            )
+
+    # -- a chain --
+
+    def _play(self, actor: Actor) -> None:
+        written: list[int] = []
+        for index, launch in enumerate(actor.launches):
+            self._read(actor, index, launch)
+            self._write(actor, index, launch, written)
+        # The next firing finds variables as carried over, and nobody else finds them as left here.
+        for place in written:
+            if place in self._variable_at:
+                self._held[place] = _EMPTY
+
+    def _read(self, actor: Actor, index: int, launch: Launch) -> None:
+        if len(launch.reads) != len(launch.inputs):
+            raise self._error(actor, index, "names versions for other than its inputs")
+        of_view, held, owner = self._places.of_view, self._held, self._owner
+        register_of = self._places.register
+        for view, number in zip(launch.inputs, launch.reads, strict=True):
+            place = of_view[view]
+            if place == NO_BYTES:
+                continue
+            if place == NOWHERE:
+                raise self._error(actor, index, f"reads {self._named(view)}, which nothing writes")
+            version = self._version(actor, index, view, number)
+            if owner.get(register_of[place]) != actor.id:
+                self._read_foreign(actor, index, view, version)
+            elif held[place] != version:
+                raise self._stale(actor, index, view, version)
+
+    def _read_foreign(self, actor: Actor, index: int, view: int, version: int) -> None:
+        """Check a read of what is not made in this chain, or remember it until all is known."""
+        place = self._places.of_view[view]
+        register = self._plan.registers[self._places.register[place]]
+        if register.kind is RegisterKind.CONSTANT:
+            if self._held[place] != version:
+                raise self._stale(actor, index, view, version)
+        elif register.kind is RegisterKind.VARIABLE:
+            self._read_variable(actor, index, view, version)
+        elif self._updated.get(place, (_EMPTY,))[0] == actor.id:
+            if self._updated[place][1] != version:
+                raise self._stale(actor, index, view, version)
+        elif (actor.id, register.id) in self._readers:
+            self._received.append((actor.id, index, view, version))
+        elif register.kind is RegisterKind.TEMPORARY:
+            raise self._error(
+                actor, index, f"reads {self._named(view)} before anything in its chain wrote it"
+            )
+        else:
+            raise self._error(
+                actor, index, f"touches {self._named(view)}, which is on none of its ports"
+            )
+
+    def _read_variable(self, actor: Actor, index: int, view: int, version: int) -> None:
+        place = self._places.of_view[view]
+        if self._held[place] != _EMPTY:
+            if self._held[place] != version:
+                raise self._stale(actor, index, view, version)
+            return
+        variable = self._plan.variables[self._variable_at[place]]
+        if variable.before == variable.after == version:
+            return
+        for when in When:
+            if version == getattr(variable, when.value):
+                self._of_variables.append((actor.id, index, self._variable_at[place], when))
+                return
+        raise self._stale(actor, index, view, version)
+
+    def _version(self, actor: Actor, index: int, view: int, number: int) -> int:
+        """Return the version that a read names, once the view shows just what it says."""
+        shown = self._plan.views[view]
+        start, _ = self._places.extents[self._places.of_view[view]]
+        if number >= 0:
+            if view not in self._is_whole:
+                extent = self._places.extents[self._places.of_view[view]]
+                self._is_whole[view] = shown.extent == extent and is_row_by_row(shown)
+            if not self._is_whole[view]:
+                raise self._error(
+                    actor, index, f"reads a part of {self._named(view)}, and names the whole"
+                )
+            return number
+        if number < -len(self._plan.parts):
+            raise self._error(actor, index, f"names part {-1 - number}, which the plan lacks")
+        part = self._plan.parts[-1 - number]
+        if (shown.offset_bytes - start, shown.strides_bytes) != (
+            part.offset_bytes,
+            part.strides_bytes,
+        ):
+            raise self._error(actor, index, f"reads another part of {self._named(view)} than named")
+        return part.version
+
+    def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
+        if len(launch.writes) != len(launch.outputs):
+            raise self._error(actor, index, "names versions for other than its outputs")
+        of_view, held = self._places.of_view, self._held
+        read = {
+            of_view[view]: number for view, number in zip(launch.inputs, launch.reads, strict=True)
+        }
+        filled: list[int] = []
+        for view, version in zip(launch.outputs, launch.writes, strict=True):
+            self._make(version, (actor, index))
+            place = of_view[view]
+            if place == NO_BYTES:
+                continue
+            if self._own(actor, index, view, version, is_update=place in read):
+                held[place] = version
+            if place in filled or read.get(place, 0) < 0:
+                raise self._error(
+                    actor, index, f"writes {self._named(view)} over what it reads or writes too"
+                )
+            filled.append(place)
+        if launch.workspace is not None:
+            place = of_view[launch.workspace]
+            if place in filled or place in read:
+                raise self._error(actor, index, "has its workspace in the bytes of an operand")
+            if place != NO_BYTES:
+                self._own_workspace(actor, index, launch.workspace)
+        written += filled
+
+    def _own(self, actor: Actor, index: int, view: int, version: int, *, is_update: bool) -> bool:
+        """Check that this launch may write here; whether the place is its chain's own.
+
+        `is_update`: it reads the place as well.
+        """
+        place = self._places.of_view[view]
+        register = self._plan.registers[self._places.register[place]]
+        if not is_row_by_row(self._plan.views[view]):
+            raise self._error(actor, index, f"writes {self._named(view)} with gaps")
+        if register.kind is RegisterKind.TEMPORARY:
+            if self._owner.setdefault(register.id, actor.id) != actor.id:
+                raise self._error(actor, index, f"writes {self._named(view)} of another chain")
+        elif register.kind is RegisterKind.VARIABLE:
+            variable = self._variable_at[place]
+            if self._plan.variables[variable].after != version:
+                raise self._error(
+                    actor,
+                    index,
+                    f"leaves version {version} in {self._named(view)}, which is said to end a step"
+                    f" with {self._plan.variables[variable].after}",
+                )
+            self._writer[variable] = actor.id
+        elif register.kind is not RegisterKind.DATA or self._owner.get(register.id) != actor.id:
+            is_read = (actor.id, register.id) in self._readers
+            if not (is_update and is_read and place not in self._updated):
+                raise self._error(
+                    actor, index, f"writes {self._named(view)}, which it does not produce"
+                )
+            self._updated[place] = actor.id, version
+            return False
+        return True
+
+    def _own_workspace(self, actor: Actor, index: int, view: int) -> None:
+        """Check that this launch may leave anything in its workspace; let it hold nothing."""
+        register = self._plan.registers[self._plan.views[view].register]
+        owner = self._owner.setdefault(register.id, actor.id)
+        if register.kind is not RegisterKind.TEMPORARY or owner != actor.id:
+            raise self._error(
+                actor, index, f"has its workspace in {self._named(view)}, which is not its own"
+            )
+        self._held[self._places.of_view[view]] = _EMPTY
+
+    # -- after all chains --
+
+    def _check_tokens(self) -> None:
+        """Compare what consumers read with what the producer's firing leaves in a slot."""
+        for actor, index, view, version in self._received:
+            place = self._places.of_view[view]
+            updater, updated = self._updated.get(place, (actor, _EMPTY))
+            if version not in (self._held[place], updated):
+                raise self._stale(self._plan.actors[actor], index, view, version)
+            if updater != actor:
+                when = When.AFTER if version == updated else When.BEFORE
+                register = self._plan.views[view].register
+                self._carried.append(CarriedRead(actor, index, updater, register, when))
+        for item in self._plan.fields:
+            place = self._places.of_view[item.view]
+            if place == NO_BYTES:
+                continue
+            is_found = place != NOWHERE and self._held[place] == item.version
+            if not is_found or place in self._updated:
+                owner = self._owner.get(item.register)
+                name = "nothing" if owner is None else self._plan.actors[owner].name
+                found = _EMPTY if place == NOWHERE else self._held[place]
+                raise InternalError(
+                    f"{name} never writes field {item.name!r} ({self._plan.sources[item.source]}):"
+                    f" it is to be {self._version_text(item.version)}, and is"
+                    f" {self._version_text(found)}"
+                )
+
+    def _check_written(self) -> None:
+        for variable in self._plan.variables:
+            if (
+                variable.after not in self._makers
+                and self._plan.views[variable.view].type.num_elements
+            ):
+                raise InternalError(
+                    f"variable {variable.name!r} is to end a step with version {variable.after},"
+                    " which nothing makes"
+                )
+
+    def _carry_variables(self) -> None:
+        plan = self._plan
+        for actor, index, variable, when in self._of_variables:
+            writer = self._writer.get(variable, actor)
+            view = plan.variables[variable].view
+            if writer != actor:
+                register = plan.views[view].register
+                self._carried.append(CarriedRead(actor, index, writer, register, when))
+            elif when is not When.BEFORE:
+                raise self._error(
+                    plan.actors[actor],
+                    index,
+                    f"reads {self._named(view)} as it is {when.value} what it has yet to write",
+                )
+
+    # -- words --
+
+    def _error(self, actor: Actor, index: int, problem: str) -> InternalError:
+        return InternalError(f"{self._launch_text(actor, index)} {problem}")
+
+    def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:
+        held = self._held[self._places.of_view[view]]
+        return self._error(
+            actor,
+            index,
+            f"reads {self._named(view)} for {self._version_text(version)}, and it holds"
+            f" {self._version_text(held)}",
+        )
+
+    def _version_text(self, version: int) -> str:
+        if version == _EMPTY:
+            return "nothing yet"
+        maker = self._makers.get(version)
+        return f"version {version}" + (f" of {self._maker_text(maker)}" if maker else "")
+
+    def _maker_text(self, maker: _Maker) -> str:
+        return maker if isinstance(maker, str) else self._launch_text(*maker)
+
+    def _named(self, view: int) -> str:
+        return f"register {self._plan.registers[self._plan.views[view].register].name!r}"
+
+    def _launch_text(self, actor: Actor, index: int) -> str:
+        launch = actor.launches[index]
+        source = self._plan.sources[launch.source]
+        return f"launch {index} ({launch.op}, {source}) of {actor.name!r}"

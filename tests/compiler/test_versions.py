@@ -1,0 +1,90 @@
+"""Every read finds the version that it names, and each has one maker, or the plan is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.errors import InternalError
+from compiler.graph import Output
+from compiler.ops.binary import ADD
+from compiler.ops.elementwise import EXP, NEG
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import SUM
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.plan import ActorKind, Port
+from compiler.verify import verify_plan
+
+
+@pytest.fixture
+def plan(sketch, fake_target):
+    """matmul, exp in place, neg in place, two sums: one chain, with snapshots."""
+    x = sketch.input("x", (8, 16), "float32")
+    w = sketch.variable("w", (16, 16), "float32")
+    h = sketch.b.one(NEG, sketch.b.one(EXP, sketch.b.one(MATMUL, x, w)))
+    g = sketch.b.one(MATMUL, h, w)
+    y, z = (sketch.b.one(SUM, v, axes=(0, 1), keepdims=False) for v in (h, g))
+    sketch.b.outputs = [Output("y", y), Output("z", sketch.b.one(ADD, z, y))]
+    options = CompileOptions("job", is_training=False, snapshot_every=2)
+    return compile_graph(sketch.b.freeze(), fake_target, options)
+
+
+def chain_of(plan):
+    return next(actor for actor in plan.actors if actor.kind is ActorKind.COMPUTE)
+
+
+def with_launches(plan, launches):
+    step = chain_of(plan)
+    actors = [replace(a, launches=tuple(launches)) if a is step else a for a in plan.actors]
+    return replace(plan, actors=tuple(actors))
+
+
+def place_of(plan, op):
+    return next(i for i, launch in enumerate(chain_of(plan).launches) if launch.op == op)
+
+
+def test_a_launch_states_what_it_reads_and_writes(plan):
+    launches = chain_of(plan).launches
+    product, exp, neg = (launches[place_of(plan, op)] for op in ("matmul", "exp", "neg"))
+    assert exp.inputs == exp.outputs  # in place
+    assert exp.reads == product.writes
+    assert neg.reads == exp.writes != neg.writes
+
+
+def test_a_dropped_launch_in_place_is_found(plan):
+    launches = list(chain_of(plan).launches)
+    del launches[place_of(plan, "exp")]
+    with pytest.raises(InternalError, match=r"\(neg, .*\) of 'step' reads .* it holds version"):
+        verify_plan(with_launches(plan, launches))
+
+
+def test_two_launches_in_place_that_are_swapped_are_found(plan):
+    launches = list(chain_of(plan).launches)
+    i, j = place_of(plan, "exp"), place_of(plan, "neg")
+    launches[i], launches[j] = launches[j], launches[i]
+    with pytest.raises(InternalError, match=r"launch \d+ \(neg, "):
+        verify_plan(with_launches(plan, launches))
+
+
+def test_a_launch_that_runs_twice_is_found(plan):
+    launches = list(chain_of(plan).launches)
+    launches.insert(place_of(plan, "neg"), launches[place_of(plan, "exp")])
+    with pytest.raises(InternalError):
+        verify_plan(with_launches(plan, launches))
+
+
+def test_two_producers_of_one_register_are_found(plan):
+    edge = chain_of(plan).outputs[0]
+    snapshot = next(actor for actor in plan.actors if actor.name == "snapshot")
+    two = replace(snapshot, outputs=(*snapshot.outputs, Port(edge.register, 1)))
+    actors = tuple([two if a is snapshot else a for a in plan.actors])
+    with pytest.raises(InternalError, match="has two producers, 'step' and 'snapshot'"):
+        verify_plan(replace(plan, actors=actors))
+
+
+def test_a_version_with_two_makers_is_found(plan):
+    launches = list(chain_of(plan).launches)
+    i, j = place_of(plan, "exp"), place_of(plan, "neg")
+    launches[j] = replace(launches[j], writes=launches[i].writes)
+    with pytest.raises(InternalError, match=r"\(neg, .*makes version \d+, and so does .*\(exp"):
+        verify_plan(with_launches(plan, launches))
