@@ -61,14 +61,13 @@ from compiler.plan import Plan  # noqa: E402
 from compiler.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
-    from actorflow.ports import NonFiniteLoss
     from actorflow.runner import FitResult, Runner, Stopped
 
 __version__ = "0.1.0"
 
 _LATE = {
     "FitResult": "actorflow.runner",
-    "NonFiniteLoss": "actorflow.ports",
+    "NonFiniteLoss": "actorflow.broken_steps",
     "Runner": "actorflow.runner",
     "Stopped": "actorflow.runner",
 }

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from actorflow.broken_steps import SKIP
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
 from actorflow.evaluation import Evaluation, check_results, check_shared_arena
@@ -101,15 +102,19 @@ class Job:
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
         num_ranks: int = 1,
+        on_nan: str = "raise",
     ) -> Plan:
         """Return the plan for a model and the batches of a source (or their types).
 
         With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
         `evaluation` it evaluates between steps. The plan of one of several ranks averages its
         gradients over them: it can be printed and simulated, and runs where there is a transport.
+        With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
+        counters; all gradients of a step are alive at once then.
         Raises CompileError with the user's line.
         """
-        return self._compile(model, data, self.options.metrics_every, every, evaluation, num_ranks)
+        rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
+        return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
 
     def fit(
         self,
@@ -135,14 +140,19 @@ class Job:
         self.close(model)
         cadence = None if checkpoint is None else every
         num_ranks = max(1, _CAPTURING.get())
-        plan = self.compile(model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks)
+
+        def compiled_by(job: Job) -> Plan:
+            return job.compile(
+                model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks,
+                on_nan=on_nan,
+            )  # fmt: skip
+
+        plan = compiled_by(self)
         if _CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
                 twin = Job(self._function, replace(self.options, memory_budget=0, recompute="none"))
-                store_all = twin.compile(
-                    model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks
-                )
+                store_all = compiled_by(twin)
             raise PlanCaptured(plan, store_all)
         runner = self._runner(plan, model, {})
         try:
@@ -161,17 +171,17 @@ class Job:
             self._give_back(model, runner)
 
     def stream(
-        self, model: Module, data: DataSource, *, steps: int | None = None
+        self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
     ) -> Iterator[Metrics]:
         """Yield the outputs of each step; the model gets the parameters when the loop ends.
 
-        Starts from the model's own parameters with fresh optimizer state.
+        Starts from the model's own parameters with fresh optimizer state. `on_nan` as in `fit`.
         """
         self.close(model)
-        plan = self.compile(model, data)
+        plan = self.compile(model, data, on_nan=on_nan)
         runner = self._runner(plan, model, {})
         try:
-            yield from runner.stream(data, steps=steps)
+            yield from runner.stream(data, steps=steps, on_nan=on_nan)
         finally:
             self._give_back(model, runner)
 
@@ -245,6 +255,8 @@ class Job:
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
         num_ranks: int = 1,
+        *,
+        skips: bool = False,
     ) -> Plan:
         from actorflow.native import choosing
         from actorflow.plan_cache import cache_key
@@ -263,7 +275,9 @@ class Job:
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic) as fuses:
             options = self._compile_options(metrics_every, every, evaluation, num_ranks)
-            options = replace(options, fuses=fuses, verify=settings.verify)
+            options = replace(
+                options, fuses=fuses, verify=settings.verify, skips_broken_steps=skips
+            )
             key = cache_key(graph, options, target.fingerprint, evaluated)
             if key not in self._plans:
                 configure(settings.log_level)

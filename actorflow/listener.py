@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from actorflow.evaluation import OnResult, Results
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
 from actors.statistics import Statistics
+from compiler.options import SKIPPED
 
 if TYPE_CHECKING:
     from actorflow.status import StatusWriter
@@ -59,6 +61,8 @@ class Listener:
         """Take the outputs of a step, on the metrics thread."""
         self.step, self.metrics = step, metrics
         scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
+        if scalars.pop(SKIPPED, None) is not None:  # what a skipped step gave is no part of a mean
+            scalars = {n: v for n, v in scalars.items() if math.isfinite(v)}
         self._reporter.step(step, scalars)
         if self._status is not None:
             self._status.step(step, metrics)

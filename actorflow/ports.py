@@ -16,15 +16,11 @@ from actorflow.data import DataSource, FillsBatches, check_batch
 from actorflow.positions import Positions
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
-from compiler.errors import ActorflowError, InternalError
+from compiler.errors import InternalError
 from compiler.types import TensorType
 
 Metrics = Mapping[str, Any]
 """Outputs of one step: floats for scalars, arrays (copies) otherwise."""
-
-
-class NonFiniteLoss(ActorflowError):
-    """The loss became NaN or infinite; the message names step and user line."""
 
 
 class DataPort:
@@ -162,7 +158,7 @@ class DataPort:
 
 
 class MetricsPort:
-    """Hands each step's outputs to a listener, and watches the loss.
+    """Hands each step's outputs to a listener.
 
     The outputs of a step of several batches are the means of theirs; those of a step that the end
     of the data cut short are dropped, for it updated nothing.
@@ -170,10 +166,7 @@ class MetricsPort:
     Args:
         on_step: called as (step, outputs) on this port's thread.
         first_step: number of the step before the first one.
-        watched: the output that must stay finite ("loss"), or None.
-        line: the user's line of the watched output.
-        on_nan: "raise" fails the run, "warn" calls `warn` once per run.
-        warn: receives the text of the warning.
+        watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
         batches_per_step: tokens that make one step.
     """
 
@@ -182,19 +175,13 @@ class MetricsPort:
         on_step: Callable[[int, Metrics], None],
         first_step: int,
         *,
-        watched: str | None = None,
-        line: str = "",
-        on_nan: str = "raise",
-        warn: Callable[[str], None] | None = None,
+        watch: Callable[[int, dict[str, Any]], None] | None = None,
         batches_per_step: int = 1,
     ) -> None:
         self._on_step = on_step
         self._batches_per_step = batches_per_step
         self._step = first_step
-        self._watched = watched
-        self._line = line
-        self._on_nan = on_nan
-        self._warn = warn
+        self._watch = watch
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
@@ -205,25 +192,14 @@ class MetricsPort:
             for batches in steps:
                 self._step += 1
                 outputs = _outputs(batches[0]) if each == 1 else _means(batches)
-                if self._watched is not None and not math.isfinite(outputs[self._watched]):
-                    self._report_nan(float(outputs[self._watched]))
+                if self._watch is not None:
+                    self._watch(self._step, outputs)
                 self._on_step(self._step, outputs)
 
         return read
 
     def close(self) -> None:
         """Nothing blocks here."""
-
-    def _report_nan(self, value: float) -> None:
-        text = (
-            f"{self._watched} is {value} at step {self._step} ({self._line}); lower the learning"
-            " rate, clip gradients, or look at the batch; fit(..., on_nan='warn') trains on"
-        )
-        if self._on_nan == "raise":
-            raise NonFiniteLoss(text)
-        if self._warn is not None:
-            self._warn(text)
-            self._warn = None
 
 
 def _outputs(token: Token) -> dict[str, Any]:
@@ -233,9 +209,15 @@ def _outputs(token: Token) -> dict[str, Any]:
 def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
     """Return the mean of every output; a training job's outputs are scalars."""
     return {
-        name: math.fsum([float(token[name]) for token in tokens]) / len(tokens)
-        for name in tokens[0]
+        name: _sum([float(token[name]) for token in tokens]) / len(tokens) for name in tokens[0]
     }
+
+
+def _sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs, or more than a float holds
+        return sum(values)
 
 
 class CheckpointPort:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.broken_steps import BrokenSteps, skips
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
 from actorflow.native import is_native
@@ -32,6 +33,7 @@ from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError
+from compiler.options import SKIPPED
 from compiler.plan import Actor, ActorKind, Field, Plan, RegisterKind
 from compiler.types import TensorType
 from compiler.verify import edges_of
@@ -39,7 +41,7 @@ from memory.registers import Edge, repetition_vector
 
 Array = np.ndarray[Any, Any]
 COUNTER = "increment"
-"""The op that counts in a variable: what it did can be taken back."""
+"""The op that counts in a variable; what it did by ones can be taken back."""
 
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
 """Write a checkpoint: step, variables by name, state of the data source after that step."""
@@ -57,7 +59,7 @@ class Run:
         on_step: called with (step, outputs) on the metrics thread.
         save: writes a checkpoint on the checkpoint thread; None when the plan takes no snapshots.
         is_due: whether a snapshot of this step is to be written.
-        on_nan: "raise" or "warn" when the loss is not finite.
+        on_nan: what to do when the loss is not finite, one of `broken_steps.POLICIES`.
         evaluation: what the plan's evaluation reads, and who listens to it.
         directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.
@@ -112,13 +114,16 @@ class Run:
             batches_per_step=self._batches_per_step,
         )
         loss_line = _line_of_output(plan, "loss") if plan.option("is_training") else None
+        self._broken: BrokenSteps | None = None
+        if loss_line is not None:
+            skipped = int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None
+            self._broken = BrokenSteps(
+                on_nan, loss_line, warn, skipped=skipped, directory=directory
+            )
         metrics = MetricsPort(
             on_step,
             first_step,
-            watched="loss" if loss_line is not None else None,
-            line=loss_line or "",
-            on_nan=on_nan,
-            warn=warn,
+            watch=self._broken.see if self._broken is not None else None,
             batches_per_step=self._batches_per_step,
         )
         ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
@@ -202,8 +207,15 @@ class Run:
             if self._data.failure is not None:
                 error.add_note(f"before that the data source raised {self._data.failure!r}")
             raise error from (failed if error is cause else cause)
+        if self._broken is not None and SKIPPED in self.bound.variables:
+            self._broken.finish(int(self.bound.variables[SKIPPED]))
         if self._data.failure is not None:
             raise self._data.failure
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps of this run that were skipped; exact after `wait`."""
+        return 0 if self._broken is None else self._broken.num_skipped
 
     def statistics(self) -> Statistics:
         """Return what the actors have done so far."""
@@ -254,7 +266,7 @@ class Run:
             is_failed = actor.name == failed.actor
             for index, launch in enumerate(actor.launches):
                 register = self.plan.views[launch.outputs[0]].register
-                if launch.op == COUNTER and register in names:
+                if launch.op == COUNTER and len(launch.inputs) == 1 and register in names:
                     counted = ended[actor.id] - (is_failed and failed.launch <= index)
                     variables[names[register]] -= counted - steps
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actorflow.broken_steps import WARN, NonFiniteLoss, check_policy
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results
@@ -29,7 +30,7 @@ from actorflow.initialise import initial_values, steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.logs import logger
 from actorflow.native import NATIVE, build, choosing
-from actorflow.ports import Metrics, NonFiniteLoss
+from actorflow.ports import Metrics
 from actorflow.run import Run, batches_per_step
 from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
@@ -59,7 +60,8 @@ class FitResult:
 
     `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step.
     `mean_loss` is the mean over the last `num_averaged` steps of this run, at most 100 (None when
-    it had none). `evaluations` are pairs (step, means) of this run.
+    it had none). `evaluations` are pairs (step, means) of this run. `num_skipped` steps of this run
+    changed nothing, because loss or gradients were not finite (`on_nan="skip"`).
     """
 
     first_step: int
@@ -69,6 +71,7 @@ class FitResult:
     num_averaged: int
     evaluations: tuple[tuple[int, Results], ...]
     variables: Mapping[str, Array] = field(repr=False)
+    num_skipped: int = 0
 
 
 class Stopped(SystemExit):
@@ -140,7 +143,9 @@ class Runner:
             every: time ("5s", "10min") or steps (500) between checkpoints; by time, the first
                 snapshot that is due is written, and there is one at least every 16 steps.
             keep_last: checkpoints to keep.
-            on_nan: "raise" or "warn" when the loss is not finite.
+            on_nan: what to do when the loss is not finite. "raise" ends the run; "warn" trains on,
+                and the newest checkpoint without NaN is kept; "skip" drops the updates of a step
+                whose loss or gradients are not finite, for plans compiled so.
             progress: print the plan and live progress to stdout.
             on_step: called with (step, outputs) on the metrics thread, in order.
             evaluation: what the plan was compiled to evaluate between steps.
@@ -152,8 +157,7 @@ class Runner:
             Stopped: SIGINT or SIGTERM; the last finished step is checkpointed. A second signal
                 leaves the process at once.
         """
-        if on_nan not in ("raise", "warn"):
-            raise CompileError(f"on_nan must be 'raise' or 'warn', got {on_nan!r}")
+        check_policy(self.plan, on_nan)
         _check_steps(steps)
         _check_directory(checkpoint)
         cadence = Every.parse(every)
@@ -174,7 +178,7 @@ class Runner:
             start = self._start(manager, data, warn, reporter.notice)
             saver = None
             if manager is not None:
-                saver = self._saver(manager, data, start.step, cadence, on_nan == "warn", warn)
+                saver = self._saver(manager, data, start.step, cadence, on_nan == WARN, warn)
             total = max(steps, start.step)
             status = None
             if manager is not None:
@@ -220,6 +224,8 @@ class Runner:
             is_stopped = bool(signals.received) and last < steps
             listener.ending = "stopped" if is_stopped else "finished"
             ending = _ending(start.step, last, steps, signals.received, is_kept=manager is not None)
+            if run.num_skipped:
+                warn(f"{run.num_skipped} of {last - start.step} steps were skipped")
             summary = reporter.finish(ending)
         if is_stopped:
             raise Stopped(signals.received[0], last)
@@ -231,6 +237,7 @@ class Runner:
             summary.num_averaged,
             tuple(listener.evaluations),
             dict(self._given),
+            run.num_skipped,
         )
 
     def stream(
@@ -243,6 +250,7 @@ class Runner:
         """
         if steps is not None:
             _check_steps(steps)
+        check_policy(self.plan, on_nan)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
         values = initial_values(self.plan, self._given, self._seed)
@@ -256,6 +264,7 @@ class Runner:
             on_step=lambda step, metrics: outputs.put(metrics),
             on_nan=on_nan,
             on_finished=lambda: outputs.put(None),
+            warn=logger.warning,
             # Whoever iterates may take his time: that is no stall.
             settings=replace(self._settings, stall_seconds=0.0),
         )
@@ -389,11 +398,12 @@ class Runner:
         warn: Callable[[str], None],
         notice: Callable[[str], None],
     ) -> Start:
-        loaded = manager.latest() if manager is not None else None
-        if loaded is None:
+        start = None
+        if manager is not None:
+            start = start_from(manager, self.plan, data, self._seed, warn)
+        if start is None:
             values = initial_values(self.plan, self._given, self._seed)
             return Start(steps_done(values), values)
-        start = start_from(loaded, self.plan, data, self._seed, warn)
         notice(f"resumed from the checkpoint of step {start.step}")
         given = self._given | dict(start.values)
         return Start(start.step, initial_values(self.plan, given, self._seed))

@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actorflow.checkpoint.expected import Expected, TensorType
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.run import saved_variables, written_variables
 from compiler.errors import CompileError
+from compiler.options import SKIPPED
 from compiler.plan import ActorKind, Plan
 
 if TYPE_CHECKING:
-    from actorflow.checkpoint.manager import CheckpointManager, LoadedCheckpoint
+    from actorflow.checkpoint.manager import CheckpointManager
 
 Array = np.ndarray[Any, Any]
+STEP = "step"
+"""The variable that counts the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +121,20 @@ class Saver:
 
 
 def start_from(
-    checkpoint: LoadedCheckpoint,
+    manager: CheckpointManager,
     plan: Plan,
     source: DataSource,
     seed: int,
     report: Callable[[str], None],
-) -> Start:
-    """Restore the source's position and return step and variables of a checkpoint.
+) -> Start | None:
+    """Restore the source's position and return step and variables of the newest checkpoint.
 
-    Raises CompileError when the variables are other than the plan's, DataError when the data is
-    another.
+    None where there is no checkpoint yet. Raises CheckpointUnfit when the variables of all of them
+    are other than the plan's, CompileError for another seed, DataError when the data is another.
     """
+    checkpoint = manager.latest(expected_of(plan))
+    if checkpoint is None:
+        return None
     manifest = checkpoint.manifest
     came = source.fingerprint()
     if manifest.data_fingerprint != came:
@@ -141,9 +148,8 @@ def start_from(
             f"the checkpoint of step {manifest.step} was made with seed {manifest.seed}, this job"
             f" has seed {seed}; use the same seed, or another checkpoint directory"
         )
-    _check_variables(checkpoint, plan)
     if manifest.has_nan:
-        report(f"the checkpoint of step {manifest.step} holds NaN: the run began to fail before it")
+        report(_of_nan(manifest.step, manager.newest_sound(manifest.step)))
     if manifest.plan_hash != plan.graph_hash:
         report(
             f"the checkpoint of step {manifest.step} was made by another version of this job: its"
@@ -153,6 +159,16 @@ def start_from(
         _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
     source.restore(manifest.data_state or {})
     return Start(manifest.step, checkpoint.tensors)
+
+
+def _of_nan(step: int, sound: int | None) -> str:
+    text = f"the checkpoint of step {step} holds NaN: the run began to fail before it; "
+    if sound is None:
+        return text + "there is none without NaN before it"
+    return text + (
+        f"the newest without NaN is that of step {sound}: to go on from there, move the newer ones"
+        " out of the directory"
+    )
 
 
 def _kernels(plan: Plan) -> dict[str, str]:
@@ -181,25 +197,16 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
         )
 
 
-def _check_variables(checkpoint: LoadedCheckpoint, plan: Plan) -> None:
+def expected_of(plan: Plan) -> Expected:
+    """Return what a checkpoint must hold for a plan.
+
+    Whether steps may be skipped is a choice of each run: the count of them is not asked for.
+    """
     saved = saved_variables(plan)
-    own = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
-    step = checkpoint.manifest.step
-    missing = [name for name in own if name not in checkpoint.tensors]
-    unknown = [name for name in checkpoint.tensors if name not in own]
-    if missing or unknown:
-        raise CompileError(
-            f"the checkpoint of step {step} does not fit this job: it lacks"
-            f" {missing or 'nothing'} and has {unknown or 'nothing'} too many; another model or"
-            " optimizer wrote it. Use another checkpoint directory"
-        )
-    for name, type_ in own.items():
-        array = checkpoint.tensors[name]
-        if tuple(array.shape) != type_.shape or str(array.dtype) != type_.dtype.value:
-            raise CompileError(
-                f"the checkpoint of step {step} does not fit this job: {name!r} is"
-                f" {array.dtype}{list(array.shape)} there, {type_} here"
-            )
+    types = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
+    tensors = {name: TensorType(t.dtype.value, t.shape) for name, t in types.items()}
+    counter = STEP if STEP in tensors else ""
+    return Expected(tensors, frozenset((SKIPPED,)), counter)
 
 
 def _has_nan(array: Array) -> bool:

@@ -9,6 +9,9 @@ from dataclasses import astuple, dataclass, fields
 
 from compiler.plan import PlainValue
 
+SKIPPED = "skipped"
+"""The counter of steps that were skipped, and the output that shows it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:

@@ -17,6 +17,7 @@ The map, in the order of imports:
 - `lock`: `WriterLock`: who may write, and whether the path still leads to what is locked.
 - `shard`: safetensors files, written and read in chunks, hashed on the way.
 - `manifest`: what a checkpoint says about itself, with its own hash; a strict parser.
+- `expected`: what a job expects of a checkpoint, held against a manifest before anything is read.
 - `reader`: list, verify, load; needs no lock and creates nothing.
 - `commit`: the commit protocol: how a checkpoint comes to be, and how it goes.
 - `manager`: `CheckpointManager`: what a run asks of its checkpoints; holds the lock.

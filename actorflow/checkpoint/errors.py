@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler.errors import ActorflowError
+from compiler.errors import ActorflowError, CompileError
 
 _SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DAMAGE_ERRNOS = frozenset(
@@ -69,6 +69,10 @@ class CheckpointLockLost(CheckpointError):
             " with the directory that holds the checkpoints"
         )
         self.directory = directory
+
+
+class CheckpointUnfit(CheckpointError, CompileError):
+    """A whole checkpoint, of another model or optimizer than the one that is to go on from it."""
 
 
 class NoValidCheckpoint(CheckpointError):

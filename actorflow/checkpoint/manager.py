@@ -19,6 +19,7 @@ from actorflow.checkpoint.errors import (
     CheckpointSpaceError,
     writing,
 )
+from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, RealFs
 from actorflow.checkpoint.layout import (
     MAX_STEP,
@@ -53,7 +54,8 @@ class CheckpointManager:
 
     Args:
         directory: the run directory; created, with its parents, by `open`.
-        keep_last: how many checkpoints stay, counted back from the one just saved.
+        keep_last: how many checkpoints stay, counted back from the one just saved; the newest
+            without NaN stays besides, for none of those that hold NaN leads anywhere.
         report: is told what went wrong without failing the call; warns by default.
         fs: the file system; the real one by default.
     """
@@ -174,15 +176,17 @@ class CheckpointManager:
             newer = [n for n in fs.listdir(self.directory) if any_step_of(n) > step]
             discard(fs, self.directory, newer)
 
-    def latest(self) -> LoadedCheckpoint | None:
+    def latest(self, expected: Expected | None = None) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint, loaded; None only where there never was one.
 
-        Each damaged one is reported and skipped.
+        Each damaged one is reported and skipped, and so is one that is not as expected: nothing of
+        its size is reserved.
 
         Raises:
-            NoValidCheckpoint: there are checkpoints, and all are damaged.
+            NoValidCheckpoint: there are checkpoints, and none can be used.
+            CheckpointUnfit: the same, and all are whole: they are of another model or optimizer.
         """
-        return reader.load_latest(self._fs, self.directory, self._report)
+        return reader.load_latest(self._fs, self.directory, self._report, expected)
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps that have a checkpoint, ascending, valid or not."""
@@ -195,6 +199,10 @@ class CheckpointManager:
     def load(self, step: int) -> LoadedCheckpoint:
         """Return the checkpoint of a step; raise `CheckpointDamaged` if missing or damaged."""
         return reader.load_step(self._fs, self.directory, step)
+
+    def newest_sound(self, step: int) -> int | None:
+        """Return the newest step up to one whose manifest says that it holds no NaN, or None."""
+        return reader.newest_sound(self._fs, self.directory, step)
 
     def describe(self) -> tuple[reader.CheckpointRow, ...]:
         """Return one row per checkpoint for a listing, from the manifests alone."""
@@ -236,7 +244,8 @@ class CheckpointManager:
             # Newer steps are not counted: after a fall-back they are damaged, and must not push out
             # the one just saved.
             done = [s for s in self.steps() if s <= step]
-            victims = [step_name(s) for s in done[: -self._keep_last]]
+            sound = self.newest_sound(step)
+            victims = [step_name(s) for s in done[: -self._keep_last] if s != sound]
             victims += [n for n in fs.listdir(directory) if aside_step_of(n) is not None]
             discard(fs, directory, victims)
         except (OSError, CheckpointError) as error:

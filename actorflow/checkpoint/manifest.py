@@ -23,7 +23,8 @@ from actorflow.checkpoint.layout import MANIFEST_NAME, MAX_STEP
 from actorflow.checkpoint.shard import FORMAT_DTYPES, ShardDigest, ShardSpec, TensorSpec
 
 FORMAT_VERSION = 1
-MAX_MANIFEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 64 << 20
+"""Of the file. A tensor takes some 250 bytes; what is parsed may take twenty times the text."""
 
 _HASH = re.compile(r"[0-9a-f]{32}\Z")
 _HASH_BYTES = 32
@@ -105,6 +106,11 @@ def encode(manifest: Manifest) -> bytes:
         _manifest_of(json.loads(body))
     except (ValueError, CheckpointDamaged) as error:
         raise CheckpointError(f"the checkpoint's manifest cannot be written: {error}") from error
+    if len(body) + 1 + _HASH_BYTES > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"the checkpoint's manifest would have {len(body):,} bytes, more than the"
+            f" {MAX_MANIFEST_BYTES:,} that a reader takes; keep less in the data source's state"
+        )
     return body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode()
 
 
@@ -121,9 +127,16 @@ def decode(data: bytes) -> Manifest:
         raise CheckpointDamaged(f"{MANIFEST_NAME} does not match its own hash")
     try:
         value = json.loads(body, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate could not be printed
     except (ValueError, RecursionError) as error:
         raise CheckpointDamaged(f"{MANIFEST_NAME} is not JSON: {error}") from error
-    return _manifest_of(value)
+    manifest = _manifest_of(value)
+    try:
+        plain_json(manifest.config, "config")
+        plain_json(manifest.data_state, "data_state")
+    except CheckpointError as error:
+        raise CheckpointDamaged(f"{MANIFEST_NAME}: {error}") from error
+    return manifest
 
 
 def plain_json(value: object, where: str, depth: int = 0) -> Any:

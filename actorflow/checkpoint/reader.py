@@ -13,10 +13,13 @@ from pathlib import Path
 from actorflow.checkpoint.errors import (
     CheckpointDamaged,
     CheckpointError,
+    CheckpointUnfit,
     NoValidCheckpoint,
     os_text,
     reading,
+    size_text,
 )
+from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, read_up_to
 from actorflow.checkpoint.layout import MANIFEST_NAME, aside_step_of, step_name, step_of
 from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decode
@@ -96,45 +99,70 @@ def verify_step(fs: Fs, directory: Path, step: int) -> Manifest:
     return _read(fs, directory, step, is_kept=False).manifest
 
 
-def load_step(fs: Fs, directory: Path, step: int) -> LoadedCheckpoint:
+def load_step(
+    fs: Fs, directory: Path, step: int, expected: Expected | None = None
+) -> LoadedCheckpoint:
     """Read, verify and return a checkpoint, in one pass over its files.
 
     Raises:
         CheckpointDamaged: something is missing or differs; the message names the file.
+        CheckpointUnfit: it is not what was expected; then no tensor was read.
     """
-    return _read(fs, directory, step, is_kept=True)
+    return _read(fs, directory, step, is_kept=True, expected=expected)
 
 
-def _read(fs: Fs, directory: Path, step: int, *, is_kept: bool) -> LoadedCheckpoint:
+def _read(
+    fs: Fs, directory: Path, step: int, *, is_kept: bool, expected: Expected | None = None
+) -> LoadedCheckpoint:
     manifest = read_manifest(fs, directory, step)
+    if expected is not None:
+        expected.check(manifest)
     path = directory / step_name(step)
     tensors: dict[str, Array] = {}
-    with reading(path):
-        for spec, digest in manifest.shards():
-            tensors.update(read_shard(fs, path, spec, digest, is_kept=is_kept))
+    try:
+        with reading(path):
+            for spec, digest in manifest.shards():
+                tensors.update(read_shard(fs, path, spec, digest, is_kept=is_kept))
+    except MemoryError as error:
+        size = size_text(sum(file.size_bytes for file in manifest.files))
+        raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error
+    if expected is not None:
+        expected.check_values(manifest, tensors)
     return LoadedCheckpoint(manifest, tensors)
 
 
-def load_latest(fs: Fs, directory: Path, report: Callable[[str], None]) -> LoadedCheckpoint | None:
-    """Return the newest checkpoint that is valid; None only where there never was one.
+def load_latest(
+    fs: Fs, directory: Path, report: Callable[[str], None], expected: Expected | None = None
+) -> LoadedCheckpoint | None:
+    """Return the newest checkpoint that is valid and as expected; None where there never was one.
 
-    Each damaged one is told to `report` and skipped. One that a writer removes meanwhile is passed
+    Each other one is told to `report` and skipped. One that a writer removes meanwhile is passed
     over.
 
     Raises:
-        NoValidCheckpoint: there are checkpoints, and all are damaged.
+        NoValidCheckpoint: there are checkpoints, and none can be used.
+        CheckpointUnfit: the same, and all are whole: they are of another model or optimizer.
         CheckpointError: the system refuses to read, which says nothing about the checkpoint.
     """
     loaded, problems = None, []
+    unfit: list[str] = []
     for step in reversed(list_steps(fs, directory)):
         try:
-            loaded = load_step(fs, directory, step)
+            loaded = load_step(fs, directory, step, expected)
             break
+        except CheckpointUnfit as error:
+            unfit.append(f"the checkpoint of step {step} does not fit this job: {error}")
+            problems.append(f"{unfit[-1]}; it is not used")
         except CheckpointDamaged as error:
             if step not in list_steps(fs, directory):
                 # A writer removed it meanwhile, so there is a newer one: look again.
-                return load_latest(fs, directory, report)
+                return load_latest(fs, directory, report, expected)
             problems.append(f"checkpoint of step {step} is damaged and not used: {error}")
+    if unfit and len(unfit) == len(problems) and loaded is None:
+        raise CheckpointUnfit(
+            f"{directory}: {unfit[0]}. Use another checkpoint directory, or the model and optimizer"
+            " that wrote this one"
+        )
     for problem in problems:
         report(problem)
     if loaded is not None:
@@ -146,6 +174,17 @@ def load_latest(fs: Fs, directory: Path, report: Callable[[str], None]) -> Loade
             f"{directory} has checkpoints, but none that is valid:{listing}\n"
             "Restore one from a copy, or choose another directory to start afresh"
         )
+    return None
+
+
+def newest_sound(fs: Fs, directory: Path, step: int) -> int | None:
+    """Return the newest step up to one whose manifest can be read and says that there is no NaN."""
+    for found in reversed([s for s in list_steps(fs, directory) if s <= step]):
+        try:
+            if not read_manifest(fs, directory, found).has_nan:
+                return found
+        except CheckpointDamaged:
+            continue
     return None
 
 

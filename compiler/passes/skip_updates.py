@@ -2,13 +2,14 @@
 
     update(variable, gradient, ...)  ->  update(variable, gradient, ..., skip)
 
-where `skip` says whether the loss, or any gradient that an update reads, holds NaN or infinity. It
-is part of the step and not a decision of the host, which learns of a step when later ones have long
-begun. All gradients stay alive until the last of them is made, where each could otherwise go with
-its update: whoever wants all of a step or nothing of it pays that. Where a step sums gradients over
-batches, the sums are looked at, which live so long anyway, and a broken batch drops its whole step.
+where `skip` says whether the loss, or what an update reads besides its variables (the gradient, the
+learning rate), holds NaN or infinity. It is part of the step and not a decision of the host, which
+learns of a step when later ones have long begun. All gradients stay alive until the last of them is
+made, where each could otherwise go with its update: whoever wants all of a step or nothing of it
+pays that. Where a step sums gradients over batches, the sums are looked at, which live so long
+anyway, and a broken batch drops its whole step.
 
-The flag passes from one tensor to the next, first the loss, then the gradients as they are made.
+The flag passes from one tensor to the next, first the loss, then the others as they are made.
 The variable `skipped` counts the steps dropped; its value before a step is an output of that step.
 
 Guarantees: every update of the optimizer reads the one flag.
@@ -24,11 +25,9 @@ from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, INCREMENT
+from compiler.options import SKIPPED
 from compiler.registry import can_skip, writes
 from compiler.types import DType, Phase, ValueId
-
-SKIPPED = "skipped"
-"""Name of the counter, and of the output that shows it."""
 
 _COUNTERS = (INCREMENT, ACCUMULATE)
 _ZEROS = (("kind", "zeros"),)
@@ -65,11 +64,17 @@ def run(graph: Graph) -> Graph:
 
 
 def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
-    """Emit the search through loss and gradients, in the order in which they are made."""
+    """Emit the search through the loss and what updates read, in the order of their making."""
     made_by = graph.producers()
-    gradients = dict.fromkeys([node.inputs[1] for node in updates])
+    read = [
+        value
+        for node in updates
+        for position, value in enumerate(node.inputs)
+        if graph.types[value].dtype.is_float
+        and position not in [over for _, over in writes.get(node.op)]
+    ]
     values = [_loss_of_step(b, o.value) for o in graph.outputs if o.name == "loss"]
-    values += sorted(gradients, key=lambda value: made_by[value])
+    values += sorted(dict.fromkeys(read), key=lambda value: made_by[value])
     flag: tuple[ValueId, ...] = ()
     for value in values:
         flag = b.emit(NON_FINITE, (value, *flag))

@@ -220,6 +220,20 @@ def test_a_loss_that_is_not_finite_may_be_a_warning(mlp, classify, capsys):
     assert capsys.readouterr().out.count("loss is nan at step 3") == 1
 
 
+def test_under_warn_the_newest_checkpoint_without_nan_is_kept_and_named(
+    mlp, classify, tmp_path, caplog
+):
+    options = {"checkpoint": tmp_path / "run", "every": 1, "keep_last": 2, "on_nan": "warn"}
+    classify().fit(mlp(), Source(exploding), steps=9, progress=False, **options)
+    assert CheckpointManager(tmp_path / "run").steps() == (2, 8, 9)
+    classify().fit(
+        mlp(), Source(exploding), steps=10, **{**options, "keep_last": 1}, progress=False
+    )
+    assert "checkpoint of step 9 holds NaN" in caplog.text
+    assert "the newest without NaN is that of step 2" in caplog.text
+    assert CheckpointManager(tmp_path / "run").steps() == (2, 10)
+
+
 def test_a_full_disk_keeps_the_previous_checkpoint_and_names_path_and_bytes(
     mlp, classify, tmp_path, monkeypatch
 ):

@@ -91,6 +91,40 @@ def test_the_last_ones_are_kept(make_run, memory_run, keep_last):
     assert all(name == ".lock" or name.startswith("step-") for name in names(run))
 
 
+def nan_groups(run, step):
+    groups = run.groups(step)
+    groups["model"]["w"][0, 0] = np.nan
+    return groups
+
+
+def test_the_newest_without_nan_is_never_pushed_out(memory_run):
+    for step in (1, 2, 3):
+        memory_run.save(step)
+    for step in (4, 5, 6, 7):
+        memory_run.save(step, nan_groups(memory_run, step))
+    assert memory_run.manager.steps() == (3, 6, 7)
+    assert memory_run.manager.newest_sound(7) == 3
+    memory_run.save(8)
+    assert memory_run.manager.steps() == (7, 8)
+    assert memory_run.manager.newest_sound(7) is None
+
+
+def test_where_all_hold_nan_the_last_ones_are_kept(memory_run):
+    for step in range(1, 6):
+        memory_run.save(step, nan_groups(memory_run, step))
+    assert memory_run.manager.steps() == (4, 5)
+
+
+def test_one_whose_manifest_is_damaged_is_not_taken_for_one_without_nan(real_run):
+    with real_run.manager:
+        real_run.save(1)
+        real_run.save(2)
+        (real_run.directory / "step-0000000002" / "manifest.json").write_text("{}")
+        for step in (3, 4, 5):
+            real_run.save(step, nan_groups(real_run, step))
+        assert real_run.manager.steps() == (1, 4, 5)
+
+
 @pytest.mark.parametrize("keep_last", [0, -1, 1.5, None, True])
 def test_at_least_one_is_kept(tmp_path, keep_last):
     with pytest.raises(CheckpointError, match="keep_last: expected an int of 1 or more"):
