@@ -12,10 +12,10 @@ The program is part of the plan (attributes of a launch), so it has a plain form
 ROW input may be smaller than the space and be repeated: the element of row r is that of its own
 row (r // every) % count.
 
-**Arithmetic.** Floats compute in their own type (bfloat16 in float32), reductions of float32 and
-bfloat16 in float32. A bfloat16 value is rounded where it is an output, and for all that read it
-then; inside the group it keeps the digits of float32. `sum` over columns adds in an order of the
-generator's choice, the same on every run; over rows likewise, whatever the number of threads.
+**Arithmetic.** Floats compute in their own type (bfloat16 in float32). A bfloat16 value is rounded
+where it is an output, and for all that read it then; inside the group it keeps the digits of
+float32. Sums add in an order of the generator's choice, one for each shape, whatever the number of
+threads; a million float32 of one sign lose at most 1e-6 of their sum.
 """
 
 from __future__ import annotations

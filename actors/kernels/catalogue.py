@@ -39,7 +39,7 @@ from actors.kernels.split import SPLIT_KERNELS
 from actors.kernels.update import UPDATE_KERNELS
 from actors.kernels.widened import widened
 
-GENERATION = 3
+GENERATION = 4
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (

@@ -72,8 +72,8 @@ def storage_of(dtype: DType) -> str:
 
 
 def sum_type_of(dtype: DType) -> str:
-    """Return the type in which elements of a dtype are added up."""
-    return type_of(dtype) if is_float(dtype) else "int64_t"
+    """Return the type in which elements of a dtype are added up at last."""
+    return "double" if is_float(dtype) else "int64_t"
 
 
 def load(dtype: DType, place: str) -> str:

@@ -136,9 +136,7 @@ def _held(program: Program, space: Space) -> int:
 
 
 def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
-    if dtype is DType.FLOAT64 or dtype.is_integer:
-        return np.dtype(np.float64 if dtype is DType.FLOAT64 else np.int64)
-    return np.dtype(np.float32)
+    return np.dtype(np.int64 if dtype.is_integer else np.float64)
 
 
 def group_work(program: Program, rows: int, columns: int) -> Work:

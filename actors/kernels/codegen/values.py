@@ -2,7 +2,7 @@
 
 v3 is value 3; of a FULL or ROW value in a loop over several rows, v3_1 is that of the second row.
 x3 is where an input lies, y3 where output 3 does, k3 a row buffer, c3 column sums, u3 random bits,
-t3 a reduction under way.
+t3 a reduction under way, m3 a stretch of the terms of a sum.
 """
 
 from __future__ import annotations

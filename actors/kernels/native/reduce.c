@@ -5,15 +5,15 @@
  * reduced along a run. Where results are few, the reduced axes are split and the partial results
  * joined in order: splits depend on shapes alone.
  *
- * Sums of float32 are added in float32 over short stretches, and those in double.
+ * Sums are added in an order that depends on shapes alone (see sums.h).
  */
 #include "runtime.h"
+#include "sums.h"
 
 #include <math.h>
 
 #define MAX_OUTER 6
 #define MAX_COLUMNS 512
-#define STRETCH 128 /* terms that are added in the type itself */
 
 typedef float f32;
 typedef double f64;
@@ -82,52 +82,40 @@ static const char *run_at(const Arguments *a, const Unit *u, int64_t place) {
     return x;
 }
 
-/* NEAR is the type of additions next to the data, FAR that of the others, CELL where they go. */
-#define SUM(T, NEAR, FAR, CELL)                                                              \
-    static FAR sum_run_##T(const char *x, int64_t step, int64_t count) {                     \
-        FAR total = 0;                                                                       \
-        for (int64_t first = 0; first < count; first += 8 * STRETCH) {                       \
-            int64_t terms = af_min(8 * STRETCH, count - first);                              \
-            const char *at = x + first * step;                                               \
-            NEAR s = 0;                                                                      \
-            if (step == sizeof(T)) {                                                         \
-                const T *dense = (const T *)at;                                              \
-                _Pragma("omp simd reduction(+ : s)")                                         \
-                for (int64_t i = 0; i < terms; i++) s += dense[i];                           \
-                total += s;                                                                  \
-            } else {                                                                         \
-                for (int64_t i = 0; i < terms; i++) total += *(const T *)(at + i * step);    \
-            }                                                                                \
-        }                                                                                    \
+#define INTEGER_RUN(T)                                                                       \
+    static u64 run_##T(const T *x, int64_t count) {                                          \
+        u64 total = 0;                                                                       \
+        for (int64_t i = 0; i < count; i++) total += (u64)x[i];                              \
         return total;                                                                        \
-    }                                                                                        \
+    }
+INTEGER_RUN(i32)
+INTEGER_RUN(i64)
+
+/* Rows of columns are added in trees of 8 in NEAR, and the trees in FAR; CELL is where they go. */
+#define SUM(T, NEAR, FAR, CELL, RUN)                                                              \
     static void sum_columns_##T(const Arguments *a, const Unit *u, Cell *totals) {           \
-        NEAR near[MAX_COLUMNS];                                                              \
         FAR far[MAX_COLUMNS];                                                                \
-        for (int64_t c = 0; c < u->columns; c++) near[c] = 0, far[c] = 0;                    \
-        int64_t terms = 0;                                                                   \
+        for (int64_t c = 0; c < u->columns; c++) far[c] = 0;                                 \
         for (int64_t place = u->begin; place < u->end; place++) {                            \
             const char *x = run_at(a, u, place);                                             \
-            int64_t i = u->run_begin;                                                        \
-            while (i < u->run_end) {                                                         \
-                const T *row = (const T *)x, *next = (const T *)(x + a->run_x);              \
-                int is_pair = i + 1 < u->run_end;                                            \
-                if (is_pair) {                                                               \
-                    _Pragma("omp simd")                                                      \
-                    for (int64_t c = 0; c < u->columns; c++) near[c] += (NEAR)row[c] + next[c]; \
-                } else {                                                                     \
-                    _Pragma("omp simd")                                                      \
-                    for (int64_t c = 0; c < u->columns; c++) near[c] += row[c];              \
-                }                                                                            \
-                i += 1 + is_pair;                                                            \
-                x += (1 + is_pair) * a->run_x;                                               \
-                terms += 1 + is_pair;                                                        \
-                if (terms < STRETCH) continue;                                               \
-                terms = 0;                                                                   \
-                for (int64_t c = 0; c < u->columns; c++) far[c] += near[c], near[c] = 0;     \
+            int64_t i = u->run_begin, step = a->run_x;                                       \
+            for (; i + 8 <= u->run_end; i += 8, x += 8 * step) {                             \
+                const T *r0 = (const T *)x, *r1 = (const T *)(x + step);                     \
+                const T *r2 = (const T *)(x + 2 * step), *r3 = (const T *)(x + 3 * step);    \
+                const T *r4 = (const T *)(x + 4 * step), *r5 = (const T *)(x + 5 * step);    \
+                const T *r6 = (const T *)(x + 6 * step), *r7 = (const T *)(x + 7 * step);    \
+                _Pragma("omp simd")                                                          \
+                for (int64_t c = 0; c < u->columns; c++)                                     \
+                    far[c] += (((NEAR)r0[c] + r1[c]) + ((NEAR)r2[c] + r3[c])) +              \
+                              (((NEAR)r4[c] + r5[c]) + ((NEAR)r6[c] + r7[c]));               \
+            }                                                                                \
+            for (; i < u->run_end; i++, x += step) {                                         \
+                const T *row = (const T *)x;                                                 \
+                _Pragma("omp simd")                                                          \
+                for (int64_t c = 0; c < u->columns; c++) far[c] += row[c];                   \
             }                                                                                \
         }                                                                                    \
-        for (int64_t c = 0; c < u->columns; c++) totals[c].CELL = far[c] + near[c];          \
+        for (int64_t c = 0; c < u->columns; c++) totals[c].CELL = far[c];                    \
     }                                                                                        \
     static void sum_##T(const Arguments *a, const Unit *u, Cell *totals) {                   \
         if (a->columns > 1) {                                                                \
@@ -135,14 +123,20 @@ static const char *run_at(const Arguments *a, const Unit *u, int64_t place) {
             return;                                                                          \
         }                                                                                    \
         FAR total = 0;                                                                       \
-        for (int64_t place = u->begin; place < u->end; place++)                              \
-            total += sum_run_##T(run_at(a, u, place), a->run_x, u->run_end - u->run_begin);  \
+        int64_t count = u->run_end - u->run_begin;                                           \
+        for (int64_t place = u->begin; place < u->end; place++) {                            \
+            const char *x = run_at(a, u, place);                                             \
+            if (a->run_x == sizeof(T))                                                       \
+                total += RUN((const T *)x, count);                                           \
+            else                                                                             \
+                for (int64_t i = 0; i < count; i++) total += *(const T *)(x + i * a->run_x); \
+        }                                                                                    \
         totals[0].CELL = total;                                                              \
     }
-SUM(f32, float, double, d)
-SUM(f64, double, double, d)
-SUM(i32, u64, u64, i)
-SUM(i64, u64, u64, i)
+SUM(f32, float, double, d, af_sum_float)
+SUM(f64, double, double, d, af_sum_double)
+SUM(i32, u64, u64, i, run_i32)
+SUM(i64, u64, u64, i, run_i64)
 
 /* A NaN is the maximum of whatever it is among. */
 #define MAX(T, CELL, LEAST, WORST)                                                           \

@@ -225,7 +225,7 @@ def _load(functions: list[CFunction]) -> None:
 
 
 def _text_with(functions: list[CFunction]) -> str:
-    includes = '#include "runtime.h"\n#include "af_math.h"\n'
+    includes = '#include "runtime.h"\n#include "sums.h"\n#include "af_math.h"\n'
     return _with_includes(includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions]))
 
 
