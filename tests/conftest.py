@@ -1,6 +1,7 @@
 """Fixtures of all wings: native kernels are off unless a test asks for them."""
 
 import os
+import warnings
 
 import pytest
 
@@ -47,3 +48,28 @@ def _kernels_of_numpy(request):
         if not request.config.getoption("--native"):
             patch.setenv("ACTORFLOW_NATIVE", "0")
         yield
+
+
+@pytest.fixture
+def child_says():
+    """Run a function in a forked child; return what it returned, or raised, as text."""
+
+    def run(body):
+        read_end, write_end = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads may linger
+            pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(write_end, str(body()).encode())
+            except BaseException as error:
+                os.write(write_end, f"{type(error).__name__}: {error}".encode())
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        with open(read_end, "rb") as file:
+            said = file.read().decode()
+        os.waitpid(pid, 0)
+        return said
+
+    return run

@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import stat
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ MAX_IO_BYTES = 8 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}\Z")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|\Z)")  # devices on some systems
 _OWNER_BYTES = 200
+
+_locks: set[int] = set()
+"""Descriptors that hold a lock. State of the process, because what a fork inherits is."""
+
+_no_fork = threading.RLock()
+"""Held while a lock is taken: no child is forked between its descriptor and the note of it."""
 
 
 FileId = tuple[int, int]
@@ -120,17 +127,24 @@ class RealFs:
     """The operating system's files."""
 
     def lock(self, path: Path, owner: str) -> int:
-        """Take a non-blocking exclusive `flock`, which the system drops when the process dies."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(fd, _OWNER_BYTES, 0).decode("utf-8", "replace").strip()
-            os.close(fd)
-            raise BlockingIOError(error.errno, holder or "another process", str(path)) from None
-        except OSError:
-            os.close(fd)
-            raise
+        """Take a non-blocking exclusive `flock`, which the system drops when the process dies.
+
+        A `flock` belongs to the open file, which a forked child shares: it would outlive us in
+        children of a data source. So a child lets go of it at once. (A POSIX lock would not be
+        shared, but any `close` of the file in this process would drop it.)
+        """
+        with _no_fork:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(fd, _OWNER_BYTES, 0).decode("utf-8", "replace").strip()
+                os.close(fd)
+                raise BlockingIOError(error.errno, holder or "another process", str(path)) from None
+            except OSError:
+                os.close(fd)
+                raise
+            _locks.add(fd)
         with suppress(OSError):  # a courtesy to whoever is refused: a full disk must not forbid it
             os.ftruncate(fd, 0)
             os.write(fd, owner.encode()[:_OWNER_BYTES])
@@ -178,7 +192,10 @@ class RealFs:
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Call the system's close."""
+        """Call the system's close; a lock ends here, whoever else has its file open."""
+        if fd in _locks:
+            _locks.remove(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked just now may not have let go of it yet
         os.close(fd)
 
     def fsync_dir(self, path: Path) -> None:
@@ -239,6 +256,26 @@ def is_safe_name(name: object) -> bool:
         and not name.endswith(".")
         and _RESERVED.match(name) is None
     )
+
+
+def _let_go_in_child() -> None:
+    """Take the place of each lock by a file that is nothing.
+
+    The numbers stay taken: whoever still closes one in the child closes nothing of the child's.
+    """
+    _no_fork.release()
+    for fd in _locks:
+        os.close(fd)  # first, so that the lock is gone even where no file can be opened
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if nothing != fd:  # the lowest free number may be another
+            os.dup2(nothing, fd, inheritable=False)
+            os.close(nothing)
+    _locks.clear()
+
+
+os.register_at_fork(
+    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_let_go_in_child
+)
 
 
 def write_all(fs: Fs, fd: int, data: memoryview) -> None:

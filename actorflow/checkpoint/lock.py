@@ -41,6 +41,7 @@ class WriterLock:
         except BlockingIOError as error:
             raise CheckpointLocked(directory, str(error.strerror)) from None
         self._fd: int | None = fd
+        self._owner_pid = os.getpid()
         try:
             self._lock_id = fs.stat_open(fd).identity
             self.check()
@@ -52,9 +53,13 @@ class WriterLock:
         """Return if the path still leads to what is locked; writes nothing.
 
         Raises:
-            CheckpointLockLost: the directory or the lock was moved, removed or replaced.
+            CheckpointLockLost: the directory or the lock was moved, removed or replaced, or this
+                process was forked from the writer.
             OSError: the system cannot say.
         """
+        if self._owner_pid != os.getpid():
+            what = f"this process was forked from the writer, process {self._owner_pid}"
+            raise CheckpointLockLost(self._directory, what)
         directory = self._found(self._directory)
         if directory != self._directory_id:
             what = "the directory was " + ("moved or removed" if directory is None else "replaced")

@@ -145,3 +145,34 @@ def test_files_are_readable_by_others_as_the_umask_allows(tmp_path):
 def test_free_space_is_what_the_system_says(tmp_path):
     status = os.statvfs(tmp_path)
     assert 0 <= RealFs().free_bytes(tmp_path) <= status.f_blocks * status.f_frsize
+
+
+def test_a_forked_child_has_no_part_in_a_lock(tmp_path, child_says):
+    fs = RealFs()
+    held = fs.lock(tmp_path / "lock", "the parent")
+    again = "BlockingIOError: [Errno 11] the parent"
+    assert child_says(lambda: fs.lock(tmp_path / "lock", "the child")).startswith(again)
+    gate_in, gate_out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(gate_out)
+        os.read(gate_in, 1)  # lives until the parent has taken the lock anew
+        os._exit(0)
+    fs.close(held)
+    fs.close(fs.lock(tmp_path / "lock", "the parent again"))
+    os.close(gate_out)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(gate_in)
+
+
+def test_closing_an_inherited_lock_in_a_child_closes_nothing_else(tmp_path, child_says):
+    fs = RealFs()
+    held = fs.lock(tmp_path / "lock", "the parent")
+
+    def close_it():
+        came = os.fstat(held).st_rdev
+        fs.close(held)
+        return came == os.stat(os.devnull).st_rdev
+
+    assert child_says(close_it) == "True"
+    fs.close(held)

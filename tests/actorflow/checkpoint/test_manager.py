@@ -403,3 +403,10 @@ def test_by_default_reports_are_warnings(real_run):
     with pytest.warns(RuntimeWarning, match="step 2 is damaged"):
         loaded = CheckpointManager(real_run.directory).latest()
     assert loaded.manifest.step == 1
+
+
+def test_a_forked_child_does_not_save_in_its_parents_place(real_run, child_says):
+    with real_run.manager:
+        said = child_says(lambda: real_run.save(1))
+    assert said.startswith("CheckpointLockLost: ")
+    assert f"this process was forked from the writer, process {os.getpid()}" in said
