@@ -46,6 +46,7 @@ from actorflow.functional import (  # noqa: E402
     where,
 )
 from actorflow.job import Job, job  # noqa: E402
+from actorflow.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed  # noqa: E402
 from compiler.errors import (  # noqa: E402
@@ -108,6 +109,7 @@ __all__ = [
     "Plan",
     "PlanFormatError",
     "Runner",
+    "StopTraining",
     "Stopped",
     "Tensor",
     "TensorType",

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actorflow.data import Batch, DataError, DataSource, check_batch
+from actorflow.fetching import Fetching
 from actorflow.nn.module import Module
 from actorflow.trace import find_source
+from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import CompileError
 from compiler.graph import Graph
@@ -100,13 +102,16 @@ class Evaluation:
 class EvaluationDataPort:
     """Fills batch slots with the first batches of a source, again and again.
 
-    After the last batch of an evaluation the source goes back to where it stood.
+    After the last batch of an evaluation the source goes back to where it stood. What the source
+    raises is kept in `failure` and stops the run; then, and when the source is given up, the rest
+    of the evaluation reads zeros. `num_whole` evaluations had all their batches.
 
     Args:
         source: used only by this port's thread from now on.
         types: type of each field of the plan's evaluation batch.
         lines: the user's line that reads each field, for messages.
         batches: of one evaluation.
+        on_failure: called when the source raised.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class EvaluationDataPort:
         types: Mapping[str, TensorType],
         lines: Mapping[str, str],
         batches: int,
+        on_failure: Callable[[], object],
     ) -> None:
         self._source = source
         self._types = dict(types)
@@ -122,37 +128,45 @@ class EvaluationDataPort:
         self._batches = batches
         self._begin = dict(source.state())
         self._done = 0
-        self._is_fetching = False
+        self._on_failure = on_failure
+        self._fetching = Fetching(source)
+        self.failure: BaseException | None = None
+        self.num_whole = 0
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that fetches one batch into this slot."""
         (views,) = tokens
+        fetching = self._fetching
 
         def fetch() -> None:
-            batch = self._next()
-            for name, view in views.items():
-                is_there = isinstance(batch, Mapping) and name in batch
-                came: object = {name: batch[name]} if is_there else batch
-                check_batch(came, {name: self._types[name]}, self._lines[name])
-                view[...] = batch[name]
-            self._done += 1
-            if self._done == self._batches:
-                self._source.restore(self._begin)
-                self._done = 0
+            if self.failure is not None or not fetching.begin():
+                _clear(views)
+                return
+            try:
+                batch = self._next()
+                if not fetching.settle():
+                    raise SourceExhausted  # nobody waits for it
+                self._copy(batch, views)
+            except SourceExhausted:
+                raise
+            except BaseException as error:
+                if fetching.is_inside and not fetching.settle():
+                    raise SourceExhausted from error
+                self.failure = error
+                _clear(views)
+                self._on_failure()
 
         return fetch
 
-    def close(self) -> None:
-        """Ask a source that blocks in a fetch to stop, if it can be asked.
+    def give_up(self) -> bool:
+        """See `GivesUp.give_up`."""
+        return self._fetching.give_up()
 
-        A source that is not fetching is left alone: it belongs to the user, who may use it again.
-        """
-        close = getattr(self._source, "close", None)
-        if self._is_fetching and callable(close):
-            close()
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        self._fetching.close()
 
     def _next(self) -> Batch:
-        self._is_fetching = True
         try:
             return next(self._source)
         except StopIteration:
@@ -160,8 +174,24 @@ class EvaluationDataPort:
                 f"the evaluation wants {self._batches} batches, its data ended after"
                 f" {self._done}; give batches={max(self._done, 1)}, or more data"
             ) from None
-        finally:
-            self._is_fetching = False
+
+    def _copy(self, batch: Batch, views: Token) -> None:
+        for name, view in views.items():
+            is_there = isinstance(batch, Mapping) and name in batch
+            came: object = {name: batch[name]} if is_there else batch
+            check_batch(came, {name: self._types[name]}, self._lines[name])
+            view[...] = batch[name]
+        self._done += 1
+        if self._done == self._batches:
+            self.num_whole += 1
+            self._source.restore(self._begin)
+            self._done = 0
+
+
+def _clear(views: Token) -> None:
+    """Fill a slot with what every op can read: its bytes may have been others' meanwhile."""
+    for view in views.values():
+        view[...] = 0
 
 
 class EvaluationPort:
@@ -171,9 +201,18 @@ class EvaluationPort:
         first_step: steps done before this run.
         every: steps between two evaluations.
         listeners: called in order as (step, means) on this port's thread.
+        data: where its batches come from; an evaluation that lacks some is not told.
     """
 
-    def __init__(self, first_step: int, every: int, listeners: tuple[OnResult, ...]) -> None:
+    def __init__(
+        self,
+        first_step: int,
+        every: int,
+        listeners: tuple[OnResult, ...],
+        data: EvaluationDataPort,
+    ) -> None:
+        self._data = data
+        self._num_read = 0
         self._step = first_step - first_step % every
         self._every = every
         self._listeners = listeners
@@ -184,6 +223,9 @@ class EvaluationPort:
 
         def read() -> None:
             self._step += self._every
+            self._num_read += 1
+            if self._num_read > self._data.num_whole:
+                return
             means = {
                 name: math.fsum([float(token[name]) for token in scalars]) / len(scalars)
                 for name in scalars[0]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from actorflow.evaluation import OnResult, Results
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
+from actorflow.stopping import Stopper
 from actors.statistics import Statistics
 from compiler.options import SKIPPED
 
@@ -26,8 +27,8 @@ OnStep = Callable[[int, Metrics], None]
 class Listener:
     """Passes scalar outputs to the reporter, all to the user, and keeps the status of the run.
 
-    As a context it ends the status when the run ends: in whatever `ending` says, "failed" until
-    then.
+    What a function of the user raises stops the run. As a context it ends the status when the run
+    ends: in whatever `ending` says, "failed" until then.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Listener:
         status: StatusWriter | None,
         on_step: OnStep | None,
         first_step: int,
+        stopper: Stopper,
     ) -> None:
         self._reporter = reporter
+        self._stopper = stopper
         self._status = status
         self._on_step = on_step
         self.ending = "failed"
@@ -66,8 +69,7 @@ class Listener:
         self._reporter.step(step, scalars)
         if self._status is not None:
             self._status.step(step, metrics)
-        if self._on_step is not None:
-            self._on_step(step, metrics)
+        self._stopper.call("on_step", self._on_step, step, metrics)
 
     def evaluated(self, on_result: OnResult | None) -> OnResult:
         """Return a listener to evaluations that reports them and passes them to the user."""
@@ -75,8 +77,7 @@ class Listener:
         def listen(step: int, means: Results) -> None:
             self.evaluations.append((step, means))
             self._reporter.evaluation(step, means)
-            if on_result is not None:
-                on_result(step, means)
+            self._stopper.call("on_result", on_result, step, means)
 
         return listen
 

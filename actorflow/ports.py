@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from actorflow.data import DataSource, FillsBatches, check_batch
+from actorflow.fetching import Fetching
+from actorflow.logs import logger
 from actorflow.positions import Positions
+from actorflow.stopping import StopTraining, reason_of
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import InternalError
@@ -27,7 +30,9 @@ class DataPort:
     """Fills batch slots from a data source and remembers the source's position after each batch.
 
     An exception of the source ends the stream cleanly, so that all batches before it are trained on
-    and checkpointed; it is kept in `failure` and raised by the runner afterwards.
+    and checkpointed; it is kept in `failure` and raised by the runner afterwards. StopTraining is
+    no failure: `stopped_by` has its words. What a source raises after a stop was asked for is only
+    logged: the same ^C may have ended its workers.
 
     Args:
         source: where batches come from; used only by this port's thread from now on.
@@ -72,40 +77,48 @@ class DataPort:
                 stride=snapshot_every * batches_per_step,
                 in_flight=in_flight + batches_per_step,
             )
-        self._is_fetching = False
+        self._fetching = Fetching(source)
         self.failure: BaseException | None = None
+        self.stopped_by = ""
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that fetches one batch into this slot."""
         (views,) = tokens
-        source = self._source
+        source, fetching = self._source, self._fetching
         fills = source if isinstance(source, FillsBatches) else None
         if fills is not None and set(views) != set(source.spec()):
             fills = None
 
         def fetch() -> None:
+            if self._is_at_end() or not fetching.begin():
+                self._on_end()
+                raise SourceExhausted
             try:
-                if self._is_at_end():
-                    raise StopIteration
-                self._is_fetching = True
                 if fills is not None:
                     fills.next_into(views)
                 else:
-                    self._copy(next(source), views)
-                if self._positions is not None:
-                    self._positions.note(self._batch + 1, source.state())
-            except StopIteration:
-                self._on_end()
-                raise SourceExhausted from None
+                    batch = next(source)
+                position = None if self._positions is None else source.state()
+                if not fetching.settle():
+                    raise SourceExhausted  # whoever gave it up has said so
+                if fills is None:
+                    self._copy(batch, views)
+                if self._positions is not None and position is not None:
+                    self._positions.note(self._batch + 1, position)
+            except SourceExhausted:
+                raise
             except BaseException as error:
-                self.failure = error
-                self._on_end()
+                if not fetching.is_inside or fetching.settle():
+                    self._end_with(error)
                 raise SourceExhausted from error
-            finally:
-                self._is_fetching = False
             self._batch += 1
 
         return fetch
+
+    @property
+    def num_unused(self) -> int:
+        """Batches fetched for a step that did not get all of its own."""
+        return self._batch % self._batches_per_step
 
     @property
     def num_steps(self) -> int:
@@ -130,14 +143,26 @@ class DataPort:
         """Let the step that is being fed be the last. Safe to call from a signal handler."""
         self._is_stopping = True
 
-    def close(self) -> None:
-        """Ask a source that blocks in a fetch to stop, if it can be asked.
+    def give_up(self) -> bool:
+        """See `GivesUp.give_up`."""
+        if not self._fetching.give_up():
+            return False
+        self._on_end()
+        return True
 
-        A source that is not fetching is left alone: it belongs to the user, who may use it again.
-        """
-        close = getattr(self._source, "close", None)
-        if self._is_fetching and callable(close):
-            close()
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        self._fetching.close()
+
+    def _end_with(self, error: BaseException) -> None:
+        """Note why the stream ends."""
+        if isinstance(error, StopTraining):
+            self.stopped_by = reason_of(error, "the data source")
+        elif self._is_stopping and not isinstance(error, StopIteration):
+            logger.warning("the run was to stop when the data source raised %r", error)
+        elif not isinstance(error, StopIteration):
+            self.failure = error
+        self._on_end()
 
     def _is_at_end(self) -> bool:
         if self._total is not None and self._batch >= self._total:

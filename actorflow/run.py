@@ -97,6 +97,7 @@ class Run:
                 "ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set"
             )
         self.plan = plan
+        self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._total_steps = total_steps
         self._first_step = first_step
         self._batches_per_step = batches_per_step(plan)
@@ -136,6 +137,7 @@ class Run:
                 f"plan {plan.name!r} takes no snapshots, so it cannot write checkpoints; compile it"
                 " with job.compile(model, data, every='5s')"
             )
+        self._evaluated: EvaluationDataPort | None = None
         ports |= self._evaluation_ports(evaluation)
         if settings.trace is not None:
             check_trace_path(settings.trace)
@@ -187,6 +189,22 @@ class Run:
         """
         self._data.stop()
 
+    def _ask(self, reason: str) -> None:
+        self.ask(reason)
+
+    def give_up_sources(self) -> None:
+        """Let a run that was stopped end without the sources that block in user code."""
+        self.loop.give_up_sources()
+
+    def source_at(self) -> str:
+        """Return where in user code a source is ("file:line in function"), or nothing."""
+        return self.loop.source_at()
+
+    @property
+    def stopped_by(self) -> str:
+        """The words of a StopTraining that the data source raised, or nothing."""
+        return self._data.stopped_by
+
     def end(self) -> None:
         """End a run that was started without a total, after the steps that are admitted."""
         self.loop.end()
@@ -211,6 +229,8 @@ class Run:
             self._broken.finish(int(self.bound.variables[SKIPPED]))
         if self._data.failure is not None:
             raise self._data.failure
+        if self._evaluated is not None and self._evaluated.failure is not None:
+            raise self._evaluated.failure
 
     @property
     def num_skipped(self) -> int:
@@ -321,9 +341,17 @@ class Run:
         check_source(evaluation.data, fields, lines)
         batches = self.plan.int_option("evaluate_batches", 0)
         listeners = () if evaluation.on_result is None else (evaluation.on_result,)
+        data = EvaluationDataPort(
+            evaluation.data,
+            fields,
+            lines,
+            batches,
+            lambda: self.ask("the evaluation's data failed"),
+        )
+        self._evaluated = data
         return {
-            "eval_data": EvaluationDataPort(evaluation.data, fields, lines, batches),
-            "eval_metrics": EvaluationPort(self._first_step, every, listeners),
+            "eval_data": data,
+            "eval_metrics": EvaluationPort(self._first_step, every, listeners, data),
         }
 
     def _on_source_end(self) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from actorflow.saving import Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.signals import StopSignals
 from actorflow.stepping import Stepping, batches_of_step
+from actorflow.stopping import Stopper, drain_outputs
 from actors.kernels import catalogue
 from actors.statistics import Statistics
 from compiler.errors import CompileError, PlanFormatError
@@ -76,6 +77,8 @@ class FitResult:
 
 class Stopped(SystemExit):
     """A signal ended `fit` cleanly: the step was finished, and checkpointed where that was asked.
+
+    Also one that came too late to stop anything: it asked the process to end, not just the run.
 
     The exit code is 128 + signal.
     """
@@ -154,8 +157,11 @@ class Runner:
             ActorFailed: a launch or a sink failed; `__cause__` is the original error.
             CheckpointError: a checkpoint cannot be read, locked or written.
             DataError: the data is not what the plan, or the checkpoint, was made for.
-            Stopped: SIGINT or SIGTERM; the last finished step is checkpointed. A second signal
+            Stopped: SIGINT, SIGTERM or SIGHUP; the last finished step is checkpointed. ^C again
                 leaves the process at once.
+
+        What `on_step`, `on_result` or the data source raises comes out as it is, after the last
+        finished step was checkpointed; StopTraining ends the run cleanly, and `fit` returns.
         """
         check_policy(self.plan, on_nan)
         _check_steps(steps)
@@ -163,7 +169,8 @@ class Runner:
         cadence = Every.parse(every)
         self.close()
         with ExitStack() as stack:
-            signals = stack.enter_context(StopSignals())
+            stopper = Stopper()
+            signals = stack.enter_context(StopSignals(stopper.ask_by_signal))
             reporter = make_reporter(checkpoint, progress)
             stack.callback(reporter.finish)
             warn = reporter.notice if progress else logger.warning
@@ -188,7 +195,7 @@ class Runner:
                 status = StatusWriter(
                     path, self.plan, first_step=start.step, total_steps=total, report=warn
                 )
-            listener = stack.enter_context(Listener(reporter, status, on_step, start.step))
+            listener = stack.enter_context(Listener(reporter, status, on_step, start.step, stopper))
             if evaluation is not None:
                 evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
             run = Run(
@@ -204,6 +211,7 @@ class Runner:
                 evaluation=evaluation,
                 directory=None if manager is None else manager.directory,
                 warn=warn,
+                on_finished=stopper.over,
                 settings=self._settings,
             )
             start = replace(start, values={})  # the arena holds them now
@@ -211,23 +219,23 @@ class Runner:
             stack.callback(self._keep, run)
             items, item_name = items_of(data)
             reporter.start(steps, start.step, items * batches_per_step(self.plan), item_name)
-            signals.stop_with(run.stop)
+            stopper.watch(run)
             self._newest = run
             listener.start(run.statistics)
             run.start()
-            run.wait()
+            stopper.attend(reporter.notice if progress else logger.info)
+            stopper.wait()
             self._keep(run)
             last = listener.step
             if saver is not None and saver.refused is not None:
                 step, name = saver.refused
                 raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
-            is_stopped = bool(signals.received) and last < steps
-            listener.ending = "stopped" if is_stopped else "finished"
-            ending = _ending(start.step, last, steps, signals.received, is_kept=manager is not None)
+            listener.ending = "stopped" if stopper.reasons and last < steps else "finished"
+            ending = _ending(start.step, last, steps, stopper.reasons, is_kept=manager is not None)
             if run.num_skipped:
                 warn(f"{run.num_skipped} of {last - start.step} steps were skipped")
             summary = reporter.finish(ending)
-        if is_stopped:
+        if signals.received:
             raise Stopped(signals.received[0], last)
         return FitResult(
             start.step,
@@ -268,26 +276,19 @@ class Runner:
             # Whoever iterates may take his time: that is no stall.
             settings=replace(self._settings, stall_seconds=0.0),
         )
-        is_over = False
-
-        def finish() -> None:
-            nonlocal is_over
-            run.stop()
-            while not is_over:  # what is under way ends; nobody reads it
-                is_over = outputs.get() is None
-
         # An iterator that is still alive at exit would wait for threads that are gone by then.
-        atexit.register(finish)
+        drain = partial(drain_outputs, run, outputs)
         self._newest = run
         with closing(run):
             run.start()
+            atexit.register(drain)
             try:
                 while (metrics := outputs.get()) is not None:
                     yield metrics
-                is_over = True
+                outputs.put(None)  # `drain` looks for it
             finally:
-                finish()
-                atexit.unregister(finish)
+                drain()
+                atexit.unregister(drain)
                 self._keep(run)
             run.wait()
 
@@ -409,14 +410,13 @@ class Runner:
         return Start(start.step, initial_values(self.plan, given, self._seed))
 
 
-def _ending(first: int, last: int, steps: int, signals: list[int], *, is_kept: bool) -> str:
+def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:
     """Return why a run ended, or nothing where it simply came to its end."""
-    if signals and last < steps:
-        name = signal.Signals(signals[0]).name
+    if reasons and last < steps:
         kept = (
             "it is checkpointed: run again to continue" if is_kept else "nothing was kept on disk"
         )
-        return f"stopped by {name} after step {last}; {kept}"
+        return f"stopped by {reasons[0]} after step {last}; {kept}"
     if first >= steps:
         return f"nothing to do: {first} steps are done, {steps} were asked for"
     return f"the data ended after step {last} of {steps}" if last < steps else ""

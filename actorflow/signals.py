@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run is on: once finishes the step, twice leaves."""
+"""SIGINT, SIGTERM and SIGHUP while a run is on: once ends it cleanly, again leaves."""
 
 from __future__ import annotations
 
@@ -7,40 +7,70 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+_ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+"""In the order in which they are given back: a ^C may raise as soon as SIGINT is."""
+
+_handling: list[StopSignals] = []
+"""Whose handlers the process has, outermost first: a forked child must not keep them."""
 
 
 class StopSignals:
-    """The first SIGINT or SIGTERM stops the run cleanly; the second leaves the process.
+    """Reports the first ending signal; the same one again leaves the process at once.
 
-    A signal that comes before there is a run stops it before its first step. Outside of the main
-    thread signals are not ours to handle.
+    A closing terminal often sends SIGHUP twice, so that one never leaves at once. What was ignored
+    before stays ignored (`nohup`, and SIGINT of jobs in the background). A forked child gets the
+    handlers from before the run. Outside of the main thread signals are not ours to handle.
+
+    Args:
+        on_signal: called in the handler, so it may take no lock that the main thread may hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_signal: Callable[[int], object]) -> None:
         self.received: list[int] = []
-        self._stop: Callable[[], None] | None = None
-        self._before: dict[int, object] = {}
-
-    def stop_with(self, stop: Callable[[], None]) -> None:
-        """Say how to stop the run from now on."""
-        self._stop = stop
-        if self.received:
-            stop()
+        self._on_signal = on_signal
+        self._before: dict[int, Any] = {}
+        self._pid = os.getpid()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._before[signum] = signal.signal(signum, self._handle)
+            _handling.append(self)
+            for signum in _ENDING:
+                before = signal.getsignal(signum)
+                # None was installed by C code: it could not be given back.
+                if before is not None and before != signal.SIG_IGN:
+                    self._before[signum] = before
+                    signal.signal(signum, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
-            if handler is not None:  # None: installed by C code, and not ours to know
-                signal.signal(signum, handler)  # type: ignore[arg-type]  # as it was given to us
+        if self in _handling:
+            self.give_back()
+            _handling.remove(self)
+
+    def give_back(self) -> None:
+        """Install the handlers from before again."""
+        for signum in _ENDING:
+            if signum in self._before:
+                signal.signal(signum, self._before[signum])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # it came before a forked child had its handlers
+            self.give_back()
+            os.kill(os.getpid(), signum)
+            return
+        is_again = signum in self.received
         self.received.append(signum)
-        if len(self.received) > 1:
+        if is_again and signum != signal.SIGHUP:
             os._exit(128 + signum)
-        if self._stop is not None:
-            self._stop()
+        self._on_signal(signum)
+
+
+def _give_back_in_child() -> None:
+    for signals in reversed(_handling):
+        signals.give_back()
+    _handling.clear()
+
+
+os.register_at_fork(after_in_child=_give_back_in_child)

@@ -34,7 +34,7 @@ from actors.failure import Failure, blamed, explain, traced
 from actors.in_flight import NOBODY, InFlight, in_flight
 from actors.launch_number import launch_number
 from actors.machine import Machine
-from actors.protocol import Chain, Clock, LoadedPlan
+from actors.protocol import Chain, Clock, GivesUp, LoadedPlan
 from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.transitions import KIND_MASK, Message, message, subject_of
@@ -50,7 +50,7 @@ _PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 
 Item = TypeVar("Item")
 
-_EXHAUSTED, _FAILED = int(Message.EXHAUSTED), int(Message.FAILED)
+_DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Message.FAILED)
 
 
 class Dispatcher:
@@ -89,6 +89,7 @@ class Dispatcher:
         self._failures: dict[int, Failure] = {}
         self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
         self._running: set[int] = set()
+        self._given_up: set[int] = set()
         self._is_exhausted = self._is_ending = False
         self._chains: list[Iterator[Chain]] = [_forever(phases) for phases in bound.chains]
         self._jobs: dict[int, Iterator[Job]] = {
@@ -102,7 +103,9 @@ class Dispatcher:
         self.workers = tuple(
             [self._make_worker(stream, tuple(actors)) for stream, actors in by_stream.items()]
         )
-        self._worker_of = {actor: worker for worker in self.workers for actor in worker.actors}
+        self._put: dict[int, Callable[[Job], object]] = {
+            actor: worker.put for worker in self.workers for actor in worker.actors
+        }
 
     def _make_worker(self, stream: int, actors: tuple[int, ...]) -> Worker:
         has_compute = any(self.plan.actors[a].kind not in _PORTED for a in actors)
@@ -171,6 +174,32 @@ class Dispatcher:
         for worker in self.workers:
             self._running.difference_update(worker.drop())
 
+    def give_up_sources(self) -> None:
+        """Wait no longer for sources that block in a firing; what they still bring is ignored.
+
+        One that is admitted is exhausted. One that fires for another actor, which waits for all
+        that it was promised, fires on here, and its launches bring what they like.
+        """
+        for actor in sorted(self._sources - self._given_up):
+            port = self._bound.ports[self.table.names[actor]]
+            if not isinstance(port, GivesUp) or not port.give_up():
+                continue
+            self._given_up.add(actor)
+            if self.table.admission[actor] is not None:
+                self._running.remove(actor)
+                self._receive(message(Message.EXHAUSTED, actor))
+            else:
+                self._put[actor] = self._fire_here
+                phases = self._bound.chains[actor]
+                self._fire_here((actor, phases[self.machine.firing_index(actor) % len(phases)]))
+
+    def _fire_here(self, job: Job) -> None:
+        """Run the firing of a source that was given up, in the place of its thread."""
+        actor, chain = job
+        for launch in chain:
+            launch()
+        self._inbox.put(message(Message.DONE, actor))
+
     def abort(self, error: BaseException) -> None:
         """Fail the run with an error that no launch raised."""
         if self.failure is None:
@@ -213,7 +242,7 @@ class Dispatcher:
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         outbox, take, receive = machine.outbox, machine.outbox.popleft, machine.receive
         next_fireable, is_quiet = fireable.popleft, inbox.empty
-        clock, busy_ns, timeline = self._clock, self.busy_ns, self._timeline
+        clock, busy_ns, timeline, put = self._clock, self.busy_ns, self._timeline, self._put
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
         # `in_flight` reads actor, chain, launches and since from here.
         since = clock()
@@ -226,7 +255,7 @@ class Dispatcher:
             while detached:
                 actor = detached.popleft()
                 self._running.add(actor)
-                self._worker_of[actor].put(next(jobs[actor]))
+                put[actor](next(jobs[actor]))
                 since = clock()
             if fireable:
                 actor = next_fireable()
@@ -265,6 +294,8 @@ class Dispatcher:
         if code == _COMMAND:
             self._commands.popleft()()
             return
+        if code & KIND_MASK != _DONE and subject_of(code) in self._given_up:
+            return  # its thread came back after all
         self._running.remove(subject_of(code))
         self._receive(code)
 

@@ -135,6 +135,21 @@ class Loop:
 
     stop_admission = end
 
+    def give_up_sources(self) -> None:
+        """Let the run finish cleanly although sources block: as if they had no more data.
+
+        Only those whose port says so (`GivesUp`); the others are waited for.
+        """
+        self._dispatcher.command(self._dispatcher.give_up_sources)
+
+    def source_at(self) -> str:
+        """Return where in user code a source's thread is ("file:line in function"), or nothing."""
+        for worker in self._dispatcher.workers:
+            running = worker.in_flight() if self._dispatcher.sources_on(worker) else None
+            if running is not None:
+                return running.where
+        return ""
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over; return whether every actor ended.
 

@@ -8,7 +8,7 @@ slot at load, exactly like a kernel, and its launches run on a thread of their o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,20 @@ class HostPort(Protocol):
 
     def close(self) -> None:
         """Make a launch that blocks return or raise soon; called once, from another thread."""
+        ...
+
+
+@runtime_checkable
+class GivesUp(Protocol):
+    """A source's port of which a firing that blocks need not be waited for."""
+
+    def give_up(self) -> bool:
+        """Block in no firing more; return whether one is under way.
+
+        Whatever that one still brings no longer counts: it must not touch its slot from now on
+        where it can help it, and raise. Called on the dispatcher's thread, which runs the launches
+        of further firings, and that of this one again, where the port is not admitted.
+        """
         ...
 
 

@@ -95,3 +95,55 @@ def run_python(tmp_path):
         return done
 
     return run
+
+
+class Program:
+    """A program in a process of its own, of which the test reads lines and to which it sends."""
+
+    def __init__(self, script, arguments, folder, env, options):
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            **{
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                **options,
+            },
+        )
+
+    def until(self, word):
+        """Read lines up to one with this word in it, and return that line."""
+        for line in self.process.stdout:
+            if word in line:
+                return line.strip()
+        raise AssertionError(f"no line says {word!r}\n{self.process.stderr.read()}")
+
+    def finish(self):
+        """Wait for its end; return (exit code, the rest of its output, its errors)."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+
+PATIENCE = 60
+"""Seconds after which a test gives up on a process; reached only when it fails."""
+
+
+@pytest.fixture
+def start_python(tmp_path):
+    """Start a program in a process of its own, in `tmp_path`; it is killed with the test."""
+    started = []
+
+    def start(code, *arguments, env=None, **options):
+        script = tmp_path / f"program{len(started)}.py"
+        script.write_text(textwrap.dedent(code))
+        program = Program(script, arguments, tmp_path, env or {}, options)
+        started.append(program.process)
+        return program
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -128,20 +128,6 @@ def test_the_users_source_is_not_closed_by_a_run_that_ends(mlp, classification, 
     classify().fit(mlp(), source, steps=2, progress=False)
 
 
-def test_a_failing_callback_fails_the_run_and_the_model_keeps_what_it_learned(
-    mlp, classification, classify
-):
-    def fail(step, metrics):
-        if step == 3:
-            raise KeyError("no such metric")
-
-    model = mlp()
-    with pytest.raises(af.ActorFailed) as caught:
-        classify().fit(model, classification(), steps=9, progress=False, on_step=fail)
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert model.up.weight.data is not None
-
-
 def test_data_that_ends_early_is_said(mlp, classify, capsys):
     x = np.zeros((8, 8), np.float32)
     data = af.data.ArraySource({"x": x, "y": np.zeros(8, np.int32)}, batch=4, epochs=1)

@@ -1,0 +1,95 @@
+"""A source that blocks in user code while its run is to end: the run ends without it."""
+
+import threading
+
+import pytest
+
+from actors.loop import Loop
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+PATIENCE = 30
+"""Seconds after which a test gives up on a thread; reached only when it fails."""
+
+
+def blocking(port, gate):
+    """Make a port's firings wait at a gate; a firing that was given up raises when it wakes."""
+    is_inside, is_given_up = threading.Event(), threading.Event()
+    body = port.body
+
+    def fire(tokens):
+        if is_given_up.is_set():
+            return body(tokens)
+        is_inside.set()
+        gate(tokens)
+        is_inside.clear()
+        if is_given_up.is_set():
+            raise OSError("too late")
+        return body(tokens)
+
+    def give_up():
+        is_given_up.set()
+        return is_inside.is_set()
+
+    port.body, port.give_up, port.close = fire, give_up, lambda: None
+    return port
+
+
+def test_a_source_that_is_given_up_ends_the_run_as_if_it_had_no_more_data(pipeline, bodies):
+    seen, gate = [], bodies.Gate()
+    bound, ports = pipeline(bodies.Counting(), sink=lambda tokens: seen.append(tokens[0]["x"][0]))
+    blocking(ports["data"], gate)
+    loop = Loop(bound, source_timeout_s=0.0, report=(said := []).append)
+    loop.start()
+    loop.admit(9)
+    gate.open(2)
+    for _ in range(3):
+        gate.wait_entered()
+    loop.give_up_sources()
+    loop.give_up_sources()
+    assert loop.wait(PATIENCE)
+    assert seen == [0, 1]
+    loop.close()
+    (told,) = said
+    assert "'data' is still blocked in its __next__" in told
+    (thread,) = [t for t in threading.enumerate() if t.name == "actorflow-data"]
+    gate.open()
+    thread.join(PATIENCE)
+
+
+def test_what_a_source_that_was_given_up_still_brings_is_ignored(pipeline, bodies):
+    seen, gate, held = [], bodies.Gate(), bodies.Gate()
+
+    def sink(tokens):
+        held(tokens)
+        seen.append(tokens[0]["x"][0])
+
+    bound, ports = pipeline(bodies.Counting(), sink=sink)
+    blocking(ports["data"], gate)
+    with Loop(bound) as loop:
+        loop.admit(9)
+        gate.open()
+        gate.wait_entered()
+        gate.wait_entered()
+        held.wait_entered()
+        loop.give_up_sources()
+        is_done = threading.Event()
+        loop._dispatcher.command(is_done.set)
+        assert is_done.wait(PATIENCE)
+        gate.open()  # its thread raises now, and the run goes on
+        held.open()
+        assert loop.wait(PATIENCE)
+    assert seen == [0]
+
+
+def test_a_source_without_a_way_to_give_it_up_is_waited_for(pipeline, bodies):
+    gate = bodies.Gate()
+    bound, _ = pipeline(gate)
+    with Loop(bound) as loop:
+        loop.admit(1)
+        loop.end()
+        gate.wait_entered()
+        loop.give_up_sources()
+        gate.open()
+        assert loop.wait(PATIENCE)
+        assert loop.statistics().actors[0].firings == 1
