@@ -15,6 +15,10 @@ from compiler.types import DType, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_LOW_BITS = np.uint32(16)
+"""Bits of a float32 that a bfloat16 lacks. Typed: before numpy 2 a Python number made int64 of a
+uint32 of rank 0."""
+
 
 def to_bits(x: Array) -> Array:
     """Return the nearest bfloat16 of numbers, ties to even, as uint16; a NaN keeps its sign.
@@ -23,14 +27,15 @@ def to_bits(x: Array) -> Array:
     """
     with np.errstate(over="ignore"):
         bits = np.asarray(x).astype(np.float32).view(np.uint32)
-        nearest = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        high = bits >> _LOW_BITS
+        nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> _LOW_BITS
     # A NaN with a fraction of low bits alone would become infinite: its quiet bit is set.
-    return np.where(np.isnan(x), bits >> 16 | 0x40, nearest).astype(np.uint16)
+    return np.where(np.isnan(x), high | np.uint32(0x40), nearest).astype(np.uint16)
 
 
 def from_bits(bits: Array) -> Array:
     """Return the float32 values of bfloat16 bits (uint16)."""
-    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+    return (np.asarray(bits).astype(np.uint32) << _LOW_BITS).view(np.float32)
 
 
 def rounded(x: Array) -> Array:

@@ -14,7 +14,7 @@ EVERY = np.arange(1 << 16, dtype=np.uint16)
 
 
 def up(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def down(x):

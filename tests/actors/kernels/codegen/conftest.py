@@ -78,7 +78,7 @@ _REDUCTIONS = {"row_sum": np.sum, "row_max": np.max, "row_min": np.min}
 
 
 def bf16_to_float(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def float_to_bf16(values):

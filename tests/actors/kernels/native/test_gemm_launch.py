@@ -39,7 +39,7 @@ def bits(values, name):
 
 def numbers(array):
     if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return array.astype(np.float64)
 
 
