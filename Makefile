@@ -8,6 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Tests run side by side, a process for each core; JOBS=0 runs them in one.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Whatever compiles or runs a job comes out otherwise with native kernels than with numpy's.
+OF_JOBS := tests/system tests/actorflow
+
+# The oldest numpy that pyproject.toml allows, and what can tell it from a new one.
+OLD_VENV := .venv-oldest
+OLD_STAMP := $(OLD_VENV)/.installed
+OLD_NUMPY := 1.26.*
+OF_NUMPY := tests/compiler tests/actors/kernels tests/actorflow/data tests/actorflow/checkpoint \
+	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner native)
+
 # The stamps tell what is installed; a changed pyproject.toml installs anew.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
@@ -26,7 +40,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check lint types contracts model soak bench bench-env clean
+.PHONY: help demo test oldest check lint types contracts model soak bench bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,12 +48,15 @@ help: ## this list
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
 
-test: lint types contracts ## everything: lint, types, import contracts, all tests; whole jobs also natively
-	$(BIN)/python -m pytest $(ARGS)
-	$(BIN)/python -m pytest --native tests/system $(ARGS)
+test: lint types contracts ## everything: lint, types, import contracts, all tests; those of jobs also natively
+	$(PYTEST) --durations 15 $(ARGS)
+	$(PYTEST) --durations 15 --native $(OF_JOBS) $(ARGS)
 
-check: lint types contracts ## in under a minute: lint, types, import contracts, smoke tests
-	$(BIN)/python -m pytest -m "not slow" tests/system/test_smoke.py $(ARGS)
+oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
+	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)
+
+check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
+	$(PYTEST) -m "not slow" $$($(BIN)/python tests/affected.py) $(ARGS)
 
 lint: $(DEV_STAMP) ## style of the code
 	$(BIN)/ruff check .
@@ -67,7 +84,7 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
 
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(OLD_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -94,6 +111,13 @@ $(RUN_STAMP): pyproject.toml
 		echo "make: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "make: installing actorflow into $(VENV)"
 	@$(PIP) --editable .
+	@touch $@
+
+$(OLD_STAMP): pyproject.toml
+	@echo "make: installing actorflow with numpy $(OLD_NUMPY) into $(OLD_VENV)"
+	@$(PYTHON) -m venv --clear $(OLD_VENV)
+	@$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable ".[test]" "numpy==$(OLD_NUMPY)"
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

@@ -1,0 +1,110 @@
+"""Which tests belong to what was changed: `python tests/affected.py` prints their files.
+
+To a file of the product belong the tests of its name, and those that import it; to a test file
+itself, to a conftest its folder, to a page the tests of pages. What changed is what git sees
+against the last commit, or, where nothing did, what that commit changed. A file that very many
+tests import gets those nearest to it: a line on stderr says how many are left to `make test`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ALWAYS = ("tests/system/test_smoke.py",)
+"""A whole job, in a second."""
+
+PAGES = ("tests/system/test_readme.py", "tests/system/test_tour.py", "tests/system/test_docs.py")
+"""What runs the code on pages and compares what they say."""
+
+MOST_IMPORTERS = 12
+"""Test files that import a changed one and are run: as many as fit half a minute."""
+
+_IMPORTS = re.compile(
+    r"^\s*(?:from ([\w.]+) import ([^\n(]+|\([^)]*\))|import ([\w.]+))", re.MULTILINE
+)
+
+
+def imported(text: str) -> frozenset[str]:
+    """Return the modules that a text of Python may import, by name."""
+    found = set()
+    for source, names, module in _IMPORTS.findall(text):
+        found.add(source or module)
+        found.update(f"{source}.{name}" for name in re.findall(r"\w+", names) if source)
+    return frozenset(found)
+
+
+def affected(
+    changed: Iterable[str], tests: Mapping[str, frozenset[str]]
+) -> tuple[list[str], list[str]]:
+    """Return the test files and folders to run, and those that would belong but are too many.
+
+    Args:
+        changed: paths from the root of the repository, as git writes them.
+        tests: for each test file what it imports.
+    """
+    chosen: dict[str, None] = dict.fromkeys(ALWAYS)
+    left: dict[str, None] = {}
+    for name in changed:
+        path = PurePosixPath(name)
+        if path.parts[0] == "tests":
+            if path.name == "conftest.py" and len(path.parts) > 2:
+                chosen[str(path.parent)] = None
+            elif name in tests:
+                chosen[name] = None
+        elif path.suffix == ".md" or path.parts[0] in ("docs", "examples"):
+            chosen.update(dict.fromkeys(PAGES))
+        elif path.suffix in (".py", ".c", ".h"):
+            near, far = _of_product(path, tests)
+            chosen.update(dict.fromkeys(near))
+            left.update(dict.fromkeys(far))
+    return list(chosen), [name for name in left if name not in chosen]
+
+
+def _of_product(
+    path: PurePosixPath, tests: Mapping[str, frozenset[str]]
+) -> tuple[list[str], list[str]]:
+    """Return the nearest tests of a file of the product, and the rest of those that import it."""
+    folder = PurePosixPath("tests") / path.parent
+    named = f"test_{path.stem}.py"
+    own = [name for name in (str(folder / named), f"tests/system/{named}") if name in tests]
+    module = ".".join([*path.parts[:-1], path.stem])
+    importers = [name for name, modules in tests.items() if module in modules and name not in own]
+    importers.sort(key=lambda name: (not name.startswith(f"{folder}/"), name))
+    near = own + importers[:MOST_IMPORTERS]
+    if not near:  # nobody names it: its neighbours use it
+        near = [name for name in tests if PurePosixPath(name).parent == folder][:MOST_IMPORTERS]
+    return near, importers[MOST_IMPORTERS:]
+
+
+def changed_files() -> list[str]:
+    """Return what git sees as changed, or what the last commit changed."""
+    now = _git("diff", "--name-only", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
+    return now or _git("diff", "--name-only", "HEAD~1", "HEAD")
+
+
+def _git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def main() -> None:
+    """Print the files, one a line."""
+    tests = {
+        str(file.relative_to(ROOT)): imported(file.read_text())
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
+    changed = [name for name in changed_files() if (ROOT / name).exists()]
+    chosen, left = affected(changed, tests)
+    if left:
+        sys.stderr.write(f"make check leaves {len(left)} more test files to make test\n")
+    sys.stdout.write("\n".join(chosen) + "\n")
+
+
+if __name__ == "__main__":
+    main()
