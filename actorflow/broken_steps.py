@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from actorflow.logs import is_worth_a_line
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import SKIPPED
 from compiler.plan import Plan
@@ -25,9 +26,6 @@ MAX_SKIPPED_IN_A_ROW = 100
 
 _NOTE = "non_finite.json"
 """In the run's directory: the step that ended the run."""
-
-_SHOWN = 10
-"""Skipped steps that have a line each; after them every tenfold number of them has one."""
 
 
 class NonFiniteLoss(ActorflowError):
@@ -123,7 +121,7 @@ class BrokenSteps:
                 f" trained any more; of step {step}, {what} ({self._line}). Lower the learning"
                 " rate, or look at the data and at what the job computes from it"
             )
-        if count <= _SHOWN or math.log10(count).is_integer():
+        if is_worth_a_line(count):
             self._warn(
                 f"step {step} is skipped: {what} ({self._line}); parameters and optimizer state"
                 f" stay as they were; {count} skipped in this run"

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 
 logger = logging.getLogger("actorflow")
 """Warnings reach stderr even where a program never set up logging; that is logging's own rule."""
+
+
+_SHOWN = 10
+
+
+def is_worth_a_line(count: int) -> bool:
+    """Whether the count-th of equal events is told: the first ones, then every tenfold number."""
+    return count <= _SHOWN or math.log10(count).is_integer()
 
 
 def configure(level: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.broken_steps import WARN, NonFiniteLoss, check_policy
+from actorflow.broken_steps import WARN, check_policy
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results
@@ -32,7 +32,7 @@ from actorflow.logs import logger
 from actorflow.native import NATIVE, build, choosing
 from actorflow.ports import Metrics
 from actorflow.run import Run, batches_per_step
-from actorflow.saving import Saver, Start, start_from
+from actorflow.saving import SavePolicy, Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.signals import StopSignals
 from actorflow.stepping import Stepping, batches_of_step
@@ -133,6 +133,7 @@ class Runner:
         every: str | int = "5s",
         keep_last: int = 3,
         on_nan: str = "raise",
+        on_save_error: str = "raise",
         progress: bool = True,
         on_step: OnStep | None = None,
         evaluation: Evaluation | None = None,
@@ -149,6 +150,9 @@ class Runner:
             on_nan: what to do when the loss is not finite. "raise" ends the run; "warn" trains on,
                 and the newest checkpoint without NaN is kept; "skip" drops the updates of a step
                 whose loss or gradients are not finite, for plans compiled so.
+            on_save_error: what to do when a checkpoint cannot be written: a full or read-only disk,
+                a directory that was moved away. "raise" ends the run; "warn" trains on and tries
+                again with the next one that is due, and raises when the last one fails.
             progress: print the plan and live progress to stdout.
             on_step: called with (step, outputs) on the metrics thread, in order.
             evaluation: what the plan was compiled to evaluate between steps.
@@ -166,7 +170,7 @@ class Runner:
         check_policy(self.plan, on_nan)
         _check_steps(steps)
         _check_directory(checkpoint)
-        cadence = Every.parse(every)
+        policy = SavePolicy(Every.parse(every), on_nan == WARN, on_save_error)
         self.close()
         with ExitStack() as stack:
             stopper = Stopper()
@@ -185,7 +189,7 @@ class Runner:
             start = self._start(manager, data, warn, reporter.notice)
             saver = None
             if manager is not None:
-                saver = self._saver(manager, data, start.step, cadence, on_nan == WARN, warn)
+                saver = self._saver(manager, data, start.step, policy, warn)
             total = max(steps, start.step)
             status = None
             if manager is not None:
@@ -193,8 +197,9 @@ class Runner:
 
                 path = manager.directory / STATUS_FILE
                 status = StatusWriter(
-                    path, self.plan, first_step=start.step, total_steps=total, report=warn
-                )
+                    path, self.plan, first_step=start.step, total_steps=total, report=warn,
+                    is_ours=manager.is_writer,
+                )  # fmt: skip
             listener = stack.enter_context(Listener(reporter, status, on_step, start.step, stopper))
             if evaluation is not None:
                 evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
@@ -227,9 +232,8 @@ class Runner:
             stopper.wait()
             self._keep(run)
             last = listener.step
-            if saver is not None and saver.refused is not None:
-                step, name = saver.refused
-                raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
+            if saver is not None:
+                saver.finish()
             listener.ending = "stopped" if stopper.reasons and last < steps else "finished"
             ending = _ending(start.step, last, steps, stopper.reasons, is_kept=manager is not None)
             if run.num_skipped:
@@ -361,8 +365,7 @@ class Runner:
         manager: CheckpointManager,
         data: DataSource,
         first_step: int,
-        every: Every,
-        keeps_nan: bool,
+        policy: SavePolicy,
         warn: Callable[[str], None],
     ) -> Saver:
         return Saver(
@@ -371,9 +374,8 @@ class Runner:
             data,
             seed=self._seed,
             first_step=first_step,
-            every=every,
+            policy=policy,
             clock_ns=time.monotonic_ns,
-            keeps_nan=keeps_nan,
             report=warn,
         )
 

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actorflow.broken_steps import NonFiniteLoss
+from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.expected import Expected, TensorType
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
+from actorflow.logs import is_worth_a_line
 from actorflow.run import saved_variables, written_variables
 from compiler.errors import CompileError
 from compiler.options import SKIPPED
@@ -37,6 +40,24 @@ class Start:
     values: Mapping[str, Array]
 
 
+@dataclass(frozen=True, slots=True)
+class SavePolicy:
+    """When a run saves, and what it does where that is not possible.
+
+    `every`: when a snapshot is due. `keeps_nan`: False skips states in which training made NaN.
+    `on_error`: "raise" ends the run with the error of a save, "warn" tells it and tries again with
+    the next snapshot that is due.
+    """
+
+    every: Every
+    keeps_nan: bool = False
+    on_error: str = "raise"
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "warn"):
+            raise CompileError(f"on_save_error must be 'raise' or 'warn', got {self.on_error!r}")
+
+
 class Saver:
     """Writes the checkpoints of one run.
 
@@ -46,9 +67,8 @@ class Saver:
         source: its fingerprint goes into every manifest.
         seed: of the run.
         first_step: step that is restored or initial, so need not be saved.
-        every: when a snapshot is due.
+        policy: when a snapshot is due, and what is to be done where it cannot be saved.
         clock_ns: monotonic nanoseconds.
-        keeps_nan: False skips states in which training made NaN, and reports them.
         report: receives notices.
     """
 
@@ -60,15 +80,16 @@ class Saver:
         *,
         seed: int,
         first_step: int,
-        every: Every,
+        policy: SavePolicy,
         clock_ns: Callable[[], int],
-        keeps_nan: bool,
         report: Callable[[str], None],
     ) -> None:
         self._manager = manager
         self._roles = {v.name: v.role for v in plan.state}
         self._written = written_variables(plan)
-        self.refused: tuple[int, str] | None = None
+        self._refused: tuple[int, str] | None = None
+        self._unsaved: CheckpointError | None = None
+        self._num_failures = 0
         self._plan_hash = plan.graph_hash
         self._config = dict(plan.options) | {
             "job": plan.name,
@@ -76,48 +97,77 @@ class Saver:
         }
         self._fingerprint = source.fingerprint()
         self._seed = seed
-        self._every = every
+        self._policy = policy
         self._last_step = first_step
         self._last_ns = clock_ns()
-        if first_step == 0 and every.seconds is not None:
+        if first_step == 0 and policy.every.seconds is not None:
             # A new run keeps its first snapshot, so that an early kill is no fresh start.
-            self._last_ns -= int(every.seconds * 1e9)
+            self._last_ns -= int(policy.every.seconds * 1e9)
         self._clock_ns = clock_ns
-        self._keeps_nan = keeps_nan
         self._report = report
 
     def is_due(self, step: int) -> bool:
         """Whether the policy wants a checkpoint of this step now."""
-        return self._every.is_due(
+        return self._policy.every.is_due(
             step=step, now_ns=self._clock_ns(), last_step=self._last_step, last_ns=self._last_ns
         )
 
     def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
-        """Write one checkpoint; returns when it is durable. Raises CheckpointError.
+        """Write one checkpoint; returns when it is durable.
 
-        A state in which training made NaN is not written, unless the run keeps such states:
-        `refused` then says which step, and the variable. Infinity may be meant (a mask), and so may
-        NaN in what training does not change.
+        A state in which training made NaN is not written, unless the run keeps such states.
+        Infinity may be meant (a mask), and so may NaN in what training does not change.
+        Raises CheckpointError unless the policy is to go on.
         """
         broken = next((n for n in self._written if _has_nan(arrays[n])), None)
-        if broken is not None and not self._keeps_nan:
-            self.refused = (step, broken)
+        if broken is not None and not self._policy.keeps_nan:
+            self._refused = (step, broken)
             self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
             return
-        self.refused = None
+        self._refused = None
         groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
         for name, array in arrays.items():
             groups["model" if self._roles[name] == "parameter" else "optim"][name] = array
-        self._manager.save(
-            step,
-            groups,
-            seed=self._seed,
-            plan_hash=self._plan_hash,
-            config=self._config,
-            data_state=data_state,
-            data_fingerprint=self._fingerprint,
-        )
+        try:
+            self._manager.save(
+                step,
+                groups,
+                seed=self._seed,
+                plan_hash=self._plan_hash,
+                config=self._config,
+                data_state=data_state,
+                data_fingerprint=self._fingerprint,
+            )
+        except CheckpointError as error:
+            if self._policy.on_error == "raise":
+                raise
+            self._last_ns = self._clock_ns()  # the next try comes a period later
+            self._fail(error)
+            return
         self._last_step, self._last_ns = step, self._clock_ns()
+        if self._unsaved is not None:
+            self._report(f"checkpoints can be saved again: that of step {step} is")
+        self._unsaved, self._num_failures = None, 0
+
+    def finish(self) -> None:
+        """Raise what kept the last state of the run from being saved, if anything did.
+
+        NonFiniteLoss for a state that is not worth it, else CheckpointError.
+        """
+        if self._refused is not None:
+            step, name = self._refused
+            raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
+        if self._unsaved is not None:
+            raise self._unsaved
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._unsaved = error
+        self._num_failures += 1
+        if is_worth_a_line(self._num_failures):
+            self._report(
+                f"{error}. The run goes on (on_save_error='warn') and tries again with the next"
+                " checkpoint that is due"
+            )
 
 
 def start_from(

@@ -132,6 +132,7 @@ class StatusWriter:
         time_of_day: seconds since 1970.
         interval_s: least time between two writes.
         report: takes the text of a warning.
+        is_ours: whether the folder is still that of the run; asked before every write.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class StatusWriter:
         time_of_day: Callable[[], float] = time.time,
         interval_s: float = _INTERVAL_S,
         report: Callable[[str], object] = logger.warning,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self._path = Path(path)
         self._plan = plan
@@ -154,6 +156,7 @@ class StatusWriter:
         self._time_of_day = time_of_day
         self._interval_s = interval_s
         self._report = report
+        self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
         self._loss: float | None = None
         self._start_s = self._due_s = 0.0
@@ -190,15 +193,21 @@ class StatusWriter:
         self._before = (now, self._step, statistics)
         self._due_s = now + self._interval_s
         partial = self._path.with_name(self._path.name + ".partial")
+        if not self._is_ours():
+            self._give_up("its folder is no longer that of the run")
+            return
         try:
             partial.write_text(status.to_json(), encoding="utf-8")
             partial.replace(self._path)
         except OSError as error:
-            self._statistics = None
-            self._report(
-                f"{self._path} cannot be written ({error.strerror}); the run goes on, but"
-                " 'actorflow top' will not see it"
-            )
+            self._give_up(str(error.strerror))
+
+    def _give_up(self, why: str) -> None:
+        self._statistics = None
+        self._report(
+            f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' will"
+            " not see it"
+        )
 
     def _status(self, state: str, now: float, statistics: Statistics) -> Status:
         since_s, since_step, before = self._before or (self._start_s, self._first_step, None)

@@ -24,7 +24,7 @@ that POSIX does not promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +104,7 @@ def commit(
     arrays: Mapping[str, Array],
     *,
     is_there: bool,
+    confirm: Callable[[], None],
 ) -> None:
     """Write a checkpoint and give it its final name; durable when this returns.
 
@@ -114,6 +115,8 @@ def commit(
         shards: which tensor goes into which file.
         arrays: the tensors by name.
         is_there: the final name is taken by a version to be replaced.
+        confirm: raises if the directory is no longer ours. Asked when there is something in it,
+            which a directory put in its place afterwards lacks, and before the final name.
 
     Raises:
         OSError: the system refused. Nothing has changed then, save that the new checkpoint may have
@@ -124,8 +127,10 @@ def commit(
     aside = directory / aside_name(draft.step, draft.attempt)
     try:
         fs.mkdir(tmp)
+        confirm()
         _write_content(fs, tmp, draft, shards, arrays)
         fs.fsync_dir(tmp)
+        confirm()
         if is_there:
             fs.rename(final, aside)
         try:

@@ -39,7 +39,8 @@ from actorflow.checkpoint.manifest import (
 from actorflow.checkpoint.reader import LoadedCheckpoint as LoadedCheckpoint  # what `load` returns
 from actorflow.checkpoint.shard import Array, Groups, ShardSpec, plan_shards, tensor_hash
 
-_MARGIN_BYTES = 4 << 20
+_BLOCK_BYTES = 4 << 10
+"""What a file system may round a file or directory up to."""
 
 
 def _warn(message: str) -> None:
@@ -108,6 +109,16 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def is_writer(self) -> bool:
+        """Whether this manager holds the lock, and the path still leads to it. Any thread."""
+        lock = self._lock
+        try:
+            if lock is not None:
+                lock.check()
+        except (OSError, CheckpointError):
+            return False
+        return lock is not None
+
     def save(
         self,
         step: int,
@@ -140,7 +151,7 @@ class CheckpointManager:
                 checkpoints are untouched in every case, and nothing half-written stays under a
                 final name.
         """
-        self._check_writer("save")
+        lock = self._check_writer("save")
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             raise CheckpointError(f"step: expected an int in [0, {MAX_STEP}], got {step!r}")
         shards = plan_shards(groups)
@@ -152,15 +163,23 @@ class CheckpointManager:
         head_bytes = len(encode(draft))  # refuses what cannot be stored before the disk is touched
         entries = sum(1 + len(shard.tensors) for shard in shards)
         size_bytes = sum(shard.size_bytes() for shard in shards)
-        need_bytes = size_bytes + head_bytes + 256 * entries + size_bytes // 64 + _MARGIN_BYTES
+        margin_bytes = _BLOCK_BYTES * (len(shards) + 2) + size_bytes // 64
+        need_bytes = size_bytes + head_bytes + 256 * entries + margin_bytes
         final = self.directory / step_name(step)
         with writing(self.directory, f"save step {step}", self._fs.free_bytes, need_bytes):
             is_there = step in self.steps()
-            if is_there and self._holds_the_same(draft, shards, arrays):
-                self._fs.fsync_dir(self.directory)  # its rename may not have been synced
-            else:
-                self._require_space(need_bytes)
-                commit(self._fs, self.directory, draft, shards, arrays, is_there=is_there)
+            try:
+                if is_there and self._holds_the_same(draft, shards, arrays):
+                    self._fs.fsync_dir(self.directory)  # its rename may not have been synced
+                else:
+                    self._require_space(need_bytes)
+                    commit(
+                        self._fs, self.directory, draft, shards, arrays, is_there=is_there,
+                        confirm=lock.check,
+                    )  # fmt: skip
+            except OSError:
+                lock.check()  # if it was lost, that is the cause
+                raise
         self._collect(step)
         return final
 
@@ -208,7 +227,7 @@ class CheckpointManager:
         """Return one row per checkpoint for a listing, from the manifests alone."""
         return reader.describe(self._fs, self.directory)
 
-    def _check_writer(self, what: str) -> None:
+    def _check_writer(self, what: str) -> WriterLock:
         if self._lock is None:
             raise CheckpointError(
                 f"cannot {what} in {self.directory}: this manager is not its writer; call open(), "
@@ -216,6 +235,7 @@ class CheckpointManager:
             )
         with writing(self.directory, what, self._fs.free_bytes):
             self._lock.check()
+        return self._lock
 
     def _require_space(self, need_bytes: int) -> None:
         free_bytes = self._fs.free_bytes(self.directory)

@@ -172,3 +172,16 @@ def test_a_status_of_another_version_says_so(run):
 def test_a_status_without_an_end_or_a_loss_goes_through_the_file(run):
     status = replace(run.read(), total_steps=None, loss=None, steps_per_s=2.5)
     assert Status.from_json(status.to_json()) == status
+
+
+def test_a_folder_that_belongs_to_another_run_by_now_is_not_written(tmp_path):
+    owners = [True, False]
+    run = Run(tmp_path, is_ours=lambda: owners.pop(0))
+    run.writer.start(run.statistics)
+    before = run.path.read_bytes()
+    run.now = 5.0
+    run.writer.step(1, {})
+    run.writer.finish("finished")
+    assert run.path.read_bytes() == before
+    assert len(run.said) == 1
+    assert "no longer that of the run" in run.said[0]

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from actorflow.checkpoint.errors import (
@@ -149,15 +150,29 @@ def test_a_disk_that_fills_at_any_byte_gives_an_error_with_path_need_and_free(ma
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(make_run):
-    fs = LogFs(Path("/disk"), capacity_bytes=100_000)
+    fs = LogFs(Path("/disk"), capacity_bytes=5_000)
     run = make_run(fs, RUN)
     with run.manager:
         written = len(fs.log)
-        with pytest.raises(CheckpointSpaceError, match=r"needs 4\.0 MiB, 97\.\d KiB are free") as e:
+        with pytest.raises(CheckpointSpaceError, match=r"needs 21\.\d KiB, 4\.9 KiB are free") as e:
             run.save(1)
         assert len(fs.log) == written
     assert e.value.free_bytes < e.value.need_bytes
     assert e.value.free_bytes == fs.free_bytes(RUN)
+
+
+@pytest.mark.parametrize("num_tensors", [1, 40, 1000])
+def test_little_more_is_asked_for_than_a_checkpoint_takes(make_run, num_tensors):
+    fs = LogFs(Path("/disk"), capacity_bytes=1 << 30)
+    run = make_run(fs, RUN)
+    groups = {"model": {f"w{i}": np.zeros(700) for i in range(num_tensors)}}
+    with run.manager:
+        run.save(1, groups)
+        taken = sum(len(data) for data in fs.files().values())
+        fs._capacity_bytes = taken
+        with pytest.raises(CheckpointSpaceError) as raised:
+            run.save(2, groups)
+    assert taken <= raised.value.need_bytes <= 1.1 * taken + 16 * 1024
 
 
 def test_a_full_device_of_the_system_gives_the_space_error(make_run, tmp_path):

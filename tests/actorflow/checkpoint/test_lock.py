@@ -66,6 +66,32 @@ def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(
         assert tree(real_run.directory.parent) == before
 
 
+@pytest.mark.parametrize("call", ["mkdir", "create", "write", "fsync", "rename"])
+@pytest.mark.parametrize("lose", [move_away, remove, replace, remove_the_lock, replace_the_lock])
+def test_what_is_lost_in_the_middle_of_a_save_is_noticed_as_such(make_run, tmp_path, lose, call):
+    class Losing(RealFs):
+        is_armed = False
+
+    def losing(self, *arguments):
+        if self.is_armed:
+            self.is_armed = False
+            lose(run.directory)
+        return getattr(RealFs, call)(self, *arguments)
+
+    setattr(Losing, call, losing)
+    fs = Losing()
+    run = make_run(fs, tmp_path / "run")
+    with run.manager:
+        run.save(1)
+        fs.is_armed = True
+        if call == "rename" and lose not in (move_away, remove):
+            return  # too late to notice: the last moment to ask is right before it
+        with pytest.raises(CheckpointLockLost):
+            run.save(2)
+    assert not list(tmp_path.glob("run/.tmp-*"))
+    assert not (tmp_path / "run" / "step-0000000002").exists()
+
+
 def test_a_directory_put_back_is_written_again(real_run):
     with real_run.manager:
         real_run.save(1)
