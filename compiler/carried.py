@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from compiler.errors import InternalError
+from compiler.ops.sources import SCRATCH
 from compiler.plan import Plan
 from compiler.types import RegisterId
 
@@ -35,17 +36,27 @@ class CarriedRead:
     when: When
 
 
-class CarriedCount:
-    """Counts the firings of writers at every firing that reads what they carry over."""
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What goes from firing to firing: such reads, and pairs (variable, actor that writes it)."""
 
-    def __init__(
-        self, plan: Plan, reads: Sequence[CarriedRead], repetitions: Sequence[int]
-    ) -> None:
+    reads: tuple[CarriedRead, ...]
+    writers: tuple[tuple[int, int], ...]
+
+
+class CarriedCount:
+    """Counts the firings of writers at every firing that reads what they carry over.
+
+    Raises InternalError, at once, where variables are written at other rates than their roles say.
+    """
+
+    def __init__(self, plan: Plan, carried: Carried, repetitions: Sequence[int]) -> None:
         self._plan = plan
         self._repetitions = repetitions
+        self._check_rates(carried.writers)
         self._fired = [0] * len(plan.actors)
         # All that one writer updates is alike to one reader.
-        first = {(r.actor, r.writer, r.when): r for r in reversed(reads)}
+        first = {(r.actor, r.writer, r.when): r for r in reversed(carried.reads)}
         self._reads: dict[int, list[CarriedRead]] = {}
         for read in first.values():
             self._reads.setdefault(read.actor, []).append(read)
@@ -63,6 +74,20 @@ class CarriedCount:
                     if fired != expected:
                         raise self._error(read, k, f"{expected} firings", f"{fired}")
         self._fired[actor] = firing + times
+
+    def _check_rates(self, writers: tuple[tuple[int, int], ...]) -> None:
+        """Check that scratch is written at one rate, and all other state at one."""
+        plan, every = self._plan, self._repetitions
+        first: dict[bool, tuple[int, int]] = {}
+        for index, actor in writers:
+            other, rate = first.setdefault(plan.variables[index].role == SCRATCH, (index, actor))
+            if every[actor] != every[rate]:
+                names = [plan.variables[i].name for i in (index, other)]
+                raise InternalError(
+                    f"{plan.actors[actor].name!r} writes variable {names[0]!r} {every[actor]} times"
+                    f" in a period, and {plan.actors[rate].name!r} writes {names[1]!r}"
+                    f" {every[rate]} times"
+                )
 
     def _expected(self, read: CarriedRead, firing: int) -> int:
         """Return how often the writer has to have fired before this firing of the reader."""

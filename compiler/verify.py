@@ -13,12 +13,12 @@ from __future__ import annotations
 from itertools import accumulate
 
 from compiler.accounting import account
-from compiler.carried import CarriedCount, CarriedRead
+from compiler.carried import Carried, CarriedCount
 from compiler.errors import CompileError, InternalError
-from compiler.plan import Plan, RegisterKind
+from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
-from compiler.versions import carried_reads
+from compiler.versions import play_chains
 from memory.registers import Edge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
 
@@ -29,11 +29,12 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
     """
     _check_ranges(plan)
-    reads = carried_reads(plan)
+    carried = play_chains(plan)
     _check_memory(plan, _accessed_intervals(plan))
     check_shared_bytes(plan)
     _check_accounts(plan)
-    return _check_liveness(plan, reads)
+    _check_flushed(plan)
+    return _check_liveness(plan, carried)
 
 
 def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
@@ -53,14 +54,14 @@ def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
     return edges, registers
 
 
-def _check_liveness(plan: Plan, reads: tuple[CarriedRead, ...]) -> tuple[int, ...]:
+def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
     edges, registers = edges_of(plan)
     try:
         repetitions = repetition_vector(len(plan.actors), edges)
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
-    count = CarriedCount(plan, reads, repetitions)
-    visit = count.visit if reads else None
+    count = CarriedCount(plan, carried, repetitions)
+    visit = count.visit if carried.reads else None
     deadlock = play_period(len(plan.actors), edges, repetitions, visit)
     if deadlock is None:
         return repetitions
@@ -75,6 +76,22 @@ def _check_liveness(plan: Plan, reads: tuple[CarriedRead, ...]) -> tuple[int, ..
         f"plan {plan.name!r} deadlocks within one period: {'; '.join(waits)}; cycle: {cycle}."
         " Give the register that lacks a slot one more"
     )
+
+
+def _check_flushed(plan: Plan) -> None:
+    """Check that the one firing more at the end of a run reaches nothing but sinks.
+
+    It would else be a batch, or an evaluation, more than was asked for.
+    """
+    flushed = [actor for actor in plan.actors if actor.is_flushed]
+    made = {port.register: actor for actor in flushed for port in actor.outputs}
+    for actor in plan.actors:
+        for port in actor.inputs:
+            if port.register in made and actor.kind is not ActorKind.SINK:
+                raise InternalError(
+                    f"{made[port.register].name!r} fires once more at the end of a run, and"
+                    f" {actor.name!r} would go by it"
+                )
 
 
 def _check_ranges(plan: Plan) -> None:

@@ -20,7 +20,7 @@ Source: the versions are those of static single assignment (Cytron et al., 1991)
 
 from __future__ import annotations
 
-from compiler.carried import CarriedRead, When
+from compiler.carried import Carried, CarriedRead, When
 from compiler.errors import InternalError
 from compiler.places import NO_BYTES, NOWHERE, Places, is_row_by_row
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
@@ -34,8 +34,8 @@ _Maker = str | tuple[Actor, int]
 """Who makes a version: a launch of an actor, or something in words."""
 
 
-def carried_reads(plan: Plan) -> tuple[CarriedRead, ...]:
-    """Play every chain once; return the reads of variables that other actors write. O(operands).
+def play_chains(plan: Plan) -> Carried:
+    """Play every chain once; return what else there is to prove between them. O(operands).
 
     Raises InternalError naming the first launch, field or register that is wrong.
     """
@@ -60,7 +60,7 @@ class _Play:
         self._received: list[tuple[int, int, int, int]] = []
         self._is_whole: dict[int, bool] = {}
 
-    def run(self) -> tuple[CarriedRead, ...]:
+    def run(self) -> Carried:
         self._take_ports()
         self._take_state()
         for actor in self._plan.actors:
@@ -68,7 +68,7 @@ class _Play:
         self._check_tokens()
         self._check_written()
         self._carry_variables()
-        return tuple(self._carried)
+        return Carried(tuple(self._carried), tuple(self._writer.items()))
 
     # -- what is there before anything runs --
 
@@ -92,6 +92,7 @@ class _Play:
                     )
             self._readers.update([(actor.id, register) for register in ports])
         for item in plan.fields:
+            self._expect_home(item.view, RegisterKind.DATA)
             if plan.views[item.view].register != item.register:
                 raise InternalError(f"field {item.name!r} lies outside its register")
             owner = self._owner.get(item.register)
@@ -102,11 +103,11 @@ class _Play:
     def _take_state(self) -> None:
         plan = self._plan
         for constant in plan.constants:
-            self._expect_kind(constant.view, RegisterKind.CONSTANT)
+            self._expect_home(constant.view, RegisterKind.CONSTANT)
             self._make(constant.version, "a constant")
             self._fill(constant.view, constant.version)
         for index, variable in enumerate(plan.variables):
-            self._expect_kind(variable.view, RegisterKind.VARIABLE)
+            self._expect_home(variable.view, RegisterKind.VARIABLE)
             numbers = {variable.before, variable.after, variable.between}
             if len(numbers) not in (1, 3):
                 raise InternalError(f"variable {variable.name!r} states one version twice")
@@ -116,10 +117,12 @@ class _Play:
             if place >= 0 and self._variable_at.setdefault(place, index) != index:
                 raise InternalError(f"variable {variable.name!r} lies in the bytes of another one")
 
-    def _expect_kind(self, view: int, kind: RegisterKind) -> None:
+    def _expect_home(self, view: int, kind: RegisterKind) -> None:
         register = self._plan.registers[self._plan.views[view].register]
         if register.kind is not kind:
             raise InternalError(f"register {register.name!r} is not of kind {kind.value}")
+        if not is_row_by_row(self._plan.views[view]):
+            raise InternalError(f"{self._named(view)} does not hold its {kind.value} row by row")
 
     def _fill(self, view: int, version: int) -> None:
         place = self._places.of_view[view]
@@ -304,10 +307,11 @@ class _Play:
         for actor, index, view, version in self._received:
             place = self._places.of_view[view]
             updater, updated = self._updated.get(place, (actor, _EMPTY))
-            if version not in (self._held[place], updated):
+            is_after = version == updated and updater != actor
+            if version != self._held[place] and not is_after:
                 raise self._stale(self._plan.actors[actor], index, view, version)
             if updater != actor:
-                when = When.AFTER if version == updated else When.BEFORE
+                when = When.AFTER if is_after else When.BEFORE
                 register = self._plan.views[view].register
                 self._carried.append(CarriedRead(actor, index, updater, register, when))
         for item in self._plan.fields:
@@ -326,14 +330,13 @@ class _Play:
                 )
 
     def _check_written(self) -> None:
-        for variable in self._plan.variables:
-            if (
-                variable.after not in self._makers
-                and self._plan.views[variable.view].type.num_elements
-            ):
+        for index, variable in enumerate(self._plan.variables):
+            is_written = variable.after != variable.before
+            has_bytes = self._places.of_view[variable.view] != NO_BYTES
+            if is_written and has_bytes and index not in self._writer:
                 raise InternalError(
-                    f"variable {variable.name!r} is to end a step with version {variable.after},"
-                    " which nothing makes"
+                    f"variable {variable.name!r} is to end a step with"
+                    f" {self._version_text(variable.after)}, and nothing writes it there"
                 )
 
     def _carry_variables(self) -> None:
