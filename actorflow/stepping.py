@@ -34,7 +34,11 @@ class Stepping:
             on_finished=lambda: self._outputs.put(None),
             settings=settings,
         )
-        self.run.start()
+        try:
+            self.run.start()
+        except BaseException:
+            self.run.close()
+            raise
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on its batches and return its outputs."""

@@ -23,7 +23,7 @@ from actors.statistics import Statistics, collect
 from actors.timeline import Timeline
 from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
 from actors.worker import Worker
-from compiler.errors import ActorflowError
+from compiler.errors import ActorflowError, DeviceError
 
 _report = logging.getLogger("actorflow").warning
 
@@ -95,17 +95,34 @@ class Loop:
             )
 
     def start(self) -> None:
-        """Start the threads. Raises RuntimeError when the loop was started or closed before."""
+        """Start the threads; where that fails the loop is closed, and none of them stays.
+
+        Raises RuntimeError when the loop was started or closed before, DeviceError when the system
+        gives no thread.
+        """
         with self._lock:
             if self._is_started or self._is_closed:
                 raise RuntimeError("a loop runs once; make a new Loop for another run")
             self._is_started = True
             self._start_ns = self._clock()
-            for worker in self._dispatcher.workers:
-                worker.thread.start()
-            self._thread.start()
-            if self._watchdog is not None:
-                self._watchdog.thread.start()
+        threads = self._threads()
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError):  # what `Thread.start` raises
+                raise DeviceError(
+                    f"the system gives no thread to this run, which needs {len(threads)} ({error});"
+                    " a limit on processes or on memory is reached (ulimit -u, ulimit -v, the pids"
+                    " limit of a container): raise it, or end other work"
+                ) from error
+            raise
+
+    def _threads(self) -> list[threading.Thread]:
+        """Return the threads of the run; the dispatcher first, for it ends those of the workers."""
+        watchdog = [] if self._watchdog is None else [self._watchdog.thread]
+        return [self._thread, *[worker.thread for worker in self._dispatcher.workers], *watchdog]
 
     @property
     def steps_admitted(self) -> int:
@@ -181,7 +198,7 @@ class Loop:
         dispatcher.command(dispatcher.halt)
         errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
         try:
-            if self._is_started:
+            if _is_started(self._thread):
                 self._join()
             else:
                 dispatcher.forget()
@@ -274,14 +291,16 @@ class Loop:
         """Wait for the watchdog, unless its listener blocks, or is who closes the loop."""
         watchdog = self._watchdog
         is_here = watchdog is None or watchdog.thread is threading.current_thread()
-        if watchdog is not None and self._is_started and not is_here:
+        if watchdog is not None and _is_started(watchdog.thread) and not is_here:
             watchdog.thread.join(self._join_timeout_s)
 
     def _join(self) -> None:
         here = threading.current_thread()
         if self._thread is not here:
             self._thread.join()
-        workers = [w for w in self._dispatcher.workers if w.thread is not here]
+        workers = [
+            w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
+        ]
         sources = [w for w in workers if self._dispatcher.sources_on(w)]
         for worker in _still_alive(sources, self._source_timeout_s):
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
@@ -299,6 +318,10 @@ class Loop:
                 " port's close must make a launch that blocks return or raise, and a kernel must"
                 " return"
             )
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None
 
 
 def _still_alive(workers: list[Worker], timeout_s: float) -> list[Worker]:
