@@ -31,7 +31,8 @@ class DataPort:
 
     An exception of the source ends the stream cleanly, so that all batches before it are trained on
     and checkpointed; it is kept in `failure` and raised by the runner afterwards. StopTraining is
-    no failure: `stopped_by` has its words. What a source raises after a stop was asked for is only
+    no failure: `stopped_by` has its words. `unused_text` says what the source gave for a step that
+    did not get all its batches. What a source raises after a stop was asked for is only
     logged: the same ^C may have ended its workers.
 
     Args:
@@ -80,6 +81,7 @@ class DataPort:
         self._fetching = Fetching(source)
         self.failure: BaseException | None = None
         self.stopped_by = ""
+        self.unused_text = ""
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that fetches one batch into this slot."""
@@ -114,11 +116,6 @@ class DataPort:
             self._batch += 1
 
         return fetch
-
-    @property
-    def num_unused(self) -> int:
-        """Batches fetched for a step that did not get all of its own."""
-        return self._batch % self._batches_per_step
 
     @property
     def num_steps(self) -> int:
@@ -162,6 +159,13 @@ class DataPort:
             logger.warning("the run was to stop when the data source raised %r", error)
         elif not isinstance(error, StopIteration):
             self.failure = error
+        unused = self._batch % self._batches_per_step
+        if unused:
+            was = f"its last {unused} batches were" if unused > 1 else "its last batch was"
+            self.unused_text = (
+                f"the data ended in the middle of a step: {was} not used, for a step accumulates"
+                f" {self._batches_per_step}; give a multiple of {self._batches_per_step} batches"
+            )
         self._on_end()
 
     def _is_at_end(self) -> bool:

@@ -17,6 +17,7 @@ from actorflow.broken_steps import BrokenSteps, skips
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
 from actorflow.native import is_native
+from actorflow.plan_credits import credits_after
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
 from actorflow.settings import Settings, SettingsError
 from actors.errors import ActorFailed
@@ -34,10 +35,8 @@ from actors.timeline import Timeline
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import SKIPPED
-from compiler.plan import Actor, ActorKind, Field, Plan, RegisterKind
+from compiler.plan import Actor, Field, Plan
 from compiler.types import TensorType
-from compiler.verify import edges_of
-from memory.registers import Edge, repetition_vector
 
 Array = np.ndarray[Any, Any]
 COUNTER = "increment"
@@ -227,6 +226,8 @@ class Run:
             raise error from (failed if error is cause else cause)
         if self._broken is not None and SKIPPED in self.bound.variables:
             self._broken.finish(int(self.bound.variables[SKIPPED]))
+        if self._data.unused_text:
+            self._warn(self._data.unused_text)
         if self._data.failure is not None:
             raise self._data.failure
         if self._evaluated is not None and self._evaluated.failure is not None:
@@ -377,42 +378,6 @@ class Run:
 def batches_per_step(plan: Plan) -> int:
     """Return how many batches one update consumes."""
     return plan.int_option("accumulate", 1)
-
-
-def credits_after(plan: Plan, steps: int) -> dict[str, int]:
-    """Return the credits that control registers hold after some steps, by name.
-
-    What comes every n steps counts them over all runs of a training, not from the start of this
-    one; but a sink begins anew, for the outputs of earlier steps went to the run before.
-    """
-    edges, registers = edges_of(plan)
-    fired = _firings(plan, edges, steps * batches_per_step(plan))
-    held: dict[str, int] = {}
-    for edge, register in zip(edges, registers, strict=True):
-        tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
-        is_sink = plan.actors[edge.consumer].kind is ActorKind.SINK
-        if tokens and plan.registers[register].kind is RegisterKind.CONTROL and not is_sink:
-            held[plan.registers[register].name] = tokens
-    return held
-
-
-def _firings(plan: Plan, edges: list[Edge], batches: int) -> list[int]:
-    """Return how often each actor fires on some batches, when all that can fire has fired.
-
-    An evaluation has all its firings or none, so these are no shares of a period.
-    """
-    feeder = next(a.id for a in plan.actors if a.name == "data")
-    repetitions = repetition_vector(len(plan.actors), edges)
-    fired = [-(-batches * count // repetitions[feeder]) for count in repetitions]
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for edge in edges:
-            possible = fired[edge.producer] * edge.produce // edge.consume
-            if fired[edge.consumer] > possible:
-                fired[edge.consumer] = possible
-                is_settled = False
-    return fired
 
 
 def snapshot_rate(plan: Plan) -> int:

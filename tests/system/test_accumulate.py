@@ -398,3 +398,34 @@ def test_a_parameter_cannot_have_the_name_of_the_counter_of_batches():
 
     with pytest.raises(af.CompileError, match="a parameter cannot be called 'batches'"):
         masks(accumulate=2).compile(Odd(), Counted())
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [(8, None), (9, "its last batch was not used"), (11, "its last 3 batches were not used")],
+)
+@pytest.mark.parametrize("way", ["fit", "stream", "checkpoint"])
+def test_batches_that_make_no_step_are_counted(tmp_path, caplog, batches, said, way):
+    job = masks(accumulate=4)
+    if way == "stream":
+        assert len(list(job.stream(Scale(), Counted(batches)))) == 2
+    else:
+        kept = {"checkpoint": tmp_path / "run", "every": 1} if way == "checkpoint" else {}
+        assert job.fit(Scale(), Counted(batches), steps=5, progress=False, **kept).last_step == 2
+    if said is None:
+        assert "batch" not in caplog.text
+    else:
+        message = f"the data ended in the middle of a step: {said}, for a step accumulates 4"
+        assert message in caplog.text
+
+
+def test_a_source_that_raises_in_the_middle_of_a_step_says_what_was_not_used_too(caplog):
+    class Failing(Counted):
+        def __next__(self):
+            if self._left == 10_000 - 6:
+                raise OSError("gone")
+            return super().__next__()
+
+    with pytest.raises(OSError, match="gone"):
+        masks(accumulate=4).fit(Scale(), Failing(), steps=5, progress=False)
+    assert "its last 2 batches were not used" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run import credits_after
+from actorflow.plan_credits import credits_after
 from actors.race import check_races
 from compiler import chains
 from compiler.verify import verify_plan
