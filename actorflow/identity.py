@@ -33,3 +33,23 @@ class ByIdentity(Generic[V]):
         """Take the value of an object away and return it, or None."""
         entry = self._entries.pop(id(owner), None)
         return None if entry is None else entry[1]
+
+
+class Memo(ByIdentity[V]):
+    """What jobs know about one owner, by job. It is kept in the owner, and no copy of it has it.
+
+    So it goes with its owner also where an entry leads back to it, as a method that a model keeps
+    as an attribute does: from elsewhere such an entry would keep the owner alive for good.
+    """
+
+    def __init__(self, owner: object) -> None:
+        super().__init__()
+        self._owner = weakref.ref(owner)
+
+    def belongs_to(self, owner: object) -> bool:
+        """Whether it was made for this object."""
+        return self._owner() is owner
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy of the owner, deep or from a file, begins without a memo."""
+        return type(None), ()

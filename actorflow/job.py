@@ -6,9 +6,9 @@
 
     train.fit(model, data, steps=1300, checkpoint="runs/demo")
 
-The function is traced once per input signature: types of the batch, parameters of the model, and
-the plain settings of its modules. A plan already compiled, in this process or on disk, is used
-again; a new signature says in one line what changed.
+The function is traced once, and again when what a trace reads has changed: types of the batch, the
+modules and parameters of the model, settings, code, globals. A plan already compiled, in this
+process or on disk, is used again; a graph that changed says in one line why.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from actorflow.broken_steps import SKIP
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, spec_of
 from actorflow.evaluation import Evaluation, check_results, check_shared_arena
-from actorflow.identity import ByIdentity
+from actorflow.identity import ByIdentity, Memo
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
 from actorflow.optim import Optimizer
 from actorflow.settings import Settings
-from actorflow.signature import Signature, difference, signature_of
-from actorflow.trace import find_source
+from actorflow.signature import Signature, carried_over
+from actorflow.tracing.traces import Traced, Traces
 from compiler.collector import collector_paused
-from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.plan import Plan
@@ -89,7 +88,6 @@ class Job:
         self.name = function.__name__
         self.options = options
         self._function = function
-        self._graphs: ByIdentity[dict[Signature, Graph]] = ByIdentity()
         self._plans: dict[str, Plan] = {}
         self._open: ByIdentity[OpenModel] = ByIdentity()
         self.__doc__ = function.__doc__
@@ -201,10 +199,10 @@ class Job:
         where = f"step of job {self.name!r}"
         batches = batches_of_step(batch, self.options.accumulate, where)
         spec = spec_of(batches[0], where)
-        signature = signature_of(model, spec)
         opened = self._open.get(model)
-        if opened is None or opened.signature != signature:
-            opened = self._reopen(model, spec, signature, opened)
+        traced = self._traces(model).newest(spec)
+        if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
+            opened = self._opened_for(model, spec, opened)
         return opened.step(batches)
 
     def close(self, model: Module) -> None:
@@ -213,25 +211,31 @@ class Job:
         if opened is not None:
             opened.close()
 
+    def _opened_for(
+        self, model: Module, spec: dict[str, TensorType], opened: OpenModel | None
+    ) -> OpenModel:
+        """Return a plan that is open for the model as it is now: the one there is, or another."""
+        traced = self._traces(model).current(model, spec)
+        now = Signature(traced.identity, dict(model.named_parameters()), traced.guard.stamp)
+        if opened is None or opened.signature.identity != now.identity:
+            return self._reopen(model, traced, now, opened)
+        if not opened.signature.has_parameters_of(now):
+            moves = opened.signature.moves(now)
+            logger.warning("job %r opened its plan again: parameter %s", self.name, moves)
+            return self._reopen(model, traced, now, opened)
+        opened.signature = now
+        return opened
+
     def _reopen(
-        self,
-        model: Module,
-        spec: dict[str, TensorType],
-        signature: Signature,
-        opened: OpenModel | None,
+        self, model: Module, traced: Traced, signature: Signature, opened: OpenModel | None
     ) -> OpenModel:
         from actorflow.open_model import OpenModel
 
-        plan = self._compile(model, spec, metrics_every=1)
+        plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
-            left = opened.close()
-            for variable in plan.state:
-                type_ = plan.views[variable.view].type
-                array = left.get(variable.name)
-                if array is not None and array.shape == type_.shape:
-                    carried[variable.name] = array
+            carried = carried_over(plan, opened.close(), opened.signature, signature)
         runner = self._runner(plan, model, carried)
         is_training = self.options.train
         return self._open.set(model, OpenModel(model, runner, signature, is_training=is_training))
@@ -259,6 +263,7 @@ class Job:
         num_ranks: int = 1,
         *,
         skips: bool = False,
+        graph: Graph | None = None,
     ) -> Plan:
         from actorflow.native import choosing
         from actorflow.plan_cache import cache_key
@@ -266,7 +271,7 @@ class Job:
 
         spec = dict(data) if isinstance(data, Mapping) else data.spec()
         settings = Settings.from_env(os.environ)
-        graph = replace(self.graph(model, spec), num_ranks=num_ranks)
+        graph = replace(graph or self.graph(model, spec), num_ranks=num_ranks)
         evaluated = None
         if evaluation is not None:
             check_shared_arena(evaluation.job)
@@ -326,25 +331,21 @@ class Job:
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.
 
-        It is traced once per signature. Raises CompileError with the user's line.
+        It is traced again when anything that the trace may read has changed; a changed graph says
+        why in one line. Raises CompileError with the user's line.
         """
-        signature = signature_of(model, spec)
-        graphs = self._graphs.get(model)
-        if graphs is None:
-            graphs = self._graphs.set(model, {})
-        if signature not in graphs:
-            if len(graphs) >= self.options.max_plans:
-                raise CompileError(
-                    f"{find_source()}: job {self.name!r} has met {len(graphs)} input signatures, as"
-                    f" many as max_plans={self.options.max_plans} allows, and now"
-                    f" {difference(list(graphs)[-1], signature)}. Pad batches to few shapes, or"
-                    " raise max_plans"
-                )
-            if graphs:
-                reason = difference(list(graphs)[-1], signature)
-                logger.warning("job %r recompiled because %s", self.name, reason)
-            graphs[signature] = trace_job(self.name, self._function, self.options, model, spec)
-        return graphs[signature]
+        return self._traces(model).current(model, spec).graph
+
+    def _traces(self, model: Module) -> Traces:
+        memo: Memo[Traces] = model.memo()
+        return memo.get(self) or memo.set(self, self._new_traces())
+
+    def _new_traces(self) -> Traces:
+        def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
+            return trace_job(self.name, self._function, self.options, model, spec)
+
+        options = self.options
+        return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)
 
 
 @overload

@@ -1,41 +1,55 @@
-"""What a traced graph depends on besides the function, to be compared and explained.
+"""What an open plan was made for: the graph's identity, and the parameters that it trains.
 
-Rows are (what, value) texts: types of the batch, parameters with their types, and every plain
-setting that the modules hold: numbers, texts, arrays (by content), and containers and plain objects
-of such, to any depth. What cannot be looked into (functions, open files) counts by identity.
+The identity decides the graph: whatever a trace read, with parameters by their path, type and
+sharing. So a second model of the same class has an equal graph, and the plan of the first. An open
+plan moreover belongs to certain parameter objects; another object in the place of one changes no
+graph, but the plan must be opened with its values. A signature keeps the objects, so that none is
+mistaken for a later one with its `id`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
-from compiler.types import TensorType
+from compiler.plan import Plan
 
-Signature = tuple[tuple[str, str], ...]
+Identity = tuple[tuple[str, str], ...]
+"""Rows (what, value) of what decided a graph."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-
-
-def signature_of(model: Module, spec: Mapping[str, TensorType]) -> Signature:
-    """Return the signature of tracing a job on this model and these batch types."""
-    rows = [(f"batch[{key!r}]", str(type_)) for key, type_ in spec.items()]
-    for name, parameter in model.named_parameters():
-        frozen = " frozen" if parameter.is_frozen else ""
-        rows.append((f"parameter {name!r}", f"{parameter.type}{frozen}"))
-    for path, module in model.named_modules():
-        for key, value in vars(module).items():
-            rows += _facts(f"{path}.{key}" if path else key, value, ())
-    return tuple(rows)
+Array = np.ndarray[Any, Any]
 
 
-def difference(before: Signature, now: Signature) -> str:
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """What an open plan was made for; `stamp` is of the reading that found it."""
+
+    identity: Identity
+    parameters: Mapping[str, Parameter]
+    stamp: object
+
+    def has_parameters_of(self, other: Signature) -> bool:
+        """Whether both have the same parameter objects under the same paths."""
+        mine, its = self.parameters, other.parameters
+        return list(mine) == list(its) and all([its[n] is p for n, p in mine.items()])
+
+    def moves(self, now: Signature) -> str:
+        """Return in words which parameters are others now; a line for the log."""
+        before = {id(p): name for name, p in self.parameters.items()}
+        others = [n for n, p in now.parameters.items() if before.get(id(p)) != n]
+        moved = [n for n in others if id(now.parameters[n]) in before]
+        fresh = [repr(n) for n in others if n not in moved]
+        words = [f"{n!r} is what was {before[id(now.parameters[n])]!r}" for n in moved]
+        if fresh:
+            words.append(f"{', '.join(fresh)} now another object, whose optimizer state is fresh")
+        return "; ".join(words)
+
+
+def difference(before: Identity, now: Identity) -> str:
     """Return in words what changed first."""
     old, new = dict(before), dict(now)
     for key, value in new.items():
@@ -46,30 +60,25 @@ def difference(before: Signature, now: Signature) -> str:
     return f"{next((k for k in old if k not in new), 'the order of the parts')} is gone"
 
 
-def _facts(name: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-    if isinstance(value, (Module, Parameter)) or id(value) in above:
-        return  # has rows of its own, or closes a circle
-    inside = (*above, id(value))
-    if isinstance(value, _PLAIN):
-        yield name, repr(value)
-    elif isinstance(value, Enum):
-        yield name, str(value)
-    elif isinstance(value, np.ndarray):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=8).hexdigest()
-        yield name, f"{value.dtype}{list(value.shape)} {digest}"
-    elif isinstance(value, (list, tuple)):
-        yield name, f"{type(value).__name__} of {len(value)}"
-        for index, item in enumerate(value):
-            yield from _facts(f"{name}[{index}]", item, inside)
-    elif isinstance(value, Mapping):
-        yield name, f"{type(value).__name__} of {len(value)}"
-        for key, item in value.items():
-            yield from _facts(f"{name}[{key!r}]", item, inside)
-    elif isinstance(value, (set, frozenset)):
-        yield name, f"{type(value).__name__} {sorted(map(repr, value))}"
-    elif hasattr(value, "__dict__") and not callable(value):
-        yield name, type(value).__qualname__
-        for key, item in vars(value).items():
-            yield from _facts(f"{name}.{key}", item, inside)
-    else:
-        yield name, f"{type(value).__qualname__} at {id(value):#x}"
+def carried_over(
+    plan: Plan, left: Mapping[str, Array], before: Signature, now: Signature
+) -> dict[str, Array]:
+    """Return what the state of a closed plan gives the plan that follows it, by name.
+
+    State of the optimizer goes with its parameter, also under another path; a parameter that was
+    not there before begins with fresh state.
+    """
+    were = {id(p): name for name, p in before.parameters.items()}
+    carried = {}
+    for variable in plan.state:
+        name = variable.name
+        path = name if variable.role == "parameter" else name.partition("/")[2]
+        if path in now.parameters:
+            old = were.get(id(now.parameters[path]))
+            if old is None:
+                continue
+            name = name.removesuffix(path) + old
+        array = left.get(name)
+        if array is not None and array.shape == plan.views[variable.view].type.shape:
+            carried[variable.name] = array
+    return carried

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from actorflow.identity import Memo
 from actorflow.nn.parameter import Parameter
 from actorflow.trace import current_trace, find_source
 from compiler.errors import CompileError
@@ -19,6 +20,11 @@ class Module:
     Lists, tuples and dicts of modules count as well; a path is the attribute names joined by dots,
     for example `blocks.0.attn.qkv.weight`. A subclass need not call `super().__init__()`.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "_memo")
+
+    _memo: Memo[Any] | None
+    """See `memo`. A slot, because it is none of the attributes that make the model."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -50,6 +56,17 @@ class Module:
     def num_parameters(self) -> int:
         """Number of scalars in all parameters."""
         return sum(p.type.num_elements for _, p in self.named_parameters())
+
+    def memo(self) -> Memo[Any]:
+        """Return what jobs know about this module, by job; for jobs."""
+        try:
+            memo = object.__getattribute__(self, "_memo")  # past any __getattr__ of the user's
+        except AttributeError:
+            memo = None
+        if memo is None or not memo.belongs_to(self):
+            memo = Memo(self)
+            object.__setattr__(self, "_memo", memo)  # a frozen dataclass may be a model
+        return cast("Memo[Any]", memo)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return copies of all parameters by path.

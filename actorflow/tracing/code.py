@@ -1,0 +1,105 @@
+"""A function's code by content: a digest, and the names that it looks up while it runs.
+
+Never by `id`, which the next object may get, and never by line: code that only moved is the same.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import numpy as np
+
+_HOUSE = Path(__file__).resolve().parents[2]
+_WINGS = ("actorflow", "actors", "compiler", "memory")
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """A digest of a function's code, with the functions and classes inside of it.
+
+    `loads` are the globals that it looks up, `imports` the modules that it imports while it runs,
+    `names` all names, those of attributes as well.
+    """
+
+    digest: str
+    loads: tuple[str, ...]
+    imports: tuple[str, ...]
+    names: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def code_facts(code: CodeType) -> CodeFacts:
+    """Return the facts of a code object."""
+    loads: dict[str, None] = {}
+    imports: dict[str, None] = {}
+    names: set[str] = set()
+    for part in _parts(code):
+        names.update(part.co_names)
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in _GLOBAL:
+                loads[str(instruction.argval)] = None
+            elif instruction.opname == "IMPORT_NAME":
+                imports[str(instruction.argval)] = None
+    content = repr(_content(code)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    return CodeFacts(digest, tuple(loads), tuple(imports), frozenset(names))
+
+
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts(constant)
+
+
+def _content(value: object) -> object:
+    """Return what tells constants apart: 1, 1.0 and True are equal, and are three constants."""
+    if isinstance(value, CodeType):
+        head = (value.co_code, value.co_exceptiontable, value.co_flags, value.co_argcount)
+        counts = (value.co_posonlyargcount, value.co_kwonlyargcount)
+        names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        return head, counts, names, _content(value.co_consts)
+    if isinstance(value, tuple):
+        return tuple([_content(item) for item in value])
+    if isinstance(value, frozenset):
+        return "set", sorted([repr(_content(item)) for item in value])
+    return type(value).__name__, repr(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's: not ours, not Python's and not of an installed package.
+
+    What was typed at a prompt or made by `exec` is the user's.
+    """
+    if filename.startswith("<frozen"):
+        return False
+    return not filename.startswith(_roots()) and not any([p in filename for p in _LIBRARIES])
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module, by name, is the user's."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return is_users(file)
+    return module is None or name == "__main__"
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    """Return the folders of ours, of Python and of numpy, wherever they are installed."""
+    folders = [_HOUSE / wing for wing in _WINGS]
+    folders += [Path(os.__file__).parent, Path(np.__file__).parent]
+    found = {str(folder) + os.sep for folder in folders}
+    return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))
