@@ -22,5 +22,10 @@ def train(model, batch):
 
 @pytest.fixture(scope="session")
 def training_plan():
-    """A training plan with snapshots: every kind of register a job of one chain has."""
-    return train.compile(Net(), {"x": X, "y": Y}, every="5s")
+    """A training plan with snapshots: every kind of register a job of one chain has.
+
+    Of numpy's kernels, so that each op has a tensor of its own to be looked for.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_NATIVE", "0")
+        return train.compile(Net(), {"x": X, "y": Y}, every="5s")
