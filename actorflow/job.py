@@ -467,12 +467,12 @@ def _compiled(
     evaluation: Graph | None,
 ) -> Plan:
     """Return the plan from the cache on disk, or compile it and keep it there."""
-    from actorflow.native import build, compiled, has_refusals
-    from actorflow.plan_cache import PlanCache
+    from actorflow.native import compiled, has_refusals
+    from actorflow.plan_cache import PlanCache, is_ready
 
     cache = PlanCache(settings.cache, logger.warning)
     plan = cache.find(key) if settings.dump is None else None
-    if plan is not None and build(plan):
+    if plan is not None and is_ready(plan, logger.warning):
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
     # A quarter of the house, which a run from the cache never loads.

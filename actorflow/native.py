@@ -20,6 +20,7 @@ from actors.kernels import catalogue
 from actors.kernels.native import onednn, runtime, tuning
 from actors.kernels.native.prepare import prepare_plan
 from actors.kernels.native.toolchain import CompilerError, find_toolchain
+from actors.kernels.native.trust import distrust_of_folder
 from compiler.errors import InternalError
 from compiler.plan import Plan
 
@@ -126,7 +127,7 @@ def _folder(settings: Settings) -> Path | None:
 
 
 def _turned_on(folder: Path | None, threads: int) -> bool:
-    toolchain = find_toolchain(os.environ, folder)
+    toolchain = find_toolchain(os.environ, _trusted(folder), logger.warning)
     if toolchain is None:
         named = os.environ.get("CC")
         _say_once(
@@ -140,6 +141,18 @@ def _turned_on(folder: Path | None, threads: int) -> bool:
         _say_once(f"{error}; numpy's kernels run, which is slower")
         return False
     return True
+
+
+def _trusted(folder: Path | None) -> Path | None:
+    """Return a folder whose libraries may be run; None where others may put theirs there."""
+    why = None if folder is None else distrust_of_folder(folder)
+    if why is None:
+        return folder
+    _say_once(
+        f"{why}, or set ACTORFLOW_CACHE to a folder of your own: native kernels that are kept there"
+        " are not run, but built anew in every process"
+    )
+    return None
 
 
 @functools.cache

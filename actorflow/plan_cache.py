@@ -21,9 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
-from actorflow.native import choices
+from actorflow.native import build, choices
+from actorflow.proof.prove import prove
 from actors.kernels import catalogue
-from compiler.errors import PlanFormatError
+from actors.kernels.native.trust import distrust_of_folder
+from compiler.errors import ActorflowError, PlanFormatError
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
@@ -71,10 +73,17 @@ def cache_key(
 
 
 class PlanCache:
-    """A directory of plans. A directory of None keeps nothing."""
+    """A directory of plans. A directory of None keeps nothing.
+
+    Nor does one that others may write: a plan of theirs would be proven, but train to what they
+    like.
+    """
 
     def __init__(self, directory: Path | None, report: Callable[[str], None]) -> None:
-        self._directory = directory
+        why = None if directory is None else distrust_of_folder(directory)
+        if why is not None:
+            report(f"plan cache: {why}; no plan is kept there, or taken from there")
+        self._directory = directory if why is None else None
         self._report = report
 
     def find(self, key: str) -> Plan | None:
@@ -106,6 +115,21 @@ class PlanCache:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
             with suppress(OSError):
                 temporary.unlink()
+
+
+def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
+    """Prove a plan of the cache and build its kernels; say why it is of no use.
+
+    A plan of several ranks is not run here: it is there to be shown and simulated.
+    """
+    if plan.int_option("num_ranks", 1) != 1:
+        return True
+    try:
+        prove(plan)
+    except ActorflowError as error:
+        report(f"plan cache: {error}")
+        return False
+    return build(plan)
 
 
 def _sealed(plan: bytes, key: str) -> bytes:

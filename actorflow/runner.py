@@ -31,6 +31,7 @@ from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.logs import logger
 from actorflow.native import NATIVE, build, choosing
 from actorflow.ports import Metrics
+from actorflow.proof.prove import prove
 from actorflow.run import Run, batches_per_step
 from actorflow.saving import SavePolicy, Saver, Start, start_from
 from actorflow.settings import Settings
@@ -42,7 +43,6 @@ from actors.statistics import Statistics
 from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 from compiler.printer import summarise
-from compiler.verify import verify_plan
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
@@ -108,7 +108,6 @@ class Runner:
         settings: Settings | None = None,
     ) -> None:
         self.plan = plan
-        verify_plan(plan)
         _check_ranks(plan)
         self._names = {v.name for v in plan.state}
         self._given: dict[str, Array] = dict(values or {})
@@ -117,11 +116,9 @@ class Runner:
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
         with choosing(self._settings, deterministic=False) as is_on:
-            _check_kernels(plan, is_native=is_on)
-        if self._settings.verify:
-            from actors.race import check_races  # costs start-up time that most runs need not pay
-
-            check_races(plan)
+            _check_target(plan, is_native=is_on)
+            prove(plan)
+            _build(plan)
         self._stepping: Stepping | None = None
 
     def fit(
@@ -434,8 +431,8 @@ def _check_ranks(plan: Plan) -> None:
         )
 
 
-def _check_kernels(plan: Plan, *, is_native: bool) -> None:
-    """Refuse a plan whose scratch was planned for other kernels than this machine has."""
+def _check_target(plan: Plan, *, is_native: bool) -> None:
+    """Refuse a plan that was made for other kernels than this machine has."""
     names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
     native = [name for name in names if name.startswith(NATIVE)]
     if native and not is_native:
@@ -456,6 +453,10 @@ def _check_kernels(plan: Plan, *, is_native: bool) -> None:
             there,
             here,
         )
+
+
+def _build(plan: Plan) -> None:
+    """Build the native kernels of a plan, once it is proven that there is nothing else in them."""
     if not build(plan):
         raise PlanFormatError(
             f"the C compiler of this machine refuses what plan {plan.name!r} needs (the log has its"

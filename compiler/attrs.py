@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import NoReturn, cast
 
 AttrValue = int | float | bool | str | bytes | None | tuple["AttrValue", ...]
 
@@ -36,24 +36,38 @@ class Attrs(Mapping[str, AttrValue]):
         return ", ".join(f"{k}={v!r}" for k, v in self._data.items())
 
     def int_(self, key: str) -> int:
-        """Return an int attribute."""
-        return cast("int", self._data[key])
+        """Return an int attribute. Raises TypeError for another kind, KeyError for none."""
+        value = self._data[key]
+        return value if type(value) is int else _refuse(key, "an int", value)
 
     def float_(self, key: str) -> float:
-        """Return a float attribute."""
-        return cast("float", self._data[key])
+        """Return a float attribute; an int is one. Raises TypeError for another kind."""
+        value = self._data[key]
+        if type(value) is not float and type(value) is not int:
+            _refuse(key, "a number", value)
+        return cast("float", value)
 
     def bool_(self, key: str) -> bool:
-        """Return a bool attribute."""
-        return cast("bool", self._data[key])
+        """Return a bool attribute. Raises TypeError for another kind."""
+        value = self._data[key]
+        return value if type(value) is bool else _refuse(key, "a bool", value)
 
     def str_(self, key: str) -> str:
-        """Return a str attribute."""
-        return cast("str", self._data[key])
+        """Return a str attribute. Raises TypeError for another kind."""
+        value = self._data[key]
+        return value if type(value) is str else _refuse(key, "a text", value)
 
     def ints(self, key: str) -> tuple[int, ...]:
-        """Return a tuple-of-int attribute."""
-        return cast("tuple[int, ...]", self._data[key])
+        """Return a tuple-of-int attribute. Raises TypeError for another kind."""
+        value = self._data[key]
+        if type(value) is not tuple or not all([type(item) is int for item in value]):
+            _refuse(key, "a tuple of ints", value)
+        return cast("tuple[int, ...]", value)
+
+
+def _refuse(key: str, expected: str, value: AttrValue) -> NoReturn:
+    """Only a plan from elsewhere has such: the builder's callers are typed."""
+    raise TypeError(f"attribute {key!r} should be {expected}, not {value!a:.60}")
 
 
 NO_ATTRS = Attrs()

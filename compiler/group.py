@@ -22,9 +22,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import cast
+from typing import Annotated
 
-from compiler.types import DType
+from compiler.rows import Bounds, from_row
+from compiler.types import DType, Extent
+
+Place = Annotated[int, Bounds(0, (1 << 31) - 1)]
+"""The number of a value."""
+
+Repeats = Annotated[int, Bounds(1, 1 << 48)]
 
 
 class Kind(Enum):
@@ -48,6 +54,9 @@ result is FULL where any operand is or one is ROW and one COLUMN, else ROW, else
 SCALAR. max and min pass NaN on, as numpy's maximum and minimum do; mod has the sign of the divisor,
 and is 0 for an integer divisor 0; and, or, not are of bools."""
 
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+"""Instructions that give bool whatever they read."""
+
 ROW_REDUCTIONS = ("row_sum", "row_max", "row_min")
 """FULL -> ROW."""
 
@@ -69,8 +78,8 @@ class GroupInput:
 
     dtype: DType
     kind: Kind
-    every: int = 1
-    count: int = 0
+    every: Repeats = 1
+    count: Extent = 0
     """Rows of its own; 0: as many as the space."""
 
 
@@ -79,7 +88,7 @@ class Instruction:
     """One step: an op on earlier values. `constants` are what the op has besides operands."""
 
     op: str
-    operands: tuple[int, ...]
+    operands: tuple[Place, ...]
     dtype: DType
     kind: Kind
     constants: tuple[int | float, ...] = ()
@@ -91,7 +100,7 @@ class Program:
 
     inputs: tuple[GroupInput, ...]
     instructions: tuple[Instruction, ...]
-    outputs: tuple[int, ...]
+    outputs: tuple[Place, ...]
 
     @property
     def num_values(self) -> int:
@@ -107,6 +116,15 @@ class Program:
         """Return how a value lies in the space."""
         num = len(self.inputs)
         return self.inputs[value].kind if value < num else self.instructions[value - num].kind
+
+
+def joined(kinds: list[Kind]) -> Kind:
+    """Return the kind of an elementwise result: operands of lesser kinds are broadcast."""
+    if Kind.FULL in kinds or (Kind.ROW in kinds and Kind.COLUMN in kinds):
+        return Kind.FULL
+    if Kind.ROW in kinds:
+        return Kind.ROW
+    return Kind.COLUMN if Kind.COLUMN in kinds else Kind.SCALAR
 
 
 Plain = tuple[object, ...]
@@ -127,26 +145,8 @@ def to_plain(program: Program) -> Plain:
 
 
 def from_plain(plain: object) -> Program:
-    """Return the program of a plain form."""
-    inputs, instructions, outputs = cast("tuple[tuple[tuple[object, ...], ...], ...]", plain)
-    return Program(
-        tuple(
-            [
-                GroupInput(DType(d), Kind(k), cast("int", every), cast("int", count))
-                for d, k, every, count in inputs
-            ]
-        ),
-        tuple(
-            [
-                Instruction(
-                    cast("str", op),
-                    cast("tuple[int, ...]", operands),
-                    DType(d),
-                    Kind(k),
-                    cast("tuple[int | float, ...]", constants),
-                )
-                for op, operands, d, k, constants in instructions
-            ]
-        ),
-        cast("tuple[int, ...]", outputs),
-    )
+    """Return the program of a plain form. Raises PlanFormatError where it is none.
+
+    Every value has its type; whether they make sense together says `compiler.group_check`.
+    """
+    return from_row(Program, plain)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from compiler.errors import InternalError
 from compiler.group import (
     COLUMN_REDUCTIONS,
+    COMPARISONS,
     ROW_REDUCTIONS,
     GroupInput,
     Instruction,
     Kind,
     Program,
+    joined,
 )
 from compiler.types import DType
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-"""Instructions that give bool whatever they read."""
 
 _NONE = -1
 
@@ -54,7 +53,7 @@ class ProgramBuilder:
 
     def constant(self, number: float, dtype: DType) -> int:
         """Emit a number as a SCALAR."""
-        held = bool(number) if dtype is DType.BOOL else number if dtype.is_float else int(number)
+        held = number if dtype.is_float else int(bool(number) if dtype is DType.BOOL else number)
         return self._emit("constant", (), dtype, Kind.SCALAR, (held,))
 
     def constant_like(self, number: float, value: int) -> int:
@@ -178,12 +177,3 @@ class ProgramBuilder:
             self._seen[key] = len(self._values)
             self._values.append(Instruction(op, operands, dtype, kind, constants))
         return self._seen[key]
-
-
-def joined(kinds: list[Kind]) -> Kind:
-    """Return the kind of an elementwise result: operands of lesser kinds are broadcast."""
-    if Kind.FULL in kinds or (Kind.ROW in kinds and Kind.COLUMN in kinds):
-        return Kind.FULL
-    if Kind.ROW in kinds:
-        return Kind.ROW
-    return Kind.COLUMN if Kind.COLUMN in kinds else Kind.SCALAR

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from compiler.expansion import Frame, expand, frame
 from compiler.graph import Graph, Node
-from compiler.group import GroupInput, Kind
-from compiler.group_builder import ProgramBuilder, joined
+from compiler.group import GroupInput, Kind, joined
+from compiler.group_builder import ProgramBuilder
 from compiler.group_space import (
     COLUMN,
     FULL,

@@ -7,6 +7,9 @@ launches; what runs on two streams is ordered only by messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from compiler.rows import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +17,7 @@ class Device:
     """One memory and the processors that work on it."""
 
     kind: str
-    index: int = 0
+    index: Annotated[int, Bounds(0, 65535)] = 0
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

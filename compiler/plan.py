@@ -27,13 +27,13 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import msgpack
 
-from compiler.errors import PlanFormatError
+from compiler.errors import InternalError, PlanFormatError
 from compiler.placement import Device
-from compiler.rows import from_row, to_row
+from compiler.rows import Bounds, from_row, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
 
 PLAN_FORMAT = 3
@@ -41,6 +41,20 @@ _MAGIC = "actorflow-plan"
 
 PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
 """What an attribute may be: everything msgpack carries, with tuples for sequences."""
+
+MAX_BYTES = 1 << 48
+"""Of an arena, a register, an offset: more than any machine has, and sums of them are no trouble
+for 64 bits."""
+
+Bytes = Annotated[int, Bounds(0, MAX_BYTES)]
+Index = Annotated[int, Bounds(0, (1 << 31) - 1)]
+"""A place in a tuple of the plan; `compiler.references` knows whether that is long enough."""
+
+Count = Annotated[int, Bounds(1, 1 << 24)]
+"""Slots, and tokens per firing."""
+
+Duration = Annotated[float, Bounds(0.0, 1e18)]
+"""Nanoseconds."""
 
 
 class ActorKind(Enum):
@@ -87,8 +101,8 @@ class Arena:
     """
 
     device: Device
-    size_bytes: int
-    alignment: int
+    size_bytes: Bytes
+    alignment: Annotated[int, Bounds(1, 1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,7 @@ class Port:
     """One end of an edge: a register, and tokens (slots) produced or consumed per firing."""
 
     register: RegisterId
-    rate: int
+    rate: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +125,11 @@ class Register:
     id: RegisterId
     name: str
     kind: RegisterKind
-    arena: int
-    size_bytes: int
-    num_slots: int
-    offsets_bytes: tuple[int, ...]
-    interval: tuple[int, int]
+    arena: Index
+    size_bytes: Bytes
+    num_slots: Count
+    offsets_bytes: tuple[Bytes, ...]
+    interval: tuple[Index, Index]
     reason: str
 
 
@@ -124,9 +138,9 @@ class View:
     """A typed, strided window on a register; the same in every slot."""
 
     register: RegisterId
-    offset_bytes: int
+    offset_bytes: Bytes
     type: TensorType
-    strides_bytes: tuple[int, ...]
+    strides_bytes: tuple[Bytes, ...]
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -151,8 +165,8 @@ class Field:
 
     name: str
     register: RegisterId
-    view: int
-    source: int
+    view: Index
+    source: Index
     version: Version
 
 
@@ -164,8 +178,8 @@ class Part:
     """
 
     version: Version
-    offset_bytes: int
-    strides_bytes: tuple[int, ...]
+    offset_bytes: Bytes
+    strides_bytes: tuple[Bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +194,12 @@ class Launch:
     kernel: str
     op: str
     attrs: tuple[tuple[str, PlainValue], ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    workspace: int | None
+    inputs: tuple[Index, ...]
+    outputs: tuple[Index, ...]
+    workspace: Index | None
     scope: str
-    source: int
-    duration_ns: float
+    source: Index
+    duration_ns: Duration
     phase: Phase = Phase.FORWARD
     reads: tuple[int, ...] = ()
     writes: tuple[Version, ...] = ()
@@ -208,7 +222,7 @@ class Actor:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     is_flushed: bool
-    duration_ns: float
+    duration_ns: Duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +237,7 @@ class Variable:
 
     name: str
     role: str
-    view: int
+    view: Index
     init: tuple[tuple[str, PlainValue], ...]
     before: Version
     after: Version
@@ -234,7 +248,7 @@ class Variable:
 class Constant:
     """A register filled once at load with `data` (dense, row-major)."""
 
-    view: int
+    view: Index
     data: bytes
     version: Version
 
@@ -244,7 +258,7 @@ class SourceLine:
     """A line of the user's program."""
 
     file: str
-    line: int
+    line: Index
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
@@ -261,22 +275,22 @@ class DeviceMemory:
     `lower_bound_bytes` holds for this order of launches; `text` is the certificate in words.
     """
 
-    peak_bytes: int
-    lower_bound_bytes: int
-    parameter_bytes: int
-    optimizer_bytes: int
-    scratch_bytes: int
-    other_variable_bytes: int
-    constant_bytes: int
-    staging_bytes: int
-    slot_bytes: int
-    crossing_bytes: int
-    temporary_bytes: int
-    unused_bytes: int
-    largest_workspace_bytes: int
-    peak_launch: int
-    peak_live_bytes: int
-    peak_workspace_bytes: int
+    peak_bytes: Bytes
+    lower_bound_bytes: Bytes
+    parameter_bytes: Bytes
+    optimizer_bytes: Bytes
+    scratch_bytes: Bytes
+    other_variable_bytes: Bytes
+    constant_bytes: Bytes
+    staging_bytes: Bytes
+    slot_bytes: Bytes
+    crossing_bytes: Bytes
+    temporary_bytes: Bytes
+    unused_bytes: Bytes
+    largest_workspace_bytes: Bytes
+    peak_launch: Index
+    peak_live_bytes: Bytes
+    peak_workspace_bytes: Bytes
     text: str
 
     @property
@@ -320,15 +334,15 @@ class Recomputation:
     `method` found the order, and `certificate` says what is proved about it.
     """
 
-    budget_bytes: int
-    store_all_bytes: int
-    num_launches: int
-    extra: float
+    budget_bytes: Bytes
+    store_all_bytes: Bytes
+    num_launches: Index
+    extra: Annotated[float, Bounds(0.0, 1e9)]
     method: str
     certificate: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
     """Everything the runtime obeys. See the module's docstring."""
 
@@ -372,8 +386,8 @@ class Plan:
         Raises PlanFormatError when it is damaged or of another format version.
         """
         try:
-            head = msgpack.unpackb(data, raw=False, strict_map_key=True)
-        except ValueError as error:
+            head = _unpacked(data)
+        except PlanFormatError as error:
             raise PlanFormatError(
                 f"{where} is not a plan file, or it is damaged: {error}"
             ) from None
@@ -381,15 +395,23 @@ class Plan:
             raise PlanFormatError(f"{where} is not an actorflow plan file")
         if head.get("format") != PLAN_FORMAT:
             raise PlanFormatError(
-                f"{where} has plan format {head.get('format')}, this actorflow reads format"
-                f" {PLAN_FORMAT}; compile the job again with this version"
+                f"{where} has plan format {head.get('format')!a:.40}, this actorflow reads"
+                f" format {PLAN_FORMAT}; compile the job again with this version"
             )
         body = head.get("body")
         if not isinstance(body, bytes) or hashlib.blake2b(
             body, digest_size=16
         ).hexdigest() != head.get("digest"):
             raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
-        return from_row(Plan, msgpack.unpackb(body, raw=False, use_list=False))
+        from compiler.references import check_references  # which looks at plans
+
+        try:
+            plan = from_row(Plan, _unpacked(body))
+            check_references(plan)
+        except (PlanFormatError, InternalError) as error:
+            reason = str(error).partition(" (this is a bug")[0]
+            raise PlanFormatError(f"{where}: {reason}; compile the job again") from None
+        return plan
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -416,6 +438,15 @@ class Plan:
         """Return a compile option that is a number."""
         value = self.option(name, default)
         return value if isinstance(value, int) else default
+
+
+def _unpacked(data: bytes) -> object:
+    """Return what msgpack makes of some bytes. Raises PlanFormatError, whatever they are."""
+    try:
+        return msgpack.unpackb(data, raw=False, use_list=False)
+    # Of broken input it raises ValueError and kin; of odd keys and times, these others.
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise PlanFormatError(f"damaged plan: no msgpack: {error}") from None
 
 
 __all__ = [

@@ -2,23 +2,56 @@
 
 A dataclass is a row of its fields in order, an enum its value; a tuple of either is a tuple of
 such. Everything else is carried as it is. What has to be done for a class is worked out once from
-its hints, so that the many values that need nothing done are never looked at.
+its hints, so that the many values that need nothing done on the way out are never looked at.
+
+On the way back everything is looked at, for a file may come from anywhere: each value has the type
+that its hint names, and lies within the `Bounds` that an `Annotated` hint gives it. Texts hold no
+control characters, so that none can draw on a terminal or break out of a line. The first value that
+is wrong is named with its way from the outermost row: "registers[3].size_bytes".
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, NewType, TypeVar, Union, cast, get_args, get_origin
+from typing import get_type_hints as hints_of
 
 from compiler.errors import PlanFormatError
 
 T = TypeVar("T")
 
 Convert = Callable[[Any], Any]
+
+MAX_DEPTH = 16
+"""Tuples within tuples of a plain value; a generated program has five."""
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NUMBERS = (int, float)
+_INTS = {int}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a number: the least and the largest it may be. Of an int they hold exactly."""
+
+    low: float
+    high: float
+
+
+class _WrongValue(Exception):
+    """What came in place of what; the way to it grows while it passes through the readers."""
+
+    def __init__(self, value: object, expected: str) -> None:
+        super().__init__()
+        self.said = f"is {_shown(value)}, expected {expected}"
+        self.way = ""
 
 
 def to_row(value: object) -> object:
@@ -31,44 +64,32 @@ def to_row(value: object) -> object:
 def from_row(cls: type[T], row: object) -> T:
     """Return the dataclass that `to_row` made the row of; sequences in it must be tuples.
 
-    Raises PlanFormatError where the row is of another class.
+    Raises PlanFormatError where the row is of another class, naming the first value that is wrong.
     """
     hint: Any = cls
-    convert = _reader(hint)
     try:
-        return cast("T", row if convert is None else convert(row))
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanFormatError(f"damaged plan: no {cls.__name__} has such fields: {error}") from None
+        return cast("T", _reader(hint)(row))
+    except _WrongValue as wrong:
+        where = wrong.way.lstrip(".") or cls.__name__
+        raise PlanFormatError(f"damaged plan: {where} {wrong.said}") from None
 
 
 @functools.cache
 def _writer(hint: Any) -> Convert | None:
     """Return what makes a row of a value of this type; None where it is one already."""
+    if get_origin(hint) is Annotated:
+        return _writer(get_args(hint)[0])
     if is_dataclass(hint):
         return _row_of(cast("type", hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return attrgetter("_value_")  # `value` is a descriptor in Python, five times as slow
-    return _of_tuple(hint, _writer)
-
-
-@functools.cache
-def _reader(hint: Any) -> Convert | None:
-    """Return what makes a value of this type of a row; None where it is one already."""
-    if is_dataclass(hint):
-        return _instance_of(cast("type", hint))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return {member.value: member for member in hint}.__getitem__
-    return _of_tuple(hint, _reader)
-
-
-def _of_tuple(hint: Any, convert_of: Callable[[Any], Convert | None]) -> Convert | None:
     if get_origin(hint) is not tuple:
         return None
     args = get_args(hint)
     if len(args) == 2 and args[1] is Ellipsis:
-        convert = convert_of(args[0])
+        convert = _writer(args[0])
         return None if convert is None else lambda items: tuple([convert(item) for item in items])
-    converts = [convert_of(arg) for arg in args]
+    converts = [_writer(arg) for arg in args]
     return None if all([c is None for c in converts]) else functools.partial(_each, converts)
 
 
@@ -78,7 +99,7 @@ def _each(converts: list[Convert | None], items: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _hints(cls: type) -> list[Any]:
-    by_name = get_type_hints(cls)
+    by_name = hints_of(cls, include_extras=True)
     return [by_name[field.name] for field in fields(cls)]
 
 
@@ -98,19 +119,189 @@ def _row_of(cls: type) -> Convert:
     return row_of
 
 
+@functools.cache
+def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
+    """Return what makes a value of this type of a row, or raises _WrongValue."""
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        return _reader(inner, next((n for n in notes if isinstance(n, Bounds)), None))
+    if isinstance(hint, NewType):
+        return _reader(hint.__supertype__, bounds)
+    if is_dataclass(hint):
+        return _instance_of(cast("type", hint))
+    if get_origin(hint) is tuple:
+        return _tuple_of(*get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return _one_of(hint)
+    if issubclass(hint, Enum):
+        return _member_of(hint)
+    simple = {int: _int_in, float: _float_in}.get(hint)
+    if simple is not None:
+        return functools.partial(simple, bounds)
+    return {str: _text, bool: _flag, bytes: _bytes}[hint]
+
+
 def _instance_of(cls: type) -> Convert:
-    hints = _hints(cls)
-    num_fields = len(hints)
-    changed = [(i, c) for i, c in enumerate(map(_reader, hints)) if c is not None]
+    names = [field.name for field in fields(cls)]
+    readers = [_reader(hint) for hint in _hints(cls)]
+    pairs = tuple(zip(names, readers, strict=True))
 
     def instance_of(row: Any) -> Any:
-        if not isinstance(row, tuple) or len(row) != num_fields:
-            raise PlanFormatError(f"damaged plan: {cls.__name__} has the wrong number of fields")
-        if not changed:
-            return cls(*row)
-        columns = list(row)
-        for index, convert in changed:
-            columns[index] = convert(columns[index])
-        return cls(*columns)
+        if type(row) is not tuple or len(row) != len(names):
+            raise _WrongValue(row, f"a row of {len(names)} fields ({', '.join(names)})")
+        try:
+            return cls(*[read(item) for read, item in zip(readers, row, strict=True)])
+        except _WrongValue:
+            for (name, read), item in zip(pairs, row, strict=True):
+                _under(f".{name}", read, item)
+            raise
 
     return instance_of
+
+
+def _tuple_of(*hints: Any) -> Convert:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        read = _reader(hints[0])
+        if isinstance(read, functools.partial) and read.func is _int_in and read.args[0]:
+            return _ints_in(read.args[0], read)
+        return functools.partial(_items, read)
+    readers = [_reader(hint) for hint in hints]
+
+    def tuple_of(row: Any) -> tuple[Any, ...]:
+        if type(row) is not tuple or len(row) != len(readers):
+            raise _WrongValue(row, f"a sequence of {len(readers)}")
+        try:
+            return tuple([read(item) for read, item in zip(readers, row, strict=True)])
+        except _WrongValue:
+            for index, (read, item) in enumerate(zip(readers, row, strict=True)):
+                _under(f"[{index}]", read, item)
+            raise
+
+    return tuple_of
+
+
+def _items(read: Convert, row: Any) -> tuple[Any, ...]:
+    if type(row) is not tuple:
+        raise _WrongValue(row, "a sequence")
+    try:
+        return tuple([read(item) for item in row])
+    except _WrongValue:
+        for index, item in enumerate(row):
+            _under(f"[{index}]", read, item)
+        raise
+
+
+def _ints_in(bounds: Bounds, read: Convert) -> Convert:
+    """Return the reader of shapes, strides, places: all at once, for half of a plan is such."""
+    low, high = bounds.low, bounds.high
+
+    def ints_in(row: Any) -> tuple[Any, ...]:
+        is_ints = type(row) is tuple and set(map(type, row)) <= _INTS
+        if is_ints and (not row or low <= min(row) <= max(row) <= high):
+            return cast("tuple[Any, ...]", row)
+        return _items(read, row)
+
+    return ints_in
+
+
+def _under(step: str, read: Convert, item: object) -> None:
+    """Read an item once more, so that what is wrong in it gets a step of its way."""
+    try:
+        read(item)
+    except _WrongValue as wrong:
+        wrong.way = f"{step}{wrong.way}"
+        raise
+
+
+def _one_of(hint: Any) -> Convert:
+    """Return the reader of a union: of plain values where tuples are among them."""
+    kinds = get_args(hint)
+    if any([get_origin(kind) is tuple for kind in kinds]):
+        return _plain
+    if set(kinds) == {int, float}:
+        return _number
+    some = [kind for kind in kinds if kind is not type(None)]
+    if len(some) != 1 or len(kinds) != 2:
+        raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
+    read = _reader(some[0])
+    return lambda item: None if item is None else read(item)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a plain value: numbers, texts, bytes, None, and tuples of such."""
+    kind = type(value)
+    if kind is tuple:
+        if depth == MAX_DEPTH:
+            raise _WrongValue(value, f"at most {MAX_DEPTH} sequences within each other")
+        for item in value:
+            if type(item) not in _NUMBERS:
+                _plain(item, depth + 1)
+    elif kind is str:
+        _text(value)
+    elif kind not in (int, float, bool, bytes, type(None)):
+        raise _WrongValue(value, "a number, a text, bytes, nothing or a sequence of them")
+    return value
+
+
+def _member_of(cls: type[Enum]) -> Convert:
+    members = {member.value: member for member in cls}
+
+    def member_of(item: Any) -> Enum:
+        found = members.get(item) if type(item) is str else None
+        if found is None:
+            raise _WrongValue(item, f"one of {', '.join(members)}")
+        return found
+
+    return member_of
+
+
+def _int_in(bounds: Bounds | None, item: Any) -> int:
+    if type(item) is not int:
+        raise _WrongValue(item, "a whole number")
+    if bounds is not None and not bounds.low <= item <= bounds.high:
+        raise _WrongValue(item, f"a whole number from {bounds.low} to {bounds.high}")
+    return item
+
+
+def _float_in(bounds: Bounds | None, item: Any) -> float:
+    if type(item) not in _NUMBERS or not math.isfinite(item):
+        raise _WrongValue(item, "a finite number")
+    if bounds is not None and not bounds.low <= item <= bounds.high:
+        raise _WrongValue(item, f"a number from {bounds.low} to {bounds.high}")
+    return cast("float", item)
+
+
+def _number(item: Any) -> int | float:
+    if type(item) not in _NUMBERS:
+        raise _WrongValue(item, "a number")
+    return cast("int | float", item)
+
+
+def _text(item: Any) -> str:
+    if type(item) is not str:
+        raise _WrongValue(item, "a text")
+    if not item.isprintable() and _CONTROL.search(item):
+        raise _WrongValue(item, "a text without control characters")
+    return item
+
+
+def _flag(item: Any) -> bool:
+    if type(item) is not bool:
+        raise _WrongValue(item, "true or false")
+    return item
+
+
+def _bytes(item: Any) -> bytes:
+    if type(item) is not bytes:
+        raise _WrongValue(item, "bytes")
+    return item
+
+
+def _shown(value: object) -> str:
+    """Return a value in a few words, whatever it is."""
+    if isinstance(value, tuple):
+        return f"a sequence of {len(value)}"
+    if isinstance(value, dict):
+        return f"a mapping of {len(value)}"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -10,9 +10,13 @@ import functools
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NewType
+from typing import Annotated, Any, NewType
 
 import numpy as np
+
+from compiler.rows import Bounds
+
+Extent = Annotated[int, Bounds(0, 1 << 48)]
 
 ValueId = NewType("ValueId", int)
 NodeId = NewType("NodeId", int)
@@ -95,7 +99,7 @@ class TensorType:
     """Dtype and static shape of a value."""
 
     dtype: DType
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
 
     @property
     def rank(self) -> int:

@@ -16,6 +16,7 @@ from compiler.accounting import account
 from compiler.carried import Carried, CarriedCount
 from compiler.errors import CompileError, InternalError
 from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
 from compiler.versions import play_chains
@@ -28,6 +29,7 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
 
     Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
     """
+    check_references(plan)
     _check_ranges(plan)
     carried = play_chains(plan)
     _check_memory(plan, _accessed_intervals(plan))

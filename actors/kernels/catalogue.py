@@ -20,7 +20,7 @@ from actors.kernels.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.embedding import EMBEDDING_KERNELS
 from actors.kernels.embedding_concat import EMBEDDING_CONCAT_KERNELS
 from actors.kernels.group import NUMPY_GROUP_KERNELS
-from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operand
 from actors.kernels.linear_loss import LINEAR_LOSS_KERNELS
 from actors.kernels.loss import LOSS_KERNELS
 from actors.kernels.matmul import MATMUL_KERNELS
@@ -124,6 +124,18 @@ def choose(
         raise LookupError(f"the host has no kernel for op {op!r}, called as {call}")
     names = ", ".join(kernel.name for kernel in asked)
     raise LookupError(f"no host kernel takes {call}; asked: {names}")
+
+
+def needs_of(
+    kernel: Kernel, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+) -> KernelNeeds | None:
+    """Return the least that a kernel needs for a call of a plan; None where it cannot take it.
+
+    The workspace is that of one thread: with more room, more threads take part.
+    """
+    ask = kernel.needs if isinstance(kernel, OneOfSeveral) else kernel.query
+    with runtime.as_one_thread():
+        return None if is_refused(kernel.name) else ask(attrs, inputs, outputs)
 
 
 def _types(operands: tuple[Operand, ...]) -> str:

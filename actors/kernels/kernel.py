@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -92,6 +92,21 @@ class Kernel(Protocol):
         `workspace` is a dense vector of uint8, aligned to 64 bytes, of at least the bytes that
         `query` named for the same types and layouts (None when it named 0).
         """
+        ...
+
+
+@runtime_checkable
+class OneOfSeveral(Protocol):
+    """What a kernel has besides when `query` takes only the calls that it is chosen for.
+
+    Of several kernels that could take a call, the one that is fastest on this machine is chosen. A
+    plan has chosen already, perhaps elsewhere; then what counts is what the kernel can.
+    """
+
+    def needs(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Return what this call needs, whoever is chosen for it; None for one it cannot take."""
         ...
 
 

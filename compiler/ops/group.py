@@ -6,13 +6,17 @@ kernels are measured against.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from compiler.attrs import Attrs, AttrValue
 from compiler.group import ROW_REDUCTIONS, Kind, Program, from_plain, to_plain
+from compiler.group_check import ProgramError, check_program
 from compiler.group_space import Space
 from compiler.ops.group_numpy import evaluate
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
-from compiler.types import TensorType
+from compiler.rows import from_row
+from compiler.types import Extent, TensorType
 
 GROUP = define("group")
 """The operands of a program, in its order -> its outputs.
@@ -55,7 +59,13 @@ def _group_type(inputs: Types, attrs: Attrs) -> Types:
 
 def program_types(program: Program, inputs: Types, attrs: Attrs) -> Types:
     """Return the types of a program's outputs. Raises OpTypeError for operands it cannot take."""
+    try:
+        check_program(program)
+    except ProgramError as error:
+        raise OpTypeError(f"cannot be computed: {error}") from None
     space = space_of(attrs)
+    if space.rows < 1 or space.columns < 1:
+        raise OpTypeError(f"needs rows and columns, got {space.rows} and {space.columns}")
     expect_inputs(inputs, *[f"operand {i}" for i in range(len(program.inputs))])
     for index, (operand, type_) in enumerate(zip(program.inputs, inputs, strict=True)):
         own = Space(operand.count or space.rows, space.columns)
@@ -64,15 +74,24 @@ def program_types(program: Program, inputs: Types, attrs: Attrs) -> Types:
             raise OpTypeError(
                 f"needs operand {index} of {expected} elements of {operand.dtype}, got {type_}"
             )
-    shapes = attrs["shapes"]
     found: list[TensorType] = []
-    for value, shape in zip(program.outputs, shapes, strict=True):  # type: ignore[arg-type]  # shapes
-        type_ = TensorType(program.dtype_of(value), tuple(shape))  # type: ignore[arg-type]  # ints
+    for value, shape in zip(program.outputs, _shapes(attrs), strict=True):
+        type_ = TensorType(program.dtype_of(value), shape)
         expected = num_elements(program.kind_of(value), space)
         if type_.num_elements != expected:
             raise OpTypeError(f"has an output of {expected} elements, declared as {type_}")
         found.append(type_)
     return tuple(found)
+
+
+def _shapes(attrs: Attrs) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the outputs. Raises PlanFormatError for anything else."""
+    return from_row(_Shapes, (attrs["shapes"],)).shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    shapes: tuple[tuple[Extent, ...], ...]
 
 
 @reference.of(GROUP)

@@ -38,6 +38,7 @@ def _dropout_type(inputs: Types, attrs: Attrs) -> Types:
     expect_type(step, "step", _COUNT)
     if not 0 <= attrs.float_("p") < 1:
         raise OpTypeError(f"needs 0 <= p < 1, got {attrs.float_('p')}")
+    attrs.int_("key")
     return (x,)
 
 

@@ -84,6 +84,7 @@ def _increment_type(inputs: Types, attrs: Attrs) -> Types:
 def _sgd_type(inputs: Types, attrs: Attrs) -> Types:
     param, grad, lr = _expect_update(inputs, "param", "grad", "lr")
     _expect_like(param, lr, grad=grad)
+    _expect_finite(attrs, "weight_decay")
     return (param,)
 
 
@@ -92,6 +93,8 @@ def _momentum_type(inputs: Types, attrs: Attrs) -> Types:
     param, grad, buffer, lr = _expect_update(inputs, "param", "grad", "buffer", "lr")
     _expect_like(param, lr, grad=grad, buffer=buffer)
     _expect_fraction(attrs, "momentum")
+    _expect_finite(attrs, "weight_decay")
+    attrs.bool_("nesterov")
     return param, buffer
 
 
@@ -102,6 +105,7 @@ def _adamw_type(inputs: Types, attrs: Attrs) -> Types:
     expect_type(step, "step", _STEP)
     _expect_fraction(attrs, "beta1")
     _expect_fraction(attrs, "beta2")
+    _expect_finite(attrs, "eps", "weight_decay")
     return param, m, v
 
 
@@ -129,6 +133,12 @@ def _expect_like(param: TensorType, lr: TensorType, **others: TensorType) -> Non
     for name, type_ in others.items():
         expect_type(type_, name, param)
     expect_type(lr, "lr", TensorType(param.dtype, ()))
+
+
+def _expect_finite(attrs: Attrs, *names: str) -> None:
+    for name in names:
+        if not math.isfinite(attrs.float_(name)):
+            raise OpTypeError(f"needs a finite {name}, got {attrs.float_(name)}")
 
 
 def _expect_fraction(attrs: Attrs, name: str) -> None:

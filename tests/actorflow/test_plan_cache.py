@@ -73,6 +73,15 @@ def test_a_damaged_file_is_reported_and_compiled_anew(compiles, tmp_path, caplog
     assert "compiling again" in caplog.text
 
 
+def test_a_folder_that_others_may_write_is_not_believed(compiles, tmp_path, caplog):
+    fresh_job().compile(nn.Linear(3, 2), SPEC)
+    (tmp_path / "cache").chmod(0o777)
+    fresh_job().compile(nn.Linear(3, 2), SPEC)
+    assert len(compiles) == 2
+    assert caplog.text.count("others may write") == 1
+    assert "no plan is kept there, or taken from there" in caplog.text
+
+
 def test_files_that_swapped_their_names_do_not_answer_for_each_other(compiles, tmp_path, caplog):
     plans = [compiled_at(0.1), compiled_at(0.2)]
     one, two = (tmp_path / "cache").glob("*.plan")

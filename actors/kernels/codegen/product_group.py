@@ -96,14 +96,32 @@ class ProductGroupKernel:
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
         """Take the products that this library is chosen for, with C for the group."""
+        call = self._call(attrs, inputs, outputs)
+        if call is None:
+            return None
+        if tuning.library_for(call.gemm, LIBRARIES, whole_rows=True) != self.library.name:
+            return None
+        return self._needs(call, inputs, outputs)
+
+    def needs(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Return what a call needs whose product this library can compute."""
+        call = self._call(attrs, inputs, outputs)
+        return None if call is None else self._needs(call, inputs, outputs)
+
+    def _call(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> _Call | None:
         if not runtime.is_on():
             return None
         views = [view_of(operand) for operand in (*inputs, *outputs)]
         call = _call_of(self.library, attrs, views, len(inputs))
-        if call is None or runtime.is_broken(call.function):
-            return None
-        if tuning.library_for(call.gemm, LIBRARIES, whole_rows=True) != self.library.name:
-            return None
+        return None if call is None or runtime.is_broken(call.function) else call
+
+    def _needs(
+        self, call: _Call, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds:
         shared = [(out, i + 1) for out, i in call.pairs if i and out != call.target]
         group = group_work(call.made.program, call.space.rows, call.space.columns)
         work = replace(product_work(call.gemm), passes=group.passes)

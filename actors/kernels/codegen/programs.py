@@ -16,6 +16,7 @@ from actors.kernels.codegen.phases import Schedule, schedule
 from actors.kernels.kernel import Attrs
 from actors.kernels.native.runtime import CFunction
 from compiler.group import Plain, Program, from_plain
+from compiler.group_check import check_program
 
 _Key = tuple[Plain, tuple[float, ...]]
 
@@ -52,11 +53,18 @@ def _key(attrs: Attrs) -> _Key:
 
 @functools.lru_cache(maxsize=4096)
 def _made(key: _Key) -> Made:
-    program = from_plain(key[0])
+    program = _checked(key[0])
     return Made(program, schedule(program))
 
 
 @functools.lru_cache(maxsize=4096)
 def _function(key: _Key) -> CFunction | None:
-    program = from_plain(key[0])
+    program = _checked(key[0])
     return emit(program) if is_taken(program) else None
+
+
+def _checked(plain: Plain) -> Program:
+    """Return a program that text and scratch may be made of: a launch may come from a file."""
+    program = from_plain(plain)
+    check_program(program)
+    return program

@@ -53,8 +53,17 @@ class NativeMatmulKernel:
         gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
         if gemm is None or tuning.library_for(gemm, LIBRARIES) != self.library.name:
             return None
-        size = workspace_bytes(self.library, gemm)
-        return None if size is None else cost.needs(inputs, outputs, product_work(gemm), size)
+        return self.needs(attrs, inputs, outputs)
+
+    def needs(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Return what a product needs that this library can compute."""
+        gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
+        size = None if gemm is None else workspace_bytes(self.library, gemm)
+        if gemm is None or size is None:
+            return None
+        return cost.needs(inputs, outputs, product_work(gemm), size)
 
     def bind(
         self,

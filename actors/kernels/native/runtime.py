@@ -16,7 +16,8 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +33,7 @@ class CFunction:
 
     The text may use runtime.h and math.h of this folder; every name at file scope begins with
     `name`, so that the functions of a plan can stand in one file. `about` says to a person what it
-    computes.
+    computes; it may quote a plan, which may come from anywhere, so it never reaches the compiler.
     """
 
     name: str
@@ -53,6 +54,7 @@ class _State:
 
 
 _state = _State()
+_asking = threading.local()
 _lock = threading.RLock()
 
 
@@ -95,7 +97,17 @@ def is_on() -> bool:
 
 def num_threads() -> int:
     """Return how many threads a call may use; 1 while nothing is turned on."""
-    return _state.num_threads if is_on() else 1
+    return _state.num_threads if is_on() and not getattr(_asking, "is_alone", False) else 1
+
+
+@contextmanager
+def as_one_thread() -> Iterator[None]:
+    """Let this thread see one thread: what a kernel asks for then is the least it works with."""
+    _asking.is_alone = True
+    try:
+        yield
+    finally:
+        _asking.is_alone = False
 
 
 def fingerprint() -> str:
@@ -225,8 +237,9 @@ def _load(functions: list[CFunction]) -> None:
 
 
 def _text_with(functions: list[CFunction]) -> str:
+    """Return one file of functions. What they are about is for people: C sees none of its words."""
     includes = '#include "runtime.h"\n#include "sums.h"\n#include "af_math.h"\n'
-    return _with_includes(includes + "\n".join([f"/* {f.about} */\n{f.text}" for f in functions]))
+    return _with_includes(includes + "\n".join([f.text for f in functions]))
 
 
 def _is_loaded_alone(function: CFunction) -> bool:

@@ -4,8 +4,10 @@ A library is found again by the hash of all that decides its bytes: the text, th
 compiler's version, and the features of the processor. So a cache that was made on another machine
 is never run: `-march=native` code for a foreign processor would end the process with SIGILL. A file
 is written under a temporary name and renamed, so that two processes may build the same one. It ends
-with a hash of the library, which is none of the loader's business: half a file, left by a full disk
-or a loss of power, would end the process with SIGBUS when it is loaded.
+with a hash of its name and the library, which is none of the loader's business: half a file, left
+by a full disk or a loss of power, would end the process with SIGBUS when it is loaded, and one
+under another's name would be run in its place. A file that is damaged, or that others may write
+(`trust`), is built anew, and a line says so.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.kernels.native.trust import distrust_of_file
 from compiler.errors import ActorflowError
 
 FLAGS = (
@@ -46,6 +49,10 @@ _MAX_ERRORS = 3
 _SEAL_BYTES = 16
 
 
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
 class CompilerError(ActorflowError):
     """The C compiler does not take a text, or does not run, or what it built cannot be loaded."""
 
@@ -55,13 +62,15 @@ class Toolchain:
     """A C compiler: how it is called, what it calls itself, and the processor it compiles for.
 
     `command` is its path and the words that always follow: ("/usr/bin/ccache", "gcc"). `folder`
-    keeps the built libraries; None builds them anew in every process.
+    keeps the built libraries; None builds them anew in every process. `report` is told of files
+    there that are not used.
     """
 
     command: tuple[str, ...]
     version: str
     processor: str
     folder: Path | None
+    report: Callable[[str], None] = _silent
 
     @property
     def fingerprint(self) -> str:
@@ -79,7 +88,7 @@ class Toolchain:
         name = self._name_of(text)
         if self.folder is not None:
             kept = self.folder / name
-            if _is_whole(kept):
+            if self._is_usable(kept):
                 with contextlib.suppress(OSError):  # of another system, say: build it again
                     return ctypes.CDLL(str(kept))
         try:
@@ -104,7 +113,7 @@ class Toolchain:
         if self.folder is None:
             return
         folder = self.folder
-        missing = [text for text in texts if not _is_whole(folder / self._name_of(text))]
+        missing = [text for text in texts if not self._is_usable(folder / self._name_of(text))]
         if len(missing) > 1:
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(self._try_to_keep, missing))
@@ -115,6 +124,19 @@ class Toolchain:
             tempfile.TemporaryDirectory(prefix="actorflow-") as place,
         ):
             _keep(self._build(text, Path(place)), self.folder, self._name_of(text))
+
+    def _is_usable(self, kept: Path) -> bool:
+        """Whether a file is there, is ours, and ends as it was written under its name."""
+        try:
+            why = distrust_of_file(kept)
+            if why is None and _is_whole(kept):
+                return True
+        except OSError:
+            return False
+        self.report(f"{why or f'{kept} is damaged'}: it is not loaded, but built anew")
+        with contextlib.suppress(OSError):
+            kept.unlink()
+        return False
 
     def _name_of(self, text: str) -> str:
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -139,11 +161,14 @@ class Toolchain:
         return library
 
 
-def find_toolchain(environ: Mapping[str, str], folder: Path | None) -> Toolchain | None:
+def find_toolchain(
+    environ: Mapping[str, str], folder: Path | None, report: Callable[[str], None] = _silent
+) -> Toolchain | None:
     """Return the compiler that CC names, else the first of cc, gcc and clang; None without one.
 
     CC is read as a shell reads it: "gcc -m64" and "ccache gcc" are words. `folder` is made, for
-    this user alone, when the first library is kept.
+    this user alone, when the first library is kept; whether it may be trusted is the caller's to
+    ask (`trust.distrust_of_folder`). `report` is told of files in it that are not used.
     """
     try:
         named = tuple(shlex.split(environ.get("CC", "")))
@@ -156,7 +181,7 @@ def find_toolchain(environ: Mapping[str, str], folder: Path | None) -> Toolchain
         command = (path, *others)
         version = _version(command)
         if version is not None:
-            return Toolchain(command, version, processor(), folder)
+            return Toolchain(command, version, processor(), folder, report)
     return None
 
 
@@ -201,7 +226,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
         content = built.read_bytes()
         handle, temporary = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content + _seal(content))
+            stream.write(content + _seal(name, content))
         os.replace(temporary, folder / name)
     except OSError:
         return None
@@ -209,13 +234,10 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
 
 
 def _is_whole(kept: Path) -> bool:
-    """Whether a file is there and ends as it was written."""
-    try:
-        content = kept.read_bytes()
-    except OSError:
-        return False
-    return content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES])
+    """Whether a file ends as it was written under its name. Raises OSError."""
+    content = kept.read_bytes()
+    return content[-_SEAL_BYTES:] == _seal(kept.name, content[:-_SEAL_BYTES])
 
 
-def _seal(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_SEAL_BYTES).digest()
+def _seal(name: str, content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=name.encode()[:64]).digest()

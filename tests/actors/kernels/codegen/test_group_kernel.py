@@ -13,7 +13,9 @@ from actors.kernels.codegen.group_kernel import GroupKernel
 from actors.kernels.codegen.loops import num_rows_at_once
 from actors.kernels.native import runtime
 from actors.kernels.native.generated import Generated
+from compiler.errors import PlanFormatError
 from compiler.group import GroupInput, Instruction, Kind, Program, to_plain
+from compiler.group_check import ProgramError
 from compiler.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -362,6 +364,47 @@ def test_a_function_is_described_by_the_members_of_its_group(native, groups):
     (function,) = KERNEL.functions(attrs | {"members": ("softmax", "mul")}, (), ())
     assert function.about.startswith("softmax, mul: group of 5 instructions (row_max, sub, exp")
     assert isinstance(KERNEL, Generated)
+
+
+HOSTILE = (
+    "*/ __attribute__((constructor)) static void run(void) { __builtin_trap(); } /*",
+    "\\\n#error a backslash",
+    "??/\n#error a trigraph",
+    '"; #include "/dev/zero"',
+    "\x00\u202e",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_word_of_a_plan_reaches_the_compiler(native, groups, name):
+    program = softmax(groups)
+    attrs = {"program": to_plain(program), "rows": 2, "columns": 3}
+    (plain,) = KERNEL.functions(attrs | {"members": ("softmax",)}, (), ())
+    (hostile,) = KERNEL.functions(attrs | {"members": (name,)}, (), ())
+    assert name in hostile.about
+    assert runtime._text_with([hostile]) == runtime._text_with([plain])
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ((1, 0, 0), "exp(0); __builtin_trap(); //"),
+        ((1, 0, 2), "float32) __builtin_trap("),
+        ((1, 0, 1), ("0",)),
+        ((1, 0, 1), (7,)),
+        ((1, 0, 4), ("1",)),
+        ((0, 0, 2), "1"),
+        ((2,), ("5",)),
+    ],
+)
+def test_a_program_with_anything_but_its_own_words_and_numbers_is_refused(groups, place, value):
+    def put(row, place):
+        at, *rest = place
+        return (*row[:at], put(row[at], rest) if rest else value, *row[at + 1 :])
+
+    attrs = {"program": put(to_plain(softmax(groups)), place), "rows": 2, "columns": 3}
+    with pytest.raises((ProgramError, PlanFormatError)):
+        KERNEL.functions(attrs, (), ())
 
 
 def test_one_text_serves_every_shape(groups):

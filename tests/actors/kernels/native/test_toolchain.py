@@ -81,6 +81,58 @@ def test_half_a_file_in_the_cache_is_built_again(chain):
     assert ctypes.CDLL(str(chain.folder / name)).answer() == 42
 
 
+def put(path, content):
+    """Replace a file: the one that this process has loaded must not change under it."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: put(path, path.read_bytes()[:-100]), "is damaged"),
+        (lambda path: put(path, flipped(path.read_bytes())), "is damaged"),
+        (lambda path: put(path, b""), "is damaged"),
+        (lambda path: path.chmod(0o666), "others may write"),
+        (
+            lambda path: path.rename(path.with_name("x")) and path.symlink_to(path.with_name("x")),
+            "no plain file",
+        ),
+    ],
+    ids=["cut", "one bit", "empty", "writable", "a link"],
+)
+def test_a_kept_file_that_is_not_what_was_built_is_built_anew_with_a_line(
+    chain, tmp_path, damage, said
+):
+    told = []
+    counted = replace(counting(chain, tmp_path), report=told.append)
+    counted.library(ANSWER)
+    damage(counted.folder / files(counted)[0])
+    for _ in range(2):
+        assert counted.library(ANSWER).answer() == 42
+    assert starts(tmp_path) == 2
+    (line,) = told
+    assert said in line
+    assert line.endswith("it is not loaded, but built anew")
+
+
+def test_a_file_under_the_name_of_another_is_not_run_in_its_place(chain):
+    told = []
+    chain = replace(chain, report=told.append)
+    other = ANSWER.replace("42", "43")
+    for text in (ANSWER, other):
+        chain.library(text)
+    one, two = [chain.folder / chain._name_of(text) for text in (ANSWER, other)]
+    put(one, two.read_bytes())
+    assert chain.library(ANSWER).answer() == 42
+    assert len(told) == 1
+
+
 def test_the_folder_is_for_this_user_alone(chain):
     chain.library(ANSWER)
     assert stat.S_IMODE(chain.folder.stat().st_mode) == 0o700

@@ -1,0 +1,176 @@
+"""The parts of a plan that a run binds by name: its ports, their fields, and variables with a role.
+
+The roof gives a plan a data source, a metrics sink, perhaps a writer of checkpoints and an
+evaluation (`actorflow.run`), and reads its counters. Here is what it takes for granted of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from compiler.errors import PlanFormatError
+from compiler.ops.sources import ROLES, SCRATCH
+from compiler.placement import HOST
+from compiler.plan import Actor, ActorKind, Field, Plan, Port, RegisterKind, Variable
+from compiler.types import DType, TensorType
+
+_COUNTER = TensorType(DType.INT64, ())
+_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+_KINDS = {
+    "data": ActorKind.SOURCE,
+    "metrics": ActorKind.SINK,
+    "checkpoint": ActorKind.SINK,
+    "eval_data": ActorKind.SOURCE,
+    "eval_metrics": ActorKind.SINK,
+}
+_NUMBERS = {"zeros": None, "ones": None, "seed": None, "uniform": "bound", "normal": "std"}
+
+
+def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
+    """Check a verified plan; `firings` are those of one period. Raises PlanFormatError."""
+    actors = {actor.name: actor for actor in plan.actors}
+    _check_ports(plan, actors)
+    steps, batches = _counts(plan)
+    _check_metrics(plan, actors["metrics"], steps * batches, batches)
+    _check_batches(plan, actors["data"])
+    if "eval_data" in actors:
+        _check_evaluation(plan, actors)
+    if "checkpoint" in actors:
+        _check_snapshot(plan, actors)
+    for variable in plan.variables:
+        _check_variable(plan, variable)
+    feeder = actors["data"].id
+    per_period, rest = divmod(firings[feeder], batches)
+    if rest or not per_period:
+        raise PlanFormatError(f"a period has {firings[feeder]} batches, a step has {batches}")
+
+
+def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
+    for actor in plan.actors:
+        if plan.streams[actor.stream].device != HOST:
+            raise PlanFormatError(f"actor {actor.name!r} runs on another device than the host")
+        if (actor.kind in _PORTED) != (_KINDS.get(actor.name) is actor.kind):
+            raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
+        if actor.kind in _PORTED and not plan.streams[actor.stream].is_host_thread:
+            raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
+        if actor.name != "data" and not actor.inputs:
+            raise PlanFormatError(f"actor {actor.name!r} waits for nothing, so it would never end")
+        if actor.kind is ActorKind.SINK and actor.outputs:
+            raise PlanFormatError(f"sink {actor.name!r} puts something out")
+    for arena in plan.arenas:
+        if arena.device != HOST:
+            raise PlanFormatError(f"an arena is on {arena.device}, and there is only the host")
+    for name in ("data", "metrics"):
+        if name not in actors:
+            raise PlanFormatError(f"there is no actor {name!r}")
+    is_evaluated = bool(plan.int_option("evaluate_every", 0))
+    if not is_evaluated == ("eval_data" in actors) == ("eval_metrics" in actors):
+        raise PlanFormatError("its options and its actors disagree on whether it evaluates")
+    if ("checkpoint" in actors) != ("snapshot" in actors):
+        raise PlanFormatError("a snapshot and its writer come together")
+
+
+def _counts(plan: Plan) -> tuple[int, int]:
+    """Return the steps per firing of the metrics, and the batches per step."""
+    for name in ("metrics_every", "accumulate", "evaluate_every", "evaluate_batches", "num_ranks"):
+        value = plan.option(name, 1)
+        if type(value) is not int or value < (0 if name.startswith("evaluate") else 1):
+            raise PlanFormatError(f"option {name} is {value!a:.40}")
+    return plan.int_option("metrics_every", 1), plan.int_option("accumulate", 1)
+
+
+def _check_metrics(plan: Plan, sink: Actor, rate: int, batches: int) -> None:
+    fields = _fields_of(plan, sink.inputs)
+    for port in sink.inputs:
+        is_data = plan.registers[port.register].kind is RegisterKind.DATA
+        if is_data and port.rate != rate:
+            raise PlanFormatError(f"metrics takes {port.rate} at a time, the options say {rate}")
+    for field in fields:
+        type_ = plan.views[field.view].type
+        if type_.dtype is DType.BFLOAT16 or (batches > 1 and type_.rank):
+            raise PlanFormatError(f"output {field.name!r} of {type_} cannot be handed on")
+    watched = [f for f in fields if f.name == "loss"]
+    if plan.option("is_training") and watched and plan.views[watched[0].view].type.rank:
+        raise PlanFormatError("the loss is not a single number")
+    _check_distinct(fields)
+
+
+def _check_batches(plan: Plan, source: Actor) -> None:
+    """Check a data source: one register, one batch at a time, of types that numpy has."""
+    if len(source.outputs) != 1 or source.outputs[0].rate != 1:
+        raise PlanFormatError(f"source {source.name!r} must give one batch per firing")
+    register = source.outputs[0].register
+    if plan.registers[register].kind is not RegisterKind.DATA:
+        raise PlanFormatError(f"source {source.name!r} gives no data")
+    if source.name == "data" and source.inputs:
+        raise PlanFormatError("the data waits for something; only an evaluation's does")
+    if any([plan.registers[p.register].kind is RegisterKind.DATA for p in source.inputs]):
+        raise PlanFormatError(f"source {source.name!r} reads data of the plan")
+    for field in _fields_of(plan, source.outputs):
+        if plan.views[field.view].type.dtype is DType.BFLOAT16:
+            raise PlanFormatError(f"batch field {field.name!r} is of a type that no source gives")
+
+
+def _check_evaluation(plan: Plan, actors: dict[str, Actor]) -> None:
+    _check_batches(plan, actors["eval_data"])
+    batches = plan.int_option("evaluate_batches", 0)
+    for port in actors["eval_data"].inputs:
+        if port.rate != 1:
+            raise PlanFormatError(f"an evaluation's batches wait for {port.rate} credits each")
+    for port in actors["eval_metrics"].inputs:
+        if port.rate != batches:
+            raise PlanFormatError(f"an evaluation reads {port.rate} batches of {batches}")
+    fields = _fields_of(plan, actors["eval_metrics"].inputs)
+    if any([plan.views[field.view].type.dtype is DType.BFLOAT16 for field in fields]):
+        raise PlanFormatError("an evaluation's outputs are of a type that is not handed on")
+    _check_distinct(fields)
+
+
+def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
+    """Check that a snapshot stages the variables, each with its type and its name."""
+    writer, snapshot = actors["checkpoint"], actors["snapshot"]
+    staged = [port.register for port in snapshot.outputs]
+    if [(port.register, port.rate) for port in writer.inputs] != [(r, 1) for r in staged[:1]]:
+        raise PlanFormatError("the checkpoint's writer reads something else than the snapshot")
+    types = {v.name: plan.views[v.view].type for v in plan.state}
+    fields = {f.name: plan.views[f.view].type for f in _fields_of(plan, writer.inputs)}
+    wrong = [name for name, type_ in fields.items() if types.get(name) != type_]
+    if wrong or "step" not in fields:
+        raise PlanFormatError(f"a snapshot stages {wrong or 'no step'}, no variable of that type")
+    homes = {plan.views[v.view].register: v.name for v in plan.state}
+    names = {plan.views[f.view]: f.name for f in _fields_of(plan, writer.inputs)}
+    for launch in snapshot.launches:
+        came = homes.get(plan.views[launch.inputs[0]].register)
+        if came is None or names.get(plan.views[launch.outputs[0]]) != came:
+            raise PlanFormatError(f"a snapshot writes {came!r} under another name")
+
+
+def _check_variable(plan: Plan, variable: Variable) -> None:
+    type_ = plan.views[variable.view].type
+    spec = dict(variable.init)
+    kind = spec.get("kind")
+    if variable.role not in ROLES or type_.dtype is DType.BFLOAT16:
+        raise PlanFormatError(f"variable {variable.name!r} is {type_} with role {variable.role!r}")
+    if variable.name in ("step", "batches") and type_ != _COUNTER:
+        raise PlanFormatError(f"variable {variable.name!r} counts, and is {type_}")
+    if variable.role == SCRATCH:
+        return
+    if not isinstance(kind, str) or kind not in _NUMBERS:
+        raise PlanFormatError(f"variable {variable.name!r} has initialiser {kind!a:.40}")
+    needed = _NUMBERS[kind]
+    number = 0.0 if needed is None else spec.get(needed)
+    is_number = isinstance(number, (int, float)) and math.isfinite(number) and 0 <= number < 1e30
+    if not is_number or (needed is not None and not type_.dtype.is_float):
+        raise PlanFormatError(f"variable {variable.name!r} starts as {kind} with {number!a:.40}")
+
+
+def _fields_of(plan: Plan, ports: tuple[Port, ...]) -> list[Field]:
+    registers = {port.register for port in ports}
+    return [field for field in plan.fields if field.register in registers]
+
+
+def _check_distinct(fields: list[Field]) -> None:
+    names = [field.name for field in fields]
+    if len(set(names)) != len(names):
+        raise PlanFormatError(f"two outputs have one name: {sorted(names)}")

@@ -1,0 +1,242 @@
+"""Each launch of a plan again: through its op's types, its kernel's needs, and its operands' bytes.
+
+Kernels take for granted what the compiler gives them: types that their op made, layouts that their
+`query` took, scratch of the size it named, outputs that lie over inputs only in the pairs it
+listed. C checks none of it. So it is asked here, once per distinct launch; layers repeat, and a
+large plan has a few dozen.
+
+An output is dense: it is its op's own value, and only views of it lie otherwise. Outputs share no
+byte with each other, with the workspace, or with an input but those of a listed pair, and then they
+cover the same bytes. Variables are written over the very view that is read; constants never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgpack
+
+import compiler.ops.standard  # noqa: F401  # fills the columns
+from actors.kernels import catalogue
+from actors.kernels.kernel import Kernel, KernelNeeds, Operand
+from compiler.attrs import Attrs, AttrValue
+from compiler.errors import ActorflowError, PlanFormatError
+from compiler.ops.copies import copies
+from compiler.ops.shape import COPY
+from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
+from compiler.registry import Op, OpTypeError, find_op, infer_type, is_comm, is_source, writes
+from compiler.types import DType, RegisterId, TensorType
+
+_RUNNING = (ActorKind.COMPUTE, ActorKind.COPY)
+_ALIGNMENT = 64
+
+_FOREIGN = (
+    OpTypeError,
+    ActorflowError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+)
+"""What ops and kernels raise for attributes and types that no builder would give them."""
+
+Views = tuple[View, ...]
+Pairs = tuple[tuple[int, int], ...]
+
+
+def check_launches(plan: Plan) -> None:
+    """Check all launches of a plan. Raises PlanFormatError naming launch and user's line.
+
+    O(launches), with one question to op and kernel per distinct launch.
+    """
+    prover = _Prover(plan, catalogue.binders())
+    for actor in plan.actors:
+        if actor.launches and actor.kind not in _RUNNING:
+            raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
+        made = {port.register for port in actor.outputs}
+        taken = {port.register for port in actor.inputs}
+        for index, launch in enumerate(actor.launches):
+            try:
+                prover.check(launch, made, taken)
+            except PlanFormatError as error:
+                raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
+
+
+def _where(plan: Plan, actor: Actor, index: int, launch: Launch) -> str:
+    types = ", ".join([str(plan.views[view].type) for view in launch.inputs])
+    line = plan.sources[launch.source]
+    return f"launch {index} of {actor.name!r}, {launch.op}({types}) at {line}, "
+
+
+@dataclass(slots=True)
+class _Prover:
+    """The answers so far: the pairs (output, input) that may share bytes, by distinct launch."""
+
+    plan: Plan
+    kernels: Mapping[str, Kernel]
+    answers: dict[object, Pairs] = field(default_factory=dict)
+
+    def check(self, launch: Launch, made: set[RegisterId], taken: set[RegisterId]) -> None:
+        """Check one launch of an actor whose ports put out the registers `made`."""
+        views = self.plan.views
+        inputs = tuple([views[index] for index in launch.inputs])
+        outputs = tuple([views[index] for index in launch.outputs])
+        scratch = None if launch.workspace is None else views[launch.workspace]
+        key = (
+            (launch.kernel, launch.op, msgpack.packb(launch.attrs)),
+            tuple([(view.type, view.strides_bytes) for view in inputs]),
+            tuple([(view.type, view.strides_bytes) for view in outputs]),
+            None if scratch is None else (scratch.type, scratch.offset_bytes % _ALIGNMENT),
+        )
+        pairs = self.answers.get(key)
+        if pairs is None:
+            pairs = self.answers[key] = self._asked(launch, inputs, outputs, scratch)
+        self._check_homes(launch, inputs, outputs, made, taken)
+        _check_bytes(inputs, outputs, scratch, pairs)
+
+    def _asked(self, launch: Launch, inputs: Views, outputs: Views, scratch: View | None) -> Pairs:
+        """Ask op and kernel; return the pairs that may share bytes."""
+        op = _op_of(launch)
+        attrs = dict(launch.attrs)
+        if len(attrs) != len(launch.attrs):
+            raise PlanFormatError("has an attribute twice")
+        _check_types(op, Attrs(attrs), inputs, outputs)
+        for position, view in enumerate(outputs):
+            if not _is_dense(view):
+                raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
+        needs = self._needs(launch, op, attrs, inputs, outputs)
+        _check_scratch(scratch, needs.workspace_bytes)
+        return (*needs.in_place, *writes.get(op))
+
+    def _needs(
+        self,
+        launch: Launch,
+        op: Op,
+        attrs: Mapping[str, AttrValue],
+        inputs: Views,
+        outputs: Views,
+    ) -> KernelNeeds:
+        kernel = self.kernels.get(launch.kernel)
+        wanted, given = (COPY.name, {}) if copies.has(op) else (op.name, attrs)
+        if kernel is None or kernel.op != wanted:
+            computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
+            raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
+        try:
+            needs = catalogue.needs_of(
+                kernel,
+                MappingProxyType(dict(given)),
+                tuple([_operand(view) for view in inputs]),
+                tuple([_operand(view) for view in outputs]),
+            )
+        except _FOREIGN as error:
+            raise PlanFormatError(f"is refused by {launch.kernel}: {error}") from None
+        if needs is None:
+            raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
+        return needs
+
+    def _check_homes(
+        self,
+        launch: Launch,
+        inputs: Views,
+        outputs: Views,
+        made: set[RegisterId],
+        taken: set[RegisterId],
+    ) -> None:
+        """Check that outputs go to temporaries, own edges, or variables that the op updates."""
+        over = dict(writes.get(find_op(launch.op)))
+        is_back = copies.has(find_op(launch.op))
+        for position, view in enumerate(outputs):
+            register = self.plan.registers[view.register]
+            if position in over and not is_back and inputs[over[position]] != view:
+                raise PlanFormatError(f"writes output {position} not over its own input")
+            is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
+            is_state = register.kind is RegisterKind.VARIABLE or register.id in taken
+            is_over = position in over and is_state
+            if not (is_free or is_over):
+                raise PlanFormatError(
+                    f"writes to register {register.name!r} ({register.kind.value}), which is none"
+                    " of its outputs"
+                )
+        if launch.workspace is not None:
+            scratch = self.plan.registers[self.plan.views[launch.workspace].register]
+            if scratch.kind is not RegisterKind.TEMPORARY:
+                raise PlanFormatError(f"works in register {scratch.name!r}, no temporary")
+
+
+def _op_of(launch: Launch) -> Op:
+    try:
+        op = find_op(launch.op)
+    except KeyError:
+        raise PlanFormatError(
+            f"names an op that is not known here: {launch.op!r}; import the module that defines it"
+        ) from None
+    if is_source.get(op) or is_comm.get(op):
+        raise PlanFormatError("names an op that no kernel of this machine computes")
+    return op
+
+
+def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:
+    types = tuple([view.type for view in inputs])
+    made = tuple([view.type for view in outputs])
+    # A variable that a copy writes over is none of the launch's operands (`chain_actors`).
+    over = made if copies.has(op) and writes.get(op) else ()
+    try:
+        expected = infer_type.get(op)(types + over, attrs)
+    except _FOREIGN as error:
+        raise PlanFormatError(f"{error}") from None
+    if expected != made:
+        raise PlanFormatError(f"makes {_listed(expected)}, the plan has {_listed(made)}")
+
+
+def _check_scratch(scratch: View | None, needed: int) -> None:
+    if scratch is None:
+        if needed:
+            raise PlanFormatError(f"needs {needed} bytes of workspace and has none")
+        return
+    there = scratch.type.size_bytes
+    is_block = scratch.type.dtype is DType.UINT8 and scratch.type.rank == 1 and _is_dense(scratch)
+    if not is_block or scratch.offset_bytes % _ALIGNMENT or there < needed:
+        raise PlanFormatError(f"needs {needed} bytes of workspace, has {scratch.type}")
+
+
+def _check_bytes(inputs: Views, outputs: Views, scratch: View | None, pairs: Pairs) -> None:
+    """Check that what is written shares no byte with anything but in a listed pair.
+
+    Two registers that are used by one launch live at once, so they share none (`compiler.verify`).
+    """
+    written = outputs if scratch is None else (*outputs, scratch)
+    registers = [view.register for view in written]
+    if len(set(registers)) == len(registers) and not {v.register for v in inputs} & {*registers}:
+        return
+    for position, view in enumerate(written):
+        for other in written[:position]:
+            if _is_shared(view, other):
+                raise PlanFormatError(f"writes the same bytes twice, the second as {view.type}")
+        for index, given in enumerate(inputs):
+            if not _is_shared(view, given):
+                continue
+            is_whole = _is_dense(given) and given.extent == view.extent
+            if (position, index) not in pairs or not is_whole:
+                raise PlanFormatError(f"writes output {position} over bytes of its input {index}")
+
+
+def _is_shared(one: View, other: View) -> bool:
+    if one.register != other.register:
+        return False
+    (a, b), (c, d) = one.extent, other.extent
+    return a < d and c < b
+
+
+def _operand(view: View) -> Operand:
+    return Operand(view.type, 0, view.strides_bytes)
+
+
+def _is_dense(view: View) -> bool:
+    return _operand(view).is_dense
+
+
+def _listed(types: tuple[TensorType, ...]) -> str:
+    return f"({', '.join([str(type_) for type_ in types])})"

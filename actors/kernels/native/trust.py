@@ -1,0 +1,99 @@
+"""Whether files are the user's own: what somebody else may write is not run, and not believed.
+
+A library from a cache runs with all rights of the user, so the folder that keeps it, the folders
+above it and the file itself must belong to the user or to root, and nobody else may write them.
+Above a folder, one with the sticky bit (like /tmp) will do, where nobody renames what is another's.
+Links are followed, and what they lead through is held to the same. A group that is the user's alone
+counts as the user: some systems give everyone such a group, and write permission to it.
+
+After OpenSSH's StrictModes (auth_secure_path, misc.c).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_MAX_LINKS = 40
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def distrust_of_folder(folder: Path) -> str | None:
+    """Say why what lies in a folder is not to be trusted: which path, owner, mode, and the mend.
+
+    None where it is the user's own; one that does not exist is judged by the folders above it.
+    """
+    if not hasattr(os, "geteuid"):  # no such owners and modes on this system
+        return None
+    seen: set[Path] = set()
+    waiting = [Path(os.path.abspath(folder))]
+    while waiting and len(seen) < _MAX_LINKS * 64:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if path != path.parent:
+            waiting.append(path.parent)
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{path} cannot be looked at: {error.strerror}"
+        if stat.S_ISLNK(facts.st_mode):
+            if not _is_own(facts.st_uid):
+                return _said(path, facts)
+            waiting.append(Path(os.path.abspath(path.parent / os.readlink(path))))
+            continue
+        is_above = path != folder.resolve()
+        is_sticky = is_above and bool(facts.st_mode & stat.S_ISVTX)
+        if not _is_own(facts.st_uid) or (_is_open(facts) and not is_sticky):
+            return _said(path, facts)
+    return None
+
+
+def distrust_of_file(file: Path) -> str | None:
+    """Say why a file of a trusted folder is not to be trusted; None where it is a file of ours.
+
+    Raises OSError where there is none.
+    """
+    facts = file.lstat()
+    if not stat.S_ISREG(facts.st_mode):
+        return f"{file} is no plain file"
+    if not hasattr(os, "geteuid"):
+        return None
+    return None if _is_own(facts.st_uid) and not _is_open(facts) else _said(file, facts)
+
+
+def _is_own(uid: int) -> bool:
+    return uid in (os.geteuid(), 0)
+
+
+def _is_open(facts: os.stat_result) -> bool:
+    """Whether others than the owner may write."""
+    if facts.st_mode & stat.S_IWOTH:
+        return True
+    return bool(facts.st_mode & stat.S_IWGRP) and not _is_private(facts.st_gid)
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group is that of the user alone: it has his name, and no other member."""
+    import grp  # neither is there on every system
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _said(path: Path, facts: os.stat_result) -> str:
+    mode = stat.S_IMODE(facts.st_mode)
+    if not _is_own(facts.st_uid):
+        return f"{path} belongs to another user (uid {facts.st_uid}, mode {mode:o})"
+    return (
+        f"others may write {path} (uid {facts.st_uid}, mode {mode:o}); mend it with"
+        f" chmod go-w {path}"
+    )

@@ -1,0 +1,167 @@
+"""Check that a plan's tables fit together: whatever points at a row points at one that is there.
+
+This is asked first, of every plan: what follows (`compiler.verify`, the loader) indexes one table
+by the numbers of another, and a number that is none would end in an error of Python, or worse in
+the wrong row. Also checked is what a row says of its own parts: one stride per axis, one offset per
+slot, a tensor's bytes within what a machine can address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compiler.errors import InternalError
+from compiler.plan import MAX_BYTES, Actor, ActorKind, Plan, Register, RegisterKind, View
+
+MAX_RANK = 32
+"""Axes of a tensor: what every numpy takes."""
+
+MAX_STREAMS = 256
+"""Threads that a plan may ask for; those of this compiler have a dozen."""
+
+_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
+
+
+def check_references(plan: Plan) -> None:
+    """Check a plan. Raises InternalError naming the row. O(size of the plan)."""
+    _check_ids(plan)
+    for index, register in enumerate(plan.registers):
+        _check_register(plan, index, register)
+    for index, view in enumerate(plan.views):
+        _check_view(plan, index, view)
+    for actor in plan.actors:
+        _check_actor(plan, actor)
+    _check_fields(plan)
+    _check_state(plan)
+
+
+def _check_ids(plan: Plan) -> None:
+    for name, rows in (
+        ("streams", plan.streams),
+        ("registers", plan.registers),
+        ("actors", plan.actors),
+    ):
+        ids = [row.id for row in rows]
+        if ids != list(range(len(ids))):
+            wrong = next(i for i, id_ in enumerate(ids) if i != id_)
+            raise InternalError(f"{name}[{wrong}] has the id {ids[wrong]}, not its place")
+    if len(plan.streams) > MAX_STREAMS:
+        raise InternalError(
+            f"{len(plan.streams)} streams are {len(plan.streams)} threads; {MAX_STREAMS} at most"
+        )
+    _check_names("actor", [actor.name for actor in plan.actors])
+    _check_names("variable", [variable.name for variable in plan.variables])
+    _check_names("option", [name for name, _ in plan.options])
+    if not plan.arenas or len(plan.memory) != len(plan.arenas):
+        raise InternalError(f"{len(plan.arenas)} arenas have {len(plan.memory)} accounts")
+
+
+def _check_register(plan: Plan, index: int, register: Register) -> None:
+    _check_place(f"registers[{index}].arena", register.arena, plan.arenas)
+    name = register.name
+    if len(register.offsets_bytes) != register.num_slots:
+        raise InternalError(f"register {name!r} has offsets for other than its slots")
+    if register.kind not in _EDGES and register.num_slots != 1:
+        raise InternalError(f"register {name!r} is no edge and has {register.num_slots} slots")
+    if register.kind is RegisterKind.CONTROL and register.size_bytes:
+        raise InternalError(f"register {name!r} holds credits and has {register.size_bytes} bytes")
+
+
+def _check_view(plan: Plan, index: int, view: View) -> None:
+    _check_place(f"views[{index}].register", view.register, plan.registers)
+    type_ = view.type
+    if not len(view.strides_bytes) == len(type_.shape) <= MAX_RANK:
+        raise InternalError(
+            f"views[{index}] of rank {len(type_.shape)} has {len(view.strides_bytes)} strides;"
+            f" there must be as many, and {MAX_RANK} at most"
+        )
+    if type_.size_bytes > MAX_BYTES:
+        raise InternalError(f"views[{index}] of type {type_} is larger than any memory")
+    item = type_.dtype.itemsize
+    if view.offset_bytes % item or any([step % item for step in view.strides_bytes]):
+        raise InternalError(f"views[{index}] has elements of {type_.dtype} at odd addresses")
+
+
+def _check_actor(plan: Plan, actor: Actor) -> None:
+    where = f"actors[{actor.id}]"
+    _check_place(f"{where}.stream", actor.stream, plan.streams)
+    ports = [port.register for port in actor.inputs + actor.outputs]
+    _check_places(f"{where} has a port", ports, plan.registers)
+    if len(set(ports)) != len(ports):
+        raise InternalError(f"{where} ({actor.name!r}) has two ports on one register")
+    for register in ports:
+        if plan.registers[register].kind not in _EDGES:
+            name = plan.registers[register].name
+            raise InternalError(f"{where} has a port on register {name!r}, which is no edge")
+    if actor.launches and actor.kind in _PORTED:
+        raise InternalError(f"{where} is a {actor.kind.value}, which has no launches")
+    for index, launch in enumerate(actor.launches):
+        said = f"{where}.launches[{index}]"
+        _check_places(f"{said} has an operand", (*launch.inputs, *launch.outputs), plan.views)
+        if launch.workspace is not None:
+            _check_place(f"{said}.workspace", launch.workspace, plan.views)
+        _check_place(f"{said}.source", launch.source, plan.sources)
+        named = (len(launch.reads), len(launch.writes))
+        if named != (len(launch.inputs), len(launch.outputs)):
+            raise InternalError(f"{said} names {named} versions for other than its operands")
+        _check_places(f"{said} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
+
+
+def _check_fields(plan: Plan) -> None:
+    names: dict[int, list[str]] = {}
+    for index, item in enumerate(plan.fields):
+        _check_place(f"fields[{index}].register", item.register, plan.registers)
+        _check_place(f"fields[{index}].view", item.view, plan.views)
+        _check_place(f"fields[{index}].source", item.source, plan.sources)
+        if plan.views[item.view].register != item.register:
+            raise InternalError(f"fields[{index}] ({item.name!r}) shows bytes of another register")
+        if plan.registers[item.register].kind is not RegisterKind.DATA:
+            raise InternalError(f"fields[{index}] ({item.name!r}) is of a register without data")
+        names.setdefault(item.register, []).append(item.name)
+    for register, own in names.items():
+        _check_names(f"field of register {plan.registers[register].name!r}", own)
+
+
+def _check_state(plan: Plan) -> None:
+    """Check variables and constants: each has a register of its own kind to itself."""
+    views = [row.view for row in plan.variables], [row.view for row in plan.constants]
+    kinds = ("variables", RegisterKind.VARIABLE), ("constants", RegisterKind.CONSTANT)
+    for (name, kind), own in zip(kinds, views, strict=True):
+        holders: set[int] = set()
+        for index, view in enumerate(own):
+            _check_place(f"{name}[{index}].view", view, plan.views)
+            register = plan.registers[plan.views[view].register]
+            if register.kind is not kind or register.id in holders:
+                raise InternalError(
+                    f"{name}[{index}] lives in register {register.name!r}, which is"
+                    f" {'another one of them' if register.kind is kind else register.kind.value}"
+                )
+            holders.add(register.id)
+        without = [r.name for r in plan.registers if r.kind is kind and r.id not in holders]
+        if without:
+            raise InternalError(f"register {without[0]!r} is a {kind.value} that nothing names")
+    for index, constant in enumerate(plan.constants):
+        needed = plan.views[constant.view].type.size_bytes
+        if len(constant.data) != needed:
+            raise InternalError(
+                f"constants[{index}] has {len(constant.data)} bytes for a view of {needed}"
+            )
+
+
+def _check_place(what: str, place: int, table: Sequence[object]) -> None:
+    if not 0 <= place < len(table):
+        raise InternalError(f"{what} is {place}, and there are {len(table)}")
+
+
+def _check_places(what: str, places: Iterable[int], table: Sequence[object]) -> None:
+    found = tuple(places)
+    if found and not 0 <= min(found) <= max(found) < len(table):
+        wrong = next(place for place in found if not 0 <= place < len(table))
+        raise InternalError(f"{what} {wrong}, and there are {len(table)}")
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InternalError(f"there are two of the {what} {twice!r}")
