@@ -91,7 +91,14 @@ class Status:
                     f" {_FORMAT}; use the version that runs the job"
                 )
             return _parsed(values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise StatusError(
                 f"{where} is damaged ({type(error).__name__}: {error}); a run that goes on writes"
                 " it anew within a second"

@@ -9,9 +9,7 @@ and set of libraries; who calls says what a machine is.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -24,12 +22,17 @@ from actors.kernels import catalogue, cost
 from actors.kernels.blocks import BLOCK_BYTES
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
 from actors.kernels.kernel import Attrs, Kernel, Operand
+from actors.kernels.measured_file import DamagedFile, read_object, replace_object, report_damage
 from actors.kernels.scratch import ALIGNMENT_BYTES
 from actors.kernels.work import Pass, Work
 from actors.protocol import Array, Clock, Launch
 from compiler.types import DType, TensorType, contiguous_strides
 
 FORMAT = 1
+_MAX_RATE = 1e15
+"""Nanoseconds per unit of work, and flops per nanosecond, of no machine."""
+
+_report = logging.getLogger("actorflow").warning
 _BLOCK = BLOCK_BYTES // 4
 _LEAST_SHARE = 0.02
 """A rate is never below this share of its probe's time, however much the known rates explain."""
@@ -238,34 +241,34 @@ def cached_rates(folder: Path, machine: str, measure: Measure, *, is_fresh: bool
         measure: How to measure, see `stopwatch`.
         is_fresh: Measure although there are rates.
 
-    Raises:
-        OSError: The folder cannot be written.
+    A line says where rates are damaged, and so measured anew, or cannot be kept.
     """
     key = f"{FORMAT} {machine} {catalogue.fingerprint()}"
     path = folder / f"rates-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
     if not is_fresh:
         try:
-            return from_json(path.read_text(), key)
-        except (OSError, ValueError):
-            pass  # none yet, or damaged: measured anew
+            found = read_object(path)
+            if found is not None:
+                return from_values(found, key)
+        except DamagedFile as error:
+            report_damage(path, error, "the rates of this machine are measured anew")
     rates = calibrate(measure)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(to_json(rates, key))
-    part.replace(path)
+    try:
+        replace_object(path, to_values(rates, key))
+    except OSError as error:
+        _report("%s cannot be written (%s): the rates are not kept", path, error.strerror)
     return rates
 
 
-def to_json(rates: Rates, key: str) -> str:
-    """Return the text of a file of rates."""
-    return json.dumps({"key": key, **asdict(rates)}, indent=1)
+def to_values(rates: Rates, key: str) -> dict[str, Any]:
+    """Return what a file of rates holds."""
+    return {"key": key, **asdict(rates)}
 
 
-def from_json(text: str, key: str) -> Rates:
-    """Read a file of rates. Raises ValueError when it is damaged or was made for another key."""
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.pop("key", None) != key:
-        raise ValueError("the rates are of another machine, or of another set of libraries")
+def from_values(data: dict[str, Any], key: str) -> Rates:
+    """Return the rates in a file. Raises DamagedFile, also when they were made for another key."""
+    if data.get("key") != key:
+        raise DamagedFile("the rates are of another machine, or of another set of libraries")
     try:
         rates = Rates(
             data["call_ns"],
@@ -275,14 +278,14 @@ def from_json(text: str, key: str) -> Rates:
             tuple(data["flops_per_ns"]),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"the rates are damaged: {error!r}") from None
+        raise DamagedFile(f"{type(error).__name__}: {str(error)[:100]}") from None
     columns = (rates.pass_ns, rates.miss_ns, rates.flops_per_ns)
     lengths = (len(Pass), len(DISTANCES_BYTES), len(EXTENTS) ** 3)
     numbers: tuple[Any, ...] = (rates.call_ns, rates.loop_ns, *[x for c in columns for x in c])
     if (
         tuple(map(len, columns)) != lengths
-        or not all(isinstance(x, int | float) and 0 <= x < math.inf for x in numbers)
+        or not all(type(x) in (int, float) and 0 <= x < _MAX_RATE for x in numbers)
         or not all(rates.flops_per_ns)
     ):
-        raise ValueError("the rates are damaged: expected a finite number for every quantity")
+        raise DamagedFile("expected a finite number for every quantity")
     return rates

@@ -148,7 +148,7 @@ def test_a_wrong_or_missing_value_is_damage(run, key):
     else:
         values[key] = WRONG[key]
     run.path.write_text(json.dumps(values))
-    with pytest.raises(StatusError, match=r"status.json is damaged \((Type|Value|Key|Attribute)"):
+    with pytest.raises(StatusError, match=r"status.json is damaged \([A-Z][a-z]+Error"):
         run.read()
 
 
@@ -157,7 +157,7 @@ def test_any_cut_of_the_file_is_damage_and_never_another_exception(run):
     for length in range(len(whole) - 1):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(whole[:length])
-    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 1}'):
+    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 1}', b"[" * 100_000):
         with pytest.raises(StatusError, match="damaged"):
             Status.from_json(text)
 

@@ -3,8 +3,7 @@
 The table is one JSON file per machine: its name has all that the numbers depend on (compiler,
 processor, threads, versions of the libraries). A product that is not in it is measured when it is
 first asked for, under our pool, on random numbers, the candidates in turns; what was found is
-kept. The file is replaced as a whole, so that a reader never sees half of it; one that cannot be
-read counts as empty.
+kept. A file that is damaged counts as empty, which a line says.
 
 State of the module, and why: the table belongs to the process, for every job of it must be given
 the same answer. Until `configure` says otherwise the rule is fixed and nothing is measured.
@@ -14,17 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from actors.kernels.measured_file import DamagedFile, read_object, replace_object, report_damage
 from actors.kernels.native import onednn, openblas, runtime
 from actors.kernels.native.gemm import Gemm, Side, chunks_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
@@ -52,6 +50,7 @@ _RANDOM = 65_521
 """Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
 
 _FORMAT = 2
+_MAX_EPOCH = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class _State:
     table: dict[str, str] | None = None
     epoch: int = 0
     chosen: dict[tuple[Gemm, bool], str | None] = field(default_factory=dict)
+    told: set[Path] = field(default_factory=set)
 
 
 _state = _State()
@@ -255,13 +255,25 @@ def _file() -> Path | None:
 
 def _read(file: Path) -> tuple[int, dict[str, str]]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["format"] != _FORMAT:
-            return 0, {}
-        table = {str(key): str(name) for key, name in found["products"].items()}
-        return int(found["epoch"]), table
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = read_object(file)
+        return (0, {}) if found is None else _parsed(found)
+    except DamagedFile as error:
+        if file not in _state.told:
+            _state.told.add(file)
+            report_damage(file, error, "matrix products are measured anew")
         return 0, {}
+
+
+def _parsed(found: dict[str, Any]) -> tuple[int, dict[str, str]]:
+    """Return epoch and table, empty for another format. Raises DamagedFile."""
+    form, epoch, products = found.get("format"), found.get("epoch"), found.get("products")
+    if type(form) is int and form != _FORMAT:
+        return 0, {}
+    if type(form) is not int or type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
+        raise DamagedFile(f"expected format {_FORMAT} and an epoch in [0, {_MAX_EPOCH:,})")
+    if not isinstance(products, dict) or not all([isinstance(n, str) for n in products.values()]):
+        raise DamagedFile("expected the name of a library for every product")
+    return epoch, products
 
 
 def _save(key: str, name: str, names: Sequence[str]) -> None:
@@ -285,8 +297,4 @@ def _keep() -> None:
         return
     found = {"format": _FORMAT, "epoch": _state.epoch, "products": _state.table}
     with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
-        _state.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=_state.file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(found, stream, indent=1, sort_keys=True)
-        os.replace(temporary, _state.file)
+        replace_object(_state.file, found)

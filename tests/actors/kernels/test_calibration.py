@@ -12,12 +12,13 @@ from actors.kernels import cost
 from actors.kernels.calibration import (
     cached_rates,
     calibrate,
-    from_json,
+    from_values,
     probes,
     stopwatch,
-    to_json,
+    to_values,
 )
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
+from actors.kernels.measured_file import DamagedFile
 from actors.kernels.work import Pass
 
 
@@ -109,20 +110,43 @@ def test_another_machine_or_the_wish_to_is_measured(tmp_path, machine, is_fresh)
         lambda text: json.dumps({**json.loads(text), "call_ns": "fast"}),
         lambda text: json.dumps({**json.loads(text), "loop_ns": float("nan")}),
         lambda text: json.dumps({**json.loads(text), "flops_per_ns": [0] * 125}),
+        lambda text: json.dumps({**json.loads(text), "call_ns": True}),
+        lambda text: json.dumps({**json.loads(text), "call_ns": 1e300}),
+        lambda text: json.dumps({**json.loads(text), "call_ns": 10**400}),
+        lambda text: json.dumps({**json.loads(text), "miss_ns": None}),
+        lambda text: json.dumps({**json.loads(text), "miss_ns": {"a": 1}}),
+        lambda text: json.dumps({**json.loads(text), "key": ["another"]}),
+        lambda text: "[" * 100_000,
     ],
 )
-def test_damaged_rates_are_measured_anew(tmp_path, damage):
+def test_damaged_rates_are_measured_anew_with_a_line(tmp_path, damage, caplog):
     rates = cached_rates(tmp_path, "this", priced(REFERENCE))
     (path,) = tmp_path.iterdir()
     path.write_text(damage(path.read_text()))
     assert cached_rates(tmp_path, "this", priced(REFERENCE)) == rates
-    assert from_json(path.read_text(), json.loads(path.read_text())["key"]) == rates
+    assert len(caplog.records) == 1
+    assert f"{path} is damaged" in caplog.text
+    assert "measured anew" in caplog.text
+    values = json.loads(path.read_text())
+    assert from_values(values, values["key"]) == rates
+
+
+def test_rates_that_cannot_be_kept_are_measured_and_used(tmp_path, caplog):
+    rates = cached_rates(tmp_path, "this", priced(REFERENCE))
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    path.mkdir()
+    assert cached_rates(tmp_path, "this", priced(REFERENCE)) == rates
+    assert "it is no regular file" in caplog.text
+    assert "cannot be written" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @given(st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
 def test_rates_are_read_back_as_written(seed):
     rates = random_rates(seed)
-    assert from_json(to_json(rates, "k"), "k") == rates
-    with pytest.raises(ValueError, match="another machine"):
-        from_json(to_json(rates, "k"), "other")
+    values = json.loads(json.dumps(to_values(rates, "k")))
+    assert from_values(values, "k") == rates
+    with pytest.raises(DamagedFile, match="another machine"):
+        from_values(values, "other")

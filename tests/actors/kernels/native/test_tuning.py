@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -70,17 +71,70 @@ def test_after_retune_everything_is_measured_anew_in_another_epoch(folder, measu
     assert tuning.epoch() == epoch
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "epoch": 0, "products": 3}', "\x00\xff"]
-)
-def test_a_damaged_file_counts_as_empty_and_is_replaced(folder, measured, text):
+def content(**changes):
+    return json.dumps({"format": 2, "epoch": 0, "products": {}} | changes)
+
+
+ABSURD = [
+    "", "{", "[]", "3", "null", "NaN", '"text"', "\x00\xff", "[" * 100_000, '{"a":' * 50_000,
+    '{"format": 2}', content(epoch=None), content(epoch=-1), content(epoch=1.5),
+    content(epoch=True), content(epoch=float("nan")), content(epoch=float("inf")),
+    content(epoch=10**30), content(epoch=0).replace("0", "9" * 5000), content(format="2"),
+    content(format=True), content(products=3), content(products=[]), content(products={"a": 1}),
+    content(products={"a": {"b": "c"}}), content(products=None), " " * (9 << 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSURD, ids=lambda text: text[:40])
+def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(folder, measured, text, caplog):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
     file.write_text(text, encoding="latin-1")
     forget(folder)
     tuning.library_for(gemm(), LIBRARIES)
-    assert len(measured) == 2
+    tuning.library_for(gemm(64, 64, 64), LIBRARIES)
+    assert len(measured) == 3
     assert gemm().key in json.loads(file.read_text())["products"]
+    assert len(caplog.records) == 1
+    assert f"{file} is damaged" in caplog.text
+    assert "matrix products are measured anew" in caplog.text
+
+
+def a_directory(file):
+    file.mkdir()
+
+
+def a_pipe(file):
+    os.mkfifo(file)
+
+
+def a_loop(file):
+    file.symlink_to(file)
+
+
+@pytest.mark.parametrize("put", [a_directory, a_pipe, a_loop])
+def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put, caplog):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    file.unlink()
+    put(file)
+    forget(folder)
+    for _ in range(2):
+        tuning.library_for(gemm(), LIBRARIES)
+        tuning.library_for(gemm(64, 64, 64), LIBRARIES)
+    assert len(measured) == 3
+    assert len(caplog.records) == 1
+    assert list(folder.iterdir()) == [file], "nothing is left behind"
+
+
+def test_a_table_of_another_version_is_no_damage(folder, measured, caplog):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    file.write_text(content(format=1, products={gemm().key: "c"}))
+    forget(folder)
+    tuning.library_for(gemm(), LIBRARIES)
+    assert len(measured) == 2
+    assert caplog.records == []
 
 
 def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
