@@ -14,12 +14,18 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
-from actorflow import __version__, cli_bench, cli_memory, cli_pack, cli_simulate, doctor, top
-from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.checkpoint.reader import CheckpointRow
+from actorflow import (
+    __version__,
+    cli_bench,
+    cli_ckpt,
+    cli_memory,
+    cli_pack,
+    cli_simulate,
+    doctor,
+    top,
+)
 from actorflow.data import Tokens
 from actorflow.job import PlanCaptured, capturing_plan
 from actorflow.native import retune
@@ -142,14 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.set_defaults(command=top.run)
 
     ckpt = commands.add_parser("ckpt", help="list or verify checkpoints")
-    actions = ckpt.add_subparsers(required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="list the checkpoints of a run")
-    listing.add_argument("directory")
-    listing.set_defaults(command=_ckpt_ls)
-    verify = actions.add_parser("verify", help="check every file and tensor against its hash")
-    verify.add_argument("directory")
-    verify.add_argument("--step", type=int, help="only this step")
-    verify.set_defaults(command=_ckpt_verify)
+    cli_ckpt.add_arguments(ckpt)
 
     ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
     ops.set_defaults(command=_ops)
@@ -250,47 +249,6 @@ def _run_script(file: str, rest: list[str]) -> None:
 
 def _is_plan_file(file: str) -> bool:
     return not file.endswith(".py")
-
-
-def _ckpt_ls(options: argparse.Namespace) -> int:
-    if not Path(options.directory).is_dir():
-        raise FileNotFoundError(2, "no such directory", options.directory)
-    rows = CheckpointManager(options.directory).describe()
-    if not rows:
-        print(f"no checkpoints in {options.directory}")
-        return 1
-    print(f"{'step':>10}  {'size':>10}  {'tensors':>7}  {'saved':<19}  notes")
-    for row in rows:
-        print(_listed(row))
-    return 0
-
-
-def _listed(row: CheckpointRow) -> str:
-    """Return the line of one checkpoint; `saved` is local time."""
-    if row.problem:
-        return f"{row.step:>10}  {'-':>10}  {'-':>7}  {'-':<19}  {row.problem}"
-    saved = datetime.fromtimestamp(row.modified_ns / 1e9).isoformat(" ", "seconds")
-    size, note = format_bytes(row.size_bytes), "NaN" if row.has_nan else ""
-    return f"{row.step:>10}  {size:>10}  {row.num_tensors:>7}  {saved:<19}  {note}".rstrip()
-
-
-def _ckpt_verify(options: argparse.Namespace) -> int:
-    manager = CheckpointManager(options.directory)
-    steps = [options.step] if options.step is not None else list(manager.steps())
-    if not steps:
-        print(f"no checkpoints in {options.directory}")
-        return 1
-    damaged = 0
-    for step in steps:
-        try:
-            manifest = manager.verify(step)
-        except ActorflowError as error:
-            damaged += 1
-            print(f"step {step}: DAMAGED: {error}")
-            continue
-        size = sum(f.size_bytes for f in manifest.files)
-        print(f"step {step}: valid, {len(manifest.tensors)} tensors, {format_bytes(size)}")
-    return 1 if damaged else 0
 
 
 def _ops(options: argparse.Namespace) -> int:
