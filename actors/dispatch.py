@@ -24,7 +24,7 @@ from functools import partial
 from itertools import cycle, repeat
 from operator import length_hint
 from queue import SimpleQueue
-from threading import Thread
+from threading import RLock, Thread
 from traceback import clear_frames
 from typing import TypeVar
 
@@ -37,7 +37,8 @@ from actors.machine import Machine
 from actors.protocol import Chain, Clock, GivesUp, LoadedPlan
 from actors.table import MachineTable
 from actors.timeline import Timeline
-from actors.transitions import KIND_MASK, Message, message, subject_of
+from actors.transitions import KIND_MASK, Message, State, message, subject_of
+from actors.visit import Rest, Visit
 from actors.worker import Job, Worker
 from compiler.errors import InternalError
 from compiler.plan import ActorKind, Plan
@@ -51,6 +52,7 @@ _PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 Item = TypeVar("Item")
 
 _DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Message.FAILED)
+_UNDER_WAY = (State.FIRING, State.FLUSHING)
 
 
 class Dispatcher:
@@ -88,8 +90,12 @@ class Dispatcher:
         self._commands: deque[Callable[[], object]] = deque()
         self._failures: dict[int, Failure] = {}
         self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
+        self._ported = frozenset([a.id for a in self.plan.actors if a.kind in _PORTED])
         self._running: set[int] = set()
         self._given_up: set[int] = set()
+        self._visitors: deque[Visit] = deque()
+        self._door = RLock()  # a finalizer may visit from within
+        self._is_shut = False
         self._is_exhausted = self._is_ending = False
         self._chains: list[Iterator[Chain]] = [_forever(phases) for phases in bound.chains]
         self._jobs: dict[int, Iterator[Job]] = {
@@ -128,6 +134,23 @@ class Dispatcher:
         """Have the dispatcher's thread call something, after the messages already sent."""
         self._commands.append(command)
         self._inbox.put(_COMMAND)
+
+    def visit(self, visit: Visit) -> None:
+        """Have a visit made as soon as its actors are at rest, or dismissed when the run is over.
+
+        A failed run is over for visitors when none of its kernels runs any more.
+        """
+        with self._door:
+            if not self._is_shut:
+                self._visitors.append(visit)
+                self.command(_nothing)  # it may be waiting
+                return
+        visit.dismiss()
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no kernel runs and none will; a closed run may leave some behind."""
+        return (self.machine.is_halted or self._is_shut) and self._running <= self._ported
 
     def close_port(self, name: str) -> BaseException | None:
         """Close a port unless it was closed before; return what it raised."""
@@ -209,6 +232,10 @@ class Dispatcher:
 
     def forget(self) -> None:
         """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
+        with self._door:
+            self._is_shut = True
+        while self._visitors:
+            self._visitors.popleft().dismiss()
         self._chains.clear()
         self._jobs.clear()
         self._failures.clear()
@@ -241,12 +268,14 @@ class Dispatcher:
         machine, chains, jobs, inbox = self.machine, self._chains, self._jobs, self._inbox
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         outbox, take, receive = machine.outbox, machine.outbox.popleft, machine.receive
-        next_fireable, is_quiet = fireable.popleft, inbox.empty
+        next_fireable, is_quiet, visitors = fireable.popleft, inbox.empty, self._visitors
         clock, busy_ns, timeline, put = self._clock, self.busy_ns, self._timeline, self._put
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
         # `in_flight` reads actor, chain, launches and since from here.
         since = clock()
         while True:
+            if visitors:
+                self._receive_visitors()
             while outbox:
                 receive(take())
             if not is_quiet():
@@ -298,6 +327,37 @@ class Dispatcher:
             return  # its thread came back after all
         self._running.remove(subject_of(code))
         self._receive(code)
+
+    def _receive_visitors(self) -> None:
+        """Make the visits that can be made now; in a failed run, let those go that never can."""
+        visitors = self._visitors
+        for _ in range(len(visitors)):
+            visit = visitors[0]
+            if not self.machine.is_halted and self._is_at_rest(visit.rest):
+                self._bound.synchronize()
+                visit.make()
+            elif self.machine.is_halted and self.is_still:
+                visit.dismiss()
+            else:
+                visitors.rotate(-1)
+                continue
+            visitors.popleft()
+
+    def _is_at_rest(self, rest: Rest) -> bool:
+        """Whether a visit can be made; what was started and not handed over does not run."""
+        machine = self.machine
+        if not self._running.isdisjoint(rest.still):
+            return False
+        for group in rest.rounds:
+            ended = [
+                (machine.firing_index(a) + 1 - (machine.state(a) in _UNDER_WAY), count)
+                for a, count in group
+            ]
+            firings, count = ended[0]
+            rounds = firings // count
+            if any([firings != rounds * count for firings, count in ended]):
+                return False
+        return True
 
     def _receive(self, code: int) -> None:
         """Let the machine take the end of a firing."""

@@ -21,6 +21,7 @@ from actors.protocol import Clock, LoadedPlan
 from actors.stall import Situation
 from actors.statistics import Statistics, collect
 from actors.timeline import Timeline
+from actors.visit import Visit
 from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
 from actors.worker import Worker
 from compiler.errors import ActorflowError, DeviceError
@@ -79,7 +80,7 @@ class Loop:
         self._report = report
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._is_started = self._is_ended = self._is_closed = False
+        self._is_started = self._is_ended = self._is_closed = self._is_joined = False
         self._steps_admitted = 0
         self._start_ns = self._end_ns = 0
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
@@ -167,6 +168,25 @@ class Loop:
                 return running.where
         return ""
 
+    def visit(self, visit: Visit) -> None:
+        """Have a visit made on the dispatcher's thread, or dismissed when the run is over first.
+
+        Raises RuntimeError on that thread itself, where it could only be waited for in vain.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
+        self._dispatcher.visit(visit)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no kernel of this run is running and none will."""
+        return self._dispatcher.is_still or self._is_joined
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the run, or None."""
+        return self._dispatcher.failure
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is over; return whether every actor ended.
 
@@ -202,6 +222,7 @@ class Loop:
                 self._join()
             else:
                 dispatcher.forget()
+            self._is_joined = True
         finally:
             self._over.set()
             self._join_watchdog()

@@ -1,0 +1,214 @@
+"""Visits to a run: where they are made, where they wait, and what becomes of them at the end."""
+
+import threading
+
+import pytest
+
+from actors.errors import ActorFailed
+from actors.load import load
+from actors.loop import Loop
+from actors.visit import Rest, Visit
+from compiler.plan import ActorKind
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+PATIENCE = 30
+"""Seconds after which a test gives up on a thread; reached only when it fails."""
+
+ANYTIME = Rest(frozenset())
+
+
+def visit(loop, rest, look=lambda: None):
+    made = Visit(rest, look)
+    loop.visit(made)
+    return made
+
+
+def test_a_visit_to_a_run_that_waits_is_made_on_its_own_thread(pipeline):
+    bound, _ = pipeline()
+    seen = []
+    with Loop(bound) as loop:
+        assert visit(loop, ANYTIME, lambda: seen.append(threading.current_thread().name)).wait()
+        loop.admit(3)
+        assert visit(loop, ANYTIME, lambda: seen.append(threading.current_thread().name)).wait()
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert seen == ["actorflow-dispatch"] * 2
+
+
+def test_a_visit_before_the_start_is_made_before_the_first_firing(pipeline, bodies):
+    order = []
+
+    def compute(inputs, outputs):
+        order.append("step")
+
+    bound, _ = pipeline(compute=compute)
+    loop = Loop(bound)
+    waiting = visit(loop, ANYTIME, lambda: order.append("visit"))
+    with loop:
+        loop.admit(1)
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert waiting.wait()
+    assert order == ["visit", "step"]
+
+
+def test_what_a_visitor_raises_is_his_and_the_run_goes_on(pipeline):
+    bound, _ = pipeline()
+
+    def stumble():
+        raise KeyError("mine")
+
+    with Loop(bound) as loop:
+        with pytest.raises(KeyError, match="mine"):
+            visit(loop, ANYTIME, stumble).wait()
+        loop.admit(2)
+        loop.end()
+        assert loop.wait(PATIENCE)
+        assert loop.failure is None
+
+
+@pytest.mark.parametrize("how", ["end", "close", "never started", "fail"])
+def test_a_visit_to_a_run_that_is_over_is_dismissed(pipeline, bodies, how):
+    bound, _ = pipeline(compute=bodies.fail_at(0, ValueError()) if how == "fail" else bodies.copy)
+    loop = Loop(bound)
+    if how != "never started":
+        loop.start()
+    if how == "fail":
+        loop.admit(1)
+        with pytest.raises(ActorFailed):
+            loop.wait(PATIENCE)
+    elif how == "end":
+        loop.end()
+        assert loop.wait(PATIENCE)
+    if how in ("close", "never started"):
+        loop.close()
+    assert not visit(loop, ANYTIME, lambda: pytest.fail("made")).wait()
+    assert loop.is_still
+    loop.close()
+
+
+def test_the_thread_that_runs_a_plan_is_told_that_it_cannot_wait_for_itself(pipeline):
+    errors = []
+
+    def compute(inputs, outputs):
+        with pytest.raises(RuntimeError) as caught:
+            visit(loop, ANYTIME)
+        errors.append(str(caught.value))
+
+    bound, _ = pipeline(compute=compute)
+    with Loop(bound) as loop:
+        loop.admit(1)
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert errors == ["the thread that runs a plan cannot wait for a visit to it"]
+
+
+def test_a_listener_of_a_run_that_fails_meanwhile_is_let_go(pipeline, bodies):
+    """The run waits for its listener, and the listener for a visit that cannot be made."""
+    outcome, failed = [], threading.Event()
+
+    def sink(tokens):
+        assert failed.wait(PATIENCE)
+        never = Rest(frozenset(), (((1, 1), (2, 1)),))  # the step is always ahead of the sink
+        outcome.append(visit(loop, never).wait())
+
+    def compute(inputs, outputs):
+        if inputs[0][0] == 1:
+            failed.set()
+            raise ValueError
+
+    bound, _ = pipeline(compute=compute, sink=sink)
+    with Loop(bound) as loop:
+        loop.admit(5)
+        with pytest.raises(ActorFailed):
+            loop.wait(PATIENCE)
+    assert outcome == [False]
+
+
+@pytest.fixture
+def two_updates(plan_maker, fake_port, fake_kernel, bodies):
+    """data -> first -> second -> log, each on a thread of its own; both count into `done`.
+
+    `first` may be a step ahead of `second`. Returns the bound plan, `done`, and the gate of second.
+    """
+
+    def build(sink=lambda tokens: None):
+        make = plan_maker()
+        registers = [make.edge(name, 1) for name in ("batch", "middle", "loss")]
+        views = [make.field_view(r) for r in registers]
+        make.actor("data", ActorKind.SOURCE, outputs=[(registers[0], 1)])
+        done, gate = [0, 0], bodies.Gate()
+        for index, name in enumerate(["first", "second"]):
+            make.actor(
+                name, ActorKind.COMPUTE, is_thread=True,
+                inputs=[(registers[index], 1)], outputs=[(registers[index + 1], 1)],
+                launches=[make.launch(name, [views[index]], [views[index + 1]])],
+            )  # fmt: skip
+        make.actor("log", ActorKind.SINK, inputs=[(registers[2], 1)])
+
+        def first(inputs, outputs):
+            done[0] += 1
+
+        def second(inputs, outputs):
+            gate(None)
+            done[1] += 1
+
+        ports = {"data": fake_port(bodies.Counting()), "log": fake_port(sink)}
+        kernels = {"first": fake_kernel(first), "second": fake_kernel(second)}
+        return load(make.plan(), ports, kernels), done, gate
+
+    return build
+
+
+BOTH = Rest(frozenset({1, 2}), (((1, 1), (2, 1)),))
+
+
+def test_a_visit_waits_until_all_that_update_have_done_so_equally_often(two_updates):
+    bound, done, gate = two_updates()
+    seen = []
+    with Loop(bound) as loop:
+        assert visit(loop, BOTH, lambda: seen.append(tuple(done))).wait()
+        loop.admit(1)
+        gate.wait_entered()
+        waiting = visit(loop, BOTH, lambda: seen.append(tuple(done)))
+        assert visit(loop, ANYTIME, lambda: seen.append(tuple(done))).wait()
+        gate.open()
+        assert waiting.wait()
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert seen == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_rounds_of_several_firings_count_as_one_when_all_are_done(two_updates):
+    bound, done, gate = two_updates()
+    whole = Rest(frozenset({1, 2}), (((1, 2), (2, 2)),))
+    seen = []
+    with Loop(bound) as loop:
+        loop.admit(1)
+        gate.wait_entered()
+        gate.open()
+        assert visit(loop, BOTH).wait()
+        waiting = visit(loop, whole, lambda: seen.append(tuple(done)))
+        loop.admit(1)
+        gate.wait_entered()
+        gate.open()
+        assert waiting.wait()
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert seen == [(2, 2)]
+
+
+def test_a_listener_that_holds_its_slot_can_visit(two_updates):
+    seen = []
+
+    def sink(tokens):
+        assert visit(loop, BOTH, lambda: seen.append(tuple(done))).wait()
+
+    bound, done, gate = two_updates(sink)
+    gate.open(1)
+    with Loop(bound) as loop:
+        loop.admit(1)
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert seen == [(1, 1)]
