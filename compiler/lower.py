@@ -117,10 +117,7 @@ class _Lowering:
         is_flushed = self.options.metrics_every > 1
         sink = self._add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
         if len(program.chains) > 1:
-            # Who hears of a step's outputs may read the variables: its updates are done by then.
-            every = self.options.metrics_every
-            reason = f"{2 * every}: a step is told of when it is done"
-            self._credits("done", ended.end, {sink: every}, 2 * every, reason)
+            self._tell_of_steps(sink, begun, ended, outputs)
         self._add_snapshots(train, ended)
         chains = [train]
         if evaluation is not None:
@@ -281,6 +278,26 @@ class _Lowering:
         for chain, register in outputs.items():
             self.actors.consume(sink, register, chains.numbers[chain], rate)
         return sink
+
+    def _tell_of_steps(
+        self, sink: int, begun: Span, ended: Span, outputs: dict[int, RegisterId]
+    ) -> None:
+        """Have the sink wait for the end of a step, and a step for room in the sink.
+
+        Who hears of a step's outputs may read the variables: its updates are done by then. And what
+        has begun to change them can come to its end though the listener waits for just that.
+        """
+        every = self.options.metrics_every
+        slots = [2 * every]
+        if begun is ended:
+            slots += [self.plan.num_slots(register) for register in outputs.values()]
+        self._credits(
+            "done", ended.end, {sink: every}, slots[0], f"{slots[0]}: told when it is done"
+        )
+        reason = f"{min(slots)}: a step that has begun can end, whoever listens"
+        for number in ended.gates:
+            if number != ended.end:
+                self._credits("begun", number, {sink: every}, min(slots), reason)
 
     def _slots(
         self,

@@ -110,6 +110,10 @@ class PlanBuilder:
         self._registers.append(_Draft(name, kind, item, reason, int(is_on_host)))
         return RegisterId(len(self._registers) - 1)
 
+    def num_slots(self, register: RegisterId) -> int:
+        """Return how many slots a register has."""
+        return self._registers[register].item.num_slots
+
     def view(
         self,
         register: RegisterId,
