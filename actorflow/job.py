@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from threading import RLock
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -30,6 +31,7 @@ from actorflow.evaluation import Evaluation, check_results, check_shared_arena
 from actorflow.identity import ByIdentity, Memo
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
+from actorflow.lease import Claim, claimed, newest
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
 from actorflow.optim import Optimizer
@@ -46,7 +48,7 @@ if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job tha
     from actorflow.listener import OnStep
     from actorflow.open_model import OpenModel
     from actorflow.ports import Metrics
-    from actorflow.runner import FitResult, Runner
+    from actorflow.runner import FitResult
     from actorflow.targets import HostTarget
 
 Array = np.ndarray[Any, Any]
@@ -90,6 +92,7 @@ class Job:
         self._function = function
         self._plans: dict[str, Plan] = {}
         self._open: ByIdentity[OpenModel] = ByIdentity()
+        self._opening = RLock()
         self.__doc__ = function.__doc__
 
     def compile(
@@ -134,8 +137,11 @@ class Job:
         `evaluation` runs another job on the same model between steps.
 
         A run starts from the newest valid checkpoint, or else from the model's own parameters with
-        fresh optimizer state at step 0. Whatever ends it, the model gets the parameters.
+        fresh optimizer state at step 0. Whatever ends it, the model has the parameters; while it
+        runs, whoever reads them gets those after the last finished step, and what is written to
+        them counts from the next one on. Raises CompileError where another run trains the model.
         """
+        claim = self._claim(model, "fit")
         self.close(model)
         cadence = None if checkpoint is None else every
         num_ranks = max(1, _CAPTURING.get())
@@ -153,8 +159,9 @@ class Job:
                 twin = Job(self._function, replace(self.options, memory_budget=0, recompute="none"))
                 store_all = compiled_by(twin)
             raise PlanCaptured(plan, store_all)
-        runner = self._runner(plan, model, {})
-        try:
+        from actorflow.open_model import runner_on
+
+        with runner_on(model, plan, claim, self.options.seed) as runner:
             return runner.fit(
                 data,
                 steps=steps,
@@ -167,23 +174,25 @@ class Job:
                 on_step=on_step,
                 evaluation=evaluation,
             )
-        finally:
-            self._give_back(model, runner)
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
     ) -> Iterator[Metrics]:
-        """Yield the outputs of each step; the model gets the parameters when the loop ends.
+        """Yield the outputs of each step, of a run that is at most a few steps ahead of them.
 
-        Starts from the model's own parameters with fresh optimizer state. `on_nan` as in `fit`.
+        Starts from the model's own parameters with fresh optimizer state. In the loop, as anywhere
+        else, the model's parameters are those after the last finished step, and writing to them
+        counts from the next step on. `on_nan` as in `fit`. Raises CompileError at the first step
+        where another run trains the model. A job that does not train reads the parameters once, at
+        the beginning.
         """
+        claim = self._claim(model, "stream")
         self.close(model)
+        from actorflow.open_model import runner_on
+
         plan = self.compile(model, data, on_nan=on_nan)
-        runner = self._runner(plan, model, {})
-        try:
+        with runner_on(model, plan, claim, self.options.seed) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
-        finally:
-            self._give_back(model, runner)
 
     def step(
         self, model: Module, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]
@@ -192,17 +201,19 @@ class Job:
 
         A job with accumulate=k takes a list of k batches of one type. The plan stays open until
         `close`. Another batch type opens another plan, which goes on with the optimizer state of
-        this one. The model's parameters are always the newest to whoever reads them.
+        this one. Several jobs may be stepped on one model in turn. Raises CompileError where a
+        `fit` or `stream` trains the model, or a `step` in another thread.
         """
         from actorflow.stepping import batches_of_step
 
         where = f"step of job {self.name!r}"
         batches = batches_of_step(batch, self.options.accumulate, where)
         spec = spec_of(batches[0], where)
-        opened = self._open.get(model)
-        traced = self._traces(model).newest(spec)
-        if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
-            opened = self._opened_for(model, spec, opened)
+        with self._opening:
+            opened = self._open.get(model)
+            traced = self._traces(model).newest(spec)
+            if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
+                opened = self._opened_for(model, spec, opened)
         return opened.step(batches)
 
     def close(self, model: Module) -> None:
@@ -230,28 +241,23 @@ class Job:
         self, model: Module, traced: Traced, signature: Signature, opened: OpenModel | None
     ) -> OpenModel:
         from actorflow.open_model import OpenModel
+        from actorflow.runner import Runner
 
+        claim = self._claim(model, "step")
         plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
-        runner = self._runner(plan, model, carried)
-        is_training = self.options.train
-        return self._open.set(model, OpenModel(model, runner, signature, is_training=is_training))
+        values = {**carried, **newest(model.cells())}
+        runner = Runner(plan, values=values, seed=self.options.seed)
+        trains = None if claim is None else claim.what
+        return self._open.set(model, OpenModel(model, runner, signature, trains))
 
-    def _runner(self, plan: Plan, model: Module, carried: Mapping[str, Array]) -> Runner:
-        """Return a runner with the model's own parameters, and whatever else is carried over."""
-        from actorflow.open_model import values_of
-        from actorflow.runner import Runner
-
-        return Runner(plan, values={**carried, **values_of(model)}, seed=self.options.seed)
-
-    def _give_back(self, model: Module, runner: Runner) -> None:
-        if self.options.train:
-            from actorflow.open_model import give_back
-
-            give_back(model, runner.variables())
+    def _claim(self, model: Module, call: str) -> Claim | None:
+        """Return what a call that trains says of itself. Raises where another trains the model."""
+        what = f"{call} of job {self.name!r}"
+        return claimed(model.cells(), what) if self.options.train else None
 
     def _compile(
         self,

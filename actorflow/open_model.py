@@ -1,104 +1,109 @@
-"""A model on which a job's plan is open: whose values are newest, and how they come home.
+"""A model that is given to a job: for the time of a run, or open for single steps.
 
 There may be several open plans on one model: a training job that is stepped, a job that predicts.
-The rule: a parameter's newest values are in its own array, or lent to the training plan that
-stepped last. Whoever reads the parameter fetches them first; whoever steps compares versions and
-takes over what others changed.
+The rule: the newest values of a parameter are its own, or leased to the training plan that stepped
+last (`actorflow.lease`). Whoever steps takes over what others changed.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from actorflow.lease import Claim, Lease, lease, leased, newest
 from actorflow.nn.module import Module
 from actorflow.ports import Metrics
 from actorflow.runner import Runner
 from actorflow.signature import Signature
+from actorflow.trace import find_source
+from compiler.plan import Plan
 
 Array = np.ndarray[Any, Any]
 
 
-def values_of(model: Module) -> dict[str, Array]:
-    """Return the newest data of all parameters that have some, by path; not copied."""
-    return {n: p.data for n, p in model.named_parameters() if p.data is not None}
+@contextmanager
+def runner_on(model: Module, plan: Plan, claim: Claim | None, seed: int) -> Iterator[Runner]:
+    """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
-
-def give_back(model: Module, variables: Mapping[str, Array]) -> None:
-    """Make `variables` the newest data of the model's parameters."""
-    for name, parameter in model.named_parameters():
-        if name in variables:
-            parameter.fetch()
-            parameter.accept(np.array(variables[name]))
+    Raises CompileError where another run trains the model.
+    """
+    cells = model.cells()
+    with nullcontext() if claim is None else leased(cells, claim) as held:
+        yield Runner(plan, values=newest(cells), seed=seed, lease=held)
 
 
 class OpenModel:
     """One runner that is stepped on one model; a model that is dropped ends its runner's plan.
 
-    It holds the parameters, never the model.
+    It holds the cells of the parameters, never the model. Threads take turns.
 
     Args:
         model: its parameters are kept in step with the runner.
         runner: not stepped before, with the model's values.
         signature: of the plan, to be compared by the job.
-        is_training: whether steps change the parameters; values of other runners never come back.
+        trains: the call in words, if steps change the parameters; else None, and what is in the
+            runner never comes back.
     """
 
     def __init__(
-        self, model: Module, runner: Runner, signature: Signature, *, is_training: bool
+        self, model: Module, runner: Runner, signature: Signature, trains: str | None
     ) -> None:
         self.signature = signature
         self.runner = runner
-        self._parameters = dict(model.named_parameters())
-        self._is_training = is_training
-        self._is_ahead = False
-        self._seen = self._versions()
+        self._cells = model.cells()
+        self._trains = trains
+        self._lease: Lease | None = None
+        self._seen: dict[str, Array] = {}
+        self._turn = threading.Lock()
         self._when_dropped = weakref.finalize(model, runner.close)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
-        """Run one step with the model's newest values and return its outputs."""
-        if not self._is_ahead:
-            self._take_over()
-        try:
-            return self.runner.step(batches)
-        finally:
-            if self._is_training and not self._is_ahead:
-                self._is_ahead = True
-                for parameter in self._parameters.values():
-                    parameter.lend(self._bring_home)
+        """Run one step with the model's newest values and return its outputs.
+
+        Raises CompileError where another run trains the model.
+        """
+        with self._turn:
+            if self._trains is None:
+                self._take_over()
+                return self.runner.step(batches)
+            held = self._hold(self._trains)
+            try:
+                return self.runner.step(batches)
+            finally:
+                held.end_step()
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
         self._when_dropped.detach()  # or it would keep this runner as long as the model
+        self.runner.close()
+        return self.runner.variables()
+
+    def _hold(self, what: str) -> Lease:
+        """Have the lease for the time of a step."""
+        held = self._lease
+        if held is not None and held.begin_step():
+            return held
+        if held is not None:
+            self._seen = held.left_by_name()
+        held = lease(self._cells, Claim(what, find_source()), is_stepped=True)
         try:
-            self._bring_home()
-            return self.runner.variables()
-        finally:
-            self.runner.close()
+            self._take_over()
+            self.runner.hold(held)
+        except BaseException:
+            held.end(None)
+            raise
+        self._lease = held
+        return held
 
     def _take_over(self) -> None:
         """Write what others changed since into the plan's memory."""
-        for parameter in self._parameters.values():
-            parameter.fetch()
-        versions = self._versions()
-        if versions != self._seen:
-            arrays = {n: p.data for n, p in self._parameters.items() if p.data is not None}
-            self.runner.write(arrays)
-            self._seen = versions
-
-    def _bring_home(self) -> None:
-        """Give the parameters their newest values, once; each of them may ask."""
-        if not self._is_ahead:
-            return
-        self._is_ahead = False
-        variables = self.runner.variables()
-        for name, parameter in self._parameters.items():
-            if name in variables:
-                parameter.accept(variables[name])
-        self._seen = self._versions()
-
-    def _versions(self) -> list[int]:
-        return [p.version for p in self._parameters.values()]
+        arrays = newest(self._cells)
+        changed = {n: a for n, a in arrays.items() if a is not self._seen.get(n)}
+        if changed:
+            self.runner.write(changed)
+            self._seen = arrays

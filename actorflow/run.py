@@ -16,6 +16,7 @@ import numpy as np
 from actorflow.broken_steps import BrokenSteps, skips
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
+from actorflow.live_variables import LiveVariables
 from actorflow.native import is_native
 from actorflow.plan_credits import credits_after
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
@@ -33,14 +34,12 @@ from actors.statistics import Statistics
 from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.watchdog import Watch
-from compiler.errors import ActorflowError, CompileError
+from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.options import SKIPPED
-from compiler.plan import Actor, Field, Plan
+from compiler.plan import Field, Plan
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
-COUNTER = "increment"
-"""The op that counts in a variable; what it did by ones can be taken back."""
 
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
 """Write a checkpoint: step, variables by name, state of the data source after that step."""
@@ -141,7 +140,6 @@ class Run:
         if settings.trace is not None:
             check_trace_path(settings.trace)
         self._warn = warn
-        self._failed: ActorFailed | None = None
         self._timeline = Timeline() if settings.trace is not None else None
         self._trace_path = settings.trace
         # Launch by launch where somebody watches.
@@ -164,6 +162,7 @@ class Run:
             on_finished=on_finished,
             prepare_thread=quiet_floating_point,
         )
+        self._variables: LiveVariables | None = LiveVariables(plan, self.bound.variables, self.loop)
 
     def start(self) -> None:
         """Start the threads; with a total, admit all its steps.
@@ -218,7 +217,6 @@ class Run:
         try:
             self.loop.wait()
         except ActorFailed as failed:
-            self._failed = failed
             cause = failed.__cause__
             error = cause if isinstance(cause, ActorflowError) else failed
             if self._data.failure is not None:
@@ -242,63 +240,17 @@ class Run:
         """Return what the actors have done so far."""
         return self.loop.statistics()
 
-    def variables(self) -> dict[str, Array]:
-        """Return copies of the plan's state. Only after `wait`, or between steps."""
-        return {v.name: self.bound.variables[v.name].copy() for v in self.plan.state}
-
-    def write(self, values: Mapping[str, Array]) -> None:
-        """Overwrite variables of the plan by name; others are left out. Only between steps."""
-        for name, array in values.items():
-            if name in self.bound.variables:
-                np.copyto(self.bound.variables[name], array)
+    @property
+    def variables(self) -> LiveVariables:
+        """The variables, to be read and written while the run is open. Not after `close`."""
+        if self._variables is None:
+            raise InternalError(f"the memory of plan {self.plan.name!r} was given back")
+        return self._variables
 
     def whole_variables(self) -> dict[str, Array] | None:
-        """End the threads and return all variables, or None when an update was cut in two.
-
-        A step that fails before its first update leaves them whole, and so does a failure outside
-        of the actors that update, unless it finds some of them further than others. Counters that
-        were ahead of the updates are set back to them.
-        """
+        """End the threads and return all variables, or None when an update was cut in two."""
         self.loop.close()
-        failed = self._failed
-        if failed is None:
-            return self.variables()
-        ended = self.loop.ended_firings()
-        done: list[int] = []
-        for actor in self.plan.actors:
-            first = self._first_update(actor)
-            if first == len(actor.launches):
-                continue
-            if actor.name == failed.actor and failed.launch >= first:
-                return None
-            done.append(ended[actor.id] - (actor.name == failed.actor))
-        if len(set(done)) > 1:
-            return None
-        variables = self.variables()
-        if done:
-            self._set_back(variables, done[0], failed)
-        return variables
-
-    def _set_back(self, variables: dict[str, Array], steps: int, failed: ActorFailed) -> None:
-        """Make the counters say what some steps of this run leave there."""
-        names = {self.plan.views[v.view].register: v.name for v in self.plan.state}
-        ended = self.loop.ended_firings()
-        for actor in self.plan.actors:
-            is_failed = actor.name == failed.actor
-            for index, launch in enumerate(actor.launches):
-                register = self.plan.views[launch.outputs[0]].register
-                if launch.op == COUNTER and len(launch.inputs) == 1 and register in names:
-                    counted = ended[actor.id] - (is_failed and failed.launch <= index)
-                    variables[names[register]] -= counted - steps
-
-    def _first_update(self, actor: Actor) -> int:
-        """Return the first launch of an actor that writes state but counters, or their number."""
-        state = {self.plan.views[v.view].register for v in self.plan.state}
-        for index, launch in enumerate(actor.launches):
-            is_writer = any([self.plan.views[view].register in state for view in launch.outputs])
-            if is_writer and launch.op != COUNTER:
-                return index
-        return len(actor.launches)
+        return self.variables.whole()
 
     def close(self) -> None:
         """End all threads, write the trace if one was asked for, release the arena. Idempotent."""
@@ -306,6 +258,7 @@ class Run:
             self.loop.close()
             self._write_trace()
         finally:
+            self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
 
     def _write_trace(self) -> None:

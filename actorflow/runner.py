@@ -26,13 +26,14 @@ from actorflow.broken_steps import WARN, check_policy
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results
-from actorflow.initialise import initial_values, steps_done
+from actorflow.initialise import steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.logs import logger
 from actorflow.native import NATIVE, build, choosing
 from actorflow.ports import Metrics
 from actorflow.proof.prove import prove
 from actorflow.run import Run, batches_per_step
+from actorflow.runner_variables import RunnerVariables
 from actorflow.saving import SavePolicy, Saver, Start, start_from
 from actorflow.settings import Settings
 from actorflow.signals import StopSignals
@@ -46,6 +47,7 @@ from compiler.printer import summarise
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
+    from actorflow.lease import Lease
 
 Array = np.ndarray[Any, Any]
 _ENDLESS = 1 << 40
@@ -97,6 +99,7 @@ class Runner:
         values: first values by name, of variables that do not start from their initialiser.
         seed: of initialisers and random ops.
         settings: environment; read from `os.environ` by default.
+        lease: on the parameters that are trained; it has the values while a run is open.
     """
 
     def __init__(
@@ -106,12 +109,11 @@ class Runner:
         values: Mapping[str, Array] | None = None,
         seed: int = 0,
         settings: Settings | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.plan = plan
         _check_ranks(plan)
-        self._names = {v.name for v in plan.state}
-        self._given: dict[str, Array] = dict(values or {})
-        self._kept: Run | None = None
+        self._variables = RunnerVariables(plan, values or {}, seed, lease)
         self._newest: Run | None = None
         self._seed = seed
         self._settings = settings or Settings.from_env(os.environ)
@@ -218,16 +220,16 @@ class Runner:
             )
             start = replace(start, values={})  # the arena holds them now
             stack.callback(run.close)
-            stack.callback(self._keep, run)
+            stack.callback(self._variables.keep, run)
             items, item_name = items_of(data)
             reporter.start(steps, start.step, items * batches_per_step(self.plan), item_name)
             stopper.watch(run)
-            self._newest = run
+            self._begin(run)
             listener.start(run.statistics)
             run.start()
             stopper.attend(reporter.notice if progress else logger.info)
             stopper.wait()
-            self._keep(run)
+            self._variables.keep(run)
             last = listener.step
             if saver is not None:
                 saver.finish()
@@ -245,7 +247,7 @@ class Runner:
             summary.mean_loss,
             summary.num_averaged,
             tuple(listener.evaluations),
-            dict(self._given),
+            dict(self._variables.given),
             run.num_skipped,
         )
 
@@ -262,7 +264,7 @@ class Runner:
         check_policy(self.plan, on_nan)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
-        values = initial_values(self.plan, self._given, self._seed)
+        values = self._variables.first()
         first = steps_done(values)
         run = Run(
             self.plan,
@@ -279,8 +281,8 @@ class Runner:
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
         drain = partial(drain_outputs, run, outputs)
-        self._newest = run
         with closing(run):
+            self._begin(run)
             run.start()
             atexit.register(drain)
             try:
@@ -290,7 +292,7 @@ class Runner:
             finally:
                 drain()
                 atexit.unregister(drain)
-                self._keep(run)
+                self._variables.keep(run)
             run.wait()
 
     def step(self, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Metrics:
@@ -310,28 +312,37 @@ class Runner:
                     f"plan {self.plan.name!r} hands the outputs of {every} steps on together, so a"
                     " single step has none; compile the job with metrics_every=1"
                 )
-            values = initial_values(self.plan, self._given, self._seed)
+            values = self._variables.first()
             self._stepping = Stepping(self.plan, values, self._settings)
-            self._newest = self._stepping.run
+            self._begin(self._stepping.run)
         try:
             return self._stepping.step(batches)
-        except BaseException:
+        except BaseException as error:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
-                self._keep(stepping.run)
+                if not isinstance(error, Exception):  # an interrupt: the step itself is all right
+                    stepping.run.end()
+                    stepping.run.wait()
+                self._variables.keep(stepping.run)
             raise
 
+    def hold(self, lease: Lease) -> None:
+        """Train under another lease from the next step on."""
+        self._variables.hold(lease)
+
     def write(self, values: Mapping[str, Array]) -> None:
-        """Give variables new values by name, also while the plan is open between steps."""
-        self._given.update({n: a for n, a in values.items() if n in self._names})
-        if self._stepping is not None:
-            self._stepping.run.write(values)
+        """Give variables new values by name; a plan that is open has them in its next step.
+
+        Callable from any thread. Raises CompileError when shape or dtype differ.
+        """
+        self._variables.write(values)
 
     def variables(self) -> dict[str, Array]:
-        """Return copies of all variables as the last call left them."""
-        if self._stepping is not None:
-            return self._stepping.run.variables()
-        return dict(initial_values(self.plan, self._given, self._seed))
+        """Return all variables, read-only, as they are after the last finished step.
+
+        Callable from any thread, also while the plan is open.
+        """
+        return self._variables.read()
 
     def statistics(self) -> Statistics | None:
         """Return what the actors of this runner's newest run have done; None before the first.
@@ -347,7 +358,7 @@ class Runner:
             with closing(stepping.run):
                 stepping.run.end()
                 stepping.run.wait()
-                self._keep(stepping.run)
+                self._variables.keep(stepping.run)
 
     def _introduce(self, notice: Callable[[str], None] | None, warn: Callable[[str], None]) -> None:
         """Say what is about to run: what is odd about the environment, and the plan."""
@@ -376,20 +387,9 @@ class Runner:
             report=warn,
         )
 
-    def _keep(self, run: Run) -> None:
-        """Remember the variables with which a run ended, if they are whole. Idempotent."""
-        if run is self._kept:
-            return
-        self._kept = run
-        variables = run.whole_variables()
-        if variables is None:
-            logger.warning(
-                "a step of plan %r failed inside its updates; the variables go back to those before"
-                " the run",
-                self.plan.name,
-            )
-        else:
-            self._given = variables
+    def _begin(self, run: Run) -> None:
+        self._variables.begin(run)
+        self._newest = run
 
     def _start(
         self,
@@ -402,11 +402,10 @@ class Runner:
         if manager is not None:
             start = start_from(manager, self.plan, data, self._seed, warn)
         if start is None:
-            values = initial_values(self.plan, self._given, self._seed)
+            values = self._variables.first()
             return Start(steps_done(values), values)
         notice(f"resumed from the checkpoint of step {start.step}")
-        given = self._given | dict(start.values)
-        return Start(start.step, initial_values(self.plan, given, self._seed))
+        return Start(start.step, self._variables.first(start.values))
 
 
 def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:

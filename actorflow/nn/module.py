@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from actorflow.identity import Memo
+from actorflow.lease import Cell, change, newest
 from actorflow.nn.parameter import Parameter
 from actorflow.trace import current_trace, find_source
 from compiler.errors import CompileError
@@ -69,22 +70,27 @@ class Module:
         return cast("Memo[Any]", memo)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return copies of all parameters by path.
+        """Return the newest values of all parameters by path: read-only arrays that never change.
 
-        Raises CompileError before anything was initialised.
+        Callable from any thread. While a run trains the model they are those after its last
+        finished step, all after the same one; they may be ahead of the outputs that the caller has
+        just got. Raises CompileError before anything was initialised.
         """
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
-        for path, parameter in self.named_parameters():
-            if parameter.data is None:
-                raise CompileError(
-                    f"parameter {path!r} has no data yet: it is initialised by the first run of a"
-                    " job"
-                )
-            arrays[path] = parameter.data.copy()
+        cells = self.cells()
+        arrays = newest(cells)
+        missing = next((path for path in cells if path not in arrays), None)
+        if missing is not None:
+            raise CompileError(
+                f"parameter {missing!r} has no data yet: it is initialised by the first run of a"
+                " job"
+            )
         return arrays
 
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Set all parameters by path. Strict: raises CompileError for missing or unknown names."""
+        """Set all parameters by path to copies, all or none; a run has them in its next step.
+
+        Callable from any thread. Raises CompileError for missing or unknown names and wrong types.
+        """
         own = dict(self.named_parameters())
         missing = [name for name in own if name not in arrays]
         unknown = [name for name in arrays if name not in own]
@@ -93,8 +99,11 @@ class Module:
                 f"cannot load {type(self).__name__}: missing {missing or 'nothing'},"
                 f" unknown {unknown or 'nothing'}"
             )
-        for name, parameter in own.items():
-            parameter.load(arrays[name])
+        change({parameter.cell: parameter.checked(arrays[name]) for name, parameter in own.items()})
+
+    def cells(self) -> dict[str, Cell]:
+        """Return where the values of the parameters are, by path; for whoever runs plans."""
+        return {path: parameter.cell for path, parameter in self.named_parameters()}
 
     def __repr__(self) -> str:
         """The tree of modules: settings, parameters with their types, and what is shared."""

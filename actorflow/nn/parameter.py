@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from actorflow.lease import Cell, change, newest
 from actorflow.tensor import Tensor, checked_size
 from actorflow.trace import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
@@ -18,8 +18,8 @@ Array = np.ndarray[Any, Any]
 class Parameter(Tensor):
     """A named, trainable array. Used in a job it is a tensor; outside it holds `data`.
 
-    `init` is the initialiser's spec, for example (("kind", "normal"), ("std", 0.02)). While a plan
-    is open on the model the newest values are in the plan's memory; `data` fetches them.
+    `init` is the initialiser's spec, for example (("kind", "normal"), ("std", 0.02)). `cell` has
+    the values; while a run trains them they are in the run's memory, and reads and writes go there.
     """
 
     def __init__(
@@ -36,45 +36,37 @@ class Parameter(Tensor):
                 " steps. Make it float32, and give the job precision='bf16'"
             )
         self.is_frozen = False
-        self.version = 0
-        self._data: Array | None = None
-        self._fetch: Callable[[], None] | None = None
+        self.cell = Cell()
 
     @property
     def data(self) -> Array | None:
         """The newest values, or None until the first run materialises the initialiser.
 
-        Assign or `load` to change them; writing into the array is seen by the next run only.
+        The array is read-only, and what later steps do does not change it. Assign to change the
+        values: `parameter.data = new`. Callable from any thread; while the parameter is being
+        trained this copies the values after the last finished step.
         """
-        self.fetch()
-        return self._data
+        return newest({"data": self.cell}).get("data")
 
     @data.setter
     def data(self, array: Array) -> None:
         self.load(array)
 
     def load(self, array: Array) -> None:
-        """Set the data to a copy. Raises CompileError when shape or dtype differ."""
+        """Set the values to a copy; a run that trains the parameter has them in its next step.
+
+        Callable from any thread. Raises CompileError when shape or dtype differ.
+        """
+        change({self.cell: self.checked(array)})
+
+    def checked(self, array: Array) -> Array:
+        """Return a read-only copy. Raises CompileError when shape or dtype are not its own."""
         came = f"{array.dtype}{list(array.shape)}"
         if tuple(array.shape) != self._type.shape or str(array.dtype) != self._type.dtype.value:
             raise CompileError(f"{self.source}: expected {self._type}, got {came}")
-        self.fetch()
-        self.accept(np.array(array))
-
-    def accept(self, array: Array) -> None:
-        """Take over `array` as the newest values. For whoever runs plans on the model."""
-        self._data = array
-        self.version += 1
-
-    def fetch(self) -> None:
-        """Have the newest values brought here, if they are elsewhere."""
-        if self._fetch is not None:
-            fetch, self._fetch = self._fetch, None
-            fetch()
-
-    def lend(self, fetch: Callable[[], None]) -> None:
-        """Note that the newest values are elsewhere from now on, and who brings them."""
-        self._fetch = fetch
+        copy = np.array(array)
+        copy.flags.writeable = False
+        return copy
 
     def freeze(self) -> Parameter:
         """Exclude this parameter from the optimizer; return it."""

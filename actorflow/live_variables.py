@@ -1,0 +1,226 @@
+"""The variables of an open run, as others see them: read between updates, written between steps.
+
+The values that a run trains are in its arena, and change there. A read is a copy of the values
+after the last finished step, whoever asks and whenever; a write waits in `pending`, where every
+read sees it, until the dispatcher writes it into the arena before the next step begins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from actors.errors import ActorFailed
+from actors.loop import Loop
+from actors.visit import Rest, Visit
+from compiler.errors import CompileError
+from compiler.plan import Actor, ActorKind, Launch, Plan
+from compiler.types import RegisterId
+from compiler.verify import edges_of
+from memory.registers import repetition_vector
+
+Array = np.ndarray[Any, Any]
+COUNTER = "increment"
+"""The op that counts in a variable; what it did by ones can be taken back."""
+
+_KERNELS = (ActorKind.COMPUTE, ActorKind.COPY, ActorKind.COMM)
+
+
+def frozen(array: Array) -> Array:
+    """Return an array that nobody can write into: itself, or a copy."""
+    if array.flags.owndata and not array.flags.writeable:
+        return array
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
+
+
+class LiveVariables:
+    """The state of one run. Its methods may be called from any thread but the dispatcher's.
+
+    Args:
+        plan: of the run.
+        views: every variable's place in the arena, by name. They keep the arena until `release`.
+        loop: of the run, perhaps not started yet.
+    """
+
+    def __init__(self, plan: Plan, views: Mapping[str, Array], loop: Loop) -> None:
+        self._plan = plan
+        self._views = {v.name: views[v.name] for v in plan.state}
+        self._registers = {v.name: plan.views[v.view].register for v in plan.state}
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._pending: Mapping[str, Array] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._views
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all variables."""
+        return tuple(self._views)
+
+    @property
+    def pending(self) -> Mapping[str, Array]:
+        """What was written and is not in the arena yet."""
+        return self._pending
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change the variables any more."""
+        return self._loop.is_still
+
+    def read(self, names: Iterable[str]) -> dict[str, Array] | None:
+        """Return read-only copies of variables, all of them after the last finished step.
+
+        None where a failure cut an update in two. Blocks until no update is under way. Raises
+        CompileError where the run is being closed in the middle of a step.
+        """
+        wanted = tuple(names)
+        copies: dict[str, Array] = {}
+        visit = Visit(self._between_updates(wanted), lambda: copies.update(self._copy(wanted)))
+        self._loop.visit(visit)
+        if visit.wait():
+            return copies
+        if not self._loop.is_still:
+            raise CompileError(
+                f"plan {self._plan.name!r} is being closed in the middle of a step: its variables"
+                " are neither those before the step nor those after it. Read them when it is closed"
+            )
+        return None if self._updates() is None else self._copy(wanted)
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Give variables new values from the next step on; unknown names are left out.
+
+        The arrays must not change any more. Waits for nothing. Raises CompileError for other types.
+        """
+        known = {name: array for name, array in values.items() if name in self._views}
+        for name, array in known.items():
+            view = self._views[name]
+            if array.shape != view.shape or array.dtype != view.dtype:
+                raise CompileError(
+                    f"variable {name!r} is {view.dtype}{list(view.shape)} in plan"
+                    f" {self._plan.name!r}, got {array.dtype}{list(array.shape)}"
+                )
+        if known:
+            with self._lock:
+                self._pending = {**self._pending, **known}
+            self._loop.visit(Visit(self._between_steps, self._apply))
+
+    def whole(self) -> dict[str, Array] | None:
+        """Return all variables of a loop that is closed; None when an update was cut in two.
+
+        A step that fails before its first update leaves them whole, and so does a failure outside
+        of the actors that update, unless it finds some of them further than others. Counters that
+        were ahead of the updates are set back to them.
+        """
+        done = self._updates()
+        if done is None:
+            return None
+        variables = {name: np.array(view) for name, view in self._views.items()}
+        if done and self._failed is not None:
+            self._set_back(variables, max(done), self._failed)
+        for array in variables.values():
+            array.flags.writeable = False
+        return {**variables, **self._pending}
+
+    # -- on the dispatcher's thread --------------------------------------------------------------
+
+    def _copy(self, names: tuple[str, ...]) -> dict[str, Array]:
+        pending = self._pending
+        return {n: pending[n] if n in pending else frozen(self._views[n]) for n in names}
+
+    def _apply(self) -> None:
+        """Write into the arena what waits for it."""
+        written = self._pending
+        for name, array in written.items():
+            np.copyto(self._views[name], array)
+        with self._lock:
+            left = self._pending
+            self._pending = {n: a for n, a in left.items() if a is not written.get(n)}
+
+    # -- when ------------------------------------------------------------------------------------
+
+    def _between_updates(self, names: Iterable[str]) -> Rest:
+        """Return when variables can be read: all that write them have done so equally often."""
+        registers = {self._registers[name] for name in names}
+        writers = [
+            int(actor.id)
+            for actor in self._plan.actors
+            if any([self._is_written(launch, registers) for launch in actor.launches])
+        ]
+        return Rest(frozenset(writers), (tuple([(a, 1) for a in writers]),) if writers else ())
+
+    @cached_property
+    def _between_steps(self) -> Rest:
+        """When variables can be written: no step has begun and not ended, and no evaluation.
+
+        The kernels of an evaluation follow from the actor that gives leave for it. What fires once
+        in many steps without being part of one (a snapshot) must only not be running.
+        """
+        actors = self._plan.actors
+        edges, _ = edges_of(self._plan)
+        repetitions = repetition_vector(len(actors), edges)
+        ids = {a.name: int(a.id) for a in actors}
+        evaluates = {ids["evaluation"]} if "evaluation" in ids else set()
+        is_growing = bool(evaluates)
+        while is_growing:
+            further = {e.consumer for e in edges if e.producer in evaluates}
+            is_growing = not further <= evaluates
+            evaluates |= further
+        kernels = [int(a.id) for a in actors if a.kind in _KERNELS]
+        steps = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
+        per_step = gcd(*[repetitions[a] for a in steps])
+        rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])]
+        if evaluates:
+            rounds.append(((ids["evaluation"], 1), (ids["evaluated"], 1)))
+        return Rest(frozenset(kernels), tuple(rounds))
+
+    # -- after the end ---------------------------------------------------------------------------
+
+    @property
+    def _failed(self) -> ActorFailed | None:
+        failure = self._loop.failure
+        return failure if isinstance(failure, ActorFailed) else None
+
+    def _updates(self) -> set[int] | None:
+        """Return how often variables were changed; None where that was done in part."""
+        ended, failed = self._loop.ended_firings(), self._failed
+        done: set[int] = set()
+        for actor in self._plan.actors:
+            first = self._first_update(actor)
+            if first is None:
+                continue
+            is_failed = failed is not None and actor.name == failed.actor
+            if failed is not None and is_failed and failed.launch >= first:
+                return None
+            done.add(ended[actor.id] - is_failed)
+        return None if len(done) > 1 else done
+
+    def _set_back(self, variables: dict[str, Array], steps: int, failed: ActorFailed) -> None:
+        """Make the counters say what some steps of this run leave there."""
+        names = {register: name for name, register in self._registers.items()}
+        ended = self._loop.ended_firings()
+        for actor in self._plan.actors:
+            is_failed = actor.name == failed.actor
+            for index, launch in enumerate(actor.launches):
+                register = self._plan.views[launch.outputs[0]].register
+                if launch.op == COUNTER and len(launch.inputs) == 1 and register in names:
+                    counted = ended[actor.id] - (is_failed and failed.launch <= index)
+                    variables[names[register]] -= counted - steps
+
+    def _first_update(self, actor: Actor) -> int | None:
+        """Return the first launch of an actor that writes state, but for counters."""
+        registers = set(self._registers.values())
+        for index, launch in enumerate(actor.launches):
+            if launch.op != COUNTER and self._is_written(launch, registers):
+                return index
+        return None
+
+    def _is_written(self, launch: Launch, registers: set[RegisterId]) -> bool:
+        return any([self._plan.views[view].register in registers for view in launch.outputs])
