@@ -7,8 +7,9 @@ Places of a register never overlap, so a view lies inside one of them or shows w
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from compiler.errors import InternalError
 from compiler.plan import ActorKind, Plan, View
@@ -21,6 +22,14 @@ NOWHERE = -2
 """The place of a view on bytes into which nothing writes."""
 
 
+class Extent(NamedTuple):
+    """Bytes [start, end) of a register; `is_dense`: row by row, without gaps."""
+
+    start: int
+    end: int
+    is_dense: bool
+
+
 class Places:
     """Windows on registers into which something writes; `of_view` has the place of every view.
 
@@ -28,31 +37,44 @@ class Places:
     (NOWHERE).
     """
 
-    __slots__ = ("extents", "of_view", "register")
+    __slots__ = ("_windows", "extents", "of_view", "register")
 
-    def __init__(self, plan: Plan) -> None:
-        every = [view.extent for view in plan.views]
+    def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
+        self.extents = extents
+        self._windows: list[tuple[int, int]] = []
+        self.register: list[int] = []
         found: dict[int, dict[tuple[int, int], None]] = {}
         for index in _written_views(plan):
-            if every[index][0] < every[index][1]:
-                found.setdefault(plan.views[index].register, {})[every[index]] = None
-        self.extents: list[tuple[int, int]] = []
-        self.register: list[int] = []
+            start, end, _ = extents[index]
+            if start < end:
+                found.setdefault(plan.views[index].register, {})[start, end] = None
         starts: dict[int, tuple[int, list[int]]] = {}
         for register, windows in found.items():
             ordered = sorted(windows)
-            starts[register] = len(self.extents), [start for start, _ in ordered]
+            starts[register] = len(self._windows), [start for start, _ in ordered]
             for (_, end), (start, _) in pairwise(ordered):
                 if start < end:
                     raise InternalError(
                         f"two results lie across one another in register"
                         f" {plan.registers[register].name!r}, at byte {start}"
                     )
-            self.extents += ordered
+            self._windows += ordered
             self.register += [register] * len(ordered)
         self.of_view: list[int] = []
-        for view, (start, end) in zip(plan.views, every, strict=True):
+        for view, (start, end, _) in zip(plan.views, extents, strict=True):
             self.of_view.append(self._place(starts.get(view.register), start, end))
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def start(self, view: int) -> int:
+        """Return the first byte, in its register, of the place of a view that has one."""
+        return self._windows[self.of_view[view]][0]
+
+    def is_whole(self, view: int) -> bool:
+        """Whether a view that has a place shows all of it, row by row."""
+        start, end, is_dense = self.extents[view]
+        return is_dense and (start, end) == self._windows[self.of_view[view]]
 
     def _place(self, found: tuple[int, list[int]] | None, start: int, end: int) -> int:
         if start >= end:
@@ -61,7 +83,7 @@ class Places:
             return NOWHERE
         first, starts = found
         place = first + bisect_right(starts, start) - 1
-        return place if place >= first and end <= self.extents[place][1] else NOWHERE
+        return place if place >= first and end <= self._windows[place][1] else NOWHERE
 
 
 def _written_views(plan: Plan) -> Iterable[int]:
@@ -77,13 +99,26 @@ def _written_views(plan: Plan) -> Iterable[int]:
     yield from [constant.view for constant in plan.constants]
 
 
-def is_row_by_row(view: View) -> bool:
-    """Whether the elements lie row by row without gaps."""
-    shape, itemsize = view.type.shape, view.type.dtype.itemsize
-    dense = contiguous_strides(shape, itemsize)
-    return view.strides_bytes == dense or all(
-        [
-            length <= 1 or own == other
-            for length, own, other in zip(shape, view.strides_bytes, dense, strict=True)
-        ]
-    )
+def extents_of(views: Iterable[View]) -> list[Extent]:
+    """Return the smallest range of bytes that holds all elements of each view. O(views)."""
+    known: dict[tuple[object, ...], Extent] = {}
+    extents: list[Extent] = []
+    for view in views:
+        key = (view.type.dtype, view.type.shape, view.strides_bytes)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _extent(view)
+        offset = view.offset_bytes
+        extents.append(Extent(offset + found.start, offset + found.end, found.is_dense))
+    return extents
+
+
+def _extent(view: View) -> Extent:
+    """Return the extent of a view as if it were at offset 0."""
+    start, end = view.extent
+    if start == end:
+        return Extent(0, 0, is_dense=True)
+    dense = contiguous_strides(view.type.shape, view.type.dtype.itemsize)
+    pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
+    is_dense = all([length <= 1 or own == row for length, own, row in pairs])
+    return Extent(start - view.offset_bytes, end - view.offset_bytes, is_dense)

@@ -15,6 +15,7 @@ from itertools import accumulate
 from compiler.accounting import account
 from compiler.carried import Carried, CarriedCount
 from compiler.errors import CompileError, InternalError
+from compiler.places import Extent, extents_of
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
@@ -30,12 +31,13 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
     """
     check_references(plan)
-    _check_ranges(plan)
-    carried = play_chains(plan)
+    extents = extents_of(plan.views)
+    _check_ranges(plan, extents)
+    carried = play_chains(plan, extents)
     _check_memory(plan, _accessed_intervals(plan))
     check_shared_bytes(plan)
     _check_accounts(plan)
-    _check_flushed(plan)
+    _check_ends(plan)
     return _check_liveness(plan, carried)
 
 
@@ -80,11 +82,14 @@ def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
     )
 
 
-def _check_flushed(plan: Plan) -> None:
-    """Check that the one firing more at the end of a run reaches nothing but sinks.
+def _check_ends(plan: Plan) -> None:
+    """Check that nothing goes by a sink, or by the one firing more at the end of a run but sinks.
 
     It would else be a batch, or an evaluation, more than was asked for.
     """
+    for actor in plan.actors:
+        if actor.kind is ActorKind.SINK and actor.outputs:
+            raise InternalError(f"sink {actor.name!r} produces something")
     flushed = [actor for actor in plan.actors if actor.is_flushed]
     made = {port.register: actor for actor in flushed for port in actor.outputs}
     for actor in plan.actors:
@@ -96,7 +101,7 @@ def _check_flushed(plan: Plan) -> None:
                 )
 
 
-def _check_ranges(plan: Plan) -> None:
+def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
     for register in plan.registers:
         arena = plan.arenas[register.arena]
         if len(register.offsets_bytes) != register.num_slots:
@@ -104,8 +109,7 @@ def _check_ranges(plan: Plan) -> None:
         for offset in register.offsets_bytes:
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
-    for view in plan.views:
-        start, end = view.extent
+    for view, (start, end, _) in zip(plan.views, extents, strict=True):
         if start < 0 or end > plan.registers[view.register].size_bytes:
             name = plan.registers[view.register].name
             raise InternalError(f"a view {view.type} reaches beyond register {name!r}")

@@ -20,13 +20,14 @@ Source: the versions are those of static single assignment (Cytron et al., 1991)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compiler.carried import Carried, CarriedRead, When
 from compiler.errors import InternalError
-from compiler.places import NO_BYTES, NOWHERE, Places, is_row_by_row
+from compiler.places import NO_BYTES, NOWHERE, Extent, Places
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
 
-_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 _EMPTY = -1
 """What a place holds into which nothing has been written yet, or a workspace."""
 
@@ -34,21 +35,24 @@ _Maker = str | tuple[Actor, int]
 """Who makes a version: a launch of an actor, or something in words."""
 
 
-def play_chains(plan: Plan) -> Carried:
+def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:
     """Play every chain once; return what else there is to prove between them. O(operands).
+
+    `extents` are those of the views, which lie inside their registers. What the plan's tables say
+    of one another holds (`compiler.references`).
 
     Raises InternalError naming the first launch, field or register that is wrong.
     """
-    return _Play(plan).run()
+    return _Play(plan, extents).run()
 
 
 class _Play:
     """What every place holds while the launches run, and who made which version."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
         self._plan = plan
-        self._places = Places(plan)
-        self._held = [_EMPTY] * len(self._places.extents)
+        self._places = Places(plan, extents)
+        self._held = [_EMPTY] * len(self._places)
         self._makers: dict[int, _Maker] = {}
         self._owner: dict[int, int] = {}
         self._readers: set[tuple[int, RegisterId]] = set()
@@ -58,7 +62,6 @@ class _Play:
         self._carried: list[CarriedRead] = []
         self._of_variables: list[tuple[int, int, int, When]] = []
         self._received: list[tuple[int, int, int, int]] = []
-        self._is_whole: dict[int, bool] = {}
 
     def run(self) -> Carried:
         self._take_ports()
@@ -83,18 +86,10 @@ class _Play:
                         f"register {plan.registers[port.register].name!r} has two producers,"
                         f" {names[0]!r} and {names[1]!r}"
                     )
-            ports = [port.register for port in actor.inputs + actor.outputs]
-            for register in ports:
-                if plan.registers[register].kind not in _EDGES or ports.count(register) > 1:
-                    raise InternalError(
-                        f"{actor.name!r} has register {plan.registers[register].name!r} on several"
-                        " ports, or it is no edge"
-                    )
-            self._readers.update([(actor.id, register) for register in ports])
+            ports = actor.inputs + actor.outputs
+            self._readers.update([(actor.id, port.register) for port in ports])
         for item in plan.fields:
-            self._expect_home(item.view, RegisterKind.DATA)
-            if plan.views[item.view].register != item.register:
-                raise InternalError(f"field {item.name!r} lies outside its register")
+            self._expect_rows(item.view)
             owner = self._owner.get(item.register)
             if owner is not None and plan.actors[owner].kind is ActorKind.SOURCE:
                 self._make(item.version, f"field {item.name!r} ({plan.sources[item.source]})")
@@ -103,11 +98,11 @@ class _Play:
     def _take_state(self) -> None:
         plan = self._plan
         for constant in plan.constants:
-            self._expect_home(constant.view, RegisterKind.CONSTANT)
+            self._expect_rows(constant.view)
             self._make(constant.version, "a constant")
             self._fill(constant.view, constant.version)
         for index, variable in enumerate(plan.variables):
-            self._expect_home(variable.view, RegisterKind.VARIABLE)
+            self._expect_rows(variable.view)
             numbers = {variable.before, variable.after, variable.between}
             if len(numbers) not in (1, 3):
                 raise InternalError(f"variable {variable.name!r} states one version twice")
@@ -117,12 +112,10 @@ class _Play:
             if place >= 0 and self._variable_at.setdefault(place, index) != index:
                 raise InternalError(f"variable {variable.name!r} lies in the bytes of another one")
 
-    def _expect_home(self, view: int, kind: RegisterKind) -> None:
-        register = self._plan.registers[self._plan.views[view].register]
-        if register.kind is not kind:
-            raise InternalError(f"register {register.name!r} is not of kind {kind.value}")
-        if not is_row_by_row(self._plan.views[view]):
-            raise InternalError(f"{self._named(view)} does not hold its {kind.value} row by row")
+    def _expect_rows(self, view: int) -> None:
+        if not self._places.extents[view].is_dense:
+            kind = self._plan.registers[self._plan.views[view].register].kind.value
+            raise InternalError(f"{self._named(view)} does not hold its {kind} row by row")
 
     def _fill(self, view: int, version: int) -> None:
         place = self._places.of_view[view]
@@ -153,8 +146,6 @@ class _Play:
                 self._held[place] = _EMPTY
 
     def _read(self, actor: Actor, index: int, launch: Launch) -> None:
-        if len(launch.reads) != len(launch.inputs):
-            raise self._error(actor, index, "names versions for other than its inputs")
         of_view, held, owner = self._places.of_view, self._held, self._owner
         register_of = self._places.register
         for view, number in zip(launch.inputs, launch.reads, strict=True):
@@ -198,41 +189,38 @@ class _Play:
             if self._held[place] != version:
                 raise self._stale(actor, index, view, version)
             return
-        variable = self._plan.variables[self._variable_at[place]]
+        number = self._variable_of(view)
+        variable = self._plan.variables[number]
         if variable.before == variable.after == version:
             return
         for when in When:
             if version == getattr(variable, when.value):
-                self._of_variables.append((actor.id, index, self._variable_at[place], when))
+                self._of_variables.append((actor.id, index, number, when))
                 return
         raise self._stale(actor, index, view, version)
 
+    def _variable_of(self, view: int) -> int:
+        """Return the number of the variable that a view on its register shows."""
+        number = self._variable_at.get(self._places.of_view[view])
+        if number is None:
+            raise InternalError(f"{self._named(view)} has bytes that are no variable's")
+        return number
+
     def _version(self, actor: Actor, index: int, view: int, number: int) -> int:
         """Return the version that a read names, once the view shows just what it says."""
-        shown = self._plan.views[view]
-        start, _ = self._places.extents[self._places.of_view[view]]
         if number >= 0:
-            if view not in self._is_whole:
-                extent = self._places.extents[self._places.of_view[view]]
-                self._is_whole[view] = shown.extent == extent and is_row_by_row(shown)
-            if not self._is_whole[view]:
+            if not self._places.is_whole(view):
                 raise self._error(
                     actor, index, f"reads a part of {self._named(view)}, and names the whole"
                 )
             return number
-        if number < -len(self._plan.parts):
-            raise self._error(actor, index, f"names part {-1 - number}, which the plan lacks")
-        part = self._plan.parts[-1 - number]
-        if (shown.offset_bytes - start, shown.strides_bytes) != (
-            part.offset_bytes,
-            part.strides_bytes,
-        ):
+        part, shown = self._plan.parts[-1 - number], self._plan.views[view]
+        offset_bytes = shown.offset_bytes - self._places.start(view)
+        if (offset_bytes, shown.strides_bytes) != (part.offset_bytes, part.strides_bytes):
             raise self._error(actor, index, f"reads another part of {self._named(view)} than named")
         return part.version
 
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
-        if len(launch.writes) != len(launch.outputs):
-            raise self._error(actor, index, "names versions for other than its outputs")
         of_view, held = self._places.of_view, self._held
         read = {
             of_view[view]: number for view, number in zip(launch.inputs, launch.reads, strict=True)
@@ -265,13 +253,13 @@ class _Play:
         """
         place = self._places.of_view[view]
         register = self._plan.registers[self._places.register[place]]
-        if not is_row_by_row(self._plan.views[view]):
+        if not self._places.extents[view].is_dense:
             raise self._error(actor, index, f"writes {self._named(view)} with gaps")
         if register.kind is RegisterKind.TEMPORARY:
             if self._owner.setdefault(register.id, actor.id) != actor.id:
                 raise self._error(actor, index, f"writes {self._named(view)} of another chain")
         elif register.kind is RegisterKind.VARIABLE:
-            variable = self._variable_at[place]
+            variable = self._variable_of(view)
             if self._plan.variables[variable].after != version:
                 raise self._error(
                     actor,
