@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from actorflow.arguments import came, check_listener, check_source
 from actorflow.data import Batch, DataError, DataSource, check_batch
 from actorflow.fetching import Fetching
 from actorflow.nn.module import Module
@@ -31,6 +32,7 @@ Results = Mapping[str, float]
 OnResult = Callable[[int, Results], object]
 
 
+@runtime_checkable
 class EvaluationJob(Protocol):
     """What an evaluation needs of a job."""
 
@@ -76,7 +78,8 @@ class Evaluation:
     means) on the evaluation's own thread. Steps count over resumes.
 
     Raises:
-        CompileError: a number is no integer of 1 or more, or the job trains.
+        CompileError: a number is no integer of 1 or more, or the job trains or is none.
+        DataError: `data` is no data source.
     """
 
     job: EvaluationJob
@@ -92,6 +95,13 @@ class Evaluation:
                     f"{find_source()}: {name} of an Evaluation must be an integer of 1 or more, got"
                     f" {count!r}"
                 )
+        check_source(self.data, is_kept=False)
+        check_listener("on_result of an Evaluation", self.on_result)
+        if not isinstance(self.job, EvaluationJob):
+            raise CompileError(
+                f"{find_source()}: expected the job of an Evaluation, came {came(self.job)};"
+                " decorate a function of (model, batch) with @af.job(train=False)"
+            )
         if self.job.is_training:
             raise CompileError(
                 f"{find_source()}: job {self.job.name!r} trains, so it cannot evaluate; decorate"
@@ -237,6 +247,15 @@ class EvaluationPort:
 
     def close(self) -> None:
         """Nothing blocks here."""
+
+
+def check_evaluation(evaluation: object) -> None:
+    """Raise CompileError for what is neither an Evaluation nor left out."""
+    if evaluation is not None and not isinstance(evaluation, Evaluation):
+        raise CompileError(
+            f"{find_source()}: expected evaluation=af.Evaluation(job, data, every=..., batches=...)"
+            f" or None, came {came(evaluation)}"
+        )
 
 
 def check_results(outputs: Mapping[str, Any], job: str) -> None:

@@ -14,7 +14,6 @@ process or on disk, is used again; a graph that changed says in one line why.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,10 +23,24 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from actorflow.arguments import (
+    check_function,
+    check_model,
+    check_ranks,
+    check_source,
+    check_steps,
+    name_of,
+    spec_of_source,
+)
 from actorflow.broken_steps import SKIP
 from actorflow.checkpoint.policy import Every
-from actorflow.data import DataSource, spec_of
-from actorflow.evaluation import Evaluation, check_results, check_shared_arena
+from actorflow.data import DataError, DataSource, spec_of
+from actorflow.evaluation import (
+    Evaluation,
+    check_evaluation,
+    check_results,
+    check_shared_arena,
+)
 from actorflow.identity import ByIdentity, Memo
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
@@ -37,8 +50,9 @@ from actorflow.nn.module import Module
 from actorflow.optim import Optimizer
 from actorflow.settings import Settings
 from actorflow.signature import Signature, carried_over
+from actorflow.trace import find_source
 from actorflow.tracing.traces import Traced, Traces
-from compiler.collector import collector_paused
+from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.plan import Plan
@@ -49,7 +63,6 @@ if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job tha
     from actorflow.open_model import OpenModel
     from actorflow.ports import Metrics
     from actorflow.runner import FitResult
-    from actorflow.targets import HostTarget
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +100,7 @@ class Job:
     """
 
     def __init__(self, function: Function, options: JobOptions) -> None:
-        self.name = function.__name__
+        self.name = name_of(function)
         self.options = options
         self._function = function
         self._plans: dict[str, Plan] = {}
@@ -114,6 +127,9 @@ class Job:
         counters; all gradients of a step are alive at once then.
         Raises CompileError with the user's line.
         """
+        check_model(model)
+        check_ranks(num_ranks)
+        check_evaluation(evaluation)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
         return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
 
@@ -141,6 +157,9 @@ class Job:
         runs, whoever reads them gets those after the last finished step, and what is written to
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
+        check_model(model)
+        check_source(data)
+        check_steps(steps)
         claim = self._claim(model, "fit")
         self.close(model)
         cadence = None if checkpoint is None else every
@@ -186,6 +205,15 @@ class Job:
         where another run trains the model. A job that does not train reads the parameters once, at
         the beginning.
         """
+        check_model(model)
+        check_source(data)
+        if steps is not None:
+            check_steps(steps)
+        return self._streamed(model, data, steps, on_nan)
+
+    def _streamed(
+        self, model: Module, data: DataSource, steps: int | None, on_nan: str
+    ) -> Iterator[Metrics]:
         claim = self._claim(model, "stream")
         self.close(model)
         from actorflow.open_model import runner_on
@@ -206,9 +234,13 @@ class Job:
         """
         from actorflow.stepping import batches_of_step
 
+        check_model(model)
         where = f"step of job {self.name!r}"
-        batches = batches_of_step(batch, self.options.accumulate, where)
-        spec = spec_of(batches[0], where)
+        try:
+            batches = batches_of_step(batch, self.options.accumulate, where)
+            spec = spec_of(batches[0], where)
+        except (CompileError, DataError) as error:
+            raise type(error)(f"{find_source()}: {error}") from None
         with self._opening:
             opened = self._open.get(model)
             traced = self._traces(model).newest(spec)
@@ -218,6 +250,7 @@ class Job:
 
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
+        check_model(model)
         opened = self._open.pop(model)
         if opened is not None:
             opened.close()
@@ -271,17 +304,18 @@ class Job:
         skips: bool = False,
         graph: Graph | None = None,
     ) -> Plan:
+        from actorflow.compiling import compiled_plan
         from actorflow.native import choosing
         from actorflow.plan_cache import cache_key
         from actorflow.targets import HostTarget
 
-        spec = dict(data) if isinstance(data, Mapping) else data.spec()
+        spec = spec_of_source(data)
         settings = Settings.from_env(os.environ)
         graph = replace(graph or self.graph(model, spec), num_ranks=num_ranks)
         evaluated = None
         if evaluation is not None:
             check_shared_arena(evaluation.job)
-            evaluated = evaluation.job.graph(model, evaluation.data.spec())
+            evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
         target = HostTarget()
@@ -294,7 +328,7 @@ class Job:
             key = cache_key(graph, options, target.fingerprint, evaluated)
             if key not in self._plans:
                 configure(settings.log_level)
-                self._plans[key] = _compiled(key, graph, target, options, settings, evaluated)
+                self._plans[key] = compiled_plan(key, graph, target, options, settings, evaluated)
             return self._plans[key]
 
     def _compile_options(
@@ -443,8 +477,9 @@ def job(
     """
 
     def decorate(given: Function) -> Job:
+        check_function(given)
         options = checked_options(
-            given.__name__,
+            name_of(given),
             optimizer=optimizer,
             train=train,
             seed=seed,
@@ -461,39 +496,3 @@ def job(
         return Job(given, options)
 
     return decorate if function is None else decorate(function)
-
-
-@collector_paused()
-def _compiled(
-    key: str,
-    graph: Graph,
-    target: HostTarget,
-    options: CompileOptions,
-    settings: Settings,
-    evaluation: Graph | None,
-) -> Plan:
-    """Return the plan from the cache on disk, or compile it and keep it there."""
-    from actorflow.native import compiled, has_refusals
-    from actorflow.plan_cache import PlanCache, is_ready
-
-    cache = PlanCache(settings.cache, logger.warning)
-    plan = cache.find(key) if settings.dump is None else None
-    if plan is not None and is_ready(plan, logger.warning):
-        logger.info("plan %r comes from %s", options.name, settings.cache)
-        return plan
-    # A quarter of the house, which a run from the cache never loads.
-    from actorflow.dump import dumper
-    from actors.race import check_races
-    from compiler.pipeline import compile_graph
-
-    before = time.perf_counter()
-    plan = compiled(
-        options.name,
-        lambda: compile_graph(graph, target, options, dumper(settings.dump), evaluation),
-    )
-    check_races(plan)
-    seconds = time.perf_counter() - before
-    logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
-    if not has_refusals():  # a compiler that is mended is to be asked again
-        cache.store(key, plan)
-    return plan

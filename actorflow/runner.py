@@ -22,10 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actorflow.arguments import (
+    ENDLESS,
+    came,
+    check_directory,
+    check_listener,
+    check_source,
+    check_steps,
+)
 from actorflow.broken_steps import WARN, check_policy
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
-from actorflow.evaluation import Evaluation, Results
+from actorflow.evaluation import Evaluation, Results, check_evaluation
 from actorflow.initialise import steps_done
 from actorflow.listener import Listener, OnStep, make_reporter
 from actorflow.logs import logger
@@ -39,6 +47,7 @@ from actorflow.settings import Settings
 from actorflow.signals import StopSignals
 from actorflow.stepping import Stepping, batches_of_step
 from actorflow.stopping import Stopper, drain_outputs
+from actorflow.trace import find_source
 from actors.kernels import catalogue
 from actors.statistics import Statistics
 from compiler.errors import CompileError, PlanFormatError
@@ -50,9 +59,6 @@ if TYPE_CHECKING:
     from actorflow.lease import Lease
 
 Array = np.ndarray[Any, Any]
-_ENDLESS = 1 << 40
-"""Steps of a stream without an end: at a microsecond each, two weeks."""
-
 _STREAM_AHEAD = 2
 """Steps that `stream` may be ahead of its consumer, besides the plan's own slots."""
 
@@ -111,6 +117,11 @@ class Runner:
         settings: Settings | None = None,
         lease: Lease | None = None,
     ) -> None:
+        if not isinstance(plan, Plan):
+            raise CompileError(
+                f"{find_source()}: expected a plan, came {came(plan)}; use job.compile(model, data)"
+                " or af.Plan.load(path)"
+            )
         self.plan = plan
         _check_ranks(plan)
         self._variables = RunnerVariables(plan, values or {}, seed, lease)
@@ -167,8 +178,11 @@ class Runner:
         finished step was checkpointed; StopTraining ends the run cleanly, and `fit` returns.
         """
         check_policy(self.plan, on_nan)
-        _check_steps(steps)
-        _check_directory(checkpoint)
+        check_source(data)
+        check_steps(steps)
+        check_directory(checkpoint)
+        check_listener("on_step", on_step)
+        check_evaluation(evaluation)
         policy = SavePolicy(Every.parse(every), on_nan == WARN, on_save_error)
         self.close()
         with ExitStack() as stack:
@@ -259,8 +273,9 @@ class Runner:
         The plan runs at most a few steps ahead of the consumer; leaving the loop ends the run.
         Variables continue from where this runner's last call left them.
         """
+        check_source(data)
         if steps is not None:
-            _check_steps(steps)
+            check_steps(steps)
         check_policy(self.plan, on_nan)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
@@ -271,7 +286,7 @@ class Runner:
             data,
             values=values,
             first_step=first,
-            total_steps=first + (_ENDLESS if steps is None else steps),
+            total_steps=first + (ENDLESS if steps is None else steps),
             on_step=lambda step, metrics: outputs.put(metrics),
             on_nan=on_nan,
             on_finished=lambda: outputs.put(None),
@@ -461,18 +476,3 @@ def _build(plan: Plan) -> None:
             f"the C compiler of this machine refuses what plan {plan.name!r} needs (the log has its"
             " words); compile the job again, and numpy's kernels take its place"
         )
-
-
-def _check_directory(checkpoint: object) -> None:
-    is_path = isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)
-    if checkpoint is not None and not is_path:
-        raise CompileError(
-            f"checkpoint must be a directory for the run, or None, got {checkpoint!r}"
-        )
-
-
-def _check_steps(steps: object) -> None:
-    if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool):
-        raise CompileError(f"steps must be an integer, got {steps!r}")
-    if not 0 <= steps < _ENDLESS:
-        raise CompileError(f"steps must be >= 0 and below {_ENDLESS:,}, got {steps}")

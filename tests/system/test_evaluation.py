@@ -263,6 +263,9 @@ class Broken:
     def state(self):
         return {}
 
+    def restore(self, state):
+        pass
+
     def __next__(self):
         return self._batch
 
