@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import sys
@@ -11,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actorflow.console import Console
 from actorflow.evaluation import OnResult, Results
+from actorflow.logs import logger
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
 from actorflow.stopping import Stopper
@@ -85,13 +86,8 @@ class Listener:
 def make_reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
     """Return the reporter of a run: to stdout if `progress`, and to the file of its directory."""
     path = None if checkpoint is None else Path(checkpoint) / "metrics.jsonl"
-    stream = sys.stdout if progress else _Silence()
-    return Reporter(stream, time.monotonic, metrics_path=path)
-
-
-class _Silence(io.StringIO):
-    """A stream that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        """Forget the text."""
-        return len(text)
+    if progress:
+        # Asked at every write: a program may put another stream there while it runs.
+        return Reporter(Console(lambda: sys.stdout), time.monotonic, metrics_path=path)
+    silence = Console(lambda: None)
+    return Reporter(silence, time.monotonic, metrics_path=path, warn=logger.warning)

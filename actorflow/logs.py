@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
+
+
+class _Unfailing(logging.Logger):
+    """A logger whose handlers, which are others', may fail; that never ends a run."""
+
+    def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's own name
+        try:
+            super().callHandlers(record)
+        except Exception:
+            with suppress(Exception):  # stderr may be what failed
+                logging.Handler().handleError(record)
+
 
 logger = logging.getLogger("actorflow")
 """Warnings reach stderr even where a program never set up logging; that is logging's own rule."""
+
+logger.__class__ = _Unfailing  # the program may have asked for this logger before us
 
 
 _SHOWN = 10

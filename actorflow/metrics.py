@@ -11,9 +11,69 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+_KEPT_ROWS = 10_000
+"""Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""
+
+
+class MetricsKeeper:
+    """Appends rows to a metrics file through all troubles of its disk. Never raises OSError.
+
+    A row that cannot be written is kept and tried again with the next one, so a disk that was full
+    for a while costs nothing. The trouble is told once; at the end, what is lost of it.
+
+    Args:
+        path: the file.
+        report: takes the texts.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], report: Callable[[str], object]) -> None:
+        self._path = Path(path)
+        self._report = report
+        self._rows: deque[Mapping[str, Any]] = deque()
+        self._num_lost = 0
+        self._is_told = False
+        self._file: MetricsFile | None = None
+        self._flush()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row, after those that wait."""
+        self._rows.append(row)
+        self._flush()
+        while len(self._rows) > _KEPT_ROWS:
+            self._rows.popleft()
+            self._num_lost += 1
+
+    def close(self) -> None:
+        """Try once more, say what is lost, and close the file."""
+        self._flush()
+        if self._num_lost or self._rows:
+            lost = self._num_lost + len(self._rows)
+            self._report(f"warning: {lost} rows of metrics are not in {self._path}")
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        try:
+            if self._file is None:
+                self._file = MetricsFile(self._path)  # it ends a line that was cut
+            while self._rows:
+                self._file.append(self._rows[0])
+                self._rows.popleft()
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            if not self._is_told:
+                self._is_told = True
+                self._report(
+                    f"warning: {self._path} cannot be written ({error}); the run goes on and keeps"
+                    f" up to {_KEPT_ROWS:,} rows until it can: free some space"
+                )
 
 
 class MetricsFile:

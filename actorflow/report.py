@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from actorflow.logs import logger
-from actorflow.metrics import MetricsFile
+from actorflow.console import Console
+from actorflow.metrics import MetricsKeeper
 
 _TTY_INTERVAL_S = 0.5
 _PLAIN_INTERVAL_S = 5.0
@@ -50,10 +50,11 @@ class Reporter:
     Steps count from 1: step n is the n-th update of the whole training, across resumes.
 
     Args:
-        stream: where progress goes; a terminal gets one line that is rewritten, all else
+        console: where progress goes; a terminal gets one line that is rewritten, all else
             plain lines.
         clock: seconds, monotonic.
         metrics_path: the JSON-lines file, or None for none; its folder is made.
+        warn: takes what is wrong with the metrics file; None makes it a notice.
         interval_s: least time between two lines; None is 0.5 s on a terminal and 5 s elsewhere.
         history: how many losses `mean_of_last` can look back.
         columns: width of the terminal, to which a progress line is cut; None asks the terminal.
@@ -61,28 +62,28 @@ class Reporter:
 
     def __init__(
         self,
-        stream: TextIO,
+        console: Console,
         clock: Callable[[], float],
         *,
         metrics_path: str | os.PathLike[str] | None = None,
+        warn: Callable[[str], object] | None = None,
         interval_s: float | None = None,
         history: int = 100,
         columns: int | None = None,
     ) -> None:
-        self._stream = stream
+        self._console = console
         self._clock = clock
-        self._is_tty = stream.isatty()
-        default_s = _TTY_INTERVAL_S if self._is_tty else _PLAIN_INTERVAL_S
+        default_s = _TTY_INTERVAL_S if console.is_terminal() else _PLAIN_INTERVAL_S
         self._interval_s = default_s if interval_s is None else interval_s
         self._columns = columns or shutil.get_terminal_size().columns
         self._metrics_path = None if metrics_path is None else Path(metrics_path)
-        self._file: MetricsFile | None = None
+        self._warn = warn or self.notice
+        self._file: MetricsKeeper | None = None
         self._lock = threading.Lock()
         self._shown = ""  # the progress line now on the terminal
         self._losses: deque[float] = deque(maxlen=history)
         self._sums: dict[str, _Sum] = {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
-        self._is_mute = False
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
         self._start_s = self._due_s = 0.0
@@ -111,10 +112,7 @@ class Reporter:
         self._losses.clear()
         self._start_s = self._clock()
         if self._metrics_path is not None:
-            try:
-                self._file = MetricsFile(self._metrics_path)
-            except OSError as error:
-                self._give_up_file(error)
+            self._file = MetricsKeeper(self._metrics_path, self._warn)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step; report if due, as first and last always are."""
@@ -139,11 +137,9 @@ class Reporter:
         self.notice(f"evaluation after step {step}: {shown}")
         file = self._file
         if file is not None:
-            row = {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
-            try:
-                file.append(row)
-            except OSError as error:
-                self._give_up_file(error)
+            file.append(
+                {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
+            )
 
     def finish(self, text: str = "") -> Summary:
         """Report what is still unreported, leave the progress line, close the file; may come twice.
@@ -156,22 +152,23 @@ class Reporter:
             self._report(now)
         with self._lock:
             if self._shown:
-                self._write("\n")
+                self._console.write("\n", is_kept=True)
                 self._shown = ""
             if text:
-                self._write(text + "\n")
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+                self._console.write(text + "\n", is_kept=True)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
         return self._summary(now)
 
     def notice(self, text: str) -> None:
         """Print a line of its own above the progress line. Safe from any thread."""
         with self._lock:
             if self._shown:
-                self._write("\r" + text.ljust(len(self._shown)) + "\n" + self._shown)
+                text = "\r" + text.ljust(len(self._shown)) + "\n" + self._shown
             else:
-                self._write(text + "\n")
+                text += "\n"
+            self._console.write(text, is_kept=True)
 
     def mean_of_last(self, count: int) -> float | None:
         """Return the mean of the last `count` losses of this run, or of all if there are fewer.
@@ -226,23 +223,12 @@ class Reporter:
             parts.append(f"{_duration(left_s)} left")
         line = "  ".join(parts)
         with self._lock:
-            if self._is_tty:
+            if self._console.is_terminal():
                 line = line[: self._columns - 1]  # a wrapped line cannot be rewritten
-                self._write("\r" + line.ljust(len(self._shown)))
+                self._console.write("\r" + line.ljust(len(self._shown)), is_kept=False)
                 self._shown = line
             else:
-                self._write(line + "\n")
-
-    def _write(self, text: str) -> None:
-        """Write to the stream; a reader that went away must not end the training."""
-        if self._is_mute:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except BrokenPipeError:
-            self._is_mute = True
-            logger.warning("nobody reads the progress any more; the run goes on without it")
+                self._console.write(line + "\n", is_kept=False)
 
     def _write_json(self, now: float, items_per_s: float | None) -> None:
         if self._file is None:
@@ -255,20 +241,7 @@ class Reporter:
                 row[key], row[f"{key}_last"] = total.mean, total.last
         row[rate_name] = None if items_per_s is None else round(items_per_s, 3)
         row["elapsed_s"] = round(now - self._start_s, 3)
-        try:
-            self._file.append(row)
-        except OSError as error:
-            self._give_up_file(error)
-
-    def _give_up_file(self, error: OSError) -> None:
-        """Go on without the file: a full disk must not end hours of training."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self.notice(
-            f"warning: {self._metrics_path} cannot be written ({error}) and is left out from here"
-            " on; free some space, or give another folder, before the next run"
-        )
+        self._file.append(row)
 
     def _summary(self, now: float) -> Summary:
         losses = len(self._losses)

@@ -128,7 +128,7 @@ class StatusWriter:
     """Keeps the status file of one run.
 
     `start`, `step` and `finish` belong to one thread at a time. A file that cannot be written is
-    reported once and then left out: a full disk must not end a training.
+    reported once and tried again at the next time: a full disk must not end a training.
 
     Args:
         path: the file; its folder is there.
@@ -165,6 +165,7 @@ class StatusWriter:
         self._report = report
         self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
+        self._is_told = False
         self._loss: float | None = None
         self._start_s = self._due_s = 0.0
         self._before: tuple[float, int, Statistics] | None = None
@@ -201,20 +202,21 @@ class StatusWriter:
         self._due_s = now + self._interval_s
         partial = self._path.with_name(self._path.name + ".partial")
         if not self._is_ours():
-            self._give_up("its folder is no longer that of the run")
+            self._tell("its folder is no longer that of the run")
             return
         try:
             partial.write_text(status.to_json(), encoding="utf-8")
             partial.replace(self._path)
         except OSError as error:
-            self._give_up(str(error.strerror))
+            self._tell(str(error.strerror))
 
-    def _give_up(self, why: str) -> None:
-        self._statistics = None
-        self._report(
-            f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' will"
-            " not see it"
-        )
+    def _tell(self, why: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._report(
+                f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' does"
+                " not see it meanwhile"
+            )
 
     def _status(self, state: str, now: float, statistics: Statistics) -> Status:
         since_s, since_step, before = self._before or (self._start_s, self._first_step, None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.metrics import MetricsFile, read_metrics
+from actorflow.metrics import MetricsFile, MetricsKeeper, read_metrics
 
 
 def test_lines_are_on_the_file_as_soon_as_they_are_appended(tmp_path):
@@ -79,3 +79,54 @@ def test_a_line_written_in_part_is_an_os_error(tmp_path):
 def test_a_folder_in_place_of_the_file_is_an_os_error(tmp_path):
     with pytest.raises(OSError, match=os.path.basename(tmp_path)):
         MetricsFile(tmp_path)
+
+
+class Disk:
+    """A metrics file whose disk takes only `room` lines, and a part of the next one."""
+
+    def __init__(self, path, monkeypatch):
+        self.path, self.room, self.said = path, 1_000, []
+        write = MetricsFile._write
+
+        def limited(file, line):
+            if self.room == 0:
+                file._file.write(line[: len(line) // 2])
+                raise OSError(28, "No space left on device")
+            self.room -= line != b"\n"
+            write(file, line)
+
+        monkeypatch.setattr(MetricsFile, "_write", limited)
+
+
+def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, monkeypatch):
+    disk = Disk(tmp_path / "m.jsonl", monkeypatch)
+    keeper = MetricsKeeper(disk.path, disk.said.append)
+    keeper.append({"step": 1})
+    disk.room = 0
+    for step in (2, 3):
+        keeper.append({"step": step})
+    (said,) = disk.said
+    assert "m.jsonl cannot be written ([Errno 28] No space left on device)" in said
+    disk.room = 1_000
+    keeper.append({"step": 4})
+    keeper.close()
+    assert [row["step"] for row in read_metrics(disk.path)] == [1, 2, 3, 4]
+    assert len(disk.said) == 1
+
+
+def test_what_a_disk_never_took_is_counted_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("actorflow.metrics._KEPT_ROWS", 2)
+    disk = Disk(tmp_path / "m.jsonl", monkeypatch)
+    keeper = MetricsKeeper(disk.path, disk.said.append)
+    disk.room = 0
+    for step in range(5):
+        keeper.append({"step": step})
+    keeper.close()
+    assert disk.said[1:] == [f"warning: 5 rows of metrics are not in {disk.path}"]
+    assert len(keeper._rows) == 2, "no more is kept than was said"
+
+
+def test_a_place_that_cannot_be_opened_is_told_at_once(tmp_path):
+    said = []
+    MetricsKeeper(tmp_path, said.append).close()
+    assert said[0].startswith(f"warning: {tmp_path} cannot be written")

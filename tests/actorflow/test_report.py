@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actorflow.console import Console
 from actorflow.metrics import read_metrics
 from actorflow.report import Reporter
 
@@ -30,7 +31,7 @@ class Run:
     def __init__(self, stream=None, **options):
         options.setdefault("columns", 100)
         self.clock, self.stream = Clock(), stream or io.StringIO()
-        self.reporter = Reporter(self.stream, self.clock, **options)
+        self.reporter = Reporter(Console(lambda: self.stream), self.clock, **options)
 
     def steps(self, numbers, seconds, loss=lambda step: 2.0):
         for number in numbers:
@@ -298,10 +299,10 @@ def test_a_full_disk_is_told_once_and_does_not_end_the_run():
     run.reporter.start(3, 0, 1, "samples")
     run.steps([1, 2, 3], 1.0)
     run.reporter.finish()
-    warnings = [line for line in run.lines if line.startswith("warning: /dev/full cannot")]
-    assert len(warnings) == 1
-    assert "free some space" in warnings[0]
-    assert run.lines[-1].startswith("step 3/3")
+    warnings = [line for line in run.lines if line.startswith("warning: ")]
+    assert "/dev/full cannot be written" in warnings[0]
+    assert warnings[1:] == ["warning: 3 rows of metrics are not in /dev/full"]
+    assert "step 3/3  loss 2.0000  1.0 samples/s" in run.lines
 
 
 def test_a_metrics_file_that_cannot_be_opened_is_told_at_the_start(tmp_path):
@@ -349,17 +350,3 @@ def test_small_and_large_values_keep_their_digits(loss, shown):
     run.reporter.start(None, 0, 1, "tokens")
     run.reporter.step(1, {"loss": loss})
     assert run.lines == [f"step 1  loss {shown}"]
-
-
-def test_a_reader_that_goes_away_does_not_end_the_run(caplog):
-    class Pipe(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    reporter = Reporter(Pipe(), lambda: 0.0, interval_s=0.0)
-    reporter.start(2, 0, 1, "samples")
-    for step in (1, 2):
-        reporter.step(step, {"loss": 1.0})
-    reporter.notice("a line")
-    assert reporter.finish().last_step == 2
-    assert caplog.text.count("nobody reads") == 1

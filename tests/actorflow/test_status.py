@@ -113,15 +113,18 @@ def test_the_file_is_replaced_as_a_whole(run, monkeypatch):
     assert json.loads(partial.read_text())["state"] == "finished"
 
 
-def test_a_file_that_cannot_be_written_is_reported_once_and_left_out(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path):
     run = Run(tmp_path / "gone")
     run.writer.start(run.statistics)
     run.now = 5.0
     run.writer.step(1, {})
-    run.writer.finish("finished")
     (said,) = run.said
     assert said.startswith(f"{run.path} cannot be written (No such file or directory); the run")
-    assert run.asked == 1
+    (tmp_path / "gone").mkdir()
+    run.now = 10.0
+    run.writer.step(2, {})
+    assert run.read().step == 2
+    assert len(run.said) == 1
 
 
 def test_the_status_of_no_run_says_what_is_missing(tmp_path):
@@ -175,7 +178,7 @@ def test_a_status_without_an_end_or_a_loss_goes_through_the_file(run):
 
 
 def test_a_folder_that_belongs_to_another_run_by_now_is_not_written(tmp_path):
-    owners = [True, False]
+    owners = [True, False, False]
     run = Run(tmp_path, is_ours=lambda: owners.pop(0))
     run.writer.start(run.statistics)
     before = run.path.read_bytes()

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import subprocess
 import sys
@@ -152,4 +153,8 @@ def start_python(tmp_path):
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was still to be sent
+                    pipe.close()
