@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import warnings
@@ -281,6 +282,7 @@ def _resume_facts(manifest: Manifest) -> tuple[Any, ...]:
     return (manifest.seed, data_state, manifest.data_fingerprint)
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     from importlib import metadata  # 16 ms that only a save needs
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actorflow.checkpoint.errors import CheckpointDamaged, NoValidCheckpoint
-from actorflow.checkpoint.manifest import decode, encode
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
+from actorflow.checkpoint.expected import Expected, TensorType
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.manifest import FileEntry, decode, encode
+from actorflow.checkpoint.shard import ShardSpec, TensorSpec
 from actorflow.checkpoint.testing import LogFs
 
 RUN = Path("/disk/run")
@@ -124,6 +127,33 @@ def test_a_hostile_manifest_with_a_right_hash_cannot_pass_another_tensor_off(sav
         assert lie != manifest
         data[:] = encode(lie)
         assert_noticed(saved)
+
+
+def test_a_signed_tensor_larger_than_any_memory_is_a_typed_error(saved):
+    manifest = decode(bytes(content(saved, 2, FILES[0])))
+    (w,) = [t for t in manifest.tensors if t.name == "w"]
+    w = replace(w, dtype="float64", shape=(2**58,))
+    spec = ShardSpec(w.file, (TensorSpec(w.name, w.dtype, w.shape),))
+    lie = replace(manifest, files=(FileEntry(w.file, spec.size_bytes(), "0" * 32),), tensors=(w,))
+    content(saved, 2, FILES[0])[:] = encode(lie)
+    content(saved, 2, w.file)[:] = spec.header()
+
+    class Sparse:
+        """Says that a file has the size that its manifest claims, as one with a hole may."""
+
+        def __getattr__(self, name):
+            return getattr(saved.fs, name)
+
+        def stat_open(self, fd):
+            found = saved.fs.stat_open(fd)
+            is_shard = found.size_bytes == len(spec.header())
+            return replace(found, size_bytes=spec.size_bytes()) if is_shard else found
+
+    manager = CheckpointManager(RUN, fs=Sparse(), report=saved.reports.append)
+    with pytest.raises(CheckpointError, match=r"no memory for .* take 2097152\.0 TiB"):
+        manager.load(2)
+    expected = Expected({t.name: TensorType(t.dtype, t.shape) for t in manifest.tensors})
+    assert manager.latest(expected).manifest.step == 1
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -7,6 +7,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorflow.checkpoint import manifest
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.manifest import (
     FORMAT_VERSION,
@@ -247,3 +248,30 @@ def test_numbers_of_subclasses_are_stored_by_value():
 def test_a_manifest_that_could_not_be_read_back_is_not_written(change):
     with pytest.raises(CheckpointError, match="cannot be written"):
         encode(replace(MANIFEST, **change))
+
+
+UNUSABLE = {
+    "deep": {"data_state": json.loads('{"a":' * 70 + "1" + "}" * 70)},
+    "deep config": {"config": json.loads('{"a":' * 70 + "1" + "}" * 70)},
+    "half a surrogate": {"plan_hash": "\ud800"},
+    "half a surrogate, deep": {"config": {"a": ["\udfff"]}},
+}
+
+
+@pytest.mark.parametrize("change", UNUSABLE.values(), ids=list(UNUSABLE))
+def test_a_signed_text_that_could_not_be_written_is_not_read(change):
+    with pytest.raises(CheckpointDamaged):
+        decode(sealed(as_json() | change))
+
+
+def test_infinity_written_as_a_number_is_not_read():
+    text = json.dumps(as_json()).replace("0.1", "1e999").encode()
+    with pytest.raises(CheckpointDamaged, match="JSON has no inf"):
+        decode(sealed(text))
+
+
+def test_more_than_a_reader_takes_is_not_written(monkeypatch):
+    monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", len(encode(MANIFEST)))
+    assert decode(encode(MANIFEST)) == MANIFEST
+    with pytest.raises(CheckpointError, match="keep less in the data source's state"):
+        encode(replace(MANIFEST, plan_hash="abcd"))
