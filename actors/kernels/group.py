@@ -29,6 +29,7 @@ from actors.kernels.indices import checked, index_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.random import rewound_generator
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import WIDE, SumScratch, column_sums, sum_pieces
 from actors.kernels.work import Pass, over_blocks
 from actors.protocol import Array, Launch
 from compiler.group import Kind, Program
@@ -145,7 +146,13 @@ class _Walk:
                 self._add("part", v, self.rows, 1)
             for v in phase.column_sums:
                 self._add("value", v, 1, self.space.columns)
-                self._add("part", v, 1, self.columns)
+                if program.dtype_of(v).is_integer:
+                    self._add("part", v, 1, self.columns)
+                    continue
+                pieces = sum_pieces(self.rows * self.columns, self.columns)
+                extents = (self.space.columns, self.rows, pieces[0].shape[0], self.columns)
+                for what, extent in zip(("total", "ones", "wide", "parts"), extents, strict=True):
+                    self.places[what, v] = ((1, extent), WIDE)
         for v in plan.late:
             self._add("late", v, 1, self.space.columns)
 
@@ -224,7 +231,10 @@ class _Binding:
         for v in self.plan.scalars:
             self._compute(v, self.held["value", v])
         for v in self.plan.column_sums:
-            self._call(self.held["value", v].fill, 0)
+            is_float = ("total", v) in self.held
+            self._call(self.held["total" if is_float else "value", v].fill, 0)
+            if is_float:
+                self._call(self.held["ones", v].fill, 1)
         for phase in self.plan.phases:
             for v in [v for v in phase.body if op_of(program, v) == "philox"]:
                 seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)]
@@ -307,15 +317,25 @@ class _Binding:
             part = self.held["part", v][: shape[0]]
             self.launches += reduction_calls(op_of(program, v), x, self.values[v], part)
         for v in phase.column_sums:
-            x = np.broadcast_to(self.values[operands_of(program, v)[0]], shape)
-            part = scratch.window(self.held["part", v].reshape(-1), (1, shape[1]))
-            self._call(np.add.reduce, x, axis=0, out=part[0])
-            total = self.held["value", v][:, cut]
-            self._call(np.add, total, part, out=total)
+            self._add_columns(
+                v, np.broadcast_to(self.values[operands_of(program, v)[0]], shape), cut
+            )
         for v in phase.keeps:
             self._call(np.copyto, self._kept(v, r1 - r0)[:, cut], self.values[v])
         for position in phase.stores:
             self._store(position, self.outputs[position][r0:r1, cut])
+
+    def _add_columns(self, value: int, x: Array, columns: slice) -> None:
+        if ("total", value) in self.held:
+            names = ("ones", "total", "wide", "parts")
+            ones, totals, wide, parts = [self.held[name, value][0] for name in names]
+            total = totals[columns]
+            self.launches += column_sums(x, 1, ones, total, SumScratch(wide, total, parts))
+            return
+        part = scratch.window(self.held["part", value].reshape(-1), (1, x.shape[1]))
+        self._call(np.add.reduce, x, axis=0, out=part[0])
+        total = self.held["value", value][:, columns]
+        self._call(np.add, total, part, out=total)
 
     def _kept(self, value: int, num_rows: int) -> Array:
         return self.held["kept", value][:num_rows]
@@ -341,6 +361,8 @@ class _Binding:
                 self.values[v] = self.inputs[v]
         for v in self.plan.column_sums:
             self.values[v] = self.held["value", v]
+            if ("total", v) in self.held:
+                self._call(np.copyto, self.values[v], self.held["total", v], casting="unsafe")
         for v in self.plan.late:
             if op_of(self.program, v) == "column_index":
                 self.values[v] = np.arange(self.walk.space.columns, dtype=np.int32)[None]

@@ -19,6 +19,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, i
 from actors.kernels.logit_chunks import Extents, Roles, Scratch, T, over_chunks
 from actors.kernels.matmul import Window
 from actors.kernels.rows import are_row_floats
+from actors.kernels.sums import WIDE
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
@@ -83,10 +84,11 @@ class LinearLossKernel:
         if roles.dloss is not None:
             calls.append(partial(np.divide, roles.dloss, rows, out=s.scalar(1)))
         if roles.loss is not None:
-            calls.append(partial(roles.loss.fill, 0))
+            calls.append(partial(s.loss.fill, 0))
         calls += over_chunks(s, roles, weight, extents)
         if roles.loss is not None:
-            calls.append(partial(np.divide, roles.loss, rows, out=roles.loss))
+            calls.append(partial(np.divide, s.loss, np.array(extents.rows, WIDE), out=s.loss))
+            calls.append(partial(np.copyto, roles.loss, s.loss, casting="unsafe"))
         return in_sequence(calls)
 
     def _roles(self, attrs: Attrs, inputs: tuple[T, ...], outputs: tuple[T, ...]) -> Roles[T]:
@@ -117,7 +119,7 @@ class LinearLossKernel:
             self.has_loss,
             self.has_gradients,
             adds_weight=roles.dweight is not None and chunk_rows < rows,
-            adds_bias=roles.dbias is not None and chunk_rows < rows,
+            adds_bias=roles.dbias is not None,
         )
 
 

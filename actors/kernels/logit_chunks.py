@@ -27,6 +27,7 @@ from actors.kernels.indices import INDEX, as_index, index_pieces
 from actors.kernels.kernel import Operand, in_sequence
 from actors.kernels.rows import safe_sums, sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import WIDE, SumScratch, column_sums, row_sums, sum_into, sum_pieces
 from actors.protocol import Array, Launch
 
 PRODUCT_BYTES = 4 << 20
@@ -84,12 +85,16 @@ class Extents:
         height = min(chunk, rows_per_block(self.classes, dtype.itemsize))
         block = height * self.classes if self.has_loss else 0
         product = (self.product_rows, self.width) if self.adds_weight else (0, 0)
+        classes = self.classes if self.adds_bias else 0
         return (
             Piece((chunk, self.classes), dtype),
             Piece((chunk, self.width), dtype),
             Piece((self.classes, self.width) if self.packs_weight else (0, 0), dtype),
             Piece(product, dtype),
-            Piece((self.classes if self.adds_bias else 0,), dtype),
+            *sum_pieces(chunk * classes, classes),
+            Piece((chunk,), WIDE),
+            Piece((), WIDE),
+            Piece((), WIDE),
             Piece((block,), dtype),
             Piece((max(self.classes, chunk),), dtype),
             *[Piece((chunk,), dtype)] * 4,
@@ -107,7 +112,12 @@ class Scratch(NamedTuple):
     x: Array
     weight: Array
     product: Array
+    wide: Array
     bias: Array
+    bias_part: Array
+    wide_ones: Array
+    loss: Array
+    loss_part: Array
     block: Array
     ones: Array
     lse: Array
@@ -155,6 +165,8 @@ def over_chunks(s: Scratch, roles: Roles[Array], weight: Array, extents: Extents
         calls += _first_gradients(s, roles, height) if start == 0 else [add]
         if roles.dx is not None:
             calls.append(partial(np.matmul, logits, weight, out=roles.dx[own]))
+    if roles.dbias is not None:
+        calls.append(partial(np.copyto, roles.dbias, s.bias, casting="unsafe"))
     return calls
 
 
@@ -177,8 +189,7 @@ def _loss(s: Scratch, roles: Roles[Array], height: int) -> list[Launch]:
     if roles.loss is not None:
         calls += [
             partial(np.subtract, lse, picked, out=picked),
-            partial(np.add.reduce, picked, out=s.scalar(0)),
-            partial(np.add, roles.loss, s.scalar(0), out=roles.loss),
+            *sum_into(picked, s.scalar(0), s.loss_part, s.loss),
         ]
     return [*calls, *_subtract_labels(s, height)] if has_gradients else calls
 
@@ -191,7 +202,7 @@ def _log_sum_exp(
     t = scratch.window(s.block, logits.shape)
     is_safe = partial(sum_is_safe, sums, s.scalar(2), s.scalar(3))
     exponential = partial(np.exp, logits, out=t)
-    total = partial(np.matmul, t, s.ones[: logits.shape[1]], out=sums)
+    total = row_sums(t, s.ones[: logits.shape[1]], sums)
     shift = (
         partial(np.maximum.reduce, logits, axis=-1, out=maxima),
         partial(np.subtract, logits, maxima[:, None], out=t),
@@ -244,8 +255,13 @@ def _first_gradients(s: Scratch, roles: Roles[Array], height: int) -> list[Launc
     if roles.dweight is not None:
         calls.append(partial(np.matmul, dlogits.T, s.x[:height], out=roles.dweight))
     if roles.dbias is not None:
-        calls.append(partial(np.matmul, s.ones[:height], dlogits, out=roles.dbias))
+        calls += [partial(s.wide_ones.fill, 1), partial(s.bias.fill, 0), *_add_bias(s, height)]
     return calls
+
+
+def _add_bias(s: Scratch, height: int) -> list[Launch]:
+    held = SumScratch(s.wide, s.bias, s.bias_part)
+    return column_sums(s.logits[:height], 1, s.wide_ones, s.bias, held)
 
 
 def _add_gradients(s: Scratch, roles: Roles[Array], height: int) -> Launch:
@@ -258,9 +274,6 @@ def _add_gradients(s: Scratch, roles: Roles[Array], height: int) -> Launch:
                 partial(np.matmul, dlogits, s.x, out=product),
                 partial(np.add, total, product, out=total),
             ]
-    if roles.dbias is not None and len(s.bias):
-        calls += [
-            partial(np.matmul, s.ones[:height], s.logits, out=s.bias),
-            partial(np.add, roles.dbias, s.bias, out=roles.dbias),
-        ]
+    if roles.dbias is not None:
+        calls += _add_bias(s, height)
     return in_sequence(calls)

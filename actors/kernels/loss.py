@@ -18,6 +18,7 @@ from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_p
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats, safe_sums, sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import WIDE, row_sums, sum_into
 from actors.kernels.work import Pass, Product, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
@@ -59,14 +60,14 @@ class CrossEntropyKernel:
         """Return the check of the labels, then the launch over row blocks."""
         (logits, labels), (loss, lse) = inputs, outputs
         rows, columns = logits.shape
-        block, copy, starts, flat, picked, maxima, ones, scalars, dense, extremes = scratch.carve(
-            workspace, _pieces(rows, columns, logits.dtype)
+        block, copy, starts, flat, picked, maxima, ones, scalars, total, part, dense, extremes = (
+            scratch.carve(workspace, _pieces(rows, columns, logits.dtype))
         )
         calls: list[Launch] = [
             checked("label", labels, columns, dense, extremes),
             *fill_range(starts, columns),
             partial(ones.fill, 1),
-            partial(loss.fill, 0),
+            partial(total.fill, 0),
         ]
         for x, index, result in cut(
             (logits, dense, lse), 1, rows_per_block(columns, block.itemsize)
@@ -82,15 +83,15 @@ class CrossEntropyKernel:
                 partial(source.reshape(-1).take, place, out=value, mode="clip"),
                 _log_sum_exp(source, t, ones, maxima[: index.size], scalars, result),
                 partial(np.subtract, result, value, out=value),
-                partial(np.add.reduce, value, out=_scalar(scalars, 0)),
-                partial(np.add, loss, _scalar(scalars, 0), out=loss),
+                *sum_into(value, _scalar(scalars, 0), part, total),
             ]
-        calls.append(partial(np.divide, loss, np.array(rows, loss.dtype), out=loss))
+        calls.append(partial(np.divide, total, np.array(rows, WIDE), out=total))
+        calls.append(partial(np.copyto, loss, total, casting="unsafe"))
         return in_sequence(calls)
 
 
 def _pieces(rows: int, columns: int, dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
-    """Return block, dense copy, row starts, places, picked, maxima, ones, scalars, labels."""
+    """Return block, copy, row starts, places, picked, maxima, ones, scalars, sums, labels."""
     height = min(rows, rows_per_block(columns, dtype.itemsize))
     return (
         Piece((height * columns,), dtype),
@@ -101,6 +102,8 @@ def _pieces(rows: int, columns: int, dtype: np.dtype[np.generic]) -> tuple[Piece
         Piece((height,), dtype),
         Piece((columns,), dtype),
         Piece((3,), dtype),
+        Piece((), WIDE),
+        Piece((), WIDE),
         *index_pieces(rows),
     )
 
@@ -115,7 +118,7 @@ def _log_sum_exp(
     low, high = safe_sums(t.dtype)
     is_safe = partial(sum_is_safe, out, _scalar(scalars, 1), _scalar(scalars, 2))
     exponential = partial(np.exp, x, out=t)
-    sums = partial(np.matmul, t, ones, out=out)
+    sums = row_sums(t, ones, out)
     logarithm = partial(np.log, out, out=out)
     shifted = (
         partial(np.maximum.reduce, x, axis=-1, out=maxima),

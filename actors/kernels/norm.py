@@ -1,8 +1,8 @@
 """Layer normalisation over the last axis and its gradient (Ba, Kiros & Hinton 2016, section 3).
 
-Every mean over a row is a product with a vector that holds 1/D (or gamma/D), every sum over rows
-a product with ones: BLAS is 3-4 times as fast as `add.reduce` there. The variance is taken from
-centred values; the shorter E[x^2] - E[x]^2 loses all digits when the mean is large.
+The means of the gradient's rows are products with a vector that holds gamma/D; other sums are those
+of `sums`. The variance is taken from centred values; the
+shorter E[x^2] - E[x]^2 loses all digits when the mean is large.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import WIDE, SumScratch, column_sums, row_sums, sum_pieces
 from actors.kernels.work import Pass, Product, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
@@ -64,17 +65,20 @@ class LayerNormKernel:
         """Return the launch over row blocks."""
         x, gamma, beta = inputs
         columns, rank = x.shape[-1], x.ndim - 1
-        first, second, weights = scratch.carve(workspace, _pieces(x.shape, x.dtype))
+        first, second, ones = scratch.carve(workspace, _pieces(x.shape, x.dtype))
         eps = np.array(number(attrs, "eps"), x.dtype)
-        calls: list[Launch] = [partial(weights.fill, 1.0 / max(columns, 1))]
+        calls: list[Launch] = [partial(ones.fill, 1)]
+        count = np.array(max(columns, 1), x.dtype)
         operands = (x, *outputs)
         for rows, y, mean, rstd in cut(operands, rank, rows_per_block(columns, x.itemsize)):
             t, u = scratch.window(first, rows.shape), scratch.window(second, rows.shape)
             calls += [
-                partial(np.matmul, rows, weights, out=mean),
+                row_sums(rows, ones, mean),
+                partial(np.divide, mean, count, out=mean),
                 partial(np.subtract, rows, mean[..., None], out=t),
                 partial(np.multiply, t, t, out=u),
-                partial(np.matmul, u, weights, out=rstd),
+                row_sums(u, ones, rstd),
+                partial(np.divide, rstd, count, out=rstd),
                 partial(np.add, rstd, eps, out=rstd),
                 partial(np.sqrt, rstd, out=rstd),
                 partial(np.reciprocal, rstd, out=rstd),
@@ -143,15 +147,16 @@ class LayerNormGradKernel:
         dy, x, gamma, mean, rstd = inputs
         dx, dgamma, dbeta = outputs
         columns, rank = x.shape[-1], x.ndim - 1
-        first, second, sums, ones, weights, partials = scratch.carve(
+        first, second, sums, ones, weights, wide, total, other, part = scratch.carve(
             workspace, _grad_pieces(x.shape, x.dtype)
         )
+        s = SumScratch(wide, total, part)
         count = np.array(max(columns, 1), x.dtype)
         calls: list[Launch] = [
             partial(ones.fill, 1),
             partial(np.divide, gamma, count, out=weights),
-            partial(dgamma.fill, 0),
-            partial(dbeta.fill, 0),
+            partial(total.fill, 0),
+            partial(other.fill, 0),
         ]
         limit = rows_per_block(columns, x.itemsize)
         for g, rows, m, r, result in cut((dy, x, mean, rstd, dx), rank, limit):
@@ -161,35 +166,38 @@ class LayerNormGradKernel:
                 partial(np.subtract, rows, m[..., None], out=t),
                 partial(np.multiply, t, r[..., None], out=t),
                 partial(np.multiply, g, t, out=u),
-                *_add_columns(u, ones, partials, dgamma),
+                *column_sums(u.reshape(-1, columns), 1, ones, total, s),
                 partial(np.matmul, u, weights, out=c),
                 partial(np.multiply, t, c[..., None], out=t),
                 # u is free now: a dense copy of dy, whose columns and rows BLAS can read.
                 partial(np.copyto, u, g),
-                *_add_columns(u, ones, partials, dbeta),
+                *column_sums(u.reshape(-1, columns), 1, ones, other, s),
                 partial(np.matmul, u, weights, out=c),
                 partial(np.multiply, u, gamma, out=u),
                 partial(np.subtract, u, t, out=u),
                 partial(np.subtract, u, c[..., None], out=u),
                 partial(np.multiply, u, r[..., None], out=result),
             ]
+        calls += [
+            partial(np.copyto, dgamma, total, casting="unsafe"),
+            partial(np.copyto, dbeta, other, casting="unsafe"),
+        ]
         return in_sequence(calls)
-
-
-def _add_columns(block: Array, ones: Array, partials: Array, total: Array) -> tuple[Launch, ...]:
-    """Return the calls that add the column sums of a dense block to `total`."""
-    matrix = block.reshape(-1, total.size) if total.size else block.reshape(0, 0)
-    return (
-        partial(np.matmul, ones[: matrix.shape[0]], matrix, out=partials),
-        partial(np.add, total, partials, out=total),
-    )
 
 
 def _grad_pieces(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
     columns = shape[-1]
     rows = min(num_elements(shape[:-1]), rows_per_block(columns, dtype.itemsize))
-    extents = (rows * columns, rows * columns, rows, rows, columns, columns)
-    return tuple([Piece((extent,), dtype) for extent in extents])
+    wide, total, part = sum_pieces(rows * columns, columns)
+    return (
+        *[Piece((extent,), dtype) for extent in (rows * columns, rows * columns, rows)],
+        Piece((rows,), WIDE),
+        Piece((columns,), dtype),
+        wide,
+        total,
+        total,
+        part,
+    )
 
 
 NORM_KERNELS = (LayerNormKernel(), LayerNormGradKernel())

@@ -1,15 +1,8 @@
-"""Sums, means, maxima and argmax.
-
-A sum of floats over the last or the first axes of a dense tensor is a product of a matrix with a
-vector of ones: BLAS sums 262,144 float32 along rows of 128 in 17 us, `add.reduce` in 74; along
-columns in 16 against 48. Long rows stay with `add.reduce`, whose pairwise order (Higham 1993,
-section 3) loses less.
-"""
+"""Sums, means, maxima and argmax."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -20,44 +13,67 @@ from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
+from actors.kernels.sums import SHORT_ROW, TERMS, WIDE, SumScratch, column_sums, sum_pieces
+from actors.kernels.work import Pass, Product, Work, item_weight, over_blocks
 from actors.protocol import Array, Launch
-from compiler.types import DType
+from compiler.types import contiguous_strides
 
-LONGEST_BLAS_ROW = 4096
 _LOOPS_PER_RESULT = 4
-_BLAS = (DType.FLOAT32, DType.FLOAT64)
+_ENOUGH_TERMS = 1024
+"""A block of columns with fewer terms is not worth the calls: its rows are gathered instead."""
 
 
-class _Form(Enum):
-    """How a sum is computed."""
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """How a sum of floats is computed from `order`, the axes with those of the result first.
 
-    ROWS = "matrix times ones"
-    COLUMNS = "ones times matrix"
-    PLAIN = "add.reduce"
+    With `outer` the result has axes before the summed ones, and others behind that are summed as
+    columns; -1: rows of all that is summed are gathered.
+    """
 
-
-def _form(shape: tuple[int, ...], axes: tuple[int, ...], is_dense: bool, is_blas: bool) -> _Form:
-    num_axes, rank = len(axes), len(shape)
-    if not (axes and is_dense and is_blas) or num_axes == rank:
-        return _Form.PLAIN
-    if axes == tuple(range(rank - num_axes, rank)):
-        short = num_elements(shape[rank - num_axes :]) <= LONGEST_BLAS_ROW
-        return _Form.ROWS if short else _Form.PLAIN
-    return _Form.COLUMNS if axes == tuple(range(num_axes)) else _Form.PLAIN
+    order: tuple[int, ...]
+    num_kept: int
+    terms: int
+    outer: int = -1
 
 
-def _ones(
-    form: _Form, shape: tuple[int, ...], axes: tuple[int, ...], dtype: np.dtype[np.generic]
-) -> tuple[Piece, ...]:
-    if form is _Form.PLAIN:
-        return ()
-    return (Piece((num_elements(tuple([shape[axis] for axis in axes])),), dtype),)
+def _walk(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Walk:
+    kept = tuple([axis for axis in range(len(shape)) if axis not in axes])
+    terms = num_elements(tuple([shape[axis] for axis in axes]))
+    outer = axes[0]
+    columns = num_elements(shape[axes[-1] + 1 :])
+    is_range = axes == tuple(range(axes[0], axes[-1] + 1))
+    is_range &= axes[-1] + 2 == len(shape) or columns <= TERMS
+    is_worth = num_elements(shape[:outer]) == 1 or terms * columns >= _ENOUGH_TERMS
+    if is_range and columns > 1 and is_worth:
+        return _Walk(tuple(range(len(shape))), len(kept), terms, outer)
+    return _Walk((*kept, *axes), len(kept), terms)
+
+
+def _pieces(walk: _Walk, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    """Return the scratch of sums, and ones."""
+    results = num_elements(tuple([shape[axis] for axis in walk.order[: walk.num_kept]]))
+    if walk.outer < 0:
+        results = min(results, max(1, TERMS // max(walk.terms, 1)))
+    else:
+        results = num_elements(shape[len(shape) - walk.num_kept + walk.outer :])
+    ones = Piece((min(walk.terms, TERMS),), WIDE)
+    return (*sum_pieces(num_elements(shape), results), ones)
+
+
+def _is_pairwise(
+    shape: tuple[int, ...], strides: tuple[int, ...], item: int, axes: tuple[int, ...]
+) -> bool:
+    """Whether the summed axes are one dense run of many elements, which numpy adds in pairs."""
+    steps = contiguous_strides(shape, item)
+    terms = num_elements(tuple([shape[axis] for axis in axes]))
+    is_last = axes == tuple(range(len(shape) - len(axes), len(shape)))
+    return is_last and terms >= SHORT_ROW and all([strides[i] == steps[i] for i in axes])
 
 
 @dataclass(frozen=True, slots=True)
 class SumKernel:
-    """`sum` and `mean`."""
+    """`sum` and `mean`; of floats in float64 (see `sums`)."""
 
     op: str
 
@@ -69,16 +85,20 @@ class SumKernel:
     def query(
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
-        """Take every number; a mean only of floats. Scratch is the vector of ones, if any."""
+        """Take every number; a mean only of floats. Scratch is a block, its sums, and ones."""
         (x,), (out,) = inputs, outputs
         if has_bfloat16(inputs) or (self.op == "mean" and not x.type.dtype.is_float):
             return None
         axes = integers(attrs, "axes")
-        is_blas = x.type.dtype in _BLAS and out.type.dtype is x.type.dtype
-        form = _form(x.shape, axes, x.is_dense and out.is_dense, is_blas)
-        work = _sum_work(form, x, out)
-        pieces = _ones(form, x.shape, axes, x.dtype)
-        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
+        is_pairwise = _is_pairwise(x.shape, x.strides_bytes, x.dtype.itemsize, axes)
+        if not (axes and x.type.dtype.is_float) or is_pairwise:
+            return cost.needs(inputs, outputs, _reduction(x, out))
+        elements = x.type.num_elements
+        size = scratch.size_bytes(_pieces(_walk(x.shape, axes), x.shape))
+        rows = max(out.type.num_elements, 1)
+        product = Product(item_weight(WIDE.itemsize), rows, 1, elements // rows)
+        work = over_blocks(elements, WIDE.itemsize, {Pass.SIMPLE: 1}, products=(product,))
+        return cost.needs(inputs, outputs, work, size)
 
     def bind(
         self,
@@ -89,51 +109,69 @@ class SumKernel:
     ) -> Launch:
         """Return the sum, and for a mean the division by the count."""
         (x,), (out,) = inputs, outputs
-        axes = integers(attrs, "axes")
-        is_blas = DType(x.dtype.name) in _BLAS and out.dtype == x.dtype
-        form = _form(x.shape, axes, x.flags.c_contiguous and out.flags.c_contiguous, is_blas)
-        calls = _sum_calls(form, x, out, axes, flag(attrs, "keepdims"), workspace)
-        if self.op == "mean" and axes:
+        axes, kept = integers(attrs, "axes"), flag(attrs, "keepdims")
+        if not axes:
+            return partial(np.copyto, out, x, casting="unsafe")
+        if x.dtype.kind != "f" or _is_pairwise(x.shape, x.strides, x.itemsize, axes):
+            reduced = partial(np.add.reduce, x, axes, out.dtype, out, kept)
             count = np.array(num_elements(tuple([x.shape[axis] for axis in axes])), out.dtype)
-            calls.append(partial(np.divide, out, count, out=out))
-        return in_sequence(calls)
+            mean = partial(np.divide, out, count, out=out)
+            return in_sequence((reduced, mean) if self.op == "mean" else (reduced,))
+        if kept:
+            out = out[(*[0 if axis in axes else slice(None) for axis in range(x.ndim)], ...)]
+        walk = _walk(x.shape, axes)
+        *held, ones = scratch.carve(workspace, _pieces(walk, x.shape))
+        s = SumScratch(*held)
+        count = np.array(walk.terms if self.op == "mean" else 1, WIDE)
+        sums = _sums_of_columns if walk.outer >= 0 else _sums_of_rows
+        calls = sums(x.transpose(walk.order), out, walk, count, ones, s)
+        return in_sequence([partial(ones.fill, 1), *calls])
 
 
-def _sum_work(form: _Form, x: Operand, out: Operand) -> Work:
-    if form is _Form.PLAIN:
-        return _reduction(x, out)
-    rows = out.type.num_elements
-    summed = x.type.num_elements // max(rows, 1)
-    m, n = (rows, 1) if form is _Form.ROWS else (1, rows)
-    return Work(
-        1.0 + CALLS_PER_PRODUCT, products=(Product(item_weight(x.dtype.itemsize), m, n, summed),)
-    )
+def _sums_of_columns(
+    x: Array, out: Array, walk: _Walk, count: Array, ones: Array, s: SumScratch
+) -> list[Launch]:
+    calls: list[Launch] = []
+    num_axes = x.ndim - walk.num_kept
+    for index in np.ndindex(x.shape[: walk.outer]):
+        own, result = x[index], out[(*index, ...)]
+        totals = s.totals[: result.size]
+        calls += [
+            partial(totals.fill, 0),
+            *column_sums(own, num_axes, ones, totals, s),
+            partial(np.divide, totals, count, out=totals),
+            partial(np.copyto, result, totals.reshape(result.shape), casting="unsafe"),
+        ]
+    return calls
+
+
+def _sums_of_rows(
+    x: Array, out: Array, walk: _Walk, count: Array, ones: Array, s: SumScratch
+) -> list[Launch]:
+    calls: list[Launch] = []
+    for rows, result in cut((x, out), walk.num_kept, max(1, TERMS // max(walk.terms, 1))):
+        totals, parts = s.totals[: result.size], s.parts[: result.size]
+        calls.append(partial(totals.fill, 0))
+        # More terms than a block has are those of a single row.
+        pieces = cut((rows,), rows.ndim, TERMS) if walk.terms > TERMS else [(rows,)]
+        for (piece,) in pieces:
+            wide = scratch.window(s.wide, (result.size, piece.size // max(result.size, 1)))
+            calls += [
+                partial(np.copyto, wide.reshape(piece.shape), piece),
+                partial(np.matmul, wide, ones[: wide.shape[1]], out=parts),
+                partial(np.add, totals, parts, out=totals),
+            ]
+        calls += [
+            partial(np.divide, totals, count, out=totals),
+            partial(np.copyto, result, totals.reshape(result.shape), casting="unsafe"),
+        ]
+    return calls
 
 
 def _reduction(x: Operand, out: Operand) -> Work:
     """Return the work of a reduction by numpy: every result starts a loop, a slow one."""
     loops = _LOOPS_PER_RESULT * out.type.num_elements
     return Work(loops=loops, passes=((Pass.REDUCE, float(x.type.size_bytes)),))
-
-
-def _sum_calls(
-    form: _Form,
-    x: Array,
-    out: Array,
-    axes: tuple[int, ...],
-    keepdims: bool,
-    workspace: Array | None,
-) -> list[Launch]:
-    if not axes:
-        return [partial(np.copyto, out, x, casting="unsafe")]
-    if form is _Form.PLAIN:
-        reduced = partial(np.add.reduce, x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
-        return [reduced]
-    (ones,) = scratch.carve(workspace, _ones(form, x.shape, axes, x.dtype))
-    fill: Launch = partial(ones.fill, 1)
-    if form is _Form.ROWS:
-        return [fill, partial(np.matmul, x.reshape(out.size, ones.size), ones, out=out.reshape(-1))]
-    return [fill, partial(np.matmul, ones, x.reshape(ones.size, out.size), out=out.reshape(-1))]
 
 
 @dataclass(frozen=True, slots=True)

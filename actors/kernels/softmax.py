@@ -24,6 +24,7 @@ from actors.kernels.blocks import block_elements, cut, num_elements, rows_per_bl
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
 from actors.kernels.rows import are_row_floats, safe_sums, sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import row_sums
 from actors.kernels.work import Pass, Product, Work, item_weight, over_blocks
 from actors.protocol import Array, Launch
 
@@ -169,7 +170,7 @@ def _row_softmax(
     source, prepare = start
     low, high = safe_sums(t.dtype)
     exponential = partial(np.exp, source, out=t)
-    sums = partial(np.matmul, t, ones, out=total)
+    sums = row_sums(t, ones, total)
     divide = partial(np.divide, t, total[..., None], out=out)
     is_safe = partial(sum_is_safe, total, extremes[0:1].reshape(()), extremes[1:].reshape(()))
     maximum = partial(np.maximum.reduce, source, axis=-1, out=total)
@@ -231,21 +232,16 @@ class SoftmaxGradKernel:
             return in_sequence(())
         block, sums, ones = scratch.carve(workspace, _grad_pieces(y.shape, y.dtype))
         scale = np.array(number(attrs, "scale"), y.dtype)
-        calls: list[Launch] = [partial(ones.fill, scale)]
+        calls: list[Launch] = [partial(ones.fill, 1)]
         limit = rows_per_block(y.shape[-1], y.itemsize)
         for g, p, result in cut((dy, y, out), y.ndim - 1, limit):
             t = scratch.window(block, p.shape)
             total = scratch.window(sums, p.shape[:-1])
-            # The vector "of ones" holds the scale; so the difference is scaled as a whole.
-            calls += [partial(np.multiply, g, p, out=t), partial(np.matmul, t, ones, out=total)]
-            scaled = g
+            calls += [partial(np.multiply, g, p, out=t), row_sums(t, ones, total)]
+            calls.append(partial(np.subtract, g, total[..., None], out=t))
             if scale != 1:
-                calls.append(partial(np.multiply, g, scale, out=t))
-                scaled = t
-            calls += [
-                partial(np.subtract, scaled, total[..., None], out=t),
-                partial(np.multiply, t, p, out=result),
-            ]
+                calls.append(partial(np.multiply, t, scale, out=t))
+            calls.append(partial(np.multiply, t, p, out=result))
         return in_sequence(calls)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Node
+from compiler.ops.reduce import total
 from compiler.ops.rule import Grads
 from compiler.ops.signature import (
     Array,
@@ -104,8 +105,8 @@ def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     scores = _scores(q, k, attrs)
     largest = scores.max(axis=-1, keepdims=True)
     e = np.exp(scores - largest)
-    total = e.sum(axis=-1, keepdims=True)
-    return np.matmul(e / total, v), (largest + np.log(total))[..., 0]
+    sums = total(e, -1, keepdims=True)
+    return np.matmul(e / sums, v), (largest + np.log(sums))[..., 0]
 
 
 @reference.of(ATTENTION_GRAD)
@@ -113,7 +114,7 @@ def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]
     dy, q, k, v, y, lse = inputs
     p = np.exp(_scores(q, k, attrs) - lse[..., None])
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
-    delta = (dy * y).sum(axis=-1, keepdims=True)
+    delta = total(dy * y, -1, keepdims=True)
     ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) - delta)
     return (
         np.matmul(ds, k),

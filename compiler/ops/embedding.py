@@ -57,9 +57,14 @@ def _embedding_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]
     dy, ids = inputs
     rows = attrs.int_("rows")
     check_indices(ids, rows, "embedding", "id", "rows")
-    result = np.zeros((rows, dy.shape[-1]), dy.dtype)
+    return (sums_by_id(dy, ids, rows),)
+
+
+def sums_by_id(dy: Array, ids: Array, rows: int) -> Array:
+    """Return the sums of the rows of dy with equal ids, added up in float64, in its dtype."""
+    result = np.zeros((rows, dy.shape[-1]), np.promote_types(dy.dtype, np.float64))
     np.add.at(result, ids.astype(np.int64), dy)
-    return (result,)
+    return np.asarray(result.astype(dy.dtype))
 
 
 @cost.of(EMBEDDING)

@@ -20,6 +20,7 @@ from compiler.group import GroupInput, Instruction, Kind, Program
 from compiler.group_space import Space
 from compiler.ops.loss import check_indices
 from compiler.ops.random import dropout_mask
+from compiler.ops.reduce import total
 from compiler.types import DType, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -58,10 +59,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "or": np.logical_or,
     "not": np.logical_not,
     "select": np.where,
-    "row_sum": lambda x: x.sum(axis=1, keepdims=True, dtype=x.dtype),
+    "row_sum": lambda x: total(x, 1, keepdims=True),
     "row_max": lambda x: x.max(axis=1, keepdims=True),
     "row_min": lambda x: x.min(axis=1, keepdims=True),
-    "column_sum": lambda x: x.sum(axis=0, keepdims=True, dtype=x.dtype),
+    "column_sum": lambda x: total(x, 0, keepdims=True),
 }
 
 

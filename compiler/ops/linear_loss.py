@@ -13,6 +13,7 @@ from compiler.attrs import NO_ATTRS, Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.loss import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
+from compiler.ops.reduce import total
 from compiler.ops.rule import Grads
 from compiler.ops.signature import (
     Array,
@@ -115,7 +116,7 @@ def _grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     dloss, x, weight, *bias, labels, lse = inputs
     logits = _logits(x, weight, bias)
     (dy,) = reference.get(CROSS_ENTROPY_GRAD)(NO_ATTRS, dloss, logits, labels, lse)
-    gradients = (dy @ weight, dy.T @ x, dy.sum(axis=0))
+    gradients = (dy @ weight, dy.T @ x, total(dy, 0))
     return tuple([g for g, name in zip(gradients, GRADIENTS, strict=True) if attrs.bool_(name)])
 
 

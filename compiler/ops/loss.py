@@ -7,6 +7,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Node
+from compiler.ops.reduce import total
 from compiler.ops.rule import Grads
 from compiler.ops.signature import (
     Array,
@@ -69,9 +70,9 @@ def _cross_entropy_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     logits, labels = inputs
     check_indices(labels, logits.shape[1], "cross_entropy", "label", "classes")
     largest = logits.max(axis=1)
-    lse = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    lse = largest + np.log(total(np.exp(logits - largest[:, None]), 1))
     picked = logits[np.arange(len(labels)), labels]
-    return np.asarray((lse - picked).mean()), lse
+    return total(lse - picked, 0, len(lse)), lse
 
 
 @reference.of(CROSS_ENTROPY_GRAD)

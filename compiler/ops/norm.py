@@ -7,6 +7,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Node
+from compiler.ops.reduce import total
 from compiler.ops.rule import Grads
 from compiler.ops.signature import (
     Array,
@@ -64,8 +65,9 @@ def _layer_norm_grad_type(inputs: Types, attrs: Attrs) -> Types:
 @reference.of(LAYER_NORM)
 def _layer_norm_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     x, gamma, beta = inputs
-    mean = x.mean(axis=-1, keepdims=True)
-    variance = np.square(x - mean).mean(axis=-1, keepdims=True)
+    count = x.shape[-1]
+    mean = total(x, -1, count, keepdims=True)
+    variance = total(np.square(x - mean), -1, count, keepdims=True)
     rstd = 1 / np.sqrt(variance + attrs.float_("eps"))
     y = (x - mean) * rstd * gamma + beta
     return y, mean[..., 0], rstd[..., 0]
@@ -76,11 +78,12 @@ def _layer_norm_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...
     dy, x, gamma, mean, rstd = inputs
     normal = (x - mean[..., None]) * rstd[..., None]
     inner = dy * gamma
-    constant = inner.mean(axis=-1, keepdims=True)
-    slope = (inner * normal).mean(axis=-1, keepdims=True)
+    count = x.shape[-1]
+    constant = total(inner, -1, count, keepdims=True)
+    slope = total(inner * normal, -1, count, keepdims=True)
     dx = rstd[..., None] * (inner - constant - normal * slope)
     rows = tuple(range(x.ndim - 1))
-    return dx, np.asarray((dy * normal).sum(axis=rows)), np.asarray(dy.sum(axis=rows))
+    return dx, total(dy * normal, rows), total(dy, rows)
 
 
 @cost.of(LAYER_NORM)

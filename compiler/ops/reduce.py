@@ -69,6 +69,19 @@ def num_reduced(attrs: Attrs, shape: tuple[int, ...]) -> int:
     return math.prod(shape[axis] for axis in attrs.ints("axes"))
 
 
+def total(
+    x: Array, axes: int | tuple[int, ...], count: int = 1, *, keepdims: bool = False
+) -> Array:
+    """Return the sum of an array over axes, divided by `count`, in its dtype.
+
+    Floats are added up in float64, whatever their width: references are what kernels are held to.
+    """
+    if x.dtype.kind != "f":
+        return np.asarray(np.sum(x, axes, x.dtype, keepdims=keepdims))
+    wide = np.asarray(np.sum(x, axes, np.promote_types(x.dtype, np.float64), keepdims=keepdims))
+    return np.asarray((wide / count).astype(x.dtype))
+
+
 @infer_type.of(SUM)
 def _sum_type(inputs: Types, attrs: Attrs) -> Types:
     (x,) = expect_inputs(inputs, "x")
@@ -106,7 +119,7 @@ def _sum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     (x,) = inputs
     if num_reduced(attrs, x.shape) == 1:
         return (_alone(attrs, x),)
-    return (np.asarray(np.sum(x, attrs.ints("axes"), x.dtype, keepdims=attrs.bool_("keepdims"))),)
+    return (np.asarray(total(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims"))),)
 
 
 @reference.of(MEAN)
@@ -114,7 +127,9 @@ def _mean_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     (x,) = inputs
     if num_reduced(attrs, x.shape) == 1:
         return (_alone(attrs, x),)
-    return (np.asarray(np.mean(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims"))),)
+    count = num_reduced(attrs, x.shape)
+    kept = attrs.bool_("keepdims")
+    return (np.asarray(total(x, attrs.ints("axes"), count, keepdims=kept)),)
 
 
 def _alone(attrs: Attrs, x: Array) -> Array:

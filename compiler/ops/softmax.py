@@ -10,6 +10,7 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
+from compiler.ops.reduce import total
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
@@ -71,13 +72,13 @@ def _softmax_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     if z.shape[-1] == 0:
         return (z,)
     e = np.exp(z - z.max(axis=-1, keepdims=True))
-    return (e / e.sum(axis=-1, keepdims=True),)
+    return (e / total(e, -1, keepdims=True),)
 
 
 @reference.of(SOFTMAX_GRAD)
 def _softmax_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     dy, y = inputs
-    return (attrs.float_("scale") * y * (dy - (dy * y).sum(axis=-1, keepdims=True)),)
+    return (attrs.float_("scale") * y * (dy - total(dy * y, -1, keepdims=True)),)
 
 
 @cost.of(SOFTMAX)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.ops.embedding import sums_by_id
 from compiler.ops.loss import check_indices
 from compiler.ops.signature import (
     Array,
@@ -48,9 +49,7 @@ def _update_type(inputs: Types, attrs: Attrs) -> Types:
 def _update_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     param, dy, ids, lr = inputs
     check_indices(ids, param.shape[0], "embedding", "id", "rows")
-    gradient = np.zeros_like(param)
-    np.add.at(gradient, ids.astype(np.int64), dy)
-    return (np.asarray(param - lr * gradient),)
+    return (np.asarray(param - lr * sums_by_id(dy, ids, param.shape[0])),)
 
 
 @cost.of(EMBEDDING_SGD_UPDATE)

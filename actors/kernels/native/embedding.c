@@ -1,7 +1,8 @@
 /* Rows of a table by integer id; the gradient of the table; plain descent on the rows of a batch.
  *
  * Ids outside of the table end a launch with status 1. Sums of rows are added in the order of the
- * ids, and threads share the table by rows and columns, so that the sums are the same on every run.
+ * ids, in double, and threads share the table by rows and columns, so that the sums are the same on
+ * every run.
  */
 #include "runtime.h"
 
@@ -180,8 +181,8 @@ AF_EXPORT int32_t af_embedding_concat(void *arguments) {
     return a->is_bad;
 }
 
-/* The gradient of the table. Threads share a small one by columns, and then look at all ids; a
- * large one by rows, and then the places of the ids are sorted by part first, in order. */
+/* The gradient of the table. The places of equal ids are chained in order; threads share a small
+ * table by columns and a large one by rows. A row is added up in double before it is written. */
 typedef struct {
     const char *dy;
     char *out;
@@ -189,31 +190,37 @@ typedef struct {
     Places rows; /* of dy */
     int64_t num_rows, columns, is_wide;
     int64_t part_shift, num_row_parts, columns_per_part, num_column_parts, max_workers;
-    int64_t *dense;  /* [num ids] */
-    int32_t *sorted; /* [num ids], where there are several parts of rows */
-    int64_t *ends;   /* [num_row_parts] */
+    int64_t *dense;         /* [num ids] */
+    int32_t *next, *firsts; /* [num ids]: the next place of the same id; [num_rows]; or -1 */
 } ScatterArguments;
 
 #define SCATTER(T)                                                                           \
-    static void scatter_##T(const ScatterArguments *a, int64_t part, int64_t column,         \
-                            int64_t columns) {                                               \
-        T *table = (T *)a->out + column;                                                     \
-        int64_t row = part << a->part_shift;                                                 \
-        int64_t last = af_min(row + ((int64_t)1 << a->part_shift), a->num_rows);             \
-        if (columns == a->columns)                                                           \
-            memset(table + row * columns, 0, (last - row) * columns * sizeof(T));            \
-        else                                                                                 \
-            for (; row < last; row++)                                                        \
-                memset(table + row * a->columns, 0, columns * sizeof(T));                    \
-        int is_sorted = a->num_row_parts > 1;                                                \
-        int64_t end = is_sorted ? a->ends[part] : a->ids.num;                                \
-        for (int64_t i = is_sorted && part ? a->ends[part - 1] : 0; i < end; i++) {          \
-            int64_t place = is_sorted ? a->sorted[i] : i;                                    \
-            const T *dy = (const T *)(a->dy + offset_at(&a->rows, place)) + column;          \
-            T *total = table + a->dense[place] * a->columns;                                 \
+    static void scatter_row_##T(const ScatterArguments *a, int64_t row, int64_t column,      \
+                                int64_t columns) {                                           \
+        T *out = (T *)a->out + row * a->columns + column;                                    \
+        int64_t first = a->firsts[row];                                                      \
+        if (first < 0) {                                                                     \
+            memset(out, 0, columns * sizeof(T));                                             \
+            return;                                                                          \
+        }                                                                                    \
+        double total[BUFFER];                                                                \
+        for (int64_t c = 0; c < columns; c++) total[c] = 0;                                  \
+        for (int64_t i = first; i >= 0;) {                                                   \
+            const T *dy = (const T *)(a->dy + offset_at(&a->rows, i)) + column;              \
+            i = a->next[i];                                                                  \
+            if (i >= 0)                                                                      \
+                __builtin_prefetch((const T *)(a->dy + offset_at(&a->rows, i)) + column);    \
             _Pragma("omp simd")                                                              \
             for (int64_t c = 0; c < columns; c++) total[c] += dy[c];                         \
         }                                                                                    \
+        for (int64_t c = 0; c < columns; c++) out[c] = (T)total[c];                          \
+    }                                                                                        \
+    static void scatter_##T(const ScatterArguments *a, int64_t part, int64_t column,         \
+                            int64_t columns) {                                               \
+        int64_t last = af_min((part + 1) << a->part_shift, a->num_rows);                     \
+        for (int64_t row = part << a->part_shift; row < last; row++)                         \
+            for (int64_t done = 0; done < columns; done += BUFFER)                           \
+                scatter_row_##T(a, row, column + done, af_min(BUFFER, columns - done));      \
     }
 SCATTER(float)
 SCATTER(double)
@@ -227,24 +234,15 @@ static void scatter_chunk(void *arguments, int64_t chunk, int32_t worker) {
     (a->is_wide ? scatter_double : scatter_float)(a, part, column, columns);
 }
 
-/* Counts the ids of each part, and puts their places one part after another. */
-static void sort_places(ScatterArguments *a) {
-    memset(a->ends, 0, a->num_row_parts * sizeof(int64_t));
-    for (int64_t i = 0; i < a->ids.num; i++) a->ends[a->dense[i] >> a->part_shift]++;
-    int64_t begin = 0;
-    for (int64_t part = 0; part < a->num_row_parts; part++) {
-        int64_t count = a->ends[part];
-        a->ends[part] = begin;
-        begin += count;
-    }
-    for (int64_t i = 0; i < a->ids.num; i++)
-        a->sorted[a->ends[a->dense[i] >> a->part_shift]++] = (int32_t)i;
-}
-
 AF_EXPORT int32_t af_embedding_grad(void *arguments) {
     ScatterArguments *a = arguments;
     if (load_ids(&a->ids, 0, a->ids.num, a->num_rows, a->dense)) return 1;
-    if (a->num_row_parts > 1) sort_places(a);
+    memset(a->firsts, 0xff, a->num_rows * sizeof(int32_t));
+    for (int64_t i = a->ids.num - 1; i >= 0; i--) {
+        int32_t *first = a->firsts + a->dense[i];
+        a->next[i] = *first;
+        *first = (int32_t)i;
+    }
     af_parallel(scatter_chunk, a, a->num_row_parts * a->num_column_parts,
                 (int32_t)a->max_workers);
     return 0;
@@ -296,14 +294,14 @@ static void chain_ids(DescentArguments *a) {
     }
 }
 
-/* param - sum of dy * lr, the sum beginning with 0 as that of the whole table does. */
+/* param - sum of dy * lr, the sum rounded as that of the whole table is. */
 #define DESCEND(T)                                                                           \
     static void descend_##T(const DescentArguments *a, int32_t first, T lr) {                \
         const T *param = (const T *)a->param + a->dense[first] * a->columns;                 \
         T *out = (T *)a->out + a->dense[first] * a->columns;                                 \
         for (int64_t column = 0; column < a->columns; column += BUFFER) {                    \
             int64_t columns = af_min(BUFFER, a->columns - column);                           \
-            T total[BUFFER];                                                                 \
+            double total[BUFFER];                                                            \
             for (int64_t c = 0; c < columns; c++) total[c] = 0;                              \
             for (int64_t i = first; i >= 0; i = a->next[i]) {                                \
                 const T *dy = (const T *)(a->dy + offset_at(&a->rows, i)) + column;          \
@@ -312,7 +310,7 @@ static void chain_ids(DescentArguments *a) {
             }                                                                                \
             _Pragma("omp simd")                                                              \
             for (int64_t c = 0; c < columns; c++)                                            \
-                out[column + c] = param[column + c] - total[c] * lr;                         \
+                out[column + c] = param[column + c] - (T)total[c] * lr;                      \
         }                                                                                    \
     }
 DESCEND(float)

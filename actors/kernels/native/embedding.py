@@ -94,9 +94,7 @@ class EmbeddingGradKernel:
             (Pass.GATHER, float(dy.type.size_bytes)),
             (Pass.SIMPLE, float(out.type.size_bytes)),
         )
-        num_ids = ids.type.num_elements
-        cut = _cut(integer(attrs, "rows"), dy.shape[-1], num_ids, dy.dtype.itemsize)
-        size = scratch.size_bytes(_sorting_pieces(num_ids, cut))
+        size = scratch.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
         return cost.needs(inputs, outputs, Work(CALLS, passes=passes), size)
 
     def bind(
@@ -110,7 +108,7 @@ class EmbeddingGradKernel:
         (dy, ids), (out,) = inputs, outputs
         rows, columns = integer(attrs, "rows"), dy.shape[-1]
         cut = _cut(rows, columns, ids.size, dy.itemsize)
-        pieces = scratch.carve(workspace, _sorting_pieces(ids.size, cut))
+        pieces = scratch.carve(workspace, _scatter_pieces(ids.size, rows))
         words: list[Word] = [
             *(address(dy), address(out)),
             *ids_words(ids),
@@ -225,12 +223,9 @@ def rows_words(dy: Array) -> list[Word]:
     return columns_of(walk(dy.shape[:-1], (dy.strides[:-1],), in_order=True), 1)
 
 
-def _sorting_pieces(num_ids: int, cut: _Cut) -> tuple[Piece, ...]:
-    """Return the ids; and, for parts of rows, their places by part, and where each part ends."""
-    ids = Piece((num_ids,), INDEX)
-    if cut.row_parts <= 1:
-        return (ids, Piece((0,), _PLACE), Piece((0,), INDEX))
-    return (ids, Piece((num_ids,), _PLACE), Piece((cut.row_parts,), INDEX))
+def _scatter_pieces(num_ids: int, rows: int) -> tuple[Piece, ...]:
+    """Return the ids, the next place of each id, and the first of each row."""
+    return (Piece((num_ids,), INDEX), Piece((num_ids,), _PLACE), Piece((rows,), _PLACE))
 
 
 def _chain_pieces(num_ids: int) -> tuple[Piece, ...]:

@@ -414,3 +414,20 @@ def test_one_text_serves_every_shape(groups):
     other = Program((GroupInput(F32, FULL),), (Instruction("exp", (0,), F32, FULL),), (1,))
     assert emit(other).name != emit(program).name
     assert "exp" in emit(other).about
+
+
+@pytest.mark.parametrize("kind", ["equal", "random"])
+@pytest.mark.parametrize(("rows", "columns"), [(100_001, 3), (100_001, 1), (3, 100_001)])
+def test_long_sums_lose_less_than_a_millionth(rows, columns, kind, kernel, groups):
+    b = groups.Builder()
+    x = b.input()
+    double = b.op("mul", x, b.constant(2.0))
+    outputs = [b.reduce(f"{way}_sum", v) for v in (x, double) for way in ("row", "column")]
+    program = b.program(*outputs)
+    values = np.full((rows, columns), 0.1, np.float32)
+    if kind == "random":
+        values = np.random.default_rng(1).random((rows, columns), np.float32) + np.float32(0.5)
+    got, _ = groups.run(kernel, program, rows, columns, [values], launches=1)
+    wide = values.astype(np.float64)
+    for y, want in zip(got, [w * wide.sum(a) for w in (1, 2) for a in (1, 0)], strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-6)

@@ -64,10 +64,22 @@ def test_embedding_grad_adds_rows_in_the_order_of_the_ids(
             out = np.full((rows, columns), np.nan, dtype)
             attrs = {"rows": rows}
             (got,) = native_call.call(NATIVE["embedding_grad"], attrs, (dy, ids), (out,))
-            want = np.zeros((rows, columns), dtype)
+            want = np.zeros((rows, columns), np.float64)
             for index in np.ndindex(shape):
                 want[ids[index]] += dy[index]
-            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(got, want.astype(dtype))
+
+
+@pytest.mark.parametrize("op", ["embedding_grad", "embedding_sgd_update"])
+def test_the_sum_of_many_rows_of_one_id_loses_less_than_a_millionth(op, native, native_call):
+    dy, ids = np.full((200_000, 3), 0.1, np.float32), np.ones(200_000, np.int64)
+    given, attrs, sign = (dy, ids), {"rows": 2}, 1
+    if op == "embedding_sgd_update":
+        table = np.zeros((2, 3), np.float32)
+        given, attrs, sign = (table, dy, ids, np.array(1, np.float32)), {}, -1
+    out = np.zeros((2, 3), np.float32)
+    (got,) = native_call.call(NATIVE[op], attrs, given, (out,), launches=1)
+    np.testing.assert_allclose(sign * got[1], dy.astype(np.float64).sum(0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
