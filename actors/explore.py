@@ -49,11 +49,13 @@ def explore(
     commands: Iterable[Callable[[], object]] = (),
     *,
     is_checked: bool = True,
+    before_message: Callable[[int], object] = lambda code: None,
 ) -> int:
     """Run until nothing runs, nothing is under way and no command is left; count the events.
 
     `commands` are called in order, at random moments. `is_checked` validates the machine after
-    every event. Raises what the machine, the observer and the commands raise.
+    every event. `before_message` sees each message before the machine takes it. Raises what the
+    machine, the observer and the commands raise.
     """
     draw = rng.random
     schedule = _Schedule(machine, rng, observer)
@@ -68,7 +70,9 @@ def explore(
         if left and (not (loaded or running) or draw() < pace):
             left.popleft()()
         elif loaded and (not running or draw() < haste):
-            machine.receive(schedule.deliver())
+            code = schedule.deliver()
+            before_message(code)
+            machine.receive(code)
         elif running:
             machine.receive(schedule.finish())
         else:

@@ -151,8 +151,6 @@ class Machine:
         A second call can only lower the limit. Raises ProtocolError when the actor is no source.
         """
         edge = self._admission(actor)
-        if self._state[actor] >= _DRAINING:
-            return
         if limit is not None:
             code = message(Message.READY, edge)
             surplus = self._level[code] + 1 - max(0, limit - self._firings[actor])
@@ -255,7 +253,8 @@ class Machine:
             level = levels[code] + refill
             if level >= refill:
                 # The condition was met before: nothing new can fire. Only here can a slot be one
-                # too many, because a level that crosses zero is below its limit.
+                # too many, because a level that crosses zero is below its limit while slots come
+                # and go by whole firings: see `_count`.
                 if level > self._limit[code]:
                     self._refuse(code)
                 levels[code] = level
@@ -318,7 +317,11 @@ class Machine:
 
     def _count(self, code: int) -> None:
         if code & KIND_MASK == Message.RETURN:
-            self._add(code ^ _RETURN_TO_FREE, 1)
+            free = code ^ _RETURN_TO_FREE
+            self._add(free, 1)
+            # Where slots come one by one, a whole Free can cross zero and its limit at once, which
+            # `receive` does not look for: from now on the table decides, and `_add` looks.
+            self._refill[free] = 0
         else:
             self._add(code, self._wiring.refill[code])
         self._note(code)
@@ -436,7 +439,6 @@ class Machine:
         self._firings[actor] -= 1
         for edge in self.table.outputs[actor]:
             self._add(message(Message.FREE, edge), self.table.edges[edge].produce)
-        self._send(self._wiring.frees[actor])
         admission = self._admission(actor)
         self._leave_ordinary_life(actor)
         permits = message(Message.READY, admission)
@@ -478,7 +480,6 @@ class Machine:
     def _fail(self, actor: int, code: int) -> None:
         self._note(code)
         self._state[actor] = _FAILED
-        self._leave_ordinary_life(actor)
         self.halt()
 
     # -- invariants ------------------------------------------------------------------------------

@@ -1,12 +1,19 @@
-"""How a run fails, through the real loop with fake kernels and ports; gates instead of sleeps."""
+"""How a run fails and ends, through the real loop with fake kernels and ports; gates, no sleeps.
+
+Where an order of messages matters that threads would have to meet by luck, the dispatcher is driven
+by hand, without its thread.
+"""
 
 import threading
 
 import pytest
 
+from actors.dispatch import Dispatcher
 from actors.errors import ActorFailed, SourceExhausted
+from actors.failure import Failure
 from actors.load import load
 from actors.loop import Loop
+from actors.transitions import Message, State, message
 from compiler.errors import InternalError
 from compiler.plan import ActorKind
 
@@ -140,3 +147,155 @@ def test_a_plan_that_cannot_go_on_raises_instead_of_hanging(plan_maker, fake_por
         loop.end()
         with pytest.raises(InternalError, match="'b' waits for 2 more tokens of 'fast'"):
             loop.wait(PATIENCE)
+
+
+# -- driven by hand --------------------------------------------------------------------------------
+
+
+def by_hand(bound):
+    return Dispatcher(
+        bound, clock=lambda: 0, timeline=None, prepare_thread=lambda: None, initial={}
+    )
+
+
+def take(dispatcher, kind, actor):
+    """Let the dispatcher take the end of a firing that a worker ran."""
+    dispatcher._running.add(actor)
+    dispatcher._take(message(kind, actor))
+
+
+def run_to_the_end(dispatcher):
+    """Deliver everything and end every firing that was started."""
+    machine = dispatcher.machine
+    while machine.outbox or machine.fireable or machine.detached:
+        while machine.outbox:
+            machine.receive(machine.outbox.popleft())
+        for started in (machine.fireable, machine.detached):
+            while started:
+                machine.receive(message(Message.DONE, started.popleft()))
+    machine.validate()
+
+
+@pytest.fixture
+def uneven(plan_maker, fake_port):
+    """Two sources of which the first fires three times a step, and a sink; driven by hand."""
+    make = plan_maker()
+    left, right = make.edge("left", 6, "left"), make.edge("right", 1, "right")
+    make.actor("short", ActorKind.SOURCE, outputs=[(left, 1)], is_thread=False)
+    make.actor("long", ActorKind.SOURCE, outputs=[(right, 1)], is_thread=False)
+    make.actor("join", ActorKind.SINK, inputs=[(left, 3), (right, 1)], is_thread=False)
+    ports = {name: fake_port() for name in ("short", "long", "join")}
+    return by_hand(load(make.plan(), ports, {}))
+
+
+def exhaust_after(dispatcher, firings):
+    """Admit five steps, and let the first source end in its firing of that number."""
+    dispatcher.admit(5)
+    dispatcher.machine.fireable.remove(0)
+    for _ in range(firings):
+        dispatcher._receive(message(Message.DONE, 0))
+        dispatcher.machine.fireable.remove(0)
+    dispatcher._receive(message(Message.EXHAUSTED, 0))
+
+
+@pytest.mark.parametrize(("firings", "steps"), [(2, 1), (3, 1), (4, 2), (5, 2)])
+def test_a_step_that_was_begun_by_the_source_that_ends_is_begun_by_the_others_too(
+    uneven, firings, steps
+):
+    exhaust_after(uneven, firings)
+    run_to_the_end(uneven)
+    assert uneven.machine.is_finished
+    assert uneven.machine.firing_index(1) + 1 == steps
+    assert uneven.machine.firing_index(2) + 1 == firings // 3
+
+
+def test_steps_admitted_after_a_source_has_ended_change_nothing(uneven):
+    exhaust_after(uneven, 4)
+    uneven.admit(3)
+    run_to_the_end(uneven)
+    assert uneven.machine.firing_index(1) + 1 == 2
+
+
+def test_once_a_source_has_ended_a_run_that_stands_still_is_told(uneven):
+    exhaust_after(uneven, 4)
+    with pytest.raises(InternalError, match="the plan cannot finish"):
+        uneven._check_progress()
+
+
+def test_a_run_that_waits_is_stuck_only_at_its_end_with_nothing_under_way(pipeline):
+    dispatcher = by_hand(pipeline()[0])
+    dispatcher._check_progress()
+    dispatcher.end_admission()
+    dispatcher._running.add(0)
+    dispatcher._check_progress()
+    dispatcher._running.clear()
+    dispatcher.command(lambda: None)
+    dispatcher._check_progress()
+    dispatcher._take(dispatcher._inbox.get())
+    with pytest.raises(InternalError, match="the plan cannot finish: 'step' waits for"):
+        dispatcher._check_progress()
+
+
+def test_a_halt_drops_all_that_was_started_and_has_not_begun(pipeline):
+    dispatcher = by_hand(pipeline()[0])
+    dispatcher.admit(1)
+    machine = dispatcher.machine
+    machine.fireable.append(1)
+    machine.flushing.append(2)
+    worker = dispatcher.workers[0]
+    worker.put((0, ()))
+    dispatcher._running.add(0)
+    dispatcher.halt()
+    assert machine.is_halted
+    assert [*machine.fireable, *machine.detached, *machine.flushing] == []
+    assert not dispatcher._running
+    assert worker.drop() == ()
+
+
+def test_a_flushed_firing_that_has_not_begun_is_dropped_when_another_fails(
+    plan_maker, fake_port, bodies
+):
+    make = plan_maker()
+    batch = make.edge("batch", 3)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], is_thread=False)
+    make.actor("log", ActorKind.SINK, inputs=[(batch, 3)], is_thread=False, is_flushed=True)
+    make.actor("bad", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
+    flushed = []
+    ports = {
+        "data": fake_port(),
+        "log": fake_port(flushed.append),
+        "bad": fake_port(bodies.fail_at(0, OSError("full"))),
+    }
+    with Loop(load(make.plan(), ports, {})) as loop:
+        loop._dispatcher.command(lambda: (loop._dispatcher.admit(1), loop.end()))
+        with pytest.raises(ActorFailed, match="actor 'bad' failed in firing 0"):
+            loop.wait(PATIENCE)
+        assert loop._dispatcher.machine.state(1) is State.FLUSHING
+    assert flushed == []
+
+
+def test_what_fails_while_the_run_is_closed_is_no_failure(pipeline):
+    dispatcher = by_hand(pipeline()[0])
+    dispatcher.admit(1)
+    dispatcher.is_closing = True
+    dispatcher._note_failure(Failure(0, 0, 0, OSError("closed")))
+    take(dispatcher, Message.FAILED, 0)
+    assert dispatcher.failure is None
+    assert dispatcher.machine.is_halted
+
+
+def test_a_launch_that_close_breaks_is_no_failure(pipeline, bodies):
+    entered, closed = threading.Event(), threading.Event()
+
+    def compute(inputs, outputs):
+        entered.set()
+        closed.wait(PATIENCE)
+        raise OSError("connection closed")
+
+    bound, ports = pipeline(bodies.Counting(), compute)
+    ports["log"].close = closed.set
+    with Loop(bound) as loop:
+        loop.admit(1)
+        assert entered.wait(PATIENCE)
+        loop.close()
+        assert loop.wait(PATIENCE) is False

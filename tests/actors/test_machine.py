@@ -447,3 +447,120 @@ def test_validate_finds_what_does_not_add_up(break_it, text):
     break_it(machine)
     with pytest.raises(InternalError, match=text):
         machine.validate()
+
+
+def test_a_slot_too_many_is_refused_where_slots_have_come_back_one_by_one():
+    machine = Machine(MachineTable.from_edges(["a", "b"], [Edge("r", 0, 1, 3, 3, 3)], sources=[0]))
+    machine.admit(0, 2)
+    machine.fireable.clear()
+    machine.receive(message(Message.DONE, 0))
+    machine.receive(message(Message.RETURN, 0))
+    before = state_of(machine)
+    with pytest.raises(ProtocolError, match="FREE 'r' b -> a is not allowed now"):
+        machine.receive(message(Message.FREE, 0))
+    assert state_of(machine) == before
+
+
+# -- after a halt ----------------------------------------------------------------------------------
+
+
+def halted_before_the_end(flushed):
+    """A machine that was halted while the End of its source was on its way."""
+    edges = [Edge("r", 0, 1, 1, 2, 3)]
+    machine = Machine(
+        MachineTable.from_edges(["a", "b"], edges, sources=[0], flushed=[1] if flushed else [])
+    )
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    machine.fireable.clear()
+    machine.receive(message(Message.DONE, 0))
+    machine.halt()
+    return machine
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_the_last_end_closes_nobody_after_a_halt(flushed):
+    machine = halted_before_the_end(flushed)
+    settle(machine)
+    assert machine.state(1) is State.WAITING
+    assert not machine.flushing
+    assert machine.is_quiescent
+
+
+def test_a_flushed_actor_that_waits_for_a_slot_does_not_start_after_a_halt():
+    machine = flushed(rate=1, num_slots=1)
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    settle(machine)
+    done(machine, 0)
+    done(machine, 1)
+    assert machine.state(1) is State.CLOSING
+    machine.halt()
+    done(machine, 2)
+    assert machine.state(1) is State.CLOSING
+    assert not machine.flushing
+
+
+def test_halting_twice_is_halting_once(pair):
+    pair.admit(0, 1)
+    pair.halt()
+    pair.halt()
+    done(pair, 0)
+    assert pair.is_quiescent
+
+
+# -- what a machine tells --------------------------------------------------------------------------
+
+
+def test_a_draining_actor_lacks_the_slots_that_are_not_home(pair):
+    pair.admit(0, 1)
+    pair.end_admission(0)
+    done(pair, 0)
+    assert pair.state(0) is State.DRAINING
+    assert pair.lacks(0) == (message(Message.FREE, 0),)
+    done(pair, 1)
+    assert pair.lacks(0) == ()
+
+
+def test_a_waiting_actor_lacks_tokens_and_slots(pair):
+    pair.admit(0, 2)
+    done(pair, 0)
+    done(pair, 0)
+    assert pair.lacks(0) == (message(Message.READY, 1), message(Message.FREE, 0))
+    done(pair, 1)
+    assert pair.lacks(0) == (message(Message.READY, 1),)
+
+
+@pytest.mark.parametrize("actor", [-1, 1, 2])
+def test_nobody_but_a_source_is_admitted_or_ended(pair, actor):
+    for ask in (lambda: pair.admit(actor, 1), lambda: pair.end_admission(actor)):
+        with pytest.raises(ProtocolError, match=f"actor {actor} is no source"):
+            ask()
+
+
+def test_what_comes_back_at_the_end_of_a_run_is_told():
+    edges = [Edge("r", 0, 2, 1, 1, 2), Edge("s", 1, 2, 1, 1, 2)]
+    machine = Machine(MachineTable.from_edges(["a", "b", "join"], edges, sources=[0, 1]))
+    machine.admit(0, 2)
+    machine.end_admission(1)
+    settle(machine)
+    assert machine.state(2) is State.DRAINING
+    done(machine, 0)
+    machine.fireable.clear()
+    machine.receive(message(Message.EXHAUSTED, 0))
+    settle(machine)
+    assert machine.last_messages(9)[-4:] == (
+        "READY 'r' a -> join",
+        "RETURN 'r' join -> a",
+        "EXHAUSTED a",
+        "END 'r' a -> join",
+    )
+    assert machine.story(2)[-3:] == ("READY 'r' a -> join", "EXHAUSTED a", "END 'r' a -> join")
+    assert machine.story(0)[-2:] == ("RETURN 'r' join -> a", "EXHAUSTED a")
+    assert machine.is_finished
+
+
+def test_a_failure_is_told(pair):
+    pair.admit(0, 1)
+    pair.receive(message(Message.FAILED, 0))
+    assert pair.story(0)[-1] == "FAILED data"

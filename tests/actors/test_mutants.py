@@ -2,7 +2,7 @@
 
 A mutant says in its docstring what it does wrong. The machine's own check that a slot comes home
 only once is off, since it would find many of them first: the oracle has to, or, where a mutant says
-so, the transition table.
+so, the transition table. Forged messages, which only that check can refuse, come last.
 """
 
 from itertools import islice
@@ -13,7 +13,7 @@ import pytest
 from actors.errors import ProtocolError
 from actors.machine import Machine
 from actors.proof.oracle import OracleError, play
-from actors.proof.scenario import make_scenario
+from actors.proof.scenario import Command, Order, Scenario, make_scenario
 from actors.table import OUTSIDE
 from actors.transitions import TRANSITIONS, Message, Reaction, State, kind_of, message, subject_of
 
@@ -53,7 +53,7 @@ def killer(machine_type, seed):
     rng = Random(seed)
     scenario = make_scenario(rng)
     try:
-        play(scenario, machine_type(scenario.table), rng, is_checked=False)
+        play(scenario, machine_type(scenario.table), rng, is_checked=False, forged_share=0.0)
     except (OracleError, ProtocolError) as error:
         return type(error)
     return None
@@ -498,3 +498,64 @@ def test_a_few_hundred_seeds_kill_a_machine_that(machine_type):
     finder = OracleError if machine_type.is_found_by_oracle else ProtocolError
     kills = (seed for seed in range(NUM_SEEDS) if killer(machine_type, seed) is finder)
     assert len(list(islice(kills, 3))) == 3
+
+
+# -- limits that are lax ---------------------------------------------------------------------------
+
+
+class SlotsToSpare(Machine):
+    """Believes that every register holds one firing's slots more than there are, home included."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self._limit = list(self._limit)
+        for index, edge in enumerate(table.edges):
+            if edge.producer != OUTSIDE:
+                free = message(Message.FREE, index)
+                self._limit[free] += edge.produce
+                self._limit[message(Message.READY, index)] += edge.produce
+                self._add(free, edge.produce)
+
+
+class LimitOneTooHigh(Machine):
+    """Takes one slot, or token, more than there are, when it is sent one."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self._true = self._limit
+        self._limit = tuple([limit + 1 for limit in self._limit])
+
+    def _end_if_home(self, actor):
+        self._limit, lax = self._true, self._limit
+        super()._end_if_home(actor)
+        self._limit = lax
+
+
+def test_every_plan_shows_a_machine_that_fires_without_free_slots_within_ten_orders(make_random):
+    tables = [table for table in map(make_random, map(Random, range(150))) if table.inputs[-1]]
+    for table in tables:
+        commands = []
+        for source in table.sources:
+            commands.append(Command(Order.ADMIT, source, 8 * table.firings_per_step[source]))
+            commands.append(Command(Order.END, source))
+        scenario = Scenario(table, tuple(commands), {}, None)
+        with pytest.raises(OracleError, match=r"is written in firing|holds"):  # noqa: PT012
+            for order in range(10):
+                play(
+                    scenario, SlotsToSpare(table), Random(order), is_checked=False,
+                    forged_share=0.0,
+                )  # fmt: skip
+    assert len(tables) > 100
+
+
+@pytest.mark.parametrize("machine_type", [Loose, LimitOneTooHigh])
+def test_forged_messages_find_a_machine_that_takes_too_many(machine_type):
+    found = 0
+    for seed in range(100):
+        rng = Random(seed)
+        scenario = make_scenario(rng)
+        try:
+            play(scenario, machine_type(scenario.table), rng, is_checked=False)
+        except OracleError as error:
+            found += "which must be refused now" in str(error)
+    assert found >= 3

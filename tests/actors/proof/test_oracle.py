@@ -1,12 +1,15 @@
 """The oracle itself: what it expects by hand, and that it objects to what it must."""
 
+from random import Random
+
 import pytest
 
+from actors.errors import ProtocolError
 from actors.machine import Machine
 from actors.proof.oracle import Memory, OracleError, expected_run
 from actors.proof.scenario import Command, Order, Scenario
 from actors.table import Edge, MachineTable
-from actors.transitions import Message
+from actors.transitions import Message, kind_of, message
 
 
 def scenario_of(*, flushed=(), commands=(), ends=None, fails=None, initial=0):
@@ -56,19 +59,58 @@ def test_reading_what_was_not_written_is_found(memory):
         memory.started(1, 0)
 
 
-def test_writing_into_a_slot_that_is_read_is_found_at_the_end_of_the_reader(memory):
+def test_a_slot_that_changes_while_it_is_read_is_found_at_the_end_of_the_reader(memory):
     for firing in range(3):
         fire(memory, 0, firing)
     memory.started(1, 0)
-    memory.started(0, 3)
+    memory.slots[0][0] = -1
     with pytest.raises(OracleError, match="holds -1 instead of 0 at its end"):
         memory.finished(1, 0)
+
+
+def test_writing_over_a_token_that_nobody_has_read_yet_is_found_at_once(memory):
+    for firing in range(3):
+        fire(memory, 0, firing)
+    with pytest.raises(OracleError, match="is written in firing 3, 0 tokens read"):
+        memory.started(0, 3)
+
+
+class Gullible:
+    """A machine that takes every message."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.taken = []
+
+    def receive(self, code):
+        self.taken.append(code)
+
+    def __getattr__(self, name):
+        return getattr(self.machine, name)
+
+
+def test_the_oracle_forges_only_what_must_be_refused_and_minds_when_it_is_taken():
+    scenario = scenario_of()
+    forged = set()
+    for seed in range(200):
+        machine = Gullible(Machine(scenario.table))
+        memory = Memory(scenario, machine, Random(seed), forged_share=1.0)
+        with pytest.raises(OracleError, match="which must be refused now"):  # noqa: PT012
+            for _ in range(100):
+                memory.arrives(message(Message.READY, 1))
+        forged.update(machine.taken)
+        with pytest.raises(ProtocolError):
+            machine.machine.receive(machine.taken[-1])
+    assert {kind_of(code) for code in forged} >= set(Message) - {Message.END, Message.READY}
 
 
 def test_a_firing_out_of_order_and_one_too_many_are_found(memory):
     with pytest.raises(OracleError, match="actor 0 starts firing 1, not 0"):
         memory.started(0, 1)
-    for firing in range(5):
+    for firing in range(3):
+        fire(memory, 0, firing)
+    fire(memory, 1, 0)
+    for firing in range(3, 5):
         fire(memory, 0, firing)
     with pytest.raises(OracleError, match="actor 0 starts firing 5 of 5"):
         memory.started(0, 5)
