@@ -37,7 +37,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar(
         "ACTORFLOW_VERIFY",
         "0",
-        "1 verifies the graph after each pass, and a plan for races before it runs",
+        "1 verifies the graph after each pass",
     ),
     EnvVar("ACTORFLOW_LOG", "warning", f"least level that is logged: {', '.join(_LEVELS)}"),
     EnvVar(
