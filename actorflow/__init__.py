@@ -48,7 +48,7 @@ from actorflow.functional import (  # noqa: E402
 from actorflow.job import Job, job  # noqa: E402
 from actorflow.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
-from actors.errors import ActorFailed  # noqa: E402
+from actors.errors import ActorFailed, ForkedRun  # noqa: E402
 from compiler.errors import (  # noqa: E402
     ActorflowError,
     BudgetError,
@@ -102,6 +102,7 @@ __all__ = [
     "DeviceError",
     "Evaluation",
     "FitResult",
+    "ForkedRun",
     "InternalError",
     "Job",
     "NonFiniteLoss",

@@ -25,12 +25,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from actorflow.trace import find_source
+from actors.errors import ForkedRun
+from actors.fork_lock import ForkLock
 from compiler.errors import CompileError
 from compiler.graph import Source
 
 Array = np.ndarray[Any, Any]
 
-_LOCK = threading.RLock()
+_LOCK = ForkLock()
 """Guards all cells and leases; held for a few assignments, never while something is waited for.
 
 It is taken again by finalizers, which may run within.
@@ -246,7 +248,8 @@ def leased(cells: Mapping[str, Cell], claim: Claim) -> Iterator[Lease]:
     try:
         yield taken
     finally:
-        with suppress(CompileError):  # threads that do not end are reported by who closed the run
+        # Threads that do not end are reported by who closed the run; a forked child has no part.
+        with suppress(CompileError, ForkedRun):
             taken.bring_home()
 
 

@@ -253,7 +253,12 @@ class Run:
         return self.variables.whole()
 
     def close(self) -> None:
-        """End all threads, write the trace if one was asked for, release the arena. Idempotent."""
+        """End all threads, write the trace if one was asked for, release the arena. Idempotent.
+
+        A forked child has none of them, and leaves all as it is.
+        """
+        if self.loop.is_inherited:
+            return
         try:
             self.loop.close()
             self._write_trace()

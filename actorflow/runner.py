@@ -303,6 +303,7 @@ class Runner:
             try:
                 while (metrics := outputs.get()) is not None:
                     yield metrics
+                    run.loop.check_process()
                 outputs.put(None)  # `drain` looks for it
             finally:
                 drain()
@@ -320,7 +321,9 @@ class Runner:
         to those before the plan was opened, and a line of the log says so.
         """
         batches = batches_of_step(batch, batches_per_step(self.plan), f"plan {self.plan.name!r}")
-        if self._stepping is None:
+        if self._stepping is not None:
+            self._stepping.run.loop.check_process()
+        else:
             every = self.plan.int_option("metrics_every", 1)
             if every != 1:
                 raise CompileError(
@@ -367,8 +370,11 @@ class Runner:
         return None if self._newest is None else self._newest.statistics()
 
     def close(self) -> None:
-        """End a plan that `step` opened; its variables stay with the runner."""
-        if self._stepping is not None:
+        """End a plan that `step` opened; its variables stay with the runner.
+
+        Does nothing in a child forked from the process of that plan, where it cannot be ended.
+        """
+        if self._stepping is not None and not self._stepping.run.loop.is_inherited:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
                 stepping.run.end()

@@ -63,7 +63,7 @@ class RunnerVariables:
 
     def keep(self, run: Run) -> None:
         """Take over what a run that began leaves, if it is whole; its threads end. Idempotent."""
-        if run is not self._run:
+        if run is not self._run or run.loop.is_inherited:
             return
         variables = run.whole_variables()
         if variables is None:

@@ -11,7 +11,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from queue import Empty, Queue, SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from actorflow.run import Run
 
 PATIENCE_S = 1.5
 """How long a run that is to stop waits for a source. Closing takes up to 2 s more: 5 in all."""
@@ -139,8 +142,13 @@ class Stopper:
             return None
 
 
-def drain_outputs(run: Stoppable, outputs: Queue[Any]) -> None:
-    """Stop a run whose outputs nobody reads any more, and return at the None that ends them."""
+def drain_outputs(run: Run, outputs: Queue[Any]) -> None:
+    """Stop a run whose outputs nobody reads any more, and return at the None that ends them.
+
+    Where the run is inherited nobody would ever put it there.
+    """
+    if run.loop.is_inherited:
+        return
     run.stop()
     give_up_s: float | None = time.monotonic() + PATIENCE_S
     is_over = False

@@ -38,5 +38,12 @@ class ActorFailed(ActorflowError):
         self.story = story
 
 
+class ForkedRun(ActorflowError):
+    """A run was used in a child process that was forked from the one that runs it.
+
+    The threads of a run stay with the process that started them.
+    """
+
+
 class ProtocolError(ActorflowError):
     """A message that the transition table does not allow; the machine is left unchanged."""

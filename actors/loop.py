@@ -10,6 +10,7 @@ user code; a thread cannot be killed, so it is waited for a short while and then
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 
 from actors.dispatch import Dispatcher
+from actors.errors import ForkedRun
 from actors.protocol import Clock, LoadedPlan
 from actors.stall import Situation
 from actors.statistics import Statistics, collect
@@ -83,6 +85,7 @@ class Loop:
         self._is_started = self._is_ended = self._is_closed = self._is_joined = False
         self._steps_admitted = 0
         self._start_ns = self._end_ns = 0
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
         self._watch = watch or Watch(0)
         self._watchdog: Watchdog | None = None
@@ -126,6 +129,21 @@ class Loop:
         return [self._thread, *[worker.thread for worker in self._dispatcher.workers], *watchdog]
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child forked from the process of the run, where its threads are not."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise ForkedRun where the run is inherited."""
+        if self.is_inherited:
+            raise ForkedRun(
+                f"plan {self._dispatcher.plan.name!r} is open in process {self._pid}, from which"
+                f" this one, {os.getpid()}, was forked: its threads stayed there, so that it can"
+                " neither step nor tell its values here. End it before the fork (job.close(model)),"
+                " or start the process with multiprocessing's 'spawn'"
+            )
+
+    @property
     def steps_admitted(self) -> int:
         """Number of steps that were admitted."""
         return self._steps_admitted
@@ -136,6 +154,7 @@ class Loop:
         No effect when a source has no more data or the run is over. Raises ValueError for less than
         one step, RuntimeError after `end` or `close`.
         """
+        self.check_process()
         if steps < 1:
             raise ValueError(f"expected one step or more to admit, got {steps}")
         with self._lock:
@@ -146,6 +165,7 @@ class Loop:
 
     def end(self) -> None:
         """Let the run finish cleanly with the steps that are admitted. Idempotent."""
+        self.check_process()
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
@@ -173,6 +193,7 @@ class Loop:
 
         Raises RuntimeError on that thread itself, where it could only be waited for in vain.
         """
+        self.check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
         self._dispatcher.visit(visit)
@@ -194,6 +215,7 @@ class Loop:
         Raises ActorFailed when a launch raised, with the original exception as its cause. A clean
         end waits for the batch that a source is fetching; a failure waits for no source.
         """
+        self.check_process()
         if not self._over.wait(timeout):
             return False
         if self._dispatcher.failure is not None:
@@ -207,8 +229,10 @@ class Loop:
         it may write into its slot whenever it wakes, so the bound plan must not run again then.
 
         Raises what a port's `close` raised, and ActorflowError when any other stream's thread does
-        not end within the timeout.
+        not end within the timeout. Does nothing where the run is inherited.
         """
+        if self.is_inherited:
+            return
         with self._lock:
             if self._is_closed:
                 return

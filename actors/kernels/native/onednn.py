@@ -16,12 +16,12 @@ launches of one shape, as making one takes some 0.3 ms.
 from __future__ import annotations
 
 import importlib.metadata
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.fork_lock import ForkLock
 from compiler.errors import ActorflowError
 from compiler.types import DType
 
@@ -126,7 +126,7 @@ class _State:
 
 
 _state = _State()
-_lock = threading.RLock()
+_lock = ForkLock()
 
 
 def is_there() -> bool:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from actors.fork_lock import ForkLock
 from actors.kernels.native.toolchain import CompilerError, Toolchain
 
 _HERE = Path(__file__).parent
@@ -55,7 +56,7 @@ class _State:
 
 _state = _State()
 _asking = threading.local()
-_lock = threading.RLock()
+_lock = ForkLock()
 
 
 def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> None:
@@ -221,8 +222,6 @@ def unique_name(prefix: str, text: str) -> str:
 
 def _after_fork_in_child() -> None:
     """Forget the threads that stayed with the parent; the next `turn_on` starts helpers again."""
-    global _lock
-    _lock = threading.RLock()  # whoever held it is not here
     _state.num_threads = 1
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.fork_lock import ForkLock
 from actors.kernels.measured_file import DamagedFile, read_object, replace_object, report_damage
 from actors.kernels.native import onednn, openblas, runtime
 from actors.kernels.native.gemm import Gemm, Side, chunks_of
@@ -72,7 +72,7 @@ class _State:
 
 
 _state = _State()
-_lock = threading.RLock()
+_lock = ForkLock()
 
 
 def configure(folder: Path | None, deterministic: bool) -> None:
