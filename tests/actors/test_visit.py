@@ -106,15 +106,17 @@ def test_the_thread_that_runs_a_plan_is_told_that_it_cannot_wait_for_itself(pipe
 
 def test_a_listener_of_a_run_that_fails_meanwhile_is_let_go(pipeline, bodies):
     """The run waits for its listener, and the listener for a visit that cannot be made."""
-    outcome, failed = [], threading.Event()
+    outcome, listens, failed = [], threading.Event(), threading.Event()
 
     def sink(tokens):
+        listens.set()
         assert failed.wait(PATIENCE)
         never = Rest(frozenset(), (((1, 1), (2, 1)),))  # the step is always ahead of the sink
         outcome.append(visit(loop, never).wait())
 
     def compute(inputs, outputs):
         if inputs[0][0] == 1:
+            assert listens.wait(PATIENCE)
             failed.set()
             raise ValueError
 
