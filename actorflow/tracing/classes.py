@@ -41,6 +41,9 @@ _WHEN_MADE = frozenset(
 )
 """Methods of a class that matter only where a trace itself makes objects of it."""
 
+_OF_EVERY_PARAMETER = frozenset(("_type", "init", "source", "is_frozen", "cell"))
+"""Attributes of which a row tells, or which are no part of a graph."""
+
 _OWN_SLOTS = frozenset(("__dict__", "__weakref__", "_memo"))
 """Slots that hold no setting."""
 
@@ -70,6 +73,10 @@ def read_parameter(reading: Reading, what: str, value: Parameter) -> None:
     reading.guard.parameter(value)
     if type(value) is not Parameter:
         read_class(reading, f"class of {what}", type(value), is_called=False)
+        reading.guard.instance(value, vars(value))
+        for key, item in vars(value).items():
+            if key not in _OF_EVERY_PARAMETER:
+                reading.visit(f"{what}.{key}", item, key)
 
 
 def read_class(reading: Reading, what: str, value: type, *, is_called: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +33,10 @@ def read_array(reading: Reading, what: str, value: np.ndarray[Any, Any]) -> None
 
 def read_container(reading: Reading, what: str, value: Any, key: str) -> None:
     """Read a list, tuple, mapping or set with its items, and with what a subclass adds."""
-    if isinstance(value, (dict, MappingProxyType)):
+    if isinstance(value, MappingProxyType):
+        reading.row(what, "mappingproxy")
+        reading.visit(what, gc.get_referents(value)[0], key)
+    elif isinstance(value, dict):
         _read_mapping(reading, what, value, key)
     elif isinstance(value, (set, frozenset)):
         _read_set(reading, what, value, key)
@@ -47,11 +51,10 @@ def read_container(reading: Reading, what: str, value: Any, key: str) -> None:
         read_object(reading, what, value)
 
 
-def _read_mapping(reading: Reading, what: str, value: Mapping[Any, Any], key: str) -> None:
+def _read_mapping(reading: Reading, what: str, value: dict[Any, Any], key: str) -> None:
     reading.row(what, f"{type(value).__name__} of {len(value)}")
     reading.guard.mapping(value)
-    pairs = dict.items(value) if isinstance(value, dict) else value.items()
-    for name, item in pairs:
+    for name, item in dict.items(value):
         if type(name) not in ATOMS:
             reading.visit(f"a key of {what}", name, key)
         reading.visit(_inside(what, item, name), item, name if type(name) is str else key)

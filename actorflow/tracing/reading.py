@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from compiler.types import TensorType
 Row = tuple[str, str]
 
 ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
-_BY_TEXT = (np.generic, np.dtype, np.ufunc, range, slice, TensorType, Enum)
+_BY_TEXT = (np.generic, np.dtype, np.ufunc, range, slice, PurePath, TensorType, Enum)
 
 _LONG = 100
 """Characters of a text that are shown; a longer one is told by its hash."""

@@ -57,16 +57,16 @@ def read_job(
 
 
 def _walk(reading: Reading, what: str, value: Any, key: str) -> None:
-    for kinds, read in _READERS:
-        if isinstance(value, kinds):
-            read(reading, what, value, key)
-            return
-    if getattr(type(value), "__module__", None) in _HARMLESS_MODULES:
-        reading.row(what, type(value).__qualname__)
-        return
     try:
-        _read_other(reading, what, value)
-    except Exception:  # it says that it cannot be copied, each kind in its own way
+        for kinds, read in _READERS:
+            if isinstance(value, kinds):
+                read(reading, what, value, key)
+                return
+        if type(value).__module__ in _HARMLESS_MODULES:
+            reading.row(what, type(value).__qualname__)
+        else:
+            _read_other(reading, what, value)
+    except Exception:  # what cannot be copied says so in many ways, and a user's class may raise
         reading.cannot(what, value, key)
 
 
