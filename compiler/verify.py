@@ -65,8 +65,8 @@ def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
     count = CarriedCount(plan, carried, repetitions)
-    visit = count.visit if carried.reads else None
-    deadlock = play_period(len(plan.actors), edges, repetitions, visit)
+    watch = (count.visit, count.skip) if carried.reads else (None, None)
+    deadlock = play_period(len(plan.actors), edges, repetitions, *watch)
     if deadlock is None:
         return repetitions
     waits = []

@@ -21,6 +21,9 @@ from math import ceil, gcd, lcm
 
 from memory.report import format_bytes
 
+_LONG_PERIOD = 200
+"""Firings of one actor in a period from which on it pays to look for rounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -155,13 +158,14 @@ def play_period(
     edges: Sequence[Edge],
     repetitions: Sequence[int],
     visit: Callable[[int, int, int], None] | None = None,
+    skip: Callable[[Sequence[int], int], None] | None = None,
 ) -> Deadlock | None:
     """Play one period of the token game; return None if it completes, else why it cannot.
 
     Every actor fires as often as `repetitions` says, whenever it can. The order does not matter: a
     firing never takes away what makes another actor ready (the class-S algorithms of Lee &
-    Messerschmitt). Firings in a row are played at once, so the cost is at most firings times edges
-    per actor.
+    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`_Rounds`): an
+    evaluation after a hundred thousand steps costs what one after a hundred does.
 
     Args:
         num_actors: actors are numbered from 0.
@@ -169,6 +173,9 @@ def play_period(
         repetitions: firings of each actor in the period.
         visit: called with the actor, the number of its next firing, and how many it does in a row,
             in the order in which they are played.
+        skip: called with the firings of each actor in a round, and how many rounds just like the
+            one that was visited last come now without being visited; one more is always left. Of
+            any two actors in a round, each has done the same share of its period.
 
     Raises:
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
@@ -176,6 +183,7 @@ def play_period(
             `repetitions`.
     """
     game = _Game(num_actors, edges, repetitions)
+    rounds = _Rounds(game, edges, repetitions)
     queue = deque(range(num_actors))
     is_queued = [True] * num_actors
     while queue:
@@ -186,7 +194,8 @@ def play_period(
             continue
         if visit is not None:
             visit(actor, repetitions[actor] - before, before - game.left[actor])
-        for other in game.neighbours[actor]:
+        is_repeated = rounds.repeat(actor, skip)
+        for other in range(num_actors) if is_repeated else game.neighbours[actor]:
             if not is_queued[other] and game.left[other]:
                 is_queued[other] = True
                 queue.append(other)
@@ -196,7 +205,7 @@ def play_period(
 class _Game:
     """Tokens on edges, firings left, and the `neighbours` that a firing may make ready."""
 
-    __slots__ = ("_edges", "_inputs", "_outputs", "_tokens", "left", "neighbours")
+    __slots__ = ("_edges", "_inputs", "_outputs", "left", "neighbours", "tokens")
 
     def __init__(self, num_actors: int, edges: Sequence[Edge], repetitions: Sequence[int]) -> None:
         if len(repetitions) != num_actors:
@@ -215,12 +224,12 @@ class _Game:
             tuple(dict.fromkeys(edges[i].producer + edges[i].consumer - a for i in own))
             for a, own in enumerate(touching)
         ]
-        self._tokens = [edge.initial for edge in edges]
+        self.tokens = [edge.initial for edge in edges]
         self.left = list(repetitions)
 
     def fire(self, actor: int) -> bool:
         """Fire `actor` as often in a row as it can; return whether it fired at all."""
-        edges, tokens = self._edges, self._tokens
+        edges, tokens = self._edges, self.tokens
         times = self.left[actor]
         for i in self._inputs[actor]:
             times = min(times, tokens[i] // edges[i].consume)
@@ -254,13 +263,76 @@ class _Game:
 
     def _wait(self, actor: int) -> Wait:
         for i in self._inputs[actor]:
-            if self._tokens[i] < self._edges[i].consume:
-                return Wait(actor, i, False, self._edges[i].consume, self._tokens[i])
+            if self.tokens[i] < self._edges[i].consume:
+                return Wait(actor, i, False, self._edges[i].consume, self.tokens[i])
         for i in self._outputs[actor]:
-            free = self._edges[i].num_slots - self._tokens[i]
+            free = self._edges[i].num_slots - self.tokens[i]
             if free < self._edges[i].produce:
                 return Wait(actor, i, True, self._edges[i].produce, free)
         raise AssertionError(f"actor {actor} can fire, so nothing is stuck")
+
+
+class _Rounds:
+    """Plays at once what would come round again and again.
+
+    A round is what happened between two firings of one actor. It can follow itself as often as all
+    firings last if it left the tokens as they were between actors that took part, and where only
+    one end did, tokens or slots suffice: there they change in one direction, so that the last round
+    says it for all. Which rounds are looked at has no bearing on that. One actor for each number of
+    repetitions begins rounds, so that steps make an epoch, and epochs an evaluation; rounds of
+    several firings are found by comparing with ever later ones (Brent, "An improved Monte Carlo
+    factorization algorithm", 1980).
+    """
+
+    __slots__ = ("_count", "_edges", "_game", "_kept", "_repetitions", "_wait")
+
+    def __init__(self, game: _Game, edges: Sequence[Edge], repetitions: Sequence[int]) -> None:
+        most = max(repetitions, default=0)
+        first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
+        begins = [a for count, a in first.items() if count < most] if most > _LONG_PERIOD else []
+        self._game = game
+        self._edges = edges
+        self._repetitions = repetitions
+        self._kept: dict[int, tuple[list[int], list[int]] | None] = dict.fromkeys(begins)
+        self._count = dict.fromkeys(begins, 0)
+        self._wait = dict.fromkeys(begins, 1)
+
+    def repeat(self, actor: int, skip: Callable[[Sequence[int], int], None] | None) -> bool:
+        """Repeat the rounds that end with a firing of `actor`; return whether there were any."""
+        if actor not in self._kept:
+            return False
+        kept, game = self._kept[actor], self._game
+        times = 0
+        if kept is not None:
+            fired = [before - left for before, left in zip(kept[1], game.left, strict=True)]
+            grown = [now - before for before, now in zip(kept[0], game.tokens, strict=True)]
+            times = self._times(fired, grown)
+            if times and skip is not None:
+                skip(fired, times)
+            game.left[:] = [n - times * f for n, f in zip(game.left, fired, strict=True)]
+            game.tokens[:] = [n + times * g for n, g in zip(game.tokens, grown, strict=True)]
+        self._count[actor] += 1
+        if times or self._count[actor] >= self._wait[actor]:
+            self._wait[actor] = 1 if times else 2 * self._wait[actor]
+            self._count[actor] = 0
+            self._kept[actor] = (list(game.tokens), list(game.left))
+        return times > 0
+
+    def _times(self, fired: Sequence[int], grown: Sequence[int]) -> int:
+        """Return how often a round can follow, by what it fired and by how much edges grew."""
+        game, every = self._game, self._repetitions
+        shares = {Fraction(f, n) for f, n in zip(fired, every, strict=True) if f}
+        if len(shares) != 1:
+            return 0
+        times = min([left // f for left, f in zip(game.left, fired, strict=True) if f]) - 1
+        for edge, growth, tokens in zip(self._edges, grown, game.tokens, strict=True):
+            if growth and fired[edge.producer] and fired[edge.consumer]:
+                return 0
+            if growth > 0:
+                times = min(times, (edge.num_slots - tokens) // growth)
+            elif growth < 0:
+                times = min(times, tokens // -growth)
+        return max(times, 0)
 
 
 def min_slots(produce: int, consume: int, initial: int = 0) -> int:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from memory import registers
 from memory.registers import (
     Deadlock,
     Edge,
@@ -331,3 +332,74 @@ def test_slots_stay_within_the_budget_and_always_complete_a_period(
     assert reason.startswith(f"{count}: ")
     edges = [Edge(0, 1, produce, consume, count)]
     assert play_period(2, edges, repetition_vector(2, edges)) is None
+
+
+# -- rounds that are played at once ----------------------------------------------------------------
+
+
+@st.composite
+def nested_graphs(draw):
+    """Loops of rare actors around a common one, with rates up to 12 and sometimes too few slots."""
+    edges, slack = [edge(0, 1, 1, 1, num_slots=draw(st.integers(1, 3)))], st.integers(-1, 1)
+    for rare in range(2, 2 + draw(st.integers(1, 3))):
+        rate = draw(st.integers(2, 12))
+        maker = draw(st.sampled_from([0, 1]))
+        edges.append(edge(maker, rare, 1, rate, num_slots=max(1, rate + draw(slack))))
+        if draw(st.booleans()):
+            edges.append(edge(rare, 1, rate, 1, num_slots=rate + draw(slack)))
+    return 1 + max([e.consumer for e in edges]), edges
+
+
+@given(nested_graphs() | consistent_graphs())
+def test_rounds_played_at_once_end_where_single_firings_do(graph):
+    num_actors, edges = graph
+    repetitions = repetition_vector(num_actors, edges)
+    left = play_naively(num_actors, edges, repetitions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registers, "_LONG_PERIOD", 0)
+        deadlock = play_period(num_actors, edges, repetitions)
+    stuck = [actor for actor in range(num_actors) if left[actor]]
+    assert [wait.actor for wait in deadlock.waits] == stuck if deadlock else stuck == []
+
+
+def training(every, *, slots=None):
+    """data -> gradient -> update, 64 to 1, a snapshot every 500, an evaluation after `every`."""
+    return 5, [
+        edge(0, 1, 1, 1, num_slots=16),
+        edge(1, 2, 1, 64, num_slots=64),
+        edge(2, 3, 1, 500, num_slots=500),
+        edge(2, 4, 1, every, num_slots=every),
+        edge(1, 4, 1, 64 * every, num_slots=slots or 64 * every),
+    ]
+
+
+def visits_of(graph):
+    """How many visits a period takes, and what was visited and skipped in all, by actor."""
+    num_actors, edges = graph
+    repetitions = repetition_vector(num_actors, edges)
+    seen, visits = [0] * num_actors, []
+
+    def visit(actor, firing, times):
+        assert firing == seen[actor]
+        seen[actor] += times
+        visits.append(actor)
+
+    def skip(fired, times):
+        assert times > 0
+        seen[:] = [n + times * more for n, more in zip(seen, fired, strict=True)]
+
+    deadlock = play_period(num_actors, edges, repetitions, visit, skip)
+    assert (seen == list(repetitions)) == (deadlock is None)
+    return len(visits)
+
+
+def test_a_rare_actor_makes_a_period_hardly_longer_to_play():
+    few, many = visits_of(training(1_000)), visits_of(training(10_000_000))
+    assert few < 200
+    assert many < 2 * few
+
+
+def test_one_slot_too_few_stops_a_period_of_any_length():
+    num_actors, edges = training(100_000, slots=6_399_999)
+    deadlock = play_period(num_actors, edges, repetition_vector(num_actors, edges))
+    assert deadlock.short_edges == (4,)
