@@ -1,8 +1,8 @@
 """Compile: the passes in the order in which they run, then lowering and proof.
 
-    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> skip_updates
-    -> simplify -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations -> precision
-    -> rates -> outputs -> order -> lower -> verify
+    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> simplify
+    -> skip_updates -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations
+    -> precision -> rates -> outputs -> order -> lower -> verify
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. The order is held against
 what each pass says it needs (`check_order`), so that a swap is refused by name. Between order and
@@ -76,22 +76,22 @@ PASSES: tuple[Pass, ...] = (
         ("heads where projections left them", "loss by the chunk"),  # gradients are of the new ops
         ("gradients",),
     ),
+    Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
     Pass(
         "skip_updates",
         skip_updates.run,
-        ("gradients",),
+        ("minimal",),
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
     ),
-    Pass(
-        "simplify",
-        simplify.run,
-        ("gradients", "updates that a broken step skips"),
-        ("minimal",),
-    ),
     Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
     Pass("fuse_lookups", fuse_lookups.run, ("minimal",), ("joined lookups",)),
-    Pass("sparse_update", sparse_update.run, ("minimal",), ("updates of rows",)),
+    Pass(
+        "sparse_update",
+        sparse_update.run,
+        ("minimal", "updates that a broken step skips"),  # a gradient that is searched is needed
+        ("updates of rows",),
+    ),
     Pass("remake_activations", remake_activations.run, ("minimal",), ("short activations",)),
     Pass(
         "precision",
@@ -100,7 +100,7 @@ PASSES: tuple[Pass, ...] = (
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
-    Pass("rates", rates.run, ("minimal",), ("rates",)),
+    Pass("rates", rates.run, ("minimal", "updates that a broken step skips"), ("rates",)),
     Pass(
         "outputs",
         outputs.run,

@@ -12,6 +12,8 @@ anyway, and a broken batch drops its whole step.
 The flag passes from one tensor to the next, first the loss, then the others as they are made.
 The variable `skipped` counts the steps dropped; its value before a step is an output of that step.
 
+It runs after `simplify`, which leaves one learning rate where every update had its own.
+
 Guarantees: every update of the optimizer reads the one flag.
 """
 

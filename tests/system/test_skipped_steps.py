@@ -247,3 +247,10 @@ def test_the_means_of_a_run_are_those_of_finite_steps(mlp, classify):
     finite = [loss for _, loss, _ in rows if math.isfinite(loss)]
     assert len(finite) == 4
     assert result.mean_loss == pytest.approx(sum(finite) / 4)
+
+
+def test_loss_every_gradient_and_the_one_learning_rate_are_searched_once(mlp, classify):
+    plan = classify().compile(mlp(), source_of(good_batches(1)), on_nan="skip")
+    ops = [launch.op for actor in plan.actors for launch in actor.launches]
+    assert ops.count("adamw_update") == 4
+    assert ops.count("non_finite") == 4 + 2
