@@ -62,6 +62,8 @@ def _check_register(plan: Plan, index: int, register: Register) -> None:
     name = register.name
     if len(register.offsets_bytes) != register.num_slots:
         raise InternalError(f"register {name!r} has offsets for other than its slots")
+    if register.interval[0] > register.interval[1]:
+        raise InternalError(f"register {name!r} ends before it starts: {register.interval}")
     if register.kind not in _EDGES and register.num_slots != 1:
         raise InternalError(f"register {name!r} is no edge and has {register.num_slots} slots")
     if register.kind is RegisterKind.CONTROL and register.size_bytes:

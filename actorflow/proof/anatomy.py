@@ -33,6 +33,10 @@ def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
     _check_ports(plan, actors)
     steps, batches = _counts(plan)
     _check_metrics(plan, actors["metrics"], steps * batches, batches)
+    flushed = {"snapshot", "metrics"} if steps > 1 else {"snapshot"}
+    for actor in plan.actors:
+        if actor.is_flushed != (actor.name in flushed):
+            raise PlanFormatError(f"actor {actor.name!r} ends in another way than its name says")
     _check_batches(plan, actors["data"])
     if "eval_data" in actors:
         _check_evaluation(plan, actors)
@@ -50,7 +54,8 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
     for actor in plan.actors:
         if plan.streams[actor.stream].device != HOST:
             raise PlanFormatError(f"actor {actor.name!r} runs on another device than the host")
-        if (actor.kind in _PORTED) != (_KINDS.get(actor.name) is actor.kind):
+        wanted = _KINDS.get(actor.name)
+        if actor.kind is not wanted and (wanted is not None or actor.kind in _PORTED):
             raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
         if actor.kind in _PORTED and not plan.streams[actor.stream].is_host_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
@@ -139,6 +144,16 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     if wrong or "step" not in fields:
         raise PlanFormatError(f"a snapshot stages {wrong or 'no step'}, no variable of that type")
     homes = {plan.views[v.view].register: v.name for v in plan.state}
+    trained = {
+        homes.get(plan.views[view].register)
+        for actor in plan.actors
+        if actor.name.partition(".")[0] != "evaluate"
+        for launch in actor.launches
+        for view in (*launch.inputs, *launch.outputs)
+    }
+    if not trained - {None} <= set(fields):
+        lost = sorted(str(name) for name in trained - {None} - set(fields))
+        raise PlanFormatError(f"a snapshot leaves out {lost}, which the steps use")
     names = {plan.views[f.view]: f.name for f in _fields_of(plan, writer.inputs)}
     for launch in snapshot.launches:
         came = homes.get(plan.views[launch.inputs[0]].register)

@@ -85,11 +85,12 @@ class _Prover:
         inputs = tuple([views[index] for index in launch.inputs])
         outputs = tuple([views[index] for index in launch.outputs])
         scratch = None if launch.workspace is None else views[launch.workspace]
+        block = scratch and (scratch.type, scratch.offset_bytes, scratch.strides_bytes)
         key = (
             (launch.kernel, launch.op, msgpack.packb(launch.attrs)),
             tuple([(view.type, view.strides_bytes) for view in inputs]),
             tuple([(view.type, view.strides_bytes) for view in outputs]),
-            None if scratch is None else (scratch.type, scratch.offset_bytes % _ALIGNMENT),
+            block,
         )
         pairs = self.answers.get(key)
         if pairs is None:
