@@ -26,6 +26,9 @@ FLOATS = frozenset(d for d in ALL if d.is_float)
 SIGNED = FLOATS | frozenset(d for d in DType if d.value.startswith("int"))
 NUMBERS = frozenset(d for d in ALL if d is not DType.BOOL)
 
+GELU_BOUND, SILU_BOUND = 30.0, 1000.0
+"""As in `compiler.ops.activation`, which says why."""
+
 _C = math.sqrt(2.0 / math.pi)
 _K = 0.044715
 
@@ -46,18 +49,22 @@ SIGMOID: Recipe = (
 )
 
 SILU: Recipe = (
-    (np.negative, ("a",), "t"),
+    # No infinity by another: -inf becomes a number whose exponential is one as well.
+    (np.maximum, ("a", -SILU_BOUND), "u"),
+    (np.negative, ("u",), "t"),
     *_RECIPROCAL_OF_1_PLUS_EXP,
-    (np.divide, ("a", "t"), "out"),
+    (np.divide, ("u", "t"), "out"),
 )
 
 SILU_GRAD: Recipe = (
     # With s = sigmoid(x): dy * s * (1 + x * (1 - s)).
-    (np.negative, ("b",), "t"),
+    (np.maximum, ("b", -SILU_BOUND), "w"),
+    (np.minimum, ("w", SILU_BOUND), "w"),
+    (np.negative, ("w",), "t"),
     *_RECIPROCAL_OF_1_PLUS_EXP,
     (np.reciprocal, ("t",), "t"),
     (np.subtract, (1.0, "t"), "u"),
-    (np.multiply, ("u", "b"), "u"),
+    (np.multiply, ("u", "w"), "u"),
     (np.add, ("u", 1.0), "u"),
     (np.multiply, ("t", "u"), "t"),
     (np.multiply, ("t", "a"), "out"),
@@ -66,33 +73,37 @@ SILU_GRAD: Recipe = (
 SILU_GRAD_OUTPUT: Recipe = (
     # silu_grad, and where t is 1 + exp(-x) the last step of silu. The result waits in scratch: dx
     # may lie over x, so x cannot be read again behind dx.
-    *SILU_GRAD[:3],
-    (np.divide, ("b", "t"), "v"),
-    *SILU_GRAD[3:],
+    *SILU_GRAD[:5],
+    (np.maximum, ("b", -SILU_BOUND), "v"),
+    (np.divide, ("v", "t"), "v"),
+    *SILU_GRAD[5:],
     (np.copyto, ("v",), "out2"),
 )
 
 GELU: Recipe = (
     # x/2 * (1 + tanh(c x + c k x^3)); Hendrycks & Gimpel (2016), section 2.
-    (np.multiply, ("a", "a"), "t"),
+    (np.maximum, ("a", -GELU_BOUND), "u"),
+    (np.multiply, ("u", "u"), "t"),
     (np.multiply, ("t", _C * _K), "t"),
     (np.add, ("t", _C), "t"),
-    (np.multiply, ("t", "a"), "t"),
+    (np.multiply, ("t", "u"), "t"),
     (np.tanh, ("t",), "t"),
     (np.add, ("t", 1.0), "t"),
-    (np.multiply, ("t", "a"), "t"),
-    (np.multiply, ("t", 0.5), "out"),
+    (np.multiply, ("t", 0.5), "t"),
+    (np.multiply, ("t", "u"), "out"),
 )
 
 GELU_GRAD: Recipe = (
     # With u = c x + c k x^3 and h = tanh(u), x u' = 3 u - 2 c x, so the derivative
     # (1 + h)/2 * (1 + (1 - h) x u') is 3/2 (1 + h) * (1/3 + (1 - h) (u - 2/3 c x)).
-    (np.multiply, ("b", "b"), "u"),
+    (np.maximum, ("b", -GELU_BOUND), "w"),
+    (np.minimum, ("w", GELU_BOUND), "w"),
+    (np.multiply, ("w", "w"), "u"),
     (np.multiply, ("u", _C * _K), "u"),
     (np.add, ("u", _C), "u"),
-    (np.multiply, ("u", "b"), "u"),
+    (np.multiply, ("u", "w"), "u"),
     (np.tanh, ("u",), "t"),
-    (np.multiply, ("b", 2.0 / 3.0 * _C), "v"),
+    (np.multiply, ("w", 2.0 / 3.0 * _C), "v"),
     (np.subtract, ("u", "v"), "u"),
     (np.subtract, (1.0, "t"), "v"),
     (np.multiply, ("v", "u"), "v"),
@@ -105,10 +116,12 @@ GELU_GRAD: Recipe = (
 
 GELU_GRAD_OUTPUT: Recipe = (
     # gelu_grad, and where t is 1 + h and u is free the last steps of gelu.
-    *GELU_GRAD[:11],
-    (np.multiply, ("t", "b"), "u"),
-    *GELU_GRAD[11:],
-    (np.multiply, ("u", 0.5), "out2"),
+    *GELU_GRAD[:13],
+    (np.maximum, ("b", -GELU_BOUND), "u"),
+    (np.multiply, ("t", 0.5), "w"),
+    (np.multiply, ("w", "u"), "u"),
+    *GELU_GRAD[13:],
+    (np.copyto, ("u",), "out2"),
 )
 
 TANH_GRAD: Recipe = (

@@ -5,7 +5,7 @@ A recipe is a tuple of steps `(function, operands, target)`, one pass over a blo
 - "a", "b", "c": the inputs; "out", and "out2" where there are two: the outputs, of one type, each
   written by one of the last steps, behind which no step reads an input, which makes it safe to
   lay an output over any input of the same type;
-- "t", "u", "v": scratch of the output's type; "mask": scratch of booleans; "zeros": a block of
+- "t", "u", "v", "w": scratch of the output's type; "mask": scratch of booleans; "zeros": a block of
   zeros;
 - a suffix ":bits" sees the same bytes as signed integers, for selections that multiply nothing (0
   * inf);
@@ -38,7 +38,7 @@ Recipe = tuple[Step, ...]
 
 _INPUTS = ("a", "b", "c")
 _OUTPUTS = ("out", "out2")
-_SCRATCH = ("t", "u", "v", "zeros", "mask")
+_SCRATCH = ("t", "u", "v", "w", "zeros", "mask")
 _SORTS: dict[Callable[..., Any], Pass] = {
     np.divide: Pass.DIVIDE,
     np.reciprocal: Pass.DIVIDE,

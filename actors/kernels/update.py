@@ -191,8 +191,8 @@ def _adamw_block(
         partial(np.multiply, g, d1, out=t),
         partial(np.multiply, m, c1, out=m_out),
         partial(np.add, m_out, t, out=m_out),
-        partial(np.multiply, g, g, out=t),
-        partial(np.multiply, t, d2, out=t),
+        partial(np.multiply, g, d2, out=t),  # first: g * g may overflow where this does not
+        partial(np.multiply, t, g, out=t),
         partial(np.multiply, v, c2, out=v_out),
         partial(np.add, v_out, t, out=v_out),
         partial(np.sqrt, v_out, out=t),

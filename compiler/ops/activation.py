@@ -60,6 +60,13 @@ SILU_GRAD_OUTPUT = define("silu_grad_output")
 _SLOPE = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
+GELU_BOUND = 30.0
+"""From here on 1 + tanh is 0 or 2 to the last bit of any float, and so is twice the derivative.
+Bounded by it, x^3 does not overflow, and nothing that is infinite is multiplied by 0."""
+
+SILU_BOUND = 1000.0
+"""From here on the sigmoid is 0 or 1 to the last bit of any float."""
+
 _FLOPS = {
     TANH: 8,
     SIGMOID: 8,
@@ -110,12 +117,14 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    t: Array = np.tanh(_SLOPE * (x + _CUBIC * x * x * x))
-    result: Array = 0.5 * x * (1 + t)
+    low, bounded = np.maximum(x, -GELU_BOUND), np.clip(x, -GELU_BOUND, GELU_BOUND)
+    t: Array = np.tanh(_SLOPE * (bounded + _CUBIC * bounded * bounded * bounded))
+    result: Array = 0.5 * low * (1 + t)
     return result
 
 
 def _gelu_grad(dy: Array, x: Array) -> Array:
+    x = np.clip(x, -GELU_BOUND, GELU_BOUND)
     t: Array = np.tanh(_SLOPE * (x + _CUBIC * x * x * x))
     slope = _SLOPE * (1 + 3 * _CUBIC * x * x)
     result: Array = dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
@@ -123,11 +132,12 @@ def _gelu_grad(dy: Array, x: Array) -> Array:
 
 
 def _silu(x: Array) -> Array:
-    result: Array = x * _sigmoid(x)
+    result: Array = np.maximum(x, -SILU_BOUND) * _sigmoid(x)
     return result
 
 
 def _silu_grad(dy: Array, x: Array) -> Array:
+    x = np.clip(x, -SILU_BOUND, SILU_BOUND)
     s = _sigmoid(x)
     result: Array = dy * s * (1 + x * (1 - s))
     return result

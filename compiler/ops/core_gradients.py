@@ -136,8 +136,10 @@ def _mul(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 
 @gradient_of(DIV)
 def _div(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    """Divide y and not dy for the second: with a small b, dy / b may be infinite where y is 0."""
     da = b.one(DIV, dy, node.inputs[1])
-    return _fit(b, node, da, b.one(NEG, b.one(MUL, da, node.outputs[0])))
+    slope = b.one(DIV, node.outputs[0], node.inputs[1])
+    return _fit(b, node, da, b.one(NEG, b.one(MUL, dy, slope)))
 
 
 @gradient_of(POW)

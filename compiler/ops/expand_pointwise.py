@@ -104,8 +104,7 @@ def _sigmoid(p: ProgramBuilder, attrs: Attrs, types: Types, values: Values) -> V
 
 @expand.of(activation.SILU)
 def _silu(p: ProgramBuilder, attrs: Attrs, types: Types, values: Values) -> Values:
-    (x,) = values
-    return (p.op("mul", x, _sigmoid_of(p, x)),)
+    return (_silu_of(p, values[0]),)
 
 
 @expand.of(activation.GELU)
@@ -140,7 +139,7 @@ def _silu_grad(p: ProgramBuilder, attrs: Attrs, types: Types, values: Values) ->
 @expand.of(activation.SILU_GRAD_OUTPUT)
 def _silu_grad_output(p: ProgramBuilder, attrs: Attrs, types: Types, values: Values) -> Values:
     dy, x = values
-    return _silu_grad_of(p, dy, x), p.op("mul", x, _sigmoid_of(p, x))
+    return _silu_grad_of(p, dy, x), _silu_of(p, x)
 
 
 @expand.of(activation.GELU_GRAD)
@@ -181,10 +180,22 @@ def _sigmoid_of(p: ProgramBuilder, x: int) -> int:
     return p.op("reciprocal", p.op("add", p.constant_like(1, x), p.op("exp", p.op("neg", x))))
 
 
+def _silu_of(p: ProgramBuilder, x: int) -> int:
+    low = p.op("max", x, p.constant_like(-activation.SILU_BOUND, x))
+    return p.op("mul", low, _sigmoid_of(p, low))
+
+
 def _silu_grad_of(p: ProgramBuilder, dy: int, x: int) -> int:
+    x = _bounded(p, x, activation.SILU_BOUND)
     s, one = _sigmoid_of(p, x), p.constant_like(1, x)
     slope = p.op("add", one, p.op("mul", x, p.op("sub", one, s)))
     return p.op("mul", p.op("mul", dy, s), slope)
+
+
+def _bounded(p: ProgramBuilder, x: int, bound: float) -> int:
+    """Emit x between -bound and bound, NaN as it is."""
+    low = p.op("max", x, p.constant_like(-bound, x))
+    return p.op("min", low, p.constant_like(bound, x))
 
 
 _SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
@@ -203,11 +214,14 @@ def _gelu_gate(p: ProgramBuilder, x: int) -> tuple[int, int]:
 
 
 def _gelu_of(p: ProgramBuilder, x: int) -> int:
-    return p.op("mul", x, _gelu_gate(p, x)[0])
+    bounded = _bounded(p, x, activation.GELU_BOUND)
+    low = p.op("max", x, p.constant_like(-activation.GELU_BOUND, x))
+    return p.op("mul", low, _gelu_gate(p, bounded)[0])
 
 
 def _gelu_grad_of(p: ProgramBuilder, dy: int, x: int) -> int:
     """Emit dy (s + x s (1 - s) v') with v' = slope + 3 slope cubic x^2."""
+    x = _bounded(p, x, activation.GELU_BOUND)
     s, squared = _gelu_gate(p, x)
     change = p.op(
         "add",

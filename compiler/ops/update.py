@@ -195,7 +195,7 @@ def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     t = int(step) + 1
     decayed = param - lr * attrs.float_("weight_decay") * param
     new_m = beta1 * m + (1 - beta1) * grad
-    new_v = beta2 * v + (1 - beta2) * np.square(grad)
+    new_v = beta2 * v + (1 - beta2) * grad * grad
     denominator = np.sqrt(new_v) / math.sqrt(1 - beta2**t) + attrs.float_("eps")
     new = decayed - lr / (1 - beta1**t) * new_m / denominator
     return np.asarray(new), np.asarray(new_m), np.asarray(new_v)

@@ -61,7 +61,7 @@ typedef struct {
         _Pragma("omp simd")                                                                  \
         for (int64_t i = 0; i < n; i++) {                                                    \
             T mean_now = m[i] * c1 + g[i] * d1;                                              \
-            T square_now = v[i] * c2 + g[i] * g[i] * d2;                                     \
+            T square_now = v[i] * c2 + g[i] * d2 * g[i]; /* g * g may overflow */            \
             mean[i] = mean_now;                                                              \
             square[i] = square_now;                                                          \
             out[i] = p[i] * keep - mean_now / (SQRT(square_now) + eps) * rate;               \
