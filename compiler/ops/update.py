@@ -193,7 +193,7 @@ def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     param, grad, m, v, lr, step = inputs
     beta1, beta2 = attrs.float_("beta1"), attrs.float_("beta2")
     t = int(step) + 1
-    decayed = param - lr * attrs.float_("weight_decay") * param
+    decayed = param * (1 - lr * attrs.float_("weight_decay"))
     new_m = beta1 * m + (1 - beta1) * grad
     new_v = beta2 * v + (1 - beta2) * grad * grad
     denominator = np.sqrt(new_v) / math.sqrt(1 - beta2**t) + attrs.float_("eps")

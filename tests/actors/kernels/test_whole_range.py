@@ -1,0 +1,217 @@
+"""No NaN where torch has none: every op of floats, on every path, over the range of every type.
+
+The oracle is torch's results, stored with the script that made them (tests/data/whole_range.py).
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compiler.ops.standard as standard
+from actors.kernels import catalogue
+from actors.kernels.kernel import Operand
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.elementwise import cast_to
+from compiler.ops.sources import INPUT
+from compiler.passes import fuse_groups
+from compiler.registry import Op, find_op, reference
+from compiler.rules import gradient
+from compiler.types import DType, numpy_dtype
+
+_SCRIPT = Path(__file__).parents[2] / "data" / "whole_range.py"
+_SPEC = importlib.util.spec_from_file_location("whole_range", _SCRIPT)
+ranges = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(ranges)
+
+PATHS = ("reference", "numpy", "numpy group", "native", "native group")
+VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "split", "constant")
+ELSEWHERE = {
+    **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
+    **dict.fromkeys(("packed_attention", "packed_attention_grad"), "as attention, on views"),
+    **dict.fromkeys(
+        ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
+        "a product, then cross_entropy",
+    ),
+    **dict.fromkeys(("matmul", "all_reduce", "embedding_grad", "accumulate"), "sums of products"),
+    "embedding_sgd_update": "embedding_grad, then sgd_update",
+    "softmax_grad": "the gradient of softmax",
+    **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
+    **dict.fromkeys(("layer_norm_grad", "cross_entropy_grad", "cross_entropy_rows"), "same"),
+    **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "two of the above, with their bits"),
+    **dict.fromkeys(("group", "product_group"), "made of the others"),
+    **dict.fromkeys(
+        ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),
+        "no float comes out",
+    ),
+    "dropout": "multiplies, as torch's does",
+    **dict.fromkeys(
+        ("where", "cast", "concat", "pad", "embedding", "embedding_concat", "increment"), "moves"
+    ),
+    **dict.fromkeys(("copy", "copy_in", "copy_out", "copy_back", "stop_gradient"), "moves"),
+    **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
+}
+
+
+@pytest.fixture(scope="module")
+def torchs():
+    with np.load(ranges.TABLE) as table:
+        return dict(table)
+
+
+@pytest.fixture
+def path(request):
+    """Turn native kernels on where the path has them."""
+    if request.param.startswith("native"):
+        request.getfixturevalue("native")
+    return request.param
+
+
+def differentiated(name, dtype, arrays, attrs):
+    """Return the graph of an op on operands cast to dtype, and of its gradients, cast back."""
+    b = GraphBuilder()
+    inputs = [
+        b.one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape) for i, x in enumerate(arrays)
+    ]
+    given = [
+        cast_to(b, v, DType(dtype)) if x.dtype.kind == "f" else v
+        for v, x in zip(inputs, arrays, strict=True)
+    ]
+    first = len(list(b.nodes))
+    made = b.emit(find_op(name), given, attrs)
+    kept = made[1] if name == "cross_entropy" else made[0]
+    shape = b.type_of(made[0]).shape
+    value = np.array(len(arrays[0]) if name == "cross_entropy" else 1.0)
+    seed = b.one(INPUT, name="seed", dtype=ranges.wide(dtype), shape=shape)
+    grads = {made[0]: cast_to(b, seed, DType(dtype))}
+    for node in reversed(list(b.nodes)[first:]):
+        flowing = tuple(grads.get(v) for v in node.outputs)
+        if all(g is None for g in flowing) or node.op is INPUT:
+            continue
+        for v, grad in zip(node.inputs, gradient.get(node.op)(b, node, flowing), strict=True):
+            if grad is not None:
+                grads[v] = b.one(find_op("add"), grads[v], grad) if v in grads else grad
+    wide = DType(ranges.wide(dtype))
+    outputs = [kept, *[grads[v] for v in dict.fromkeys(given) if v in grads]]
+    b.outputs = [Output(str(i), cast_to(b, v, wide)) for i, v in enumerate(outputs)]
+    feeds = {str(i): x for i, x in enumerate(arrays)}
+    return b.freeze(), feeds | {"seed": np.full(shape, value, ranges.wide(dtype))}
+
+
+def evaluated(graph, feeds, path):
+    """Return the outputs of a graph, launch by launch on a path."""
+    if path.endswith("group"):
+        graph = fuse_groups.run(graph)
+    held = {}
+    for node in graph.nodes:
+        inputs = [held[v] for v in node.inputs]
+        if node.op is INPUT:
+            made = [feeds[node.attrs["name"]]]
+        elif path == "reference":
+            with np.errstate(all="ignore"):
+                made = reference.get(node.op)(node.attrs, *inputs)
+        elif node.op.name in VIEWS:
+            made = [np.array(x, order="C") for x in reference.get(node.op)(node.attrs, *inputs)]
+        else:
+            made = launched(node, [graph.types[v] for v in node.inputs], inputs, graph)
+        held.update(zip(node.outputs, made, strict=True))
+    return [held[output.value] for output in graph.outputs]
+
+
+def launched(node, types, inputs, graph):
+    results = [graph.types[v] for v in node.outputs]
+    outputs = tuple(np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results)
+    given = tuple(Operand(t, 0, x.strides) for t, x in zip(types, inputs, strict=True))
+    taken = tuple(Operand(t, 0, x.strides) for t, x in zip(results, outputs, strict=True))
+    name, needs = catalogue.choose(node.op.name, dict(node.attrs), given, taken)
+    raw = np.full(needs.workspace_bytes + 64, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    space = raw[start : start + needs.workspace_bytes]
+    kernel = catalogue.binders()[name]
+    kernel.bind(dict(node.attrs), tuple(inputs), outputs, space if space.size else None)()
+    return outputs
+
+
+def check(results, wanted, arrays, where):
+    """Compare with torch: NaN only where it has one or where no number came, finite where it is."""
+    for number, (got, want) in enumerate(zip(results, wanted, strict=True)):
+        lost = np.isnan(got) & ~np.isnan(want)
+        rows = [tuple(x[i] for x in arrays) for i in np.unique(np.nonzero(lost)[0])[:6]]
+        assert not lost.any(), f"{where}: NaN in result {number} of {rows}"
+        least = np.finfo(got.dtype).max / 8 if got.dtype != np.float16 else 8000
+        finite = np.isfinite(want) & (np.abs(want) < least)
+        grown = finite & ~np.isfinite(got)
+        rows = [tuple(x[i] for x in arrays) for i in np.unique(np.nonzero(grown)[0])[:6]]
+        assert not grown.any(), f"{where}: infinite in result {number} of {rows}"
+
+
+def losses_of(results, arrays):
+    """Turn the logs of sums of cross_entropy into losses; labels are 1."""
+    with np.errstate(all="ignore"):
+        return [results[0] - arrays[0][:, 1], *results[1:]]
+
+
+@pytest.mark.parametrize("dtype", ranges.DTYPES)
+@pytest.mark.parametrize("path", PATHS, indirect=True)
+def test_a_nan_appears_only_where_torch_has_one(path, dtype, torchs):
+    for name in ranges.NAMES:
+        arrays = ranges.operands(name, dtype)
+        wanted = [torchs[f"{name}/{dtype}/{i}"] for i in range(1 + len(arrays))]
+        attrs = ranges.ROWS.get(name, {})
+        if name == "layer_norm":
+            ones = np.ones(3, arrays[0].dtype)
+            arrays = (*arrays, ones, 0 * ones)
+        if name == "cross_entropy":
+            arrays = (*arrays, np.ones(len(arrays[0]), np.int64))
+        if path != "reference" and not is_taken(name, dtype):
+            continue
+        graph, feeds = differentiated(name, dtype, arrays, attrs)
+        results = evaluated(graph, feeds, path)
+        if name == "cross_entropy":
+            results = losses_of(results, arrays)
+        check(results[: len(wanted)], wanted, arrays[:2], f"{name} of {dtype} on {path}")
+
+
+def is_taken(name, dtype):
+    """Whether there are kernels: rows of float16 have none."""
+    return dtype != "float16" or name not in ("softmax", "layer_norm", "cross_entropy")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("path", ["reference", "numpy", "native"], indirect=True)
+@pytest.mark.parametrize("name", ranges.UPDATES)
+def test_an_update_makes_no_nan_where_torchs_makes_none(name, path, dtype, torchs):
+    param, grad = ranges.operands(name, dtype)
+    states = {"sgd_update": 0, "momentum_update": 1, "adamw_update": 2}[name]
+    b = GraphBuilder()
+    arrays = [param, grad, *[np.zeros_like(param)] * states, np.array(0.1, dtype)]
+    if name == "adamw_update":
+        arrays.append(np.array(0, np.int64))
+    values = [
+        b.one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape) for i, x in enumerate(arrays)
+    ]
+    b.outputs = [Output("0", b.emit(find_op(name), values, ranges.UPDATES[name])[0])]
+    feeds = {str(i): x.copy() for i, x in enumerate(arrays)}
+    results = evaluated(b.freeze(), feeds, path)
+    check(results, [torchs[f"{name}/{dtype}/0"]], (param, grad), f"{name} of {dtype} on {path}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("path", PATHS, indirect=True)
+@pytest.mark.parametrize("name", ["gelu", "silu"])
+def test_gated_units_are_0_at_minus_infinity_and_have_slopes_of_0_or_1_far_out(name, path, dtype):
+    largest = 3e38 if dtype != "float64" else 1e308
+    x = np.array([-np.inf, -largest, -1e18, -1e13, 1e13, 1e18, largest, np.inf])
+    x = x.astype(ranges.wide(dtype))
+    graph, feeds = differentiated(name, dtype, (x,), {})
+    y, slopes = evaluated(graph, feeds, path)
+    np.testing.assert_array_equal(y[:4], 0)
+    np.testing.assert_allclose(y[4:], x[4:], rtol=1e-2 if dtype == "bfloat16" else 1e-6)
+    np.testing.assert_array_equal(slopes, [0, 0, 0, 0, 1, 1, 1, 1])
+
+
+def test_every_op_of_floats_is_here_or_somewhere_else():
+    families = [getattr(standard, name) for name in standard.__all__]
+    ops = {op.name for family in families for op in vars(family).values() if isinstance(op, Op)}
+    assert sorted(ops - {*ranges.NAMES, *ranges.UPDATES, *ELSEWHERE}) == []
