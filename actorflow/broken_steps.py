@@ -18,12 +18,14 @@ from actorflow.logs import is_worth_a_line
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import SKIPPED
 from compiler.plan import Plan
+from compiler.types import DType, TensorType
 
 RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 
 MAX_SKIPPED_IN_A_ROW = 100
 """Steps that may be skipped one after the other: a run that skips all of them trains nothing."""
 
+_COUNTER = TensorType(DType.INT64, ())
 _NOTE = "non_finite.json"
 """In the run's directory: the step that ended the run."""
 
@@ -46,7 +48,10 @@ def check_policy(plan: Plan, on_nan: str) -> None:
 
 def skips(plan: Plan) -> bool:
     """Whether the plan's steps drop their updates where loss or gradients are not finite."""
-    return bool(plan.option("skips_broken_steps"))
+    counters = [plan.views[v.view].type for v in plan.state if v.name == SKIPPED]
+    shown = [f for f in plan.fields if f.name == SKIPPED and plan.views[f.view].type == _COUNTER]
+    is_counted = counters == [_COUNTER] and bool(shown)
+    return is_counted and bool(plan.option("skips_broken_steps"))
 
 
 class BrokenSteps:

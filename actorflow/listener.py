@@ -29,7 +29,8 @@ class Listener:
     """Passes scalar outputs to the reporter, all to the user, and keeps the status of the run.
 
     What a function of the user raises stops the run. As a context it ends the status when the run
-    ends: in whatever `ending` says, "failed" until then.
+    ends: in whatever `ending` says, "failed" until then. Where steps that are not finite change
+    nothing (`is_skipping`), such outputs are handed on, and are no part of what is reported.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class Listener:
         on_step: OnStep | None,
         first_step: int,
         stopper: Stopper,
+        *,
+        is_skipping: bool = False,
     ) -> None:
         self._reporter = reporter
+        self._is_skipping = is_skipping
         self._stopper = stopper
         self._status = status
         self._on_step = on_step
@@ -65,8 +69,8 @@ class Listener:
         """Take the outputs of a step, on the metrics thread."""
         self.step, self.metrics = step, metrics
         scalars = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
-        if scalars.pop(SKIPPED, None) is not None:  # what a skipped step gave is no part of a mean
-            scalars = {n: v for n, v in scalars.items() if math.isfinite(v)}
+        if self._is_skipping:  # what a skipped step gave is no part of a mean
+            scalars = {n: v for n, v in scalars.items() if n != SKIPPED and math.isfinite(v)}
         self._reporter.step(step, scalars)
         if self._status is not None:
             self._status.step(step, metrics)

@@ -30,7 +30,7 @@ from actorflow.arguments import (
     check_source,
     check_steps,
 )
-from actorflow.broken_steps import WARN, check_policy
+from actorflow.broken_steps import WARN, check_policy, skips
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
 from actorflow.evaluation import Evaluation, Results, check_evaluation
@@ -213,7 +213,10 @@ class Runner:
                     path, self.plan, first_step=start.step, total_steps=total, report=warn,
                     is_ours=manager.is_writer,
                 )  # fmt: skip
-            listener = stack.enter_context(Listener(reporter, status, on_step, start.step, stopper))
+            listener = Listener(
+                reporter, status, on_step, start.step, stopper, is_skipping=skips(self.plan)
+            )
+            stack.enter_context(listener)
             if evaluation is not None:
                 evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
             run = Run(

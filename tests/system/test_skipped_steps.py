@@ -254,3 +254,16 @@ def test_loss_every_gradient_and_the_one_learning_rate_are_searched_once(mlp, cl
     ops = [launch.op for actor in plan.actors for launch in actor.launches]
     assert ops.count("adamw_update") == 4
     assert ops.count("non_finite") == 4 + 2
+
+
+def test_an_output_of_that_name_is_the_jobs_own_where_nothing_is_skipped(mlp, capsys):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        return {"loss": model(batch.x).mean(), "skipped": model(batch.x).mean() * 0.0 + 3.0}
+
+    result = train.fit(mlp(), source_of(good_batches(3)), steps=3)
+    assert result.metrics["skipped"] == 3.0
+    assert result.num_skipped == 0
+    assert "skipped 3.0000" in capsys.readouterr().out
+    with pytest.raises(af.CompileError, match="the job returns 'skipped'"):
+        train.fit(mlp(), source_of(good_batches(3)), steps=3, on_nan="skip")
