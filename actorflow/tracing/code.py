@@ -43,7 +43,7 @@ def code_facts(code: CodeType) -> CodeFacts:
     loads: dict[str, None] = {}
     imports: dict[str, None] = {}
     names: set[str] = set()
-    for part in _parts(code):
+    for part in parts_of(code):
         names.update(part.co_names)
         for instruction in dis.get_instructions(part):
             if instruction.opname in _GLOBAL:
@@ -55,11 +55,12 @@ def code_facts(code: CodeType) -> CodeFacts:
     return CodeFacts(digest, tuple(loads), tuple(imports), frozenset(names))
 
 
-def _parts(code: CodeType) -> Iterator[CodeType]:
+def parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions and classes inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _parts(constant)
+            yield from parts_of(constant)
 
 
 def _content(value: object) -> object:
@@ -85,6 +86,11 @@ def is_users(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return False
     return not filename.startswith(_roots()) and not any([p in filename for p in _LIBRARIES])
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is one of this package."""
+    return filename.startswith(tuple([str(_HOUSE / wing) + os.sep for wing in _WINGS]))
 
 
 def is_users_module(name: str) -> bool:

@@ -67,6 +67,7 @@ def _read_function(reading: Reading, what: str, value: types.FunctionType) -> No
     if is_own:
         reading.row(what, f"function {name} with code {facts.digest}")
         reading.names.update(facts.names, facts.loads, code.co_freevars)
+        reading.codes.append(code)
         reading.guard.function(value)
     else:
         reading.row(what, f"function {value.__module__}.{value.__qualname__}")

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePath
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Reading:
         guard: the objects behind the rows.
         generators: (what, random generator) of the user that were met.
         names: what the user's code that was met names: globals, attributes, variables.
+        codes: code of the user's functions that were met.
         done: marks of what the walkers have been at, for the walkers.
     """
 
@@ -47,6 +49,7 @@ class Reading:
         self.guard = Guard()
         self.generators: list[tuple[str, Any]] = []
         self.names: set[str] = set()
+        self.codes: list[CodeType] = []
         self.done: set[object] = set()
         self._walk = walk
         self._depth = depth

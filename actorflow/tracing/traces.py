@@ -20,6 +20,7 @@ from actorflow.logs import logger
 from actorflow.nn.module import Module
 from actorflow.signature import Identity, difference
 from actorflow.trace import find_source, source_of
+from actorflow.tracing.called import calls_watched, not_read
 from actorflow.tracing.guard import Guard
 from actorflow.tracing.reading import Reading
 from actorflow.tracing.walk import read_job
@@ -104,11 +105,14 @@ class Traces:
         self, model: Module, spec: Spec, before: Reading, known: Traced | None
     ) -> Traced:
         states = _states(before)
-        graph = self._trace(model, spec)
+        with calls_watched() as called:
+            graph = self._trace(model, spec)
         digest = hash_graph(graph)
         drawn = [what for what, state in _states(before).items() if state != states[what]]
         after = self._read(model, spec)
         unsure = [f"reads {what}, which cannot be compared" for what in after.opaque]
+        missed = not_read(called, [*before.codes, *after.codes])
+        unsure += [f"calls {name}, which no name in the code leads to" for name in missed]
         unsure += [f"draws random numbers from {what}" for what in drawn]
         if after.rows != before.rows and not drawn:
             # A cache that the trace filled is no matter, a count that decides the graph is one.

@@ -46,6 +46,15 @@ UNSURE = {
         "file = open(__file__)\n" + PLAIN.format(factor="(len(file.readline()) + 1.0)"),
         "reads global 'file' of demo (TextIOWrapper), which cannot be compared",
     ),
+    "a function that is fetched by a text": (
+        "def helper(x):\n    return x * 2.0\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        self.w = ones()\n"
+        "    def __call__(self, x):\n"
+        "        return globals()['hel' + 'per'](x * self.w)\n",
+        "calls helper (",
+    ),
     "a count that the trace itself changes": (
         "class Model(nn.Module):\n"
         "    def __init__(self):\n"
