@@ -2,13 +2,13 @@
 
     python benchmarks/mutate_launches.py [--plans mlp,gpt,...] [--every 1] [--native]
 
-Seven plans, which between them have all that orders a launch: values in place, parts of values,
+Eight plans, which between them have all that orders a launch: values in place, parts of values,
 sums over batches, snapshots, an evaluation, two streams, copies to host memory, launches that run
-again. A mutant is the plan with one change, as the compiler might have made by mistake. It is held
-against the proof that every plan passes before it runs; if that lets it pass, it runs, and metrics,
-variables, evaluations and checkpoints must have the bits of the plan itself. Prints a table and
-exits with 1 where a mutant is lost: it passes, and computes something else or fails otherwise than
-by an error of ours.
+again, updates that may be skipped. A mutant is the plan with one change, as the compiler might have
+made by mistake. It is held against the proof that every plan passes before it runs; if that lets it
+pass, it runs, and metrics, variables, evaluations and checkpoints must have the bits of the plan
+itself. Prints a table and exits with 1 where a mutant is lost: it passes, and computes something
+else or fails otherwise than by an error of ours.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class Subject:
     data: Callable[[], af.data.DataSource]
     is_evaluated: bool = False
     is_saved: bool = False
+    on_nan: str = "raise"
 
 
 def _subject(
@@ -118,12 +119,13 @@ def _subject(
     *,
     is_evaluated: bool = False,
     is_saved: bool = False,
+    on_nan: str = "raise",
     **options: object,
 ) -> Subject:
     every = 2 if is_saved else None
     evaluation = _evaluation() if is_evaluated else None
-    plan = job(**options).compile(model, data(), every=every, evaluation=evaluation)
-    return Subject(plan, data, is_evaluated, is_saved)
+    plan = job(**options).compile(model, data(), every=every, evaluation=evaluation, on_nan=on_nan)
+    return Subject(plan, data, is_evaluated, is_saved, on_nan)
 
 
 def _evaluation() -> af.Evaluation:
@@ -151,6 +153,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "streams": lambda: _subject(Towers(), streams=2),
     "offload": _offloaded,
     "recompute": lambda: _subject(GPT(), tokens, recompute="blocks"),
+    "skip": lambda: _subject(MLP(), on_nan="skip", accumulate=2, metrics_every=2),
     "all": lambda: _subject(
         Towers(), streams=2, accumulate=2, recompute="blocks", is_evaluated=True, is_saved=True
     ),
@@ -417,6 +420,7 @@ def results(subject: Subject, plan: Plan) -> dict[str, object]:
         done = af.Runner(plan, seed=3).fit(
             subject.data(),
             steps=STEPS,
+            on_nan=subject.on_nan,
             progress=False,
             on_step=note,
             evaluation=_evaluation() if subject.is_evaluated else None,

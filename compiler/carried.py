@@ -67,12 +67,15 @@ class CarriedCount:
         for read in reads:
             fired = self._fired[read.writer]
             if read.when is When.BETWEEN:
-                self._check_between(read, reads)
+                self._check_between(read, reads, firing)
             else:
                 for k in dict.fromkeys((firing, firing + times - 1)):
                     expected = self._expected(read, k)
                     if fired != expected:
-                        raise self._error(read, k, f"{expected} firings", f"{fired}")
+                        raise self._error(
+                            read,
+                            f"{k} wants {expected} firings of it before, and comes after {fired}",
+                        )
         self._fired[actor] = firing + times
 
     def skip(self, fired: Sequence[int], times: int) -> None:
@@ -105,9 +108,11 @@ class CarriedCount:
             return firing // (own // its) + is_after
         if its % own == 0:
             return (firing + is_after) * (its // own)
-        raise self._error(read, firing, "rates that divide one another", f"{own} and {its}")
+        raise self._error(
+            read, f"{firing} is one of {own} in a period, which has {its} of the writer's"
+        )
 
-    def _check_between(self, read: CarriedRead, reads: Sequence[CarriedRead]) -> None:
+    def _check_between(self, read: CarriedRead, reads: Sequence[CarriedRead], firing: int) -> None:
         """Check that all writers have done the same share of their period."""
         one = self._fired[read.writer], self._repetitions[read.writer]
         for other in reads:
@@ -115,16 +120,17 @@ class CarriedCount:
             if other.when is When.BETWEEN and one[0] * two[1] != two[0] * one[1]:
                 name = self._plan.actors[other.writer].name
                 raise self._error(
-                    read, 0, f"a step that {name!r} has ended too", f"{one[0]} and {two[0]} firings"
+                    read,
+                    f"{firing} comes after {one[0]} firings of it and {two[0]} of {name!r}, which"
+                    " are not of the same step",
                 )
 
-    def _error(self, read: CarriedRead, firing: int, wanted: str, came: str) -> InternalError:
+    def _error(self, read: CarriedRead, problem: str) -> InternalError:
         plan = self._plan
         actor = plan.actors[read.actor]
         launch = actor.launches[read.launch]
         return InternalError(
             f"launch {read.launch} ({launch.op}, {plan.sources[launch.source]}) of {actor.name!r}"
             f" reads {plan.registers[read.register].name!r} as it is {read.when.value} what"
-            f" {plan.actors[read.writer].name!r} writes: in firing {firing} that means {wanted} of"
-            f" it, and it finds {came}"
+            f" {plan.actors[read.writer].name!r} writes: firing {problem}"
         )

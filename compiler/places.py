@@ -37,7 +37,7 @@ class Places:
     (NOWHERE).
     """
 
-    __slots__ = ("_windows", "extents", "of_view", "register")
+    __slots__ = ("_windows", "extents", "is_whole", "of_view", "register")
 
     def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
         self.extents = extents
@@ -61,8 +61,12 @@ class Places:
             self._windows += ordered
             self.register += [register] * len(ordered)
         self.of_view: list[int] = []
-        for view, (start, end, _) in zip(plan.views, extents, strict=True):
-            self.of_view.append(self._place(starts.get(view.register), start, end))
+        self.is_whole: list[bool] = []
+        """By view, whether it shows all of its place, row by row."""
+        for view, (start, end, is_dense) in zip(plan.views, extents, strict=True):
+            place = self._place(starts.get(view.register), start, end)
+            self.of_view.append(place)
+            self.is_whole.append(is_dense and place >= 0 and self._windows[place] == (start, end))
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -70,11 +74,6 @@ class Places:
     def start(self, view: int) -> int:
         """Return the first byte, in its register, of the place of a view that has one."""
         return self._windows[self.of_view[view]][0]
-
-    def is_whole(self, view: int) -> bool:
-        """Whether a view that has a place shows all of it, row by row."""
-        start, end, is_dense = self.extents[view]
-        return is_dense and (start, end) == self._windows[self.of_view[view]]
 
     def _place(self, found: tuple[int, list[int]] | None, start: int, end: int) -> int:
         if start >= end:

@@ -147,14 +147,16 @@ class _Play:
 
     def _read(self, actor: Actor, index: int, launch: Launch) -> None:
         of_view, held, owner = self._places.of_view, self._held, self._owner
-        register_of = self._places.register
+        register_of, is_whole = self._places.register, self._places.is_whole
         for view, number in zip(launch.inputs, launch.reads, strict=True):
             place = of_view[view]
             if place == NO_BYTES:
                 continue
             if place == NOWHERE:
                 raise self._error(actor, index, f"reads {self._named(view)}, which nothing writes")
-            version = self._version(actor, index, view, number)
+            version = number
+            if number < 0 or not is_whole[view]:
+                version = self._version_of_part(actor, index, view, number)
             if owner.get(register_of[place]) != actor.id:
                 self._read_foreign(actor, index, view, version)
             elif held[place] != version:
@@ -193,11 +195,15 @@ class _Play:
         variable = self._plan.variables[number]
         if variable.before == variable.after == version:
             return
-        for when in When:
-            if version == getattr(variable, when.value):
-                self._of_variables.append((actor.id, index, number, when))
-                return
-        raise self._stale(actor, index, view, version)
+        if version == variable.before:
+            when = When.BEFORE
+        elif version == variable.after:
+            when = When.AFTER
+        elif version == variable.between:
+            when = When.BETWEEN
+        else:
+            raise self._stale(actor, index, view, version)
+        self._of_variables.append((actor.id, index, number, when))
 
     def _variable_of(self, view: int) -> int:
         """Return the number of the variable that a view on its register shows."""
@@ -206,14 +212,12 @@ class _Play:
             raise InternalError(f"{self._named(view)} has bytes that are no variable's")
         return number
 
-    def _version(self, actor: Actor, index: int, view: int, number: int) -> int:
-        """Return the version that a read names, once the view shows just what it says."""
+    def _version_of_part(self, actor: Actor, index: int, view: int, number: int) -> int:
+        """Return the version of which a read names a part, once the view shows just that part."""
         if number >= 0:
-            if not self._places.is_whole(view):
-                raise self._error(
-                    actor, index, f"reads a part of {self._named(view)}, and names the whole"
-                )
-            return number
+            raise self._error(
+                actor, index, f"reads a part of {self._named(view)}, and names the whole"
+            )
         part, shown = self._plan.parts[-1 - number], self._plan.views[view]
         offset_bytes = shown.offset_bytes - self._places.start(view)
         if (offset_bytes, shown.strides_bytes) != (part.offset_bytes, part.strides_bytes):
@@ -222,9 +226,7 @@ class _Play:
 
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
         of_view, held = self._places.of_view, self._held
-        read = {
-            of_view[view]: number for view, number in zip(launch.inputs, launch.reads, strict=True)
-        }
+        read = [of_view[view] for view in launch.inputs]
         filled: list[int] = []
         for view, version in zip(launch.outputs, launch.writes, strict=True):
             self._make(version, (actor, index))
@@ -233,7 +235,8 @@ class _Play:
                 continue
             if self._own(actor, index, view, version, is_update=place in read):
                 held[place] = version
-            if place in filled or read.get(place, 0) < 0:
+            is_safe = place not in read or self._reads_whole(launch, place)
+            if place in filled or not is_safe:
                 raise self._error(
                     actor, index, f"writes {self._named(view)} over what it reads or writes too"
                 )
@@ -245,6 +248,12 @@ class _Play:
             if place != NO_BYTES:
                 self._own_workspace(actor, index, launch.workspace)
         written += filled
+
+    def _reads_whole(self, launch: Launch, place: int) -> bool:
+        """Whether all that a launch reads of a place is the whole of it."""
+        of_view = self._places.of_view
+        pairs = zip(launch.inputs, launch.reads, strict=True)
+        return all([number >= 0 for view, number in pairs if of_view[view] == place])
 
     def _own(self, actor: Actor, index: int, view: int, version: int, *, is_update: bool) -> bool:
         """Check that this launch may write here; whether the place is its chain's own.

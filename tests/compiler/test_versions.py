@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from actors.race import RaceError, check_races
 from compiler.errors import InternalError
-from compiler.graph import Output
+from compiler.graph import Output, Write
+from compiler.lower import lower
 from compiler.ops.binary import ADD
 from compiler.ops.elementwise import EXP, NEG
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
+from compiler.ops.update import SGD_UPDATE
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.plan import ActorKind, Port
@@ -27,6 +31,11 @@ def plan(sketch, fake_target):
     sketch.b.outputs = [Output("y", y), Output("z", sketch.b.one(ADD, z, y))]
     options = CompileOptions("job", is_training=False, snapshot_every=2)
     return compile_graph(sketch.b.freeze(), fake_target, options)
+
+
+def prove(plan):
+    verify_plan(plan)
+    check_races(plan)
 
 
 def chain_of(plan):
@@ -88,3 +97,64 @@ def test_a_version_with_two_makers_is_found(plan):
     launches[j] = replace(launches[j], writes=launches[i].writes)
     with pytest.raises(InternalError, match=r"\(neg, .*makes version \d+, and so does .*\(exp"):
         verify_plan(with_launches(plan, launches))
+
+
+# -- errors of lowering, which the numbers must not follow ---------------------------------------
+
+
+def test_bytes_given_away_before_their_last_reader_are_found(sketch, fake_target, monkeypatch):
+    """As if in-place pairs went by the first reader of a value."""
+
+    def first_uses(storage, drafts):
+        uses = {}
+        for index, draft in enumerate(drafts):
+            for value in draft.node.inputs:
+                uses.setdefault(storage.root[value], index)
+        return uses
+
+    x = sketch.input("x", (8, 8), "float32")
+    h = sketch.b.one(MATMUL, x, x)
+    e = sketch.b.one(EXP, h)
+    both = sketch.b.one(MATMUL, e, h)
+    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0, 1), keepdims=False))]
+    graph = sketch.b.freeze()
+    options = CompileOptions("job", is_training=False)
+    compile_graph(graph, fake_target, options)
+    monkeypatch.setattr("compiler.buffers._last_uses", first_uses)
+    with pytest.raises(InternalError, match=r"\(matmul, .*reads register .* for version"):
+        compile_graph(graph, fake_target, options)
+
+
+def updating(sketch, *, is_early):
+    """A graph, in the order in which it is lowered, with an update before or after a reader."""
+    x, w = sketch.input("x", (8, 8), "float32"), sketch.variable("w", (8, 8), "float32")
+    rate = sketch.constant(np.float32(0.1))
+    grad = sketch.b.one(MATMUL, x, x)
+
+    def read():
+        y = sketch.b.one(SUM, sketch.b.one(MATMUL, x, w), axes=(0, 1), keepdims=False)
+        sketch.b.outputs = [Output("y", y)]
+
+    if not is_early:
+        read()
+    updated = sketch.b.one(SGD_UPDATE, w, grad, rate, weight_decay=0.0)
+    if is_early:
+        read()
+    sketch.b.writes = [Write(w, updated)]
+    return sketch.b.freeze()
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_an_update_before_a_reader_of_the_old_value_is_found(
+    sketch, fake_target, monkeypatch, num_streams
+):
+    monkeypatch.setattr("compiler.program.write_after_read", lambda graph, storage: [])
+    monkeypatch.setattr("compiler.chains.MESSAGE_NS", 1.0)
+    options = CompileOptions("job", num_streams=num_streams)
+    plan = lower(updating(sketch, is_early=True), fake_target, options, "")
+    with pytest.raises((InternalError, RaceError), match=r"matmul.* reads (register )?'w'"):
+        prove(plan)
+
+
+def test_an_update_after_all_readers_of_the_old_value_is_right(sketch, fake_target):
+    verify_plan(lower(updating(sketch, is_early=False), fake_target, CompileOptions("job"), ""))

@@ -42,7 +42,7 @@ SHARES = {
 """One mutant of each kind in so many is tried."""
 
 
-NAMES = ["mlp", "gpt", "accumulate", "streams", "offload", "recompute", "all"]
+NAMES = ["mlp", "gpt", "accumulate", "streams", "offload", "recompute", "skip", "all"]
 
 
 @pytest.mark.parametrize("name", NAMES)
