@@ -26,13 +26,13 @@ import numpy as np
 
 from actorflow.trace import find_source
 from actors.errors import ForkedRun
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from compiler.errors import CompileError
 from compiler.graph import Source
 
 Array = np.ndarray[Any, Any]
 
-_LOCK = ForkLock()
+_LOCK = forkable_lock()
 """Guards all cells and leases; held for a few assignments, never while something is waited for.
 
 It is taken again by finalizers, which may run within.

@@ -15,7 +15,7 @@ from pathlib import Path
 from actorflow.host import usable_cores
 from actorflow.logs import logger
 from actorflow.settings import Settings
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from actors.kernels import catalogue
 from actors.kernels.native import onednn, runtime, tuning
 from actors.kernels.native.prepare import prepare_plan
@@ -27,7 +27,7 @@ from compiler.plan import Plan
 NATIVE = ("c.", "onednn.", "openblas.")
 """How the names of native kernels begin."""
 
-_choice = ForkLock()
+_choice = forkable_lock()
 """Whoever holds it has the kernels of this process chosen as it said."""
 
 _NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"

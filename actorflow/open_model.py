@@ -20,7 +20,7 @@ from actorflow.ports import Metrics
 from actorflow.runner import Runner
 from actorflow.signature import Signature
 from actorflow.trace import find_source
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from compiler.plan import Plan
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ class OpenModel:
         self._trains = trains
         self._lease: Lease | None = None
         self._seen: dict[str, Array] = {}
-        self._turn = ForkLock()
+        self._turn = forkable_lock()
         self._when_dropped = weakref.finalize(model, runner.close)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:

@@ -1,4 +1,4 @@
-"""A lock of the process, and what a forked child makes of it."""
+"""Locks of the process, and what a forked child makes of them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,25 @@ import threading
 import weakref
 
 
-class ForkLock:
-    """A reentrant lock that a forked child finds open, unless the forking thread itself held it.
+def forkable_lock() -> threading.RLock:
+    """Return a reentrant lock that a forked child finds open, unless the forking thread held it.
 
     Only that thread lives on in the child; whoever else held the lock would hold it for ever there.
+    It is a lock of C: in an `__enter__` of Python's an interrupt could come between the lock and
+    the `with` that lets go of it, and nobody would.
     """
-
-    __slots__ = ("__weakref__", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        _all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def _open_in_child(self) -> None:
-        if not self._lock._is_owned():  # type: ignore[attr-defined]  # what Condition asks too
-            self._lock = threading.RLock()
+    lock = threading.RLock()
+    _all.add(lock)
+    return lock
 
 
-_all: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+_all: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 
 def _open_all_in_child() -> None:
     for lock in list(_all):
-        lock._open_in_child()
+        if not lock._is_owned():  # type: ignore[attr-defined]  # what Condition asks too
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # what threading does to its own
 
 
 os.register_at_fork(after_in_child=_open_all_in_child)

@@ -12,6 +12,7 @@ import pytest
 import actorflow as af
 from actorflow import lease as leases
 from actorflow.lease import Cell, Claim, change, claimed, lease, leased, newest
+from actors import fork_lock
 from compiler.graph import Source
 
 ONE, TWO = (
@@ -201,8 +202,11 @@ def test_a_cell_that_is_copied_while_it_is_trained_has_the_newest_values_and_no_
 # -- interrupts -----------------------------------------------------------------------------------
 
 
+FILES = (leases.__file__, fork_lock.__file__)
+
+
 def interrupted(call, at):
-    """Run a call and raise KeyboardInterrupt at place number `at` in the file of leases.
+    """Run a call and raise KeyboardInterrupt at place number `at` of leases and their lock.
 
     Places are where Python looks for signals: where a function begins, where a call has returned,
     where a loop goes round. Return whether it came so far.
@@ -216,7 +220,7 @@ def interrupted(call, at):
             raise KeyboardInterrupt
 
     def trace(frame, event, _):
-        if frame.f_code.co_filename != leases.__file__:
+        if frame.f_code.co_filename not in FILES:
             return None
         frame.f_trace_opcodes = True
         code = frame.f_code.co_code
@@ -227,7 +231,7 @@ def interrupted(call, at):
         return trace
 
     def profile(frame, event, _):
-        if frame.f_code.co_filename == leases.__file__ and event in ("return", "c_return"):
+        if frame.f_code.co_filename in FILES and event in ("return", "c_return"):
             meet(frame)
 
     before = sys.gettrace(), sys.getprofile()
@@ -255,9 +259,14 @@ def every_interrupt(prepare):
 
 
 def whole_and_free(cells, old, new):
-    """The cells have all old or all new values, and can be read, written and trained."""
-    assert numbers_of(cells) in (old, new)
+    """The cells have all old or all new values, and any thread can read, write and train them."""
+    read = []
+    thread = threading.Thread(target=lambda: read.append(numbers_of(cells)), daemon=True)
+    thread.start()
+    thread.join(30)
     came = numbers_of(cells)
+    assert read == [came]
+    assert came in (old, new)
     held = lease(cells, TWO)
     assert numbers_of(cells) == came
     held.end(None)

@@ -1,10 +1,10 @@
 import threading
 
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 
 
 def test_a_child_finds_a_lock_open_that_another_thread_of_its_parent_held(child_says):
-    lock, is_held, may_go = ForkLock(), threading.Event(), threading.Event()
+    lock, is_held, may_go = forkable_lock(), threading.Event(), threading.Event()
 
     def hold():
         with lock:
@@ -25,7 +25,7 @@ def test_a_child_finds_a_lock_open_that_another_thread_of_its_parent_held(child_
 
 
 def test_a_lock_that_the_forking_thread_holds_stays_its_own(child_says):
-    lock = ForkLock()
+    lock = forkable_lock()
     entered = []
 
     def try_from_another_thread():
@@ -37,7 +37,7 @@ def test_a_lock_that_the_forking_thread_holds_stays_its_own(child_says):
         thread.start()
         with lock:
             before = list(entered)
-        lock.__exit__()
+        lock.release()
         thread.join(60)
         return f"{before} {entered}"
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from compiler.errors import ActorflowError
 from compiler.types import DType
 
@@ -126,7 +126,7 @@ class _State:
 
 
 _state = _State()
-_lock = ForkLock()
+_lock = forkable_lock()
 
 
 def is_there() -> bool:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from actors.kernels.native.toolchain import CompilerError, Toolchain
 
 _HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ class _State:
 
 _state = _State()
 _asking = threading.local()
-_lock = ForkLock()
+_lock = forkable_lock()
 
 
 def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> None:

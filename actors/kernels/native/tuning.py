@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.fork_lock import ForkLock
+from actors.fork_lock import forkable_lock
 from actors.kernels.measured_file import DamagedFile, read_object, replace_object, report_damage
 from actors.kernels.native import onednn, openblas, runtime
 from actors.kernels.native.gemm import Gemm, Side, chunks_of
@@ -72,7 +72,7 @@ class _State:
 
 
 _state = _State()
-_lock = ForkLock()
+_lock = forkable_lock()
 
 
 def configure(folder: Path | None, deterministic: bool) -> None:
