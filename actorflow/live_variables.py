@@ -148,13 +148,19 @@ class LiveVariables:
 
     def _between_updates(self, names: Iterable[str]) -> Rest:
         """Return when variables can be read: all that write them have done so equally often."""
-        registers = {self._registers[name] for name in names}
-        writers = [
-            int(actor.id)
-            for actor in self._plan.actors
-            if any([self._is_written(launch, registers) for launch in actor.launches])
-        ]
-        return Rest(frozenset(writers), (tuple([(a, 1) for a in writers]),) if writers else ())
+        writers = {a for name in names for a in self._writers.get(self._registers[name], ())}
+        rounds = tuple([(actor, 1) for actor in sorted(writers)])
+        return Rest(frozenset(writers), (rounds,) if rounds else ())
+
+    @cached_property
+    def _writers(self) -> dict[RegisterId, set[int]]:
+        """The actors that write into each register."""
+        writers: dict[RegisterId, set[int]] = {}
+        for actor in self._plan.actors:
+            for launch in actor.launches:
+                for view in launch.outputs:
+                    writers.setdefault(self._plan.views[view].register, set()).add(int(actor.id))
+        return writers
 
     @cached_property
     def _between_steps(self) -> Rest:

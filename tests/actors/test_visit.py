@@ -8,7 +8,7 @@ from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
 from actors.visit import Rest, Visit
-from compiler.plan import ActorKind
+from compiler.plan import ActorKind, RegisterKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -132,11 +132,13 @@ def test_a_listener_of_a_run_that_fails_meanwhile_is_let_go(pipeline, bodies):
 def two_updates(plan_maker, fake_port, fake_kernel, bodies):
     """data -> first -> second -> log, each on a thread of its own; both count into `done`.
 
-    `first` may be a step ahead of `second`. Returns the bound plan, `done`, and the gate of second.
+    `first` may be a step ahead of `second`, unless they are fenced. Returns the bound plan, `done`,
+    and the gate of second.
     """
 
-    def build(sink=lambda tokens: None):
+    def build(sink=lambda tokens: None, *, is_fenced=False):
         make = plan_maker()
+        again = [make.register("again", RegisterKind.CONTROL)] if is_fenced else []
         registers = [make.edge(name, 1) for name in ("batch", "middle", "loss")]
         views = [make.field_view(r) for r in registers]
         make.actor("data", ActorKind.SOURCE, outputs=[(registers[0], 1)])
@@ -144,7 +146,8 @@ def two_updates(plan_maker, fake_port, fake_kernel, bodies):
         for index, name in enumerate(["first", "second"]):
             make.actor(
                 name, ActorKind.COMPUTE, is_thread=True,
-                inputs=[(registers[index], 1)], outputs=[(registers[index + 1], 1)],
+                inputs=[(registers[index], 1), *[(r, 1) for r in again if index == 1]],
+                outputs=[(registers[index + 1], 1), *[(r, 1) for r in again if index == 0]],
                 launches=[make.launch(name, [views[index]], [views[index + 1]])],
             )  # fmt: skip
         make.actor("log", ActorKind.SINK, inputs=[(registers[2], 1)])
@@ -199,6 +202,22 @@ def test_rounds_of_several_firings_count_as_one_when_all_are_done(two_updates):
         loop.end()
         assert loop.wait(PATIENCE)
     assert seen == [(2, 2)]
+
+
+def test_a_visit_is_made_at_the_end_of_a_step_though_the_next_one_is_about_to_start(
+    two_updates,
+):
+    bound, done, gate = two_updates(is_fenced=True)
+    seen = []
+    with Loop(bound) as loop:
+        loop.admit(5)
+        gate.wait_entered()
+        waiting = visit(loop, BOTH, lambda: seen.append(tuple(done)))
+        gate.open(5)
+        assert waiting.wait()
+        loop.end()
+        assert loop.wait(PATIENCE)
+    assert seen == [(1, 1)]
 
 
 def test_a_listener_that_holds_its_slot_can_visit(two_updates):
