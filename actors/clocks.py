@@ -20,29 +20,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Protocol
 
+from actors.rounds import Clock, LeftOut, Moment, Rounds, Row, freed_by, made_by
 from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
-
-Clock = tuple[int, ...]
-"""How many firings of each line end before this one starts; of a line that it lacks, none."""
 
 _MAX_OPENED = 2
 """Lines for all of its stream that one actor may open; its next one is its own, for ever. So there
 are at most three per actor, whatever the graph."""
 
 
-class Moment(NamedTuple):
-    """A firing among all: it is number `position` of `line`, and comes after what `clock` says."""
+class Watcher(Protocol):
+    """Looks at every firing of an unrolled graph, each after all that happens before it."""
 
-    line: int
-    position: int
-    clock: Clock
+    def visit(self, actor: int, firing: int, moment: Moment) -> None:
+        """See the next firing."""
+        ...
 
-    def is_before(self, clock: Clock) -> bool:
-        """Return whether this firing happens before the one with `clock`."""
-        return self.line < len(clock) and self.position < clock[self.line]
+    def leave_out(self, rounds: LeftOut) -> None:
+        """Hear of rounds like the last one, which are not visited; at least one more comes."""
+        ...
 
 
 def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, Moment]]:
@@ -51,48 +49,74 @@ def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int,
     Stops after `periods`, or once `limit` firings are reached. Keeps all clocks: one int per firing
     and line. Raises InternalError when no actor can fire.
     """
-    moments: list[list[Moment]] = [[] for _ in range(table.num_actors)]
+    rows = [Row() for _ in range(table.num_actors)]
+    return _unroll(table, periods, limit, rows, _Lines(table.streams))
+
+
+def watch(
+    table: MachineTable, periods: int, limit: int, turns: Sequence[int], watcher: Watcher
+) -> None:
+    """Show a watcher all firings of some periods, but rounds that come round again.
+
+    `turns` are by actor the firings after which one is like the one before to the watcher. Stops
+    once `limit` firings were visited. Raises InternalError when no actor can fire.
+    """
+    rows = [Row() for _ in range(table.num_actors)]
     lines = _Lines(table.streams)
+    rounds = Rounds(table, periods, turns, rows, lines.lengths)
+    for actor, firing, moment in _unroll(table, periods, limit, rows, lines):
+        watcher.visit(actor, firing, moment)
+        left_out = rounds.find(actor)
+        if left_out is not None:
+            windows = [rounds.window(a) for a in range(table.num_actors)]
+            for row, window, fired in zip(rows, windows, left_out.fired, strict=True):
+                if fired:
+                    row.first = row.count + left_out.times * fired - min(window, len(row.items))
+                    row.items[:] = [left_out.moved(moment) for moment in row.items[-window:]]
+            for line, grown in enumerate(left_out.grown):
+                lines.lengths[line] += left_out.times * grown
+            watcher.leave_out(left_out)
+
+
+def _unroll(
+    table: MachineTable, periods: int, limit: int, rows: Sequence[Row], lines: _Lines
+) -> Iterator[tuple[int, int, Moment]]:
     open_ = list(range(table.num_actors))
     budget = limit
     while open_ and budget > 0:
         before = budget
         for actor in open_:
-            firing = len(moments[actor])
-            past = _past(table, moments, actor, firing)
-            if past is not None:
+            row = rows[actor]
+            firing = row.count
+            past = _past(table, rows, actor, firing)
+            if past is not None and firing < periods * table.repetitions[actor]:
                 moment = lines.append(actor, past)
-                moments[actor].append(moment)
+                row.items.append(moment)
                 budget -= 1
                 yield actor, firing, moment
         if budget == before:
             names = ", ".join([repr(table.names[actor]) for actor in open_])
             raise InternalError(f"the actor graph deadlocks: {names} wait for one another")
-        open_ = [a for a in open_ if len(moments[a]) < periods * table.repetitions[a]]
+        open_ = [a for a in open_ if rows[a].count < periods * table.repetitions[a]]
 
 
-def _past(
-    table: MachineTable, moments: Sequence[Sequence[Moment]], actor: int, firing: int
-) -> list[Moment] | None:
+def _past(table: MachineTable, rows: Sequence[Row], actor: int, firing: int) -> list[Moment] | None:
     """Return what a firing comes directly after, or None while some of it was not visited."""
-    past: list[Moment] = [moments[actor][-1]] if firing else []
+    past: list[Moment] = [rows[actor].items[-1]] if firing else []
     for index in table.inputs[actor]:
         edge = table.edges[index]
-        last = ((firing + 1) * edge.consume - edge.initial - 1) // edge.produce
-        made = moments[edge.producer]
-        if last >= len(made):
+        last, row = made_by(edge, firing), rows[edge.producer]
+        if last >= row.count:
             return None
         if last >= 0:
-            past.append(made[last])
+            past.append(row.items[last - row.first])
     for index in table.outputs[actor]:
         edge = table.edges[index]
-        freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
-        last = -(-freed // edge.consume) - 1
-        read = moments[edge.consumer]
-        if last >= len(read):
+        last, row = freed_by(edge, firing), rows[edge.consumer]
+        if last >= row.count:
             return None
         if last >= 0:
-            past.append(read[last])
+            past.append(row.items[last - row.first])
     return past
 
 
@@ -180,3 +204,6 @@ def downstream(table: MachineTable, origin: int) -> set[int]:
                 found.add(consumer)
                 front.append(consumer)
     return found
+
+
+__all__ = ["Clock", "Moment", "Watcher", "downstream", "lags_behind", "unroll", "watch"]

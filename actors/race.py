@@ -21,7 +21,7 @@ write and read of every actor, so that all actors that race are named.
 **How many periods.** Edges are missing at the start only (of Free, and of initial tokens), so a
 later pair without a path has its copy in the first turn of the slots; and two actors get no further
 apart than the slots and tokens between them allow. Turn plus distance is enough for any length of
-run.
+run. Of a long period, rounds that come round again are left out (`actors.rounds`).
 
 Guarantee: no two accesses of a run conflict unordered, up to the end of admission. Not modelled is
 the end itself, where a flushed firing takes fewer tokens and slots come home unused. Not checked
@@ -36,13 +36,14 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import NamedTuple
 
-from actors.clocks import Moment, downstream, lags_behind, unroll
+from actors.clocks import downstream, lags_behind, watch
+from actors.conflicts import Check, Conflict, Hunt, Turn
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
 from compiler.plan import Actor, ActorKind, Plan, RegisterKind, View
 
 MAX_FIRINGS = 400_000
-"""Firings visited at most, in about two seconds; only rates of tens of thousands reach it."""
+"""Firings visited at most, in a few seconds; what comes round again is not visited."""
 
 _NUM_NAMED = 8
 """Races named in a message; `RaceError.races` has all."""
@@ -139,22 +140,13 @@ class RaceReport:
     is_exhaustive: bool
 
 
-class _Turn(NamedTuple):
-    """An actor reads or writes in its firings k with k mod modulus = residue."""
-
-    actor: int
-    modulus: int
-    residue: int
-    is_write: bool
-
-
 class _Touch(NamedTuple):
     """Bytes [start, end) and whose turn it is to touch them; the rest is for the message."""
 
     arena: int
     start: int
     end: int
-    turn: _Turn
+    turn: Turn
     register: int
     slot: int
     op: str
@@ -171,23 +163,7 @@ class _Segment(NamedTuple):
     touches: tuple[int, ...]
 
 
-class _Conflict(NamedTuple):
-    """Two firings that touch the bytes of a class without an order."""
-
-    bytes_class: int
-    first: _Turn
-    first_firing: int
-    second: _Turn
-    second_firing: int
-
-
-_Accessed = tuple[int, _Turn, Moment]
-"""A firing that touched the bytes of a class, and when."""
-
-_NEVER = Moment(0, -1, ())
-"""Before every firing."""
-
-_Classes = dict[tuple[_Turn, ...], list[_Segment]]
+_Classes = dict[tuple[Turn, ...], list[_Segment]]
 
 
 def check_races(
@@ -212,13 +188,11 @@ def check_races(
     touches = _gather(plan)
     classes = _share(touches)
     depth = max([periods, *_depths(table, tuple(classes))])
-    check = _Check(table, tuple(classes))
-    for actor, firing, moment in unroll(table, depth, MAX_FIRINGS):
-        check.visit(actor, firing, moment)
+    check = Check(table, tuple(classes))
+    watch(table, depth, MAX_FIRINGS, check.turns, check)
     if check.is_racy:
-        hunt = _Hunt(table, tuple(classes))
-        for actor, firing, moment in unroll(table, depth, MAX_FIRINGS):
-            hunt.visit(actor, firing, moment)
+        hunt = Hunt(table, tuple(classes))
+        watch(table, depth, MAX_FIRINGS, check.turns, hunt)
         races = _name(plan, table, touches, tuple(classes.values()), hunt.conflicts.values())
         raise RaceError(_message(plan, races), races)
     return RaceReport(
@@ -228,7 +202,7 @@ def check_races(
         len(classes),
         check.num_lines,
         check.num_pairs,
-        check.num_firings == depth * sum(table.repetitions),
+        check.num_firings + check.num_left_out == depth * sum(table.repetitions),
     )
 
 
@@ -253,7 +227,7 @@ def _gather(plan: Plan) -> list[_Touch]:
             for slot, modulus, residue in turns:
                 slot %= register.num_slots
                 start, end = [register.offsets_bytes[slot] + byte for byte in extents[view]]
-                turn, id_ = _Turn(actor.id, modulus, residue, is_write), register.id
+                turn, id_ = Turn(actor.id, modulus, residue, is_write), register.id
                 touches.append(
                     _Touch(register.arena, start, end, turn, id_, slot, op, scope, source)
                 )
@@ -339,7 +313,7 @@ def _share(touches: Sequence[_Touch]) -> _Classes:
 # -- how far to unroll ---------------------------------------------------------------------------
 
 
-def _depths(table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> Iterator[int]:
+def _depths(table: MachineTable, classes: tuple[tuple[Turn, ...], ...]) -> Iterator[int]:
     """Yield after how many periods each class of bytes can show no new pair of accesses.
 
     Slots and repetitions come round together after the least common multiple. Beyond that, the one
@@ -361,81 +335,6 @@ def _depths(table: MachineTable, classes: tuple[tuple[_Turn, ...], ...]) -> Iter
         )
 
 
-# -- the comparison ------------------------------------------------------------------------------
-
-
-class _Check:
-    """Says whether some two conflicting accesses are unordered, in time per access."""
-
-    __slots__ = ("_reads", "_turns", "_writes", "is_racy", "num_firings", "num_lines", "num_pairs")
-
-    def __init__(self, table: MachineTable, classes: Sequence[tuple[_Turn, ...]]) -> None:
-        self._turns: list[list[tuple[int, int, int, bool]]] = [[] for _ in range(table.num_actors)]
-        for index, turns in enumerate(classes):
-            # A write stands for the read of the same firings.
-            for actor, modulus, residue, is_write in turns:
-                if is_write or _Turn(actor, modulus, residue, is_write=True) not in turns:
-                    self._turns[actor].append((index, modulus, residue, is_write))
-        self._writes: list[Moment] = [_NEVER] * len(classes)
-        self._reads: list[dict[int, Moment]] = [{} for _ in classes]
-        self.is_racy = False
-        self.num_firings = 0
-        self.num_lines = 0
-        self.num_pairs = 0
-
-    def visit(self, actor: int, firing: int, moment: Moment) -> None:
-        """Take the next firing."""
-        self.num_firings += 1
-        line, clock, writes = moment.line, moment.clock, self._writes
-        self.num_lines = len(clock)
-        for index, modulus, residue, is_write in self._turns[actor]:
-            if modulus > 1 and firing % modulus != residue:
-                continue
-            write, reads = writes[index], self._reads[index]
-            self.num_pairs += 1
-            if write.line != line and not write.is_before(clock):
-                self.is_racy = True
-            if not is_write:
-                reads[line] = moment
-                continue
-            self.num_pairs += len(reads)
-            for other, read in reads.items():
-                if other != line and not read.is_before(clock):
-                    self.is_racy = True
-            reads.clear()
-            writes[index] = moment
-
-
-class _Hunt:
-    """Compares each access with the last conflicting one of every other actor, per class."""
-
-    __slots__ = ("_reads", "_turns", "_writes", "conflicts")
-
-    def __init__(self, table: MachineTable, classes: Sequence[tuple[_Turn, ...]]) -> None:
-        self._turns: list[list[tuple[int, _Turn]]] = [[] for _ in range(table.num_actors)]
-        for index, turns in enumerate(classes):
-            for turn in turns:
-                self._turns[turn.actor].append((index, turn))
-        self._writes: list[dict[int, _Accessed]] = [{} for _ in classes]
-        self._reads: list[dict[int, _Accessed]] = [{} for _ in classes]
-        self.conflicts: dict[tuple[int, int, int], _Conflict] = {}
-
-    def visit(self, actor: int, firing: int, moment: Moment) -> None:
-        """Take the next firing; keep the first conflict of each class and pair of actors."""
-        for index, turn in self._turns[actor]:
-            if firing % turn.modulus != turn.residue:
-                continue
-            reads, writes = self._reads[index], self._writes[index]
-            for earlier in (writes, reads) if turn.is_write else (writes,):
-                for other, (last, last_turn, last_moment) in earlier.items():
-                    if other != actor and not last_moment.is_before(moment.clock):
-                        self.conflicts.setdefault(
-                            (index, min(actor, other), max(actor, other)),
-                            _Conflict(index, last_turn, last, turn, firing),
-                        )
-            (writes if turn.is_write else reads)[actor] = (firing, turn, moment)
-
-
 # -- the error -----------------------------------------------------------------------------------
 
 
@@ -444,7 +343,7 @@ def _name(
     table: MachineTable,
     touches: Sequence[_Touch],
     classes: Sequence[list[_Segment]],
-    conflicts: Iterable[_Conflict],
+    conflicts: Iterable[Conflict],
 ) -> tuple[Race, ...]:
     """Return the conflicts in words, each pair of actors and registers once, by address."""
     races: dict[tuple[tuple[int, int], ...], Race] = {}
@@ -460,7 +359,7 @@ def _name(
 
 
 def _race(
-    plan: Plan, table: MachineTable, conflict: _Conflict, first: _Touch, second: _Touch
+    plan: Plan, table: MachineTable, conflict: Conflict, first: _Touch, second: _Touch
 ) -> Race:
     producer, consumer = _missing(table, first.turn, second.turn)
     repetitions = table.repetitions[producer], table.repetitions[consumer]
@@ -477,7 +376,7 @@ def _race(
     )
 
 
-def _missing(table: MachineTable, first: _Turn, second: _Turn) -> tuple[int, int]:
+def _missing(table: MachineTable, first: Turn, second: Turn) -> tuple[int, int]:
     """Return producer and consumer of the edge to add: along the tokens, else to the reader."""
     producer, consumer = first.actor, second.actor
     if consumer in downstream(table, producer):

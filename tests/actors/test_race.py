@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
+from actors import rounds
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError
 from compiler.plan import ActorKind, Field, Port, Register, RegisterKind
@@ -321,6 +322,7 @@ def test_a_credit_to_start_with_can_leave_a_write_and_a_read_without_an_order(pl
 
 def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker, monkeypatch):
     monkeypatch.setattr("actors.race.MAX_FIRINGS", 100)
+    monkeypatch.setattr("actors.rounds.LONG_PERIOD", 1 << 62)
     make = plan_maker()
     credit = make.register("credit", RegisterKind.CONTROL, 1)
     make.actor("data", ActorKind.SOURCE, outputs=[(credit, 1)])
@@ -507,14 +509,17 @@ def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
         with pytest.raises(InternalError, match="deadlocks"):
             check_races(plan, initial=initial)
         return
-    try:
-        check_races(plan, initial=initial)
-        found = set()
-    except RaceError as error:
-        found = {ends_of(plan, race) for race in error.races}
     races = oracle.races()
-    assert found <= races
-    assert {actors_of(race) for race in found} == {actors_of(race) for race in races}
+    for long_period, periods in ((rounds.LONG_PERIOD, 3), (0, 40)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rounds, "LONG_PERIOD", long_period)
+            try:
+                check_races(plan, periods, initial)
+                found = set()
+            except RaceError as error:
+                found = {ends_of(plan, race) for race in error.races}
+        assert found <= races
+        assert {actors_of(race) for race in found} == {actors_of(race) for race in races}
 
 
 def mended(plan, race):
