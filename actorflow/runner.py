@@ -159,7 +159,9 @@ class Runner:
             keep_last: checkpoints to keep.
             on_nan: what to do when the loss is not finite. "raise" ends the run; "warn" trains on,
                 and the newest checkpoint without NaN is kept; "skip" drops the updates of a step
-                whose loss or gradients are not finite, for plans compiled so.
+                whose loss or gradients are not finite, for plans compiled so, and ends the run
+                when 100 in a row were. Steps count on, and with them schedules and AdamW's
+                correction of the bias.
             on_save_error: what to do when a checkpoint cannot be written: a full or read-only disk,
                 a directory that was moved away. "raise" ends the run; "warn" trains on and tries
                 again with the next one that is due, and raises when the last one fails.

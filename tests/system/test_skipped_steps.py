@@ -267,3 +267,25 @@ def test_an_output_of_that_name_is_the_jobs_own_where_nothing_is_skipped(mlp, ca
     assert "skipped 3.0000" in capsys.readouterr().out
     with pytest.raises(af.CompileError, match="the job returns 'skipped'"):
         train.fit(mlp(), source_of(good_batches(3)), steps=3, on_nan="skip")
+
+
+def test_a_plan_from_a_file_skips_and_evaluates_like_its_job(mlp, classify, tmp_path):
+    batches = with_broken(good_batches(6), (2, 5))
+    held_out = af.data.ArraySource({"x": np.ones((8, 8), np.float32)}, batch=4)
+
+    @af.job(train=False)
+    def mean(model, batch):
+        return model(batch.x).mean()
+
+    evaluation = af.Evaluation(mean, held_out, every=2, batches=2)
+    model = mlp()
+    options = {"evaluation": evaluation, "on_nan": "skip"}
+    classify().compile(model, source_of(batches), every=1, **options).save(tmp_path / "p.plan")
+    runner = af.Runner(af.Plan.load(tmp_path / "p.plan"))
+    options |= {"steps": 6, "progress": False}
+    result = runner.fit(source_of(batches), checkpoint=tmp_path / "run", every=1, **options)
+    expected = classify().fit(mlp(), source_of(batches), **options)
+    assert result.num_skipped == expected.num_skipped == 2
+    assert result.evaluations == expected.evaluations
+    for name, array in expected.variables.items():
+        np.testing.assert_array_equal(result.variables[name], array, err_msg=name)
