@@ -129,14 +129,20 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
     return [f"{type(module).__name__}({', '.join(own)})", *below]
 
 
-def _members(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _members(item: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield (path, member): modules, parameters and plain settings, those in containers too."""
+    if id(item) in above:  # a list that holds itself
+        return
     for name, _, child in _children(item):
         below = f"{path}.{name}" if path else name
         if isinstance(child, (Module, Parameter, bool, int, float, str)):
             yield below, child
         else:
-            yield from _members(child, below)
+            yield from _members(child, below, (*above, id(item)))
+
+
+_HOLDERS = (Module, Parameter, list, tuple, dict)
+"""What is a part of a model, or may hold some."""
 
 
 def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,13 +175,14 @@ def _visit(
     item: Any, path: str, place: str, seen: set[int]
 ) -> Iterator[tuple[str, str, Module | Parameter]]:
     """Yield (path, place as Python writes it, item), depth first."""
+    if id(item) in seen:  # met already, or a list that holds itself
+        return
+    seen.add(id(item))
     if isinstance(item, (Module, Parameter)):
-        if id(item) in seen:
-            return
-        seen.add(id(item))
         yield path, place, item
     for name, step, child in _children(item):
-        yield from _visit(child, f"{path}.{name}" if path else name, place + step, seen)
+        if isinstance(child, _HOLDERS):
+            yield from _visit(child, f"{path}.{name}" if path else name, place + step, seen)
 
 
 def _children(item: Any) -> list[tuple[str, str, Any]]:

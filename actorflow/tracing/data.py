@@ -8,12 +8,17 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tracing.classes import read_object
 from actorflow.tracing.guard import array_digest
 from actorflow.tracing.reading import ATOMS, Reading
+
+_ATOMS = frozenset(ATOMS)
+_MOST_ROWS = 100
+"""Plain items of a container that have rows of their own; of more there is one row for all."""
 
 _PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, MappingProxyType)
 
@@ -44,16 +49,33 @@ def read_container(reading: Reading, what: str, value: Any, key: str) -> None:
         reading.row(what, f"{type(value).__name__} of {len(value)}")
         if isinstance(value, list):
             reading.guard.items(value)
-        items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+        items = [*(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value))]
+        if _is_table(items):
+            reading.row(f"the items of {what}", _content_hash(items))
+            items = []
         for index, item in enumerate(items):
             reading.visit(_inside(what, item, index), item, key)
     if type(value) not in _PLAIN_CONTAINERS:
         read_object(reading, what, value)
 
 
+def _is_table(items: list[Any]) -> bool:
+    """Whether there are so many plain items that each of them is not worth a row."""
+    return len(items) > _MOST_ROWS and set(map(type, items)) <= _ATOMS
+
+
+def _content_hash(items: list[Any]) -> str:
+    return (
+        f"{len(items)} with hash {xxhash.xxh3_64_hexdigest(repr(items).encode(errors='replace'))}"
+    )
+
+
 def _read_mapping(reading: Reading, what: str, value: dict[Any, Any], key: str) -> None:
     reading.row(what, f"{type(value).__name__} of {len(value)}")
     reading.guard.mapping(value)
+    if _is_table([*dict.keys(value), *dict.values(value)]):
+        reading.row(f"the items of {what}", _content_hash([*dict.items(value)]))
+        return
     for name, item in dict.items(value):
         if type(name) not in ATOMS:
             reading.visit(f"a key of {what}", name, key)

@@ -72,6 +72,14 @@ def test_one_part_under_two_keys_of_one_path_is_shared_and_no_error():
     assert [path for path, _ in model.named_modules()] == ["", "heads.1", "heads.2"]
 
 
+def test_a_list_that_holds_itself_is_walked_over_once():
+    model = nn.Module()
+    model.parts = [nn.LayerNorm(2)]
+    model.parts.append(model.parts)
+    assert [name for name, _ in model.named_parameters()] == ["parts.0.weight", "parts.0.bias"]
+    assert "parts.0: LayerNorm" in repr(model)
+
+
 def test_the_char_gpt_of_the_readme_has_the_promised_number_of_parameters():
     class CharLM(nn.Module):
         def __init__(self, d=128):

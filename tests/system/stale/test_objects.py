@@ -141,6 +141,24 @@ CHANGES = {
         "model.__class__ = Other",
         "class of the model changed from class Model to class Other",
     ),
+    "one of very many items": (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        self.w, self.table = ones(), [2.0] * 500\n"
+        "    def __call__(self, x):\n"
+        "        return x * self.w * self.table[400]\n",
+        "model.table[400] = 3.0",
+        "the items of table changed from 500 with hash",
+    ),
+    "one of very many entries": (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        self.w, self.table = ones(), {str(i): 1 for i in range(500)}\n"
+        "    def __call__(self, x):\n"
+        "        return x * self.w * (3.0 if self.table['400'] is True else 2.0)\n",
+        "model.table['400'] = True",
+        "the items of table changed from 500 with hash",
+    ),
     "the whole __dict__ of a module": (
         "class Model(nn.Module):\n"
         "    def __init__(self):\n"
