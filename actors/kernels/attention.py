@@ -4,7 +4,9 @@ Exponentials are first taken without subtracting the row's maximum (see `softmax
 second merit here: sums and products of the chunks add up as they are, where an online softmax
 (Milakov & Gimelshein, 2018; Dao et al., 2022) scales what it has whenever the maximum grows. A
 strip with a sum outside of safe bounds, or with NaN, goes over its chunks twice more: once for the
-maxima, once with the maxima subtracted.
+maxima, once with the maxima subtracted. Where a causal strip then still has numbers that are not
+finite, it goes over them again and multiplies each query by the values that it sees: a hidden value
+has a weight of 0, but 0 * NaN is NaN.
 
 Keys are packed transposed, and scaled on the way: OpenBLAS reads a small transposed right operand
 at two thirds of the speed (64 x 64 x 256: 71 against 97 GFLOP/s on one core).
@@ -35,6 +37,7 @@ from actors.kernels.blocks import cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.rows import sum_is_safe
 from actors.kernels.scratch import Piece
+from actors.kernels.sums import WIDE, row_sums
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
 from actors.protocol import Array, Launch
 
@@ -103,6 +106,8 @@ class _Scratch:
     largest: Array
     products: Array
     part: Array
+    wide_sums: Array
+    wide_part: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,9 @@ def _sized(
     group = heads_per_group(e, sum(per_head) * dtype.itemsize)
     once = ((r, r), (max(2 * r - 1, 0),), (c,), (2,)) if e.causal else ((0, 0), (0,), (c,), (2,))
     shapes = (*once, *[(group * count,) for count in per_head])
-    return _Layout(group, shares, *packs, tuple([Piece(shape, dtype) for shape in shapes]))
+    wide = Piece((group * r if c < e.columns else 0,), WIDE)
+    pieces = (*[Piece(shape, dtype) for shape in shapes], wide, wide)
+    return _Layout(group, shares, *packs, pieces)
 
 
 def _group(
@@ -215,6 +222,9 @@ def _strip(
     plain: list[Launch] = []
     maxima: list[Launch] = []
     shifted: list[Launch] = []
+    careful: list[Launch] = []
+    is_cut = len(chunks) > 1
+    wide = scratch.window(s.wide_sums, sums.shape) if is_cut else sums
     for columns in chunks:
         j, is_first = as_slice(columns), columns.start == 0
         t = scratch.window(s.scores, (*sums.shape, len(columns)))
@@ -222,31 +232,53 @@ def _strip(
             partial(np.matmul, q, keys[..., j], out=t),
             *hide(e, rows, columns, t, s.mask),
         ]
-        ones = s.ones[: len(columns)]
-        sum_, product = partial(np.matmul, t, ones), partial(np.matmul, t, v[..., j, :])
-        added: list[Launch] = [
+        product = partial(np.matmul, t, v[..., j, :])
+        by_rows = partial(_seen_product, e, rows, columns, t, v[..., j, :])
+        exponentials: list[Launch] = [
             partial(np.exp, t, out=t),
-            *collect(sum_, sums, s.part, is_first=is_first),
+            row_sums(t, s.ones[: len(columns)], sums),
+        ]
+        if is_cut:
+            into = wide if is_first else scratch.window(s.wide_part, sums.shape)
+            exponentials.append(partial(np.copyto, into, sums))
+            if not is_first:
+                exponentials.append(partial(np.add, wide, into, out=wide))
+        added: list[Launch] = [
+            *exponentials,
             *collect(product, products, s.part, is_first=is_first),
         ]
         maximum = partial(np.maximum.reduce, t, axis=-1)
         plain += [*scores, *added]
         maxima += [*scores, *collect(maximum, largest, s.part, np.maximum, is_first=is_first)]
-        shifted += [*scores, partial(np.subtract, t, largest[..., None], out=t), *added]
+        shift = partial(np.subtract, t, largest[..., None], out=t)
+        shifted += [*scores, shift, *added]
+        careful += [*scores, shift, *exponentials]
+        careful += collect(by_rows, products, s.part, is_first=is_first)
     lowest, highest = s.extremes[0:1].reshape(()), s.extremes[1:].reshape(())
     most = float(np.finfo(products.dtype.name).max)
     is_safe = partial(sum_is_safe, sums, lowest, highest, *SAFE_SUMS)
     is_finite = is_safe
     if products.size:
         is_finite = partial(sum_is_safe, products, lowest, highest, -most, most)
-    once, again = in_sequence(plain), in_sequence((*maxima, *shifted))
+    narrow: list[Launch] = [partial(np.copyto, sums, wide, casting="unsafe")] if is_cut else []
+    once, again = in_sequence((*plain, *narrow)), in_sequence((*maxima, *shifted, *narrow))
+    row_by_row = in_sequence((*careful, *narrow))
 
     def launch() -> None:
         once()
         if not (is_safe() and is_finite()):
             again()
+            if e.causal and not is_finite():
+                row_by_row()
 
     return launch
+
+
+def _seen_product(e: Extents, rows: range, columns: range, t: Array, v: Array, out: Array) -> None:
+    """Write the product of each query's weights with the values that it sees."""
+    for i, row in enumerate(rows):
+        seen = max(0, min(columns.stop, row + e.offset + 1) - columns.start)
+        np.matmul(t[..., i : i + 1, :seen], v[..., :seen, :], out=out[..., i : i + 1, :])
 
 
 def _work(e: Extents, layout: _Layout, itemsize: int) -> Work:

@@ -145,8 +145,10 @@ def as_slice(positions: range) -> slice:
     return slice(positions.start, positions.stop)
 
 
-def fill_mask(mask: Array, ramp: Array) -> tuple[Launch, ...]:
-    """Return the calls that write the mask: inf up to the diagonal, -inf to the right of it.
+def fill_mask(
+    mask: Array, ramp: Array, seen: float = np.inf, hidden: float = -np.inf
+) -> tuple[Launch, ...]:
+    """Return the calls that write the mask: `seen` up to the diagonal, `hidden` to the right of it.
 
     Element (i, j) depends on j - i only: the mask is a window on a vector.
     """
@@ -155,8 +157,8 @@ def fill_mask(mask: Array, ramp: Array) -> tuple[Launch, ...]:
         return ()
     window = np.lib.stride_tricks.as_strided(ramp[n - 1 :], (n, n), (-item, item))
     return (
-        partial(ramp[:n].fill, np.inf),
-        partial(ramp[n:].fill, -np.inf),
+        partial(ramp[:n].fill, seen),
+        partial(ramp[n:].fill, hidden),
         partial(np.copyto, mask, window),
     )
 
@@ -166,14 +168,32 @@ def hide(e: Extents, rows: range, columns: range, scores: Array, mask: Array) ->
 
     Rows below the corner see all of the block, and columns left of it are seen by all rows.
     """
+    found = _corner(e, rows, columns, scores, mask)
+    return () if found is None else (partial(np.fmin, *found, out=found[0]),)
+
+
+def clear(
+    e: Extents, rows: range, columns: range, scores: Array, bits: Array
+) -> tuple[Launch, ...]:
+    """Return the call that makes 0, and not a product with it, of what a block must not see.
+
+    `bits` is a mask of integers as wide as the scores, of -1 and 0.
+    """
+    found = _corner(e, rows, columns, scores.view(bits.dtype), bits)
+    return () if found is None else (partial(np.bitwise_and, *found, out=found[0]),)
+
+
+def _corner(
+    e: Extents, rows: range, columns: range, scores: Array, mask: Array
+) -> tuple[Array, Array] | None:
+    """Return the part of a block that the diagonal crosses, and the part of the mask for it."""
     bottom = min(rows.stop, columns.stop - 1 - e.offset)
     left = max(columns.start, rows.start + e.offset)
     if not e.causal or bottom <= rows.start:
-        return ()
+        return None
     corner = scores[..., : bottom - rows.start, left - columns.start :]
     start = left - e.offset - rows.start
-    limits = mask[: bottom - rows.start, start : start + columns.stop - left]
-    return (partial(np.fmin, corner, limits, out=corner),)
+    return corner, mask[: bottom - rows.start, start : start + columns.stop - left]
 
 
 def collect(

@@ -21,6 +21,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.attention_blocks import (
     Extents,
     as_slice,
+    clear,
     collect,
     extents_of,
     fill_mask,
@@ -79,7 +80,10 @@ class AttentionGradKernel:
             return in_sequence([partial(out.fill, 0) for out in outputs])
         layout = _layout(e, k)
         s = _Scratch(*scratch.carve(workspace, layout.pieces))
-        calls: list[Launch] = [*fill_mask(s.mask, s.ramp)]
+        calls: list[Launch] = [
+            *fill_mask(s.mask, s.ramp),
+            *fill_mask(s.bits, s.bits_ramp, -1, 0),
+        ]
         scale = number(attrs, "scale")
         blocks: dict[tuple[int, ...], Launch] = {}
         for heads in cut((*inputs, *outputs), q.ndim - 2, layout.group):
@@ -97,6 +101,8 @@ class _Scratch:
 
     mask: Array
     ramp: Array
+    bits: Array
+    bits_ramp: Array
     queries: Array
     keys: Array
     values: Array
@@ -122,7 +128,7 @@ class _Layout:
 
 def _layout(e: Extents, k: Operand | Array) -> _Layout:
     """Choose how the groups are computed. Depends on shapes, strides and dtype only."""
-    own = _sized(e, k.dtype, packs_k=not is_readable(k), shares=False)
+    own = _sized(e, k.dtype, packs_k=e.causal or not is_readable(k), shares=False)
     num_blocks = sum([len(chunks) for _, chunks in e.strips_of_columns()])
     if not shares_calls(e, own.group, num_blocks):
         return own
@@ -150,8 +156,11 @@ def _sized(e: Extents, dtype: np.dtype[np.generic], *, packs_k: bool, shares: bo
     )
     group = heads_per_group(e, sum(per_head) * dtype.itemsize)
     once = ((c, c), (2 * c - 1,)) if e.causal else ((0, 0), (0,))
-    shapes = (*once, *[(group * count,) for count in per_head])
-    pieces = tuple([Piece(shape, dtype) for shape in shapes])
+    integers = np.dtype(f"int{8 * dtype.itemsize}")
+    pieces = (
+        *[Piece(shape, own) for own in (dtype, integers) for shape in once],
+        *[Piece((group * count,), dtype) for count in per_head],
+    )
     return _Layout(group, shares, packs_k, pieces)
 
 
@@ -186,6 +195,10 @@ def _group(
     if layout.packs_k:
         dense = scratch.window(s.dense_keys, k.shape)
         calls.append(partial(np.copyto, dense, k))
+        if e.causal:  # 0 * NaN is NaN; what sees such a key has NaN for a gradient of its score
+            most = float(np.finfo(k.dtype.name).max)
+            calls.append(partial(np.fmin, dense, np.array(most, k.dtype), out=dense))
+            calls.append(partial(np.fmax, dense, np.array(-most, k.dtype), out=dense))
         k = dense
     made = outputs
     if layout.shares:
@@ -236,6 +249,7 @@ def _strip(
             partial(np.exp, p, out=p),
             partial(np.matmul, slopes[..., i, :], values[..., j], out=ds),
             partial(np.multiply, ds, p, out=ds),
+            *clear(e, rows, columns, ds, s.bits),
         ]
         for product, target, starts in products:
             calls += collect(product, target, s.part, is_first=starts)

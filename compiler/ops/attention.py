@@ -36,7 +36,8 @@ y = softmax(scale q kT) v; lse is the log of the sum of exponentials of a row of
 the gradient, in float32 where y is bfloat16. Floats; equal leading axes, S >= 1. Attrs: scale (>
 0), causal.
 
-Causal: S >= T, and key j counts for query i only when j <= i + (S - T).
+Causal: S >= T, and key j counts for query i only when j <= i + (S - T): NaN in a key or value that
+a query does not see changes nothing of that query, nor of its gradient.
 """
 
 ATTENTION_GRAD = define("attention_grad")
@@ -106,7 +107,7 @@ def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     largest = scores.max(axis=-1, keepdims=True)
     e = np.exp(scores - largest)
     sums = total(e, -1, keepdims=True)
-    return np.matmul(e / sums, v), (largest + np.log(sums))[..., 0]
+    return _weighted(e / sums, v, attrs), (largest + np.log(sums))[..., 0]
 
 
 @reference.of(ATTENTION_GRAD)
@@ -116,11 +117,31 @@ def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
     delta = total(dy * y, -1, keepdims=True)
     ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) - delta)
+    if attrs.bool_("causal"):
+        ds = np.where(_allowed(ds), ds, 0)
     return (
-        np.matmul(ds, k),
+        _weighted(ds, k, attrs),
         np.matmul(ds.swapaxes(-1, -2), q),
         np.matmul(p.swapaxes(-1, -2), dy),
     )
+
+
+def _weighted(p: Array, v: Array, attrs: Attrs) -> Array:
+    """Return p times v, where what the mask hides counts for nothing, be it NaN (0 * NaN is NaN).
+
+    torch's own attention is no example: there NaN in a hidden value reaches every query.
+    """
+    is_finite = np.isfinite(v)
+    if not attrs.bool_("causal") or is_finite.all():
+        return np.asarray(np.matmul(p, v))
+    terms = p[..., None] * v[..., None, :, :]
+    return total(np.where(_allowed(p)[..., None], terms, 0), -2)
+
+
+def _allowed(scores: Array) -> Array:
+    """Return which keys each query sees when causal."""
+    rows, columns = scores.shape[-2:]
+    return np.tri(rows, columns, columns - rows, dtype=bool)
 
 
 def _scores(q: Array, k: Array, attrs: Attrs) -> Array:
@@ -128,10 +149,8 @@ def _scores(q: Array, k: Array, attrs: Attrs) -> Array:
     scores: Array = np.matmul(q, k.swapaxes(-1, -2)) * attrs.float_("scale")
     if not attrs.bool_("causal"):
         return scores
-    rows, columns = scores.shape[-2:]
-    allowed = np.tri(rows, columns, columns - rows, dtype=bool)
     hidden: Array = scores.dtype.type(-np.inf)
-    return np.where(allowed, scores, hidden)
+    return np.where(_allowed(scores), scores, hidden)
 
 
 @cost.of(ATTENTION)

@@ -15,9 +15,12 @@
  * that type stay as they are, and probabilities and the gradients of scores are rounded to it as
  * factors of their second product. Scratch is a few blocks of keys, strips of scores, and backward
  * the gradient of all queries of a head. What a causal mask hides is skipped but for the edges of
- * strips, which are zero.
+ * strips, which are zero. A zero times NaN is NaN: so where a block of values has numbers that are
+ * not finite its rows are multiplied one by one, and keys of the backward product are made finite
+ * (what sees them has NaN for a gradient of its score already).
  */
 #include "runtime.h"
+#include "sums.h"
 #include "af_math.h"
 #include "tiles.h"
 #include "packing.h"
@@ -110,18 +113,16 @@ static void multiply(const call *c, float *to, int64_t ldt, const float *a, int6
 
 /* One row of scores becomes exponentials; what the row has is scaled to its new maximum. */
 static void add_exponentials(float *s, int64_t seen, int64_t width, float scale, float *largest,
-                             float *sum, float *total, int64_t out) {
-    float before = *largest, most = -INFINITY, added = 0.0f;
+                             double *sum, float *total, int64_t out) {
+    float before = *largest, most = -INFINITY;
     int64_t end = hide(s, seen, -INFINITY);
 #pragma omp simd reduction(max : most)
     for (int64_t j = 0; j < end; j++) most = s[j] > most ? s[j] : most;
     most = larger(before, most * scale);
     float shift = most == -INFINITY ? 0.0f : most; /* no score yet: exponentials are 0, or NaN */
-#pragma omp simd reduction(+ : added)
-    for (int64_t j = 0; j < end; j++) {
-        s[j] = af_expf(s[j] * scale - shift);
-        added += s[j];
-    }
+#pragma omp simd
+    for (int64_t j = 0; j < end; j++) s[j] = af_expf(s[j] * scale - shift);
+    double added = af_sum_float(s, end);
     for (int64_t j = end; j < width; j++) s[j] = 0.0f;
     if (before == most || before == -INFINITY) {
         *sum += added;
@@ -134,6 +135,32 @@ static void add_exponentials(float *s, int64_t seen, int64_t width, float scale,
     *largest = most;
 }
 
+/* An element of a right panel. */
+static inline float panel_at(const float *panel, int64_t width, int pairs, int64_t j, int64_t e) {
+    if (!pairs) return panel[j * width + e];
+    return af_from_bf16(((const af_half *)(panel + j / 2 * width + e))[j % 2]);
+}
+
+static int is_finite(const float *panel, int64_t width, int pairs, int64_t rows, int64_t count) {
+    int is_bad = 0;
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t e = 0; e < count; e++) {
+            float x = panel_at(panel, width, pairs, j, e);
+            is_bad |= x - x != 0.0f;
+        }
+    return !is_bad;
+}
+
+/* Adds to a row of outputs what the keys that it sees have, and no other. */
+static void add_seen(float *total, const float *p, const float *values, int64_t width, int pairs,
+                     int64_t seen, int64_t out, int add) {
+    for (int64_t e = 0; e < out; e++) {
+        float sum = add ? total[e] : 0.0f;
+        for (int64_t j = 0; j < seen; j++) sum += p[j] * panel_at(values, width, pairs, j, e);
+        total[e] = sum;
+    }
+}
+
 enum { Q, K, V, Y, LSE };
 
 static void forward_block(const af_word *w, const call *c, int64_t head, int64_t begin, int64_t end,
@@ -144,14 +171,16 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
     float *rows = take(&scratch, af_max(c->keys, c->strip) * width);
     float *scores = take(&scratch, c->strip * wide), *narrow = take(&scratch, c->strip * wide);
     float *total = take(&scratch, c->block * out), *largest = take(&scratch, c->block);
-    float *sums = take(&scratch, c->block), *p = c->pairs ? narrow : scores;
-    for (int64_t i = 0; i < end - begin; i++) largest[i] = -INFINITY, sums[i] = 0.0f;
+    float *p = c->pairs ? narrow : scores;
+    double *sums = (double *)take(&scratch, 2 * c->block);
+    for (int64_t i = 0; i < end - begin; i++) largest[i] = -INFINITY, sums[i] = 0;
     int64_t last = visible(c, end - 1, 0, c->columns);
     for (int64_t first = 0; first < last; first += c->keys) {
         int64_t count = af_min(c->keys, last - first);
         load_left(rows, width, w, c, K, head, first, count, c->width);
         af_transpose(keys, wide, af_round_up(count), rows, width, count, depth);
         load_right(values, out, w, c, V, head, first, count, c->out);
+        int is_plain = !c->causal || is_finite(values, out, c->pairs, count, c->out);
         for (int64_t i = begin, stop; i < end; i = stop) {
             stop = af_min(i + c->strip, end);
             int64_t seen = visible(c, stop - 1, first, count), num = stop - i, at_row = i - begin;
@@ -167,14 +196,20 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
                     add_exponentials(scores + r * wide, own, n, c->scale, largest + row, sums + row,
                                      total + row * out, first ? out : 0);
             }
+            if (!is_plain) {
+                for (int64_t r = 0; r < num; r++)
+                    add_seen(total + (at_row + r) * out, scores + r * wide, values, out, c->pairs,
+                             visible(c, i + r, first, count), c->out, first > 0);
+                continue;
+            }
             if (c->pairs) af_store_rows((char *)narrow, wide * 4, scores, wide, num, n, 1, 1.0f);
             multiply(c, total + at_row * out, out, p, wide, values, out, num, out,
                      af_words(seen, c->pairs), first > 0);
         }
     }
     for (int64_t i = 0; i < end - begin; i++) {
-        float lse = sums[i] == 0.0f ? NAN : largest[i] + af_logf(sums[i]);
-        store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out, 1.0f / sums[i]);
+        float sum = (float)sums[i], lse = sum == 0.0f ? NAN : largest[i] + af_logf(sum);
+        store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out, 1.0f / sum);
         *(float *)at(w, LSE, head, begin + i) = lse;
     }
 }
@@ -214,7 +249,7 @@ static void score_gradients(float *p, float *ds, int64_t seen, int64_t width, fl
         p[j] = af_expf(p[j] * scale - lse);
         ds[j] = p[j] * (ds[j] - delta);
     }
-    for (int64_t j = end; j < width; j++) p[j] = ds[j] = 0.0f;
+    for (int64_t j = seen; j < width; j++) p[j] = ds[j] = 0.0f; /* also where delta is NaN */
 }
 
 /* Rows of floats as rows of bfloat16 and, two by two, as words. */
@@ -253,6 +288,22 @@ static backward take_backward(const call *c, char *scratch) {
     return b;
 }
 
+/* What is not finite becomes 0. */
+static void make_finite(float *panel, int64_t count, int pairs) {
+    uint32_t __attribute__((may_alias)) *words = (void *)panel;
+    if (pairs) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t low = (words[i] & 0x7f80u) == 0x7f80u ? 0 : words[i] & 0xffffu;
+            words[i] = low | ((words[i] & 0x7f800000u) == 0x7f800000u ? 0 : words[i] & 0xffff0000u);
+        }
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            words[i] = (words[i] & 0x7f800000u) == 0x7f800000u ? 0 : words[i];
+    }
+}
+
 /* Packs a block of keys, and clears its gradients, which hold the left panels before. */
 static void pack_keys(const af_word *w, const call *c, const backward *b, int64_t head,
                       int64_t first, int64_t count) {
@@ -263,6 +314,7 @@ static void pack_keys(const af_word *w, const call *c, const backward *b, int64_
     af_transpose(b->keys_t, b->wide, padded, b->dk, b->width, count,
                  af_words(c->width, c->pairs));
     load_right(b->keys, b->width, w, c, G_K, head, first, count, c->width);
+    if (c->causal) make_finite(b->keys, af_words(count, c->pairs) * b->width, c->pairs);
     memset(b->dk, 0, count * b->width * 4);
     memset(b->dv, 0, count * b->out * 4);
 }
@@ -283,10 +335,9 @@ static void find_delta(const af_word *w, const call *c, const backward *b, int64
     if (c->pairs) af_load_rows(b->dy_floats, b->out, dy, step_of(w, G_DY), num, c->out, 1);
     for (int64_t r = 0; r < num; r++) {
         const float *y_row = b->y + r * b->out, *dy_row = b->dy_floats + r * b->out;
-        float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t e = 0; e < b->out; e++) sum += dy_row[e] * y_row[e];
-        b->delta[i + r] = sum;
+        float terms[256]; /* rows are not longer: see attention.py */
+        for (int64_t e = 0; e < c->out; e++) terms[e] = dy_row[e] * y_row[e];
+        b->delta[i + r] = (float)af_sum_float(terms, c->out);
     }
 }
 

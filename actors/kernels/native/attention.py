@@ -184,7 +184,7 @@ def forward_bytes(e: Extents) -> int:
     width, out, keys, wide = _padded(e.width), _padded(e.out), _keys(e), _keys(e) + _GAP
     block = _chunks(e, is_forward=True)[0]
     rows = max(keys, _STRIP) * width
-    pieces = (e.width * wide, keys * out, rows, *[_STRIP * wide] * 2, block * out, block, block)
+    pieces = (e.width * wide, keys * out, rows, *[_STRIP * wide] * 2, block * out, block, 2 * block)
     return _bytes(pieces)
 
 
