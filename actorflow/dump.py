@@ -32,7 +32,8 @@ class _Dump:
         self._count += 1
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(print_graph(graph)) + "\n", encoding="utf-8")
+            text = "\n".join(print_graph(graph)) + "\n"
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files
         except OSError as error:
             self._is_broken = True
             logger.warning("ACTORFLOW_DUMP: cannot write %s: %s", path, error.strerror)

@@ -15,7 +15,7 @@ from actorflow.evaluation import OnResult, Results
 from actorflow.logs import logger
 from actorflow.ports import Metrics
 from actorflow.report import Reporter
-from actorflow.stopping import Stopper
+from actorflow.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.statistics import Statistics
 from compiler.options import SKIPPED
 
@@ -74,7 +74,7 @@ class Listener:
         self._reporter.step(step, scalars)
         if self._status is not None:
             self._status.step(step, metrics)
-        self._stopper.call("on_step", self._on_step, step, metrics)
+        self._stopper.call(ON_STEP, self._on_step, step, metrics)
 
     def evaluated(self, on_result: OnResult | None) -> OnResult:
         """Return a listener to evaluations that reports them and passes them to the user."""
@@ -82,7 +82,7 @@ class Listener:
         def listen(step: int, means: Results) -> None:
             self.evaluations.append((step, means))
             self._reporter.evaluation(step, means)
-            self._stopper.call("on_result", on_result, step, means)
+            self._stopper.call(ON_RESULT, on_result, step, means)
 
         return listen
 

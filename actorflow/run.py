@@ -21,6 +21,7 @@ from actorflow.native import is_native
 from actorflow.plan_credits import credits_after
 from actorflow.ports import CheckpointPort, DataPort, Metrics, MetricsPort
 from actorflow.settings import Settings, SettingsError
+from actorflow.stopping import ON_RESULT, ON_STEP
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
@@ -40,6 +41,14 @@ from compiler.plan import Field, Plan
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
+
+_USERS = {
+    "data": "the data source",
+    "eval_data": "the data source of the evaluation",
+    "metrics": ON_STEP,
+    "eval_metrics": ON_RESULT,
+}
+"""What of the user runs in a port, by the name of its actor."""
 
 Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
 """Write a checkpoint: step, variables by name, state of the data source after that step."""
@@ -194,9 +203,10 @@ class Run:
         """Let a run that was stopped end without the sources that block in user code."""
         self.loop.give_up_sources()
 
-    def source_at(self) -> str:
-        """Return where in user code a source is ("file:line in function"), or nothing."""
-        return self.loop.source_at()
+    def user_code_at(self) -> dict[str, str]:
+        """Return where the threads are that run functions of the user, by what they run."""
+        places = self.loop.ports_at()
+        return {_USERS[name]: at for name, at in places.items() if name in _USERS}
 
     @property
     def stopped_by(self) -> str:

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from actorflow.run import Run
 
 PATIENCE_S = 1.5
-"""How long a run that is to stop waits for a source. Closing takes up to 2 s more: 5 in all."""
+"""How long a run that is to stop waits for a source."""
 
 _OVER = ""
+
+ON_STEP, ON_RESULT = CALLBACKS = ("on_step", "on_result")
+"""The user's functions that hear of a run."""
 
 UserFunction = Callable[[int, Mapping[str, Any]], object]
 """Takes a step and its results; the user's `on_step` or `on_result`."""
@@ -54,8 +57,8 @@ class Stoppable(Protocol):
         """Go on as if sources that block had no more data."""
         ...
 
-    def source_at(self) -> str:
-        """Return where in user code a source is, or nothing."""
+    def user_code_at(self) -> Mapping[str, str]:
+        """Return where the threads are that run functions of the user, by what they run."""
         ...
 
 
@@ -68,6 +71,7 @@ class Stopper:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.failure: BaseException | None = None
+        self._calls: dict[str, None] = {}
         self._events: SimpleQueue[str] = SimpleQueue()
         self._run: Stoppable | None = None
 
@@ -86,6 +90,7 @@ class Stopper:
         """Call the user's function, unless one failed before; what it raises asks for the end."""
         if function is None or self.failure is not None:
             return
+        self._calls[name] = None
         try:
             function(step, results)
         except StopTraining as asked:
@@ -94,6 +99,8 @@ class Stopper:
             self.failure = error
             error.add_note(f"raised by {name} after step {step}; what was trained is kept")
             self.ask(f"{name} raised {type(error).__name__}")
+        finally:
+            del self._calls[name]
 
     def watch(self, run: Stoppable) -> None:
         """Take the run that is to be stopped; it stops before its first step if that was asked."""
@@ -116,7 +123,7 @@ class Stopper:
                 give_up_s = None
             elif not is_told:
                 is_told, give_up_s = True, time.monotonic() + PATIENCE_S
-                notice(_stopping_text(event, self._run.source_at()))
+                notice(_stopping_text(event, self._waited_for(self._run)))
 
     def wait(self) -> None:
         """Return when the run has ended well; else raise why not, a callback's error first."""
@@ -132,6 +139,15 @@ class Stopper:
             raise self.failure
         if self._run.stopped_by:
             self.reasons.append(self._run.stopped_by)
+
+    def _waited_for(self, run: Stoppable) -> str:
+        """Return which functions of the user are running, and where."""
+        places = run.user_code_at().items()
+        # The thread of a callback does other things too.
+        waits = [
+            f"{name} ({at})" for name, at in places if name in self._calls or name not in CALLBACKS
+        ]
+        return ", ".join(waits)
 
     def _next(self, until_s: float | None) -> str | None:
         """Return the next event, or None when it is `until_s` and there was none."""
@@ -167,8 +183,8 @@ def reason_of(asked: StopTraining, where: str) -> str:
     return f"StopTraining in {where}" + (f" ({asked})" if str(asked) else "")
 
 
-def _stopping_text(reason: str, source_at: str) -> str:
+def _stopping_text(reason: str, waited_for: str) -> str:
     text = f"{reason}: stopping after the step that is under way"
-    if source_at:
-        text += f"; waiting for the data source, at most {PATIENCE_S} s, now at {source_at}"
+    if waited_for:
+        text += f"; waiting for {waited_for}, for a data source at most {PATIENCE_S} s"
     return text + (f"; {reason} again quits at once" if reason in ("SIGINT", "SIGTERM") else "")

@@ -61,7 +61,8 @@ class Dispatcher:
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
     what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
     time in launches by actor. `num_waits` and `wait_ns` count the dispatcher's waits by the actor
-    whose message ended them; the last entry is that of commands.
+    whose message ended them; the last entry is that of commands. `ported` are sources and sinks;
+    `given_up` the sources for which nobody waits any more.
     """
 
     def __init__(
@@ -90,9 +91,9 @@ class Dispatcher:
         self._commands: deque[Callable[[], object]] = deque()
         self._failures: dict[int, Failure] = {}
         self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
-        self._ported = frozenset([a.id for a in self.plan.actors if a.kind in _PORTED])
+        self.ported = frozenset([a.id for a in self.plan.actors if a.kind in _PORTED])
         self._running: set[int] = set()
-        self._given_up: set[int] = set()
+        self.given_up: set[int] = set()
         self._visitors: deque[Visit] = deque()
         self._door = RLock()  # a finalizer may visit from within
         self._is_shut = False
@@ -150,7 +151,7 @@ class Dispatcher:
     @property
     def is_still(self) -> bool:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
-        return (self.machine.is_halted or self._is_shut) and self._running <= self._ported
+        return (self.machine.is_halted or self._is_shut) and self._running <= self.ported
 
     def close_port(self, name: str) -> BaseException | None:
         """Close a port unless it was closed before; return what it raised."""
@@ -203,11 +204,11 @@ class Dispatcher:
         One that is admitted is exhausted. One that fires for another actor, which waits for all
         that it was promised, fires on here, and its launches bring what they like.
         """
-        for actor in sorted(self._sources - self._given_up):
+        for actor in sorted(self._sources - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
             if not isinstance(port, GivesUp) or not port.give_up():
                 continue
-            self._given_up.add(actor)
+            self.given_up.add(actor)
             if self.table.admission[actor] is not None:
                 self._running.remove(actor)
                 self._receive(message(Message.EXHAUSTED, actor))
@@ -323,7 +324,7 @@ class Dispatcher:
         if code == _COMMAND:
             self._commands.popleft()()
             return
-        if code & KIND_MASK != _DONE and subject_of(code) in self._given_up:
+        if code & KIND_MASK != _DONE and subject_of(code) in self.given_up:
             return  # its thread came back after all
         self._running.remove(subject_of(code))
         self._receive(code)

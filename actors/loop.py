@@ -31,6 +31,9 @@ from compiler.errors import ActorflowError, DeviceError
 _report = logging.getLogger("actorflow").warning
 
 
+_GIVEN_UP_TIMEOUT_S = 0.5
+"""How long `close` waits for sources that were given up: they had their time before."""
+
 _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -180,13 +183,12 @@ class Loop:
         """
         self._dispatcher.command(self._dispatcher.give_up_sources)
 
-    def source_at(self) -> str:
-        """Return where in user code a source's thread is ("file:line in function"), or nothing."""
-        for worker in self._dispatcher.workers:
-            running = worker.in_flight() if self._dispatcher.sources_on(worker) else None
-            if running is not None:
-                return running.where
-        return ""
+    def ports_at(self) -> dict[str, str]:
+        """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
+        running = [worker.in_flight() for worker in self._dispatcher.workers]
+        names = self._dispatcher.table.names
+        ports = self._dispatcher.ported
+        return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
 
     def visit(self, visit: Visit) -> None:
         """Have a visit made on the dispatcher's thread, or dismissed when the run is over first.
@@ -347,7 +349,10 @@ class Loop:
             w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
         ]
         sources = [w for w in workers if self._dispatcher.sources_on(w)]
-        for worker in _still_alive(sources, self._source_timeout_s):
+        given_up = [w for w in sources if self._dispatcher.given_up.issuperset(w.actors)]
+        alive = _still_alive([w for w in sources if w not in given_up], self._source_timeout_s)
+        alive += _still_alive(given_up, min(_GIVEN_UP_TIMEOUT_S, self._source_timeout_s))
+        for worker in alive:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
             names = ", ".join([repr(name) for name in self._dispatcher.sources_on(worker)])

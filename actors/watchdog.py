@@ -96,7 +96,7 @@ class Watchdog:
             path = folder / "stall.txt"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8") as file:
+                with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write("\n".join([*lines, *messages, "", ""]))
                 messages = [f"the last messages are in {path}"] if is_first else []
             except OSError as error:
