@@ -109,8 +109,8 @@ def print_plan(plan: Plan) -> list[str]:
         if actor.launches:
             lines.append(f"chain of {actor.name}:")
         for index, launch in enumerate(actor.launches):
-            made = ", ".join(_operand(plan, v) for v in launch.outputs)
-            read = ", ".join(_operand(plan, v) for v in launch.inputs)
+            made = _operands(plan, launch.outputs, launch.writes)
+            read = _operands(plan, launch.inputs, launch.reads)
             where = plan.sources[launch.source]
             scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
             kernel = _op_text(launch.kernel, dict(launch.attrs))
@@ -151,6 +151,16 @@ def _op_text(name: str, attrs: Mapping[str, object]) -> str:
 def _port(plan: Plan, register: int, rate: int) -> str:
     name = plan.registers[register].name
     return name if rate == 1 else f"{rate} {name}"
+
+
+def _operands(plan: Plan, views: tuple[int, ...], numbers: tuple[int, ...]) -> str:
+    """Return operands with the versions that they name; `%7+48` is a part of one."""
+    shown = []
+    for view, number in zip(views, numbers, strict=True):
+        part = None if number >= 0 else plan.parts[-1 - number]
+        name = f"%{number}" if part is None else f"%{part.version}+{part.offset_bytes}"
+        shown.append(f"{name} {_operand(plan, view)}")
+    return ", ".join(shown)
 
 
 def _operand(plan: Plan, index: int) -> str:

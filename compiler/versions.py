@@ -27,12 +27,7 @@ from compiler.errors import InternalError
 from compiler.places import NO_BYTES, NOWHERE, Extent, Places
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
-
-_EMPTY = -1
-"""What a place holds into which nothing has been written yet, or a workspace."""
-
-_Maker = str | tuple[Actor, int]
-"""Who makes a version: a launch of an actor, or something in words."""
+from compiler.version_makers import NOTHING, VersionMakers
 
 
 def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:
@@ -52,8 +47,10 @@ class _Play:
     def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
         self._plan = plan
         self._places = Places(plan, extents)
-        self._held = [_EMPTY] * len(self._places)
-        self._makers: dict[int, _Maker] = {}
+        self._held = [NOTHING] * len(self._places)
+        self._makers = VersionMakers(plan)
+        self._make, self._error = self._makers.make, self._makers.error
+        self._named = self._makers.register
         self._owner: dict[int, int] = {}
         self._readers: set[tuple[int, RegisterId]] = set()
         self._variable_at: dict[int, int] = {}
@@ -79,6 +76,13 @@ class _Play:
         """Give every edge its one producer, and take over what sources leave in theirs."""
         plan = self._plan
         for actor in plan.actors:
+            for port in actor.inputs + actor.outputs:
+                is_data = plan.registers[port.register].kind is RegisterKind.DATA
+                if actor.launches and is_data and port.rate != 1:
+                    raise InternalError(
+                        f"{actor.name!r} moves {port.rate} tokens of register"
+                        f" {plan.registers[port.register].name!r} per firing, and launches see one"
+                    )
             for port in actor.outputs:
                 if self._owner.setdefault(port.register, actor.id) != actor.id:
                     names = [plan.actors[self._owner[port.register]].name, actor.name]
@@ -103,11 +107,13 @@ class _Play:
             self._fill(constant.view, constant.version)
         for index, variable in enumerate(plan.variables):
             self._expect_rows(variable.view)
-            numbers = {variable.before, variable.after, variable.between}
-            if len(numbers) not in (1, 3):
-                raise InternalError(f"variable {variable.name!r} states one version twice")
-            for version in numbers - ({variable.after} if len(numbers) == 3 else set()):
-                self._make(version, f"variable {variable.name!r}")
+            self._make(variable.before, f"variable {variable.name!r}")
+            if variable.before != variable.after:
+                self._make(variable.between, f"variable {variable.name!r} between steps")
+            elif variable.between != variable.before:
+                raise InternalError(
+                    f"nothing writes variable {variable.name!r}, so it has one version"
+                )
             place = self._places.of_view[variable.view]
             if place >= 0 and self._variable_at.setdefault(place, index) != index:
                 raise InternalError(f"variable {variable.name!r} lies in the bytes of another one")
@@ -121,17 +127,10 @@ class _Play:
         place = self._places.of_view[view]
         if place == NO_BYTES:
             return
-        if self._held[place] != _EMPTY:
+        if self._held[place] != NOTHING:
             name = self._plan.registers[self._places.register[place]].name
             raise InternalError(f"two values lie in the same bytes of register {name!r}")
         self._held[place] = version
-
-    def _make(self, version: int, maker: _Maker) -> None:
-        if version < 0 or self._makers.setdefault(version, maker) is not maker:
-            raise InternalError(
-                f"{self._maker_text(maker)} makes version {version}, and so does"
-                f" {self._maker_text(self._makers.get(version, 'nothing that may'))}"
-            )
 
     # -- a chain --
 
@@ -143,7 +142,7 @@ class _Play:
         # The next firing finds variables as carried over, and nobody else finds them as left here.
         for place in written:
             if place in self._variable_at:
-                self._held[place] = _EMPTY
+                self._held[place] = NOTHING
 
     def _read(self, actor: Actor, index: int, launch: Launch) -> None:
         of_view, held, owner = self._places.of_view, self._held, self._owner
@@ -171,7 +170,7 @@ class _Play:
                 raise self._stale(actor, index, view, version)
         elif register.kind is RegisterKind.VARIABLE:
             self._read_variable(actor, index, view, version)
-        elif self._updated.get(place, (_EMPTY,))[0] == actor.id:
+        elif self._updated.get(place, (NOTHING,))[0] == actor.id:
             if self._updated[place][1] != version:
                 raise self._stale(actor, index, view, version)
         elif (actor.id, register.id) in self._readers:
@@ -187,7 +186,7 @@ class _Play:
 
     def _read_variable(self, actor: Actor, index: int, view: int, version: int) -> None:
         place = self._places.of_view[view]
-        if self._held[place] != _EMPTY:
+        if self._held[place] != NOTHING:
             if self._held[place] != version:
                 raise self._stale(actor, index, view, version)
             return
@@ -295,7 +294,7 @@ class _Play:
             raise self._error(
                 actor, index, f"has its workspace in {self._named(view)}, which is not its own"
             )
-        self._held[self._places.of_view[view]] = _EMPTY
+        self._held[self._places.of_view[view]] = NOTHING
 
     # -- after all chains --
 
@@ -303,7 +302,7 @@ class _Play:
         """Compare what consumers read with what the producer's firing leaves in a slot."""
         for actor, index, view, version in self._received:
             place = self._places.of_view[view]
-            updater, updated = self._updated.get(place, (actor, _EMPTY))
+            updater, updated = self._updated.get(place, (actor, NOTHING))
             is_after = version == updated and updater != actor
             if version != self._held[place] and not is_after:
                 raise self._stale(self._plan.actors[actor], index, view, version)
@@ -319,11 +318,11 @@ class _Play:
             if not is_found or place in self._updated:
                 owner = self._owner.get(item.register)
                 name = "nothing" if owner is None else self._plan.actors[owner].name
-                found = _EMPTY if place == NOWHERE else self._held[place]
+                found = NOTHING if place == NOWHERE else self._held[place]
                 raise InternalError(
                     f"{name} never writes field {item.name!r} ({self._plan.sources[item.source]}):"
-                    f" it is to be {self._version_text(item.version)}, and is"
-                    f" {self._version_text(found)}"
+                    f" it is to be {self._makers.version(item.version)}, and is"
+                    f" {self._makers.version(found)}"
                 )
 
     def _check_written(self) -> None:
@@ -333,7 +332,7 @@ class _Play:
             if is_written and has_bytes and index not in self._writer:
                 raise InternalError(
                     f"variable {variable.name!r} is to end a step with"
-                    f" {self._version_text(variable.after)}, and nothing writes it there"
+                    f" {self._makers.version(variable.after)}, and nothing writes it there"
                 )
 
     def _carry_variables(self) -> None:
@@ -351,33 +350,11 @@ class _Play:
                     f"reads {self._named(view)} as it is {when.value} what it has yet to write",
                 )
 
-    # -- words --
-
-    def _error(self, actor: Actor, index: int, problem: str) -> InternalError:
-        return InternalError(f"{self._launch_text(actor, index)} {problem}")
-
     def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:
-        held = self._held[self._places.of_view[view]]
+        words, held = self._makers, self._held[self._places.of_view[view]]
         return self._error(
             actor,
             index,
-            f"reads {self._named(view)} for {self._version_text(version)}, and it holds"
-            f" {self._version_text(held)}",
+            f"reads {self._named(view)} for {words.version(version)}, and it holds"
+            f" {words.version(held)}",
         )
-
-    def _version_text(self, version: int) -> str:
-        if version == _EMPTY:
-            return "nothing yet"
-        maker = self._makers.get(version)
-        return f"version {version}" + (f" of {self._maker_text(maker)}" if maker else "")
-
-    def _maker_text(self, maker: _Maker) -> str:
-        return maker if isinstance(maker, str) else self._launch_text(*maker)
-
-    def _named(self, view: int) -> str:
-        return f"register {self._plan.registers[self._plan.views[view].register].name!r}"
-
-    def _launch_text(self, actor: Actor, index: int) -> str:
-        launch = actor.launches[index]
-        source = self._plan.sources[launch.source]
-        return f"launch {index} ({launch.op}, {source}) of {actor.name!r}"

@@ -70,6 +70,16 @@ def test_the_full_print_names_who_holds_the_peak(plan):
     assert "tensors of" in text
 
 
+def test_the_whole_plan_names_the_version_of_every_operand(plan):
+    lines = [line for line in print_plan(plan) if " <- " in line]
+    product = next(line for line in lines if "fake.matmul:" in line)
+    softmax = next(line for line in lines if "fake.softmax:" in line)
+    made = re.search(r": (%\d+) float32", product)[1]
+    assert f"<- {made} float32[64, 64]@" in softmax
+    turned = [line for line in lines if re.search(r"%\d+\+0 float32\[64, 64\]", line)]
+    assert turned  # the gradient of a product reads an operand transposed: a part of it
+
+
 def test_what_runs_again_is_told_with_its_budget_its_price_and_what_it_saves(plan):
     note = Recomputation(2**20, 4 * 2**20, 12, 0.084, "by blocks", "optimal")
     (line,) = [x for x in summarise(replace(plan, recomputation=(note,))) if "again" in x]
