@@ -24,7 +24,7 @@ import compiler.ops.standard  # noqa: F401  # fills the columns whose files a ke
 from actorflow.native import build, choices
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
-from actors.kernels.native.trust import distrust_of_folder
+from actors.kernels.native.trust import distrust_of_folder, make_private
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
@@ -108,7 +108,7 @@ class PlanCache:
             return
         temporary = self._directory / f".{key}-{uuid.uuid4().hex}"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             temporary.write_bytes(_sealed(plan.to_bytes(), key))
             os.replace(temporary, self._directory / f"{key}.plan")
         except OSError as error:

@@ -6,8 +6,8 @@ It knows no user API, no device and no thread. In processing order:
 - `graph`: the immutable logical graph and its builder, `graph_hash` its hash; `registry`: typed
   columns of op knowledge.
 - `group`: elementwise, broadcast and row-reduction ops as one program; `group_builder` grows it,
-  `group_space` says where operands lie, `group_members` which nodes fit, `expansion` has the
-  columns that say how.
+  `group_check` holds it to its rules, `group_space` says where operands lie, `group_members` which
+  nodes fit, `expansion` has the columns that say how.
 - `bfloat16`: numbers of half the width, by their bits.
 - `ops/`: one file per family of ops, each registering what it knows.
 - `passes/`: one file per rewrite, `graph -> graph`; `pipeline` lists them in order.
@@ -15,7 +15,8 @@ It knows no user API, no device and no thread. In processing order:
 - `budget`: how a byte budget is met, by `fit` (launches run again) or `choose_offload` (bytes on
   the host).
 - `lower`: graph to actors and launches; `packing`: where all registers lie; `accounting`: what for.
-- `plan`: the physical plan, the one contract with the runtime; `rows` is how it is stored, `verify`
-  proves it, `printer` shows it.
+- `plan`: the physical plan, the one contract with the runtime; `rows` is how it is stored and read
+  back by type, `references` asks whether its tables fit together, `verify` proves it, `printer`
+  shows it.
 - `collector`: no garbage collection while all this is made.
 """

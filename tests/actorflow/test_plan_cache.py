@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_a_damaged_file_is_reported_and_compiled_anew(compiles, tmp_path, caplog
         file.write_bytes(file.read_bytes()[:-9])
     assert len(compiles) == 2
     assert "compiling again" in caplog.text
+
+
+def test_a_cached_plan_that_is_not_proven_is_reported_and_compiled_anew(compiles, tmp_path, caplog):
+    plan = compiled_at()
+    (file,) = (tmp_path / "cache").glob("*.plan")
+    actors = [
+        replace(a, launches=tuple([replace(x, kernel="numpy.none") for x in a.launches]))
+        for a in plan.actors
+    ]
+    hostile = replace(plan, actors=tuple(actors))
+    file.write_bytes(plan_cache._sealed(hostile.to_bytes(), file.stem))
+    assert compiled_at() == plan
+    assert len(compiles) == 2
+    assert "no such kernel here" in caplog.text
 
 
 def test_a_folder_that_others_may_write_is_not_believed(compiles, tmp_path, caplog):

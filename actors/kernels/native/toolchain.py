@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.native.trust import distrust_of_file
+from actors.kernels.native.trust import distrust_of_file, make_private
 from compiler.errors import ActorflowError
 
 FLAGS = (
@@ -47,6 +47,8 @@ _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 120
 _MAX_ERRORS = 3
 _SEAL_BYTES = 16
+_SEALED = "name and content"
+"""What a seal covers: files of another way to seal have other names, and are none of ours."""
 
 
 def _silent(text: str) -> None:
@@ -74,8 +76,8 @@ class Toolchain:
 
     @property
     def fingerprint(self) -> str:
-        """Everything besides the text that decides what a library does."""
-        text = "\n".join([self.version, self.processor, *self.command[1:], *FLAGS])
+        """Everything besides the text that decides what a library does, and how it is kept."""
+        text = "\n".join([self.version, self.processor, *self.command[1:], *FLAGS, _SEALED])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def library(self, text: str) -> ctypes.CDLL:
@@ -222,7 +224,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
     if folder is None:
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         content = built.read_bytes()
         handle, temporary = tempfile.mkstemp(dir=folder)
         with os.fdopen(handle, "wb") as stream:

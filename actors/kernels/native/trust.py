@@ -53,6 +53,14 @@ def distrust_of_folder(folder: Path) -> str | None:
     return None
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone. Raises OSError."""
+    if not folder.is_dir():
+        if folder != folder.parent:
+            make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def distrust_of_file(file: Path) -> str | None:
     """Say why a file of a trusted folder is not to be trusted; None where it is a file of ours.
 

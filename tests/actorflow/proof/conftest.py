@@ -49,8 +49,8 @@ class Edit:
         launches[place] = replace(launches[place], **changes)
         return self.with_actor("step", launches=tuple(launches))
 
-    def with_actor(self, name, **changes):
-        actors = tuple(replace(a, **changes) if a.name == name else a for a in self.plan.actors)
+    def with_actor(self, which, **changes):
+        actors = tuple(replace(a, **changes) if a.name == which else a for a in self.plan.actors)
         return replace(self.plan, actors=actors)
 
     def with_view(self, index, **changes):

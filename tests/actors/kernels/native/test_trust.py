@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from actors.kernels.native.trust import distrust_of_file, distrust_of_folder
+from actors.kernels.native.trust import distrust_of_file, distrust_of_folder, make_private
 
 
 @pytest.fixture
@@ -96,3 +96,17 @@ def test_permission_of_a_group_is_no_matter_where_it_is_the_users_alone(folder, 
     monkeypatch.setattr(grp, "getgrgid", lambda gid: shared)
     assert "mode 770" in distrust_of_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o770
+
+
+def test_folders_are_made_for_the_user_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "one" / "two")
+        make_private(tmp_path / "one" / "two")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "one", tmp_path / "one" / "two"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_private(tmp_path / "file")

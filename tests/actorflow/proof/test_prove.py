@@ -1,0 +1,156 @@
+"""What is asked of a whole plan: that it agrees with itself, with a run's parts, and fits."""
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from actorflow import runner
+from actorflow.proof.prove import prove, prove_consistent
+from actorflow.runner import Runner
+from compiler.errors import OutOfMemory, PlanFormatError
+from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.rows import to_row
+
+
+def refused(plan, message):
+    with pytest.raises(PlanFormatError, match=message) as caught:
+        prove(plan)
+    assert "bug" not in str(caught.value)
+    assert str(caught.value).endswith("Compile the job again")
+
+
+def with_row(plan, table, index, **changes):
+    rows = list(getattr(plan, table))
+    rows[index] = replace(rows[index], **changes)
+    return replace(plan, **{table: tuple(rows)})
+
+
+def test_a_plan_of_the_compiler_is_proven_also_from_bytes(plan):
+    prove(plan)
+    prove(Plan.from_bytes(plan.to_bytes()))
+
+
+def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monkeypatch):
+    monkeypatch.setattr(runner, "build", lambda plan: pytest.fail("built before it was proven"))
+    with pytest.raises(PlanFormatError, match="no such kernel"):
+        Runner(edit.with_launch("gelu", kernel="numpy.none"))
+
+
+def test_more_memory_than_the_machine_has_is_told_before_it_is_asked_for(plan):
+    with pytest.raises(OutOfMemory, match=r"needs 128\.0 TiB, and this machine has"):
+        prove(with_row(plan, "arenas", 0, size_bytes=1 << 47))
+
+
+def test_thousands_of_streams_are_refused(plan):
+    streams = tuple([replace(plan.streams[0], id=i) for i in range(5000)])
+    refused(replace(plan, streams=streams), "5000 streams are 5000 threads; 256 at most")
+
+
+def test_two_variables_in_one_register_are_refused(plan):
+    refused(with_row(plan, "variables", 0, view=plan.variables[1].view), "another one of them")
+
+
+def test_slots_that_never_come_round_together_are_refused(plan, edit):
+    """Launches are bound once for every phase of the slots; primes multiply."""
+    registers = list(plan.registers)
+    ports = [p.register for a in plan.actors if a.name == "step" for p in a.inputs + a.outputs]
+    data = [r for r in ports if registers[r].kind is RegisterKind.DATA]
+    for register, slots in zip(data, (104729, 104723), strict=False):
+        at = registers[register].offsets_bytes[0]
+        registers[register] = replace(
+            registers[register], num_slots=slots, offsets_bytes=(at,) * slots
+        )
+    refused(replace(plan, registers=tuple(registers)), "bindings, 20,000,000 at most")
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "message"),
+    [
+        ("views", {"register": 10**6}, r"views\[0\].register is 1000000, and there are"),
+        ("views", {"strides_bytes": ()}, "strides"),
+        ("views", {"offset_bytes": 2}, "odd addresses|beyond"),
+        ("registers", {"id": 5}, r"registers\[0\] has the id 5"),
+        ("registers", {"arena": 3}, r"registers\[0\].arena is 3"),
+        ("registers", {"interval": (7, 2)}, "ends before it starts"),
+        ("fields", {"source": 10**6}, r"fields\[0\].source is 1000000"),
+        ("variables", {"view": 10**6}, r"variables\[0\].view is 1000000"),
+        ("variables", {"role": "tenant"}, "with role 'tenant'|account"),
+        ("variables", {"init": (("kind", "evil"),)}, "has initialiser 'evil'"),
+        ("variables", {"init": (("kind", "normal"), ("std", -1.0))}, "starts as normal with -1.0"),
+        ("constants", {"data": b""}, "has 0 bytes for a view of"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_others_is_named(plan, table, changes, message):
+    refused(with_row(plan, table, 0, **changes), message)
+
+
+@pytest.mark.parametrize(
+    ("actor", "changes", "message"),
+    [
+        ("metrics", {"kind": ActorKind.SOURCE}, "."),
+        ("metrics", {"name": "strangers"}, "of no known port"),
+        ("snapshot", {"name": "other"}, "a snapshot and its writer|ends in another way"),
+        ("snapshot", {"is_flushed": False}, "ends in another way"),
+        ("data", {"stream": 10**6}, "stream is 1000000"),
+    ],
+)
+def test_an_actor_that_no_run_knows_is_refused(edit, actor, changes, message):
+    refused(edit.with_actor(actor, **changes), message)
+
+
+def test_options_that_disagree_with_the_actors_are_refused(plan):
+    for name, value in (("metrics_every", 7), ("accumulate", 0), ("evaluate_every", 3)):
+        options = tuple((dict(plan.options) | {name: value}).items())
+        refused(replace(plan, options=options), "option|options")
+
+
+def test_who_only_looks_needs_no_kernels(edit):
+    prove_consistent(edit.with_launch("gelu", kernel="numpy.none"), "p.plan")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 2000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xd9\x04\xff\xfe\xfd\xfc",
+        b"\x81\x80\x01",
+        b"\xd6\xff\x00\x00\x00\x00",
+        b"\xc7\x0c\xff" + b"\xff" * 12,
+        msgpack.packb(5),
+        msgpack.packb({"a": 1}),
+        msgpack.packb([0] * 16),
+    ],
+)
+def test_broken_rows_under_a_right_hash_are_refused_by_file(plan, body):
+    import hashlib
+
+    head = msgpack.unpackb(plan.to_bytes())
+    head["body"], head["digest"] = body, hashlib.blake2b(body, digest_size=16).hexdigest()
+    with pytest.raises(PlanFormatError, match=r"^mine\.plan: damaged plan: .*; compile the"):
+        Plan.from_bytes(msgpack.packb(head), "mine.plan")
+
+
+def test_every_field_of_a_plan_is_read_by_its_type(plan):
+    """A value of no type at all in place of any field of the first row of every table."""
+    import hashlib
+
+    row = msgpack.unpackb(msgpack.packb(to_row(plan)), use_list=False)
+    tried = 0
+    for table, rows in enumerate(row):
+        is_table = isinstance(rows, tuple) and rows and isinstance(rows[0], tuple)
+        for place in range(len(rows[0])) if is_table else ():
+            first = (*rows[0][:place], {"no": "type"}, *rows[0][place + 1 :])
+            body = msgpack.packb((*row[:table], (first, *rows[1:]), *row[table + 1 :]))
+            head = {
+                **msgpack.unpackb(plan.to_bytes()),
+                "body": body,
+                "digest": hashlib.blake2b(body, digest_size=16).hexdigest(),
+            }
+            with pytest.raises(PlanFormatError, match=r"\[0\].* is a mapping of 1, expected"):
+                Plan.from_bytes(msgpack.packb(head))
+            tried += 1
+    assert tried > 60
