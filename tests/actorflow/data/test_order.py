@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorflow.data import order as order_module
 from actorflow.data.order import EpochOrder
 from actorflow.data.source import DataError
 
@@ -92,3 +93,26 @@ def test_the_order_is_the_same_in_every_version():
 def test_a_seed_that_is_no_natural_number_is_refused(seed):
     with pytest.raises(DataError, match=r"seed= to be an integer from 0 up, came"):
         EpochOrder(10, seed)
+
+
+@pytest.mark.parametrize(("length", "count"), [(512, 16), (1000, 8), (5000, 32)])
+def test_a_block_is_made_in_shares_while_the_one_before_is_given_out(monkeypatch, length, count):
+    made = []
+    mixed = order_module._mixed
+    monkeypatch.setattr(order_module, "_mixed", lambda *given: made.append(1) or mixed(*given))
+    order = EpochOrder(length, 3)
+    order.items(0, 0, count)
+    for epoch in range(3):
+        for first in range(count if epoch == 0 else 0, length - count + 1, count):
+            made.clear()
+            items = order.items(epoch, first, count)
+            assert len(made) <= 2 * order_module._ROUNDS_AHEAD
+            assert items.tolist() == EpochOrder(length, 3).items(epoch, first, count).tolist()
+
+
+def test_a_jump_away_from_the_block_that_was_begun_gives_the_same_items():
+    order, rng = EpochOrder(3000, 3), np.random.default_rng(0)
+    for _ in range(200):
+        epoch, first = int(rng.integers(0, 3)), int(rng.integers(0, 2990))
+        expected = EpochOrder(3000, 3).items(epoch, first, 10)
+        assert order.items(epoch, first, 10).tolist() == expected.tolist()
