@@ -21,7 +21,8 @@ class _Unfailing(logging.Logger):
 logger = logging.getLogger("actorflow")
 """Warnings reach stderr even where a program never set up logging; that is logging's own rule."""
 
-logger.__class__ = _Unfailing  # the program may have asked for this logger before us
+# The program may have asked for this logger before us, or have a class of its own for loggers.
+logger.__class__ = type("UnfailingLogger", (_Unfailing, type(logger)), {})
 
 
 _SHOWN = 10

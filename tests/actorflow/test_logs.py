@@ -1,4 +1,5 @@
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -38,3 +39,23 @@ def test_nor_does_it_where_stderr_is_gone_too(broken, monkeypatch, tmp_path, std
 
 def test_it_is_the_logger_that_a_program_asks_for_by_name():
     assert logging.getLogger("actorflow") is logger
+
+
+def test_a_program_that_has_a_class_of_its_own_for_loggers_keeps_it():
+    code = """
+import logging
+class Own(logging.Logger):
+    def makeRecord(self, *arguments, **options):
+        record = super().makeRecord(*arguments, **options)
+        record.msg = "own: " + record.msg
+        return record
+    def callHandlers(self, record):
+        super().callHandlers(record)
+        raise OSError("own handlers fail")
+logging.setLoggerClass(Own)
+logging.raiseExceptions = False
+from actorflow.logs import logger
+logger.warning("text")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "own: text\n")
