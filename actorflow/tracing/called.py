@@ -23,14 +23,14 @@ _NOT_OF_THE_TRACE = frozenset(("<module>", "__del__", "__repr__", "__str__"))
 
 
 @contextmanager
-def calls_watched() -> Iterator[Called]:
+def calls_watched() -> Iterator[Called | None]:
     """Yield what gets all functions that this thread calls.
 
-    Under a debugger or a measure of coverage, of which there can be only one, it stays empty.
+    None under a debugger or a measure of coverage: only one at a time can watch.
     """
     called: Called = {}
     if sys.gettrace() is not None:
-        yield called
+        yield None
         return
 
     def note(frame: FrameType, event: str, argument: object) -> None:

@@ -66,8 +66,10 @@ def _read_function(reading: Reading, what: str, value: types.FunctionType) -> No
     name, facts, is_own = short_name(value), code_facts(code), is_users(code.co_filename)
     if is_own:
         reading.row(what, f"function {name} with code {facts.digest}")
-        reading.names.update(facts.names, facts.loads, code.co_freevars)
         reading.codes.append(code)
+        if reading.called is not None and code not in reading.called:
+            return
+        reading.names.update(facts.names, facts.loads, code.co_freevars)
         reading.guard.function(value)
     else:
         reading.row(what, f"function {value.__module__}.{value.__qualname__}")
@@ -95,6 +97,20 @@ def _read_cell(reading: Reading, what: str, cell: types.CellType, key: str) -> N
         reading.visit(what, content, key)
 
 
+def read_modules(reading: Reading) -> None:
+    """Read the user's modules that were met as objects, kept in an attribute or a closed-over name.
+
+    Any code may name their attributes, so this comes last.
+    """
+    while True:
+        names, count = frozenset(reading.names), len(reading.modules)
+        for module in reading.modules[:count]:
+            if is_users_module(module.__name__):
+                read_module(reading, module, names)
+        if len(reading.names) == len(names) and len(reading.modules) == count:
+            return
+
+
 def _read_global(
     reading: Reading, namespace: dict[str, Any], name: str, attributes: frozenset[str]
 ) -> None:
@@ -108,7 +124,7 @@ def _read_global(
         reading.done.add(mark)
         reading.visit(f"global {name!r} of {namespace.get('__name__')}", value, name)
     if isinstance(value, types.ModuleType):
-        _read_module(reading, value, attributes)
+        read_module(reading, value, attributes)
 
 
 def _read_imports(
@@ -123,10 +139,10 @@ def _read_imports(
         for full in (name, f"{package}.{name}".strip(".")):
             module = sys.modules.get(full)
             if isinstance(module, types.ModuleType):
-                _read_module(reading, module, attributes)
+                read_module(reading, module, attributes)
 
 
-def _read_module(reading: Reading, module: types.ModuleType, attributes: frozenset[str]) -> None:
+def read_module(reading: Reading, module: types.ModuleType, attributes: frozenset[str]) -> None:
     """Read those attributes of a module that code names.
 
     Of a module that is not the user's only what the user may have put there: numbers, functions.
@@ -142,7 +158,7 @@ def _read_module(reading: Reading, module: types.ModuleType, attributes: frozens
             continue
         value, mark = namespace[name], (id(namespace), name)
         if isinstance(value, types.ModuleType):
-            _read_module(reading, value, attributes)
+            read_module(reading, value, attributes)
         elif mark not in reading.done and (is_own or isinstance(value, _PUT_ELSEWHERE)):
             reading.done.add(mark)
             reading.visit(f"{module.__name__}.{name}", value, name)

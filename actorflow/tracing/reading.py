@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePath
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,22 +35,36 @@ _DEEPEST = 8
 class Reading:
     """One walk: `visit` each thing to begin with, then use the attributes.
 
+    Args:
+        walk: reads one object.
+        called: code of the functions that traces have called, where that is known: what others
+            would look up is of no concern, as long as nobody calls them.
+        depth: readings around this one.
+
     Attributes:
         rows: (what, value), in order of the walk.
         guard: the objects behind the rows.
         generators: (what, random generator) of the user that were met.
         names: what the user's code that was met names: globals, attributes, variables.
         codes: code of the user's functions that were met.
+        modules: modules that were met.
         done: marks of what the walkers have been at, for the walkers.
     """
 
-    def __init__(self, walk: Callable[[Reading, str, Any, str], None], depth: int = 0) -> None:
+    def __init__(
+        self,
+        walk: Callable[[Reading, str, Any, str], None],
+        called: frozenset[CodeType] | None = None,
+        depth: int = 0,
+    ) -> None:
         self.rows: list[Row] = []
         self.guard = Guard()
         self.generators: list[tuple[str, Any]] = []
         self.names: set[str] = set()
         self.codes: list[CodeType] = []
+        self.modules: list[ModuleType] = []
         self.done: set[object] = set()
+        self.called = called
         self._walk = walk
         self._depth = depth
         self._kept: list[object] = []
@@ -112,7 +126,7 @@ class Reading:
         """Return a hash of the content of a value. Raises TypeError where it has none to read."""
         if self._depth >= _DEEPEST:
             raise TypeError("too deep to compare")
-        inner = Reading(self._walk, self._depth + 1)
+        inner = Reading(self._walk, self.called, self._depth + 1)
         inner.visit("", value)
         if inner._opaque:
             raise TypeError(f"{inner._opaque[0][0]} cannot be compared")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from actorflow.logs import logger
 from actorflow.nn.module import Module
 from actorflow.signature import Identity, difference
 from actorflow.trace import find_source, source_of
-from actorflow.tracing.called import calls_watched, not_read
+from actorflow.tracing.called import Called, calls_watched, not_read
 from actorflow.tracing.guard import Guard
 from actorflow.tracing.reading import Reading
 from actorflow.tracing.walk import read_job
@@ -76,6 +77,7 @@ class Traces:
         self._trace = trace
         self._most = most
         self._traced: list[Traced] = []
+        self._called: frozenset[CodeType] | None = None
         self._told: set[str] = set()
         self._num_quiet = 0
 
@@ -99,27 +101,36 @@ class Traces:
         return self._keep(kept, known)
 
     def _read(self, model: Module, spec: Spec) -> Reading:
-        return read_job(self._function, self._optimizer, model, spec)
+        return read_job(self._function, self._optimizer, model, spec, self._called)
+
+    def _watch(self, model: Module, spec: Spec) -> tuple[Graph, Called]:
+        """Return the graph of a new trace, and the functions that it has called."""
+        with calls_watched() as called:
+            graph = self._trace(model, spec)
+        return graph, called or {}
 
     def _trace_again(
         self, model: Module, spec: Spec, before: Reading, known: Traced | None
     ) -> Traced:
         states = _states(before)
-        with calls_watched() as called:
-            graph = self._trace(model, spec)
+        graph, called = self._watch(model, spec)
         digest = hash_graph(graph)
         drawn = [what for what, state in _states(before).items() if state != states[what]]
         after = self._read(model, spec)
-        unsure = [f"reads {what}, which cannot be compared" for what in after.opaque]
-        missed = not_read(called, [*before.codes, *after.codes])
-        unsure += [f"calls {name}, which no name in the code leads to" for name in missed]
-        unsure += [f"draws random numbers from {what}" for what in drawn]
+        unsure = [f"draws random numbers from {what}" for what in drawn]
         if after.rows != before.rows and not drawn:
             # A cache that the trace filled is no matter, a count that decides the graph is one.
-            if hash_graph(self._trace(model, spec)) != digest:
+            again, later = self._watch(model, spec)
+            called |= later
+            if hash_graph(again) != digest:
                 changed = difference(tuple(before.rows), tuple(after.rows))
                 unsure.append(f"changes what it reads while it is traced ({changed})")
-            after = self._read(model, spec)
+        codes = {code for code, _, _ in called.values()}
+        self._called = frozenset(codes | (self._called or codes)) if codes else None
+        after = self._read(model, spec)
+        unsure += [f"reads {what}, which cannot be compared" for what in after.opaque]
+        missed = not_read(called, [*before.codes, *after.codes])
+        unsure += [f"calls {name}, which no name in the code leads to" for name in missed]
         guard = after.guard.close()
         made = Traced(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
         self._say_unsure(made.unsure)

@@ -17,6 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
 from actorflow.tracing.classes import read_class, read_object, read_parameter, slots_of
 from actorflow.tracing.data import read_array, read_container, read_content, reduced
-from actorflow.tracing.functions import CALLABLES, read_callable
+from actorflow.tracing.functions import CALLABLES, read_callable, read_modules
 from actorflow.tracing.reading import Reading
 from compiler.types import TensorType
 
@@ -44,15 +45,23 @@ _C_TYPE = 1 << 9
 
 
 def read_job(
-    function: object, optimizer: object, model: Module, spec: Mapping[str, TensorType]
+    function: object,
+    optimizer: object,
+    model: Module,
+    spec: Mapping[str, TensorType],
+    called: frozenset[CodeType] | None = None,
 ) -> Reading:
-    """Return what tracing a job on this model and these types of a batch may read."""
-    reading = Reading(_walk)
+    """Return what tracing a job on this model and these types of a batch may read.
+
+    With `called`, of the user's functions only those are followed.
+    """
+    reading = Reading(_walk, called)
     for key, type_ in spec.items():
         reading.row(f"batch[{key!r}]", str(type_))
     reading.visit("", model)
     reading.visit("the job's function", function)
     reading.visit("optimizer", optimizer)
+    read_modules(reading)
     return reading
 
 
@@ -85,6 +94,11 @@ def _name_only(reading: Reading, what: str, value: Any, key: str) -> None:
     reading.row(what, f"{type(value).__name__} {getattr(value, '__name__', '')}".strip())
 
 
+def _read_module_name(reading: Reading, what: str, value: Any, key: str) -> None:
+    reading.row(what, f"module {value.__name__}")
+    reading.modules.append(value)
+
+
 def _nothing(reading: Reading, what: str, value: Any, key: str) -> None:
     """A descriptor in C stands for a slot, which is read where the object is."""
 
@@ -104,7 +118,7 @@ _READERS: tuple[tuple[Any, Callable[[Reading, str, Any, str], None]], ...] = (
     (Parameter, lambda reading, what, value, key: read_parameter(reading, what, value)),
     (Tensor, _name_only),
     (np.ndarray, lambda reading, what, value, key: read_array(reading, what, value)),
-    (types.ModuleType, _name_only),
+    (types.ModuleType, _read_module_name),
     (type, lambda reading, what, value, key: read_class(reading, what, value, is_called=True)),
     (CALLABLES, read_callable),
     (_DESCRIPTORS, _nothing),

@@ -53,6 +53,8 @@ def change(modules):
         ("from settings_of_demo import by", "pass", "by()"),
         ("import package_of_demo.part", "pass", "package_of_demo.part.BY"),
         ("from package_of_demo import part", "pass", "part.BY"),
+        ("import settings_of_demo", "pass", "(lambda s: lambda: s.BY)(settings_of_demo)()"),
+        ("import settings_of_demo", "self.s = settings_of_demo", "self.s.BY"),
         ("", "import settings_of_demo as s", "s.BY"),
         ("", "from settings_of_demo import BY", "BY"),
         ("", "from package_of_demo.part import BY", "BY"),

@@ -53,6 +53,34 @@ def test_what_did_not_change_is_not_traced_again(program, outputs, change, trace
     assert said() == []
 
 
+def test_what_only_functions_read_that_no_trace_calls_may_change(program, readings, said, outputs):
+    module = program(
+        """
+        SEEN, BY = [], 2.0
+        class Model(nn.Module):
+            def __init__(self):
+                self.w, self.notes = ones(), []
+            def note(self, loss):
+                SEEN.append((loss, BY))
+            def __call__(self, x):
+                return x * self.w
+        """
+    )
+    job, model = module.run, module.model
+    first = job.step(model, X)["output"].tolist()
+    num_readings = len(readings)
+    for step in range(3):
+        model.note(step)
+        module.BY = float(step)
+        assert job.step(model, X)["output"].tolist() == first
+    assert len(readings) == num_readings
+    module.Model.__call__ = lambda self, x: x * self.w * module.BY
+    assert outputs(job, model) == [2.0 * value for value in first]
+    module.BY = 3.0
+    assert outputs(job, model) == [3.0 * value for value in first]
+    assert len(said()) == 2
+
+
 def test_another_model_of_the_class_gets_the_plan_of_the_first(program, traces, counted):
     from compiler import pipeline
 
