@@ -41,7 +41,7 @@ def test_import_loads_nothing_that_only_a_run_needs_and_a_run_from_the_cache_no_
         def train(model, batch):
             return model(batch["x"]).mean()
         train.step(Model(), {"x": numpy.ones((2, 4), numpy.float32)})
-        compiling = ("compiler.lower", "compiler.pipeline", "memory.offsets", "actors.race")
+        compiling = ("compiler.lower", "compiler.pipeline", "memory.offsets")
         print([name for name in compiling if name in sys.modules])
         """
     settings = {"ACTORFLOW_CACHE": str(tmp_path), "ACTORFLOW_VERIFY": "0"}
