@@ -5,14 +5,17 @@ by hand, without its thread.
 """
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from actors.device.protocol import DeviceFailure
 from actors.dispatch import Dispatcher
 from actors.errors import ActorFailed, SourceExhausted
 from actors.failure import Failure
 from actors.load import load
 from actors.loop import Loop
+from actors.machine import Machine
 from actors.transitions import Message, State, message
 from compiler.errors import InternalError
 from compiler.plan import ActorKind
@@ -299,3 +302,48 @@ def test_a_launch_that_close_breaks_is_no_failure(pipeline, bodies):
         assert entered.wait(PATIENCE)
         loop.close()
         assert loop.wait(PATIENCE) is False
+
+
+def test_a_command_is_there_before_the_dispatcher_is_told_of_it(pipeline):
+    dispatcher, seen = by_hand(pipeline()[0]), []
+    dispatcher._inbox = SimpleNamespace(put=lambda code: seen.append(len(dispatcher._commands)))
+    dispatcher.command(lambda: None)
+    assert seen == [1]
+
+
+def test_a_dispatcher_begins_with_nothing_counted(pipeline):
+    dispatcher = by_hand(pipeline()[0])
+    assert [*dispatcher.busy_ns, *dispatcher.num_waits, *dispatcher.wait_ns] == [0] * 11
+
+
+def test_a_machine_that_does_not_add_up_at_the_end_fails_the_run(pipeline, monkeypatch):
+    def validate(machine):
+        raise InternalError("a slot is gone")
+
+    monkeypatch.setattr(Machine, "validate", validate)
+    with Loop(pipeline()[0]) as loop:
+        loop.end()
+        with pytest.raises(InternalError, match="a slot is gone"):
+            loop.wait(PATIENCE)
+
+
+class Late:
+    """A bound plan whose device tells of a failure only when the run waits for it."""
+
+    def __init__(self, bound):
+        self.bound = bound
+
+    def __getattr__(self, name):
+        return getattr(self.bound, name)
+
+    def synchronize(self):
+        raise DeviceFailure("out of order", actor=1, firing=0, launch=1) from OSError("fault")
+
+
+def test_a_run_ends_only_when_its_device_has_and_names_the_launch_that_failed_there(pipeline):
+    with Loop(Late(pipeline()[0])) as loop:
+        loop.admit(1)
+        loop.end()
+        with pytest.raises(ActorFailed, match="actor 'step' failed in firing 0: launch 2 of 3"):
+            loop.wait(PATIENCE)
+        assert loop._dispatcher.machine.is_halted

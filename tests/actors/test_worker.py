@@ -16,7 +16,8 @@ from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
-from actors.transitions import State
+from actors.transitions import Message, State, message
+from actors.worker import Worker
 from compiler.errors import ActorflowError
 from compiler.plan import ActorKind, RegisterKind
 
@@ -336,3 +337,59 @@ def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(
     kernels = {"update": fake_kernel(bodies.copy), "copy": fake_kernel(bodies.copy)}
     run(load(make.plan(), ports, kernels), 8, initial={"updated": 2})
     assert saved == [0, 3, 6]
+
+
+# -- driven by hand --------------------------------------------------------------------------------
+
+
+def by_hand(make_chain, posted, failures=None):
+    """A worker of the second of two actors, not yet started."""
+    return Worker(
+        "stream", (1,), make_chain(2), busy_ns=[0, 0], prepare=lambda: None, refuse=posted.append,
+        post=posted.append, report=(failures or posted).append, clock=lambda: 0, timeline=None,
+    )  # fmt: skip
+
+
+def finish(worker):
+    worker.put(None)
+    worker.thread.start()
+    worker.thread.join(PATIENCE)
+
+
+def test_a_worker_that_always_has_a_job_never_waits(make_chain):
+    posted = []
+    worker = by_hand(make_chain, posted)
+    worker.put((1, (lambda: None,)))
+    worker.put((1, ()))
+    finish(worker)
+    assert (worker.num_waits, worker.firings) == (0, [0, 2])
+    assert posted == [message(Message.DONE, 1)] * 2
+    assert worker.in_flight() is None
+
+
+def test_a_worker_counts_how_often_it_finds_no_job(make_chain):
+    jobs, is_idle = iter([(1, ()), (1, ()), None]), iter([True, False, True])
+    worker = by_hand(make_chain, [])
+    worker._mailbox = SimpleNamespace(get=lambda: next(jobs), empty=lambda: next(is_idle))
+    worker.thread.start()
+    worker.thread.join(PATIENCE)
+    assert (worker.num_waits, worker.firings) == (2, [0, 2])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_worker_names_the_launch_that_raised(make_chain, bodies, place):
+    posted, failures = [], [None]
+    worker = by_hand(make_chain, posted, failures)
+    chain = [lambda: None] * 3
+    chain[place] = bodies.fail_at(0, ValueError("no"))
+    worker.put((1, tuple(chain)))
+    finish(worker)
+    assert (failures[1].actor, failures[1].firing, failures[1].launch) == (1, 0, place)
+    assert posted == [message(Message.FAILED, 1)]
+
+
+def test_no_thread_of_a_run_keeps_the_process_alive(fork):
+    loop = Loop(fork().bound)
+    threads = [loop._thread, *[worker.thread for worker in loop._dispatcher.workers]]
+    assert all(thread.daemon for thread in threads)
+    loop.close()

@@ -1,11 +1,15 @@
 """An executor gives the host's numbers at every pace of the device, and says what failed."""
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from actors.device.executor import _Gate, _Ring
 from actors.device.protocol import DeviceFailure, DeviceFault
 from actors.device.simulated import SimulatedDevice
+from actors.device.waits import Wait
+from compiler.errors import InternalError
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -162,3 +166,68 @@ def test_a_fault_of_which_the_device_cannot_tell_the_place_comes_with_the_suspec
     assert caught.value.__notes__ == [
         "enqueued and not ended: 'first' firings 0 to 1; 'second' firings 0 to 1"
     ]
+
+
+# -- the end of a run, by hand -------------------------------------------------------------------
+
+
+class Event:
+    is_done = False
+
+
+def gate_on(firings, *, is_input):
+    """A gate of one wait for the firing before, on an actor that enqueued some firings."""
+    ring = _Ring("maker", tuple([Event() for _ in range(4)]))
+    for firing in range(firings):
+        ring.firings[firing % 4] = firing
+    ring.count = firings
+    waited = []
+    wait = Wait(0, 1, -1, 1, 0, is_input=is_input)
+    return _Gate((wait,), (wait,), (ring,), [-1], waited.append), ring, waited
+
+
+def test_a_token_that_was_never_enqueued_is_refused_and_a_slot_is_not():
+    gate, _, _ = gate_on(2, is_input=True)
+    with pytest.raises(InternalError, match=r"firing 2 of 'maker' .* but only 2 were"):
+        gate.let_pass(3)
+    gate, ring, waited = gate_on(2, is_input=False)
+    gate.let_pass(3)
+    assert waited == [ring.events[1]]
+
+
+def test_what_was_waited_for_at_the_end_is_not_waited_for_again():
+    gate, ring, waited = gate_on(2, is_input=False)
+    gate.let_pass_late(2, gate.every)
+    gate.let_pass_late(2, gate.every)
+    gate.let_pass(1)
+    assert waited == [ring.events[1]]
+    assert gate.known == [1]
+
+
+def test_unfinished_firings_are_no_more_than_there_were_or_than_events():
+    for firings, expected in ((0, 0), (3, 3), (9, 4)):
+        assert gate_on(firings, is_input=True)[1].num_unfinished == expected
+
+
+def test_a_restart_waits_for_the_device(graphs):
+    device = SimulatedDevice(Random(0))
+    executor = graphs.make_executor(graphs.ping_pong(num_slots=2), device)
+    calls = []
+    device.synchronize = lambda: calls.append(1)
+    executor.restart()
+    assert calls == [1]
+
+
+def test_a_fault_that_comes_up_while_a_launch_is_enqueued_is_not_lost(graphs):
+    device = SimulatedDevice(Random(0))
+    executor = graphs.make_executor(graphs.ping_pong(num_slots=2), device)
+    lane = next(iter(executor._lanes.values()))
+
+    def refuse(launch):
+        raise DeviceFault("an earlier launch failed")
+
+    lane.stream = SimpleNamespace(enqueue=refuse, wait=None, record=None)
+    (fire,) = executor.bind(1, ((lambda: None,),))[0]
+    executor._bodies[1]._lane = lane
+    with pytest.raises(DeviceFault, match="an earlier launch failed"):
+        fire()
