@@ -81,7 +81,9 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
         if item.interval is None:
             first_part[index] = len(parts)
             span = _span(item.chains, spans) or (0, horizon)
-            parts += [_Part(item.size_bytes, span, item.chains)] * item.num_slots
+            # Credits have no bytes, and there are millions where something is due that seldom.
+            num_parts = item.num_slots if item.size_bytes else 1
+            parts += [_Part(item.size_bytes, span, item.chains)] * num_parts
     block_part = {chain: len(parts) + i for i, chain in enumerate(inner)}
     parts += [_Part(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
     lower, upper = [p.span[0] for p in parts], [p.span[1] for p in parts]
@@ -90,7 +92,8 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
     offsets: list[tuple[int, ...]] = []
     for index, item in enumerate(items):
         first = first_part.get(index, 0)
-        offsets.append(outer.offsets[first : first + item.num_slots])
+        own_offsets = outer.offsets[first : first + item.num_slots]
+        offsets.append(own_offsets if item.size_bytes else own_offsets[:1] * item.num_slots)
     for chain, own in members.items():
         base = outer.offsets[block_part[chain]]
         for index, offset in zip(own, inner[chain].offsets, strict=True):

@@ -106,7 +106,7 @@ def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
         arena = plan.arenas[register.arena]
         if len(register.offsets_bytes) != register.num_slots:
             raise InternalError(f"register {register.name!r} has offsets for other than its slots")
-        for offset in register.offsets_bytes:
+        for offset in set(register.offsets_bytes):
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
     for view, (start, end, _) in zip(plan.views, extents, strict=True):

@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler import packing
 from compiler.packing import Item, pack
+from memory.offsets import plan_offsets
 
 ALIGNMENT = 64
 
@@ -210,3 +212,18 @@ def test_a_gap_inside_a_chain_is_said_with_its_size_unless_all_else_was_tried(
 def test_nothing_or_something_without_chains_needs_no_span(size):
     packing = pack([Item(size, 1, (), None)], [], ALIGNMENT)
     assert packing.peak_bytes == size
+
+
+def test_credits_are_one_part_however_many_there_are(monkeypatch):
+    placed = []
+
+    def plan(lower, upper, sizes, **options):
+        placed.append(len(sizes))
+        return plan_offsets(lower, upper, sizes, **options)
+
+    monkeypatch.setattr(packing, "plan_offsets", plan)
+    items = [Item(0, 1_000_000, (0,), None), Item(64, 3, (), None)]
+    found = pack(items, [(0, 1)], ALIGNMENT)
+    assert placed == [1 + 3]
+    assert [len(offsets) for offsets in found.offsets] == [1_000_000, 3]
+    assert set(found.offsets[0]) == {0}
