@@ -7,10 +7,11 @@ Five small plans (`fuzzing.subjects`) are compiled; every mutant (`fuzzing.mutan
 proven and, if it passes, trained for a few steps in a child (`fuzzing.trial`) that serves many and
 is started again when it dies. With `--sanitize` the kernels are built with gcc's AddressSanitizer.
 
-A mutant that runs to other bits counts as another plan only where it differs from the plan it came
-from in nothing but fields that say what is computed (`SAYS_WHAT`): such a plan is as right as any.
-Prints a table, and fails where a child died, hung, raised anything untyped, or ran to other bits
-for another reason.
+A mutant that runs to other bits counts as another plan only where the plan it came from, with just
+the mutant's fields that say what is computed (`fuzzing.trial.SAYS_WHAT`), runs to the same bits:
+then all else that was changed changed nothing, and such a plan is as right as any. Prints a table,
+and fails where a child died, hung, raised anything untyped, or ran to other bits for another
+reason.
 """
 
 from __future__ import annotations
@@ -40,28 +41,6 @@ PATIENCE_S = 60.0
 SERVED = 2_000
 """Mutants of one child: what is loaded natively is never unloaded."""
 
-SAYS_WHAT = {
-    "actors.launches.attrs": "the numbers of an op: a scale, a decay, the program of a group",
-    "actors.launches.kernel": "who computes an op: another kernel rounds in another way",
-    "actors.launches.op": "another op of the same types, with a kernel that computes it",
-    "constants.data": "the numbers of the program",
-    "variables.init": "where training starts from",
-    "variables.name": "first values are drawn by name, and results told by it",
-    "fields.name": "which array of a batch is fed where, and what an output is called",
-    "fields": "which outputs are told; a batch's and a snapshot's are all needed",
-    "options": "how many batches a step has, and how often it is told",
-}
-"""Fields that say what is computed. All others say how, and may change nothing; but those of
-`SAYS_NOTHING` may differ besides."""
-
-SAYS_NOTHING = {
-    "actors.launches.scope", "actors.launches.source", "actors.launches.duration_ns",
-    "actors.launches.phase", "actors.duration_ns", "fields.source", "graph_hash", "memory.text",
-    "memory.lower_bound_bytes", "name", "registers.name", "registers.reason", "sources.file",
-    "sources.line", "target", "registers.interval",
-}  # fmt: skip
-"""Fields for people, and for estimates."""
-
 BAD = ("wrong", "died", "hung", "changed")
 
 
@@ -79,9 +58,6 @@ class Tally:
         return sum([self.outcomes[name] for name in BAD])
 
     def add(self, name: str, seed: int, outcome: str, what: str, said: str) -> None:
-        if outcome == "other":
-            fields = set(what.split("; ")) - SAYS_NOTHING
-            outcome = "other" if fields and fields <= set(SAYS_WHAT) else "changed"
         self.outcomes[outcome] += 1
         self.by_plan[name, outcome] += 1
         self.shown.setdefault(outcome, []).append(f"{name} {seed}: {what}\n{said}")

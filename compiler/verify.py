@@ -75,7 +75,7 @@ def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
         register = plan.registers[registers[wait.edge]].name
         wanted = "free slots" if wait.is_for_slots else "tokens"
         waits.append(f"{actor} waits for {wait.needed} {wanted} of register {register!r}")
-    cycle = " -> ".join(plan.registers[registers[e]].name for e in deadlock.cycle)
+    cycle = " -> ".join(plan.registers[registers[e]].name for e in deadlock.cycle_edges)
     raise CompileError(
         f"plan {plan.name!r} deadlocks within one period: {'; '.join(waits)}; cycle: {cycle}."
         " Give the register that lacks a slot one more"

@@ -52,8 +52,8 @@ def prove(plan: Plan) -> None:
     _check_memory(plan)
     firings = prove_consistent(plan, what)
     with _refusing(what):
-        check_anatomy(plan, firings)
         check_launches(plan)
+        check_anatomy(plan, firings)
     _newest = weakref.ref(plan)
 
 
