@@ -1,7 +1,11 @@
 """A run is asked to end by a signal: whatever its source does, the last finished step is saved."""
 
+import fcntl
+import os
+import pty
 import re
 import signal
+import termios
 
 import pytest
 
@@ -269,3 +273,19 @@ def test_a_signal_after_the_last_step_still_ends_the_process(start_python):
     )
     code, out, _ = program.finish()
     assert (code, out) == (143, "")
+
+
+def test_a_terminal_window_that_is_closed_lets_the_last_step_be_saved(start_python, tmp_path):
+    ours, its = pty.openpty()
+    fit = '    train.fit(model, Blocking(3), steps=9, checkpoint="run", every=100)'
+    program = start_python(
+        TRAINING + fit, stdin=its, stdout=its, stderr=its, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(its)
+    seen = b""
+    while b"blocked" not in seen:
+        seen += os.read(ours, 4096)
+    os.close(ours)  # SIGHUP, and every write is an EIO from now on
+    assert program.process.wait(60) == 129
+    assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
