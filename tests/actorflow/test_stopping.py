@@ -122,6 +122,19 @@ def test_what_ends_a_run_is_raised_and_a_callbacks_error_before_all():
     ]
 
 
+def test_a_callback_that_failed_is_not_called_again_and_no_other_is():
+    stopper, told = Stopper(), []
+
+    def fail(step, results):
+        told.append(step)
+        raise KeyError
+
+    stopper.call("on_step", fail, 1, {})
+    stopper.call("on_step", fail, 2, {})
+    stopper.call("on_result", fail, 2, {})
+    assert told == [1]
+
+
 def test_stop_training_is_no_failure_wherever_it_comes_from():
     stopper = Stopper()
     stopper.watch(Run(stopped_by="StopTraining in the data source"))

@@ -167,13 +167,18 @@ def test_what_an_evaluations_source_raises_comes_out_as_itself_after_a_save(
     fit, evaluate, classification, tmp_path
 ):
     error = OSError("the shard is gone")
-    watched = evaluated(evaluate, Failing(classification(), 3, error))
-    told = []
+    results, told = [], []
+    watched = evaluated(
+        evaluate,
+        Failing(classification(), 3, error),
+        on_result=lambda step, _: results.append(step),
+    )
     with pytest.raises(OSError, match="the shard is gone") as caught:
         fit(evaluation=watched, on_step=lambda step, metrics: told.append(step))
     assert caught.value is error
     loaded = CheckpointManager(tmp_path / "run").latest()
     assert loaded.manifest.step == told[-1] >= 4
+    assert results == [2], "the evaluation that lacks batches is not told"
 
 
 def test_a_step_that_fails_after_the_callback_did_is_a_note_on_its_error(fit, classification):

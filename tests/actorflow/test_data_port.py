@@ -1,0 +1,133 @@
+"""The data port alone: how a stream of batches ends."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from actorflow.ports import DataPort
+from actorflow.stopping import StopTraining
+from actors.errors import SourceExhausted
+from compiler.types import DType, TensorType
+
+TYPES = {"x": TensorType(DType.FLOAT32, (2,))}
+
+
+class Source:
+    """Gives what `answer` says for batch 1, 2, ...: an array, or an exception to raise."""
+
+    def __init__(self, answer):
+        self.answer, self.number = answer, 0
+
+    def spec(self):
+        return TYPES
+
+    def state(self):
+        return {"number": self.number}
+
+    def __next__(self):
+        self.number += 1
+        came = self.answer(self.number)
+        if isinstance(came, BaseException):
+            raise came
+        return {"x": came}
+
+
+class Port:
+    """A port with one slot; `fetch` fires it once."""
+
+    def __init__(self, answer, **options):
+        self.ends = []
+        self.port = DataPort(
+            Source(answer),
+            TYPES,
+            {"x": "train.py:1"},
+            0,
+            None,
+            lambda: self.ends.append(1),
+            **options,
+        )
+        self.slot = {"x": np.zeros(2, np.float32)}
+        self.fetch = self.port.bind((self.slot,))
+
+
+def ones(number):
+    return np.full(2, number, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "stopped_by"),
+    [
+        (StopIteration(), None, ""),
+        (OSError("gone"), OSError, ""),
+        (StopTraining("enough"), None, "StopTraining in the data source (enough)"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    ],
+    ids=repr,
+)
+def test_what_a_source_raises_ends_the_stream_after_the_batches_before_it(
+    error, failure, stopped_by
+):
+    port = Port(lambda number: ones(number) if number < 3 else error)
+    port.fetch()
+    port.fetch()
+    with pytest.raises(SourceExhausted):
+        port.fetch()
+    assert port.port.num_steps == 2
+    assert port.slot["x"].tolist() == [2, 2]
+    assert type(port.port.failure) is (failure or type(None))
+    assert port.port.stopped_by == stopped_by
+    assert port.ends == [1]
+
+
+def test_a_stop_lets_a_step_that_has_begun_have_all_its_batches():
+    port = Port(ones, batches_per_step=3)
+    port.fetch()
+    port.port.stop()
+    port.fetch()
+    port.fetch()
+    with pytest.raises(SourceExhausted):
+        port.fetch()
+    assert (port.port.num_steps, port.port.unused_text) == (1, "")
+
+
+@pytest.mark.parametrize("late", [ones(7), OSError("late"), StopIteration()], ids=repr)
+def test_nothing_of_a_fetch_that_was_given_up_counts(late):
+    inside, may_go = threading.Event(), threading.Event()
+
+    def answer(number):
+        if number == 2:
+            inside.set()
+            assert may_go.wait(60)
+            return late
+        return ones(number)
+
+    port, raised = Port(answer, batches_per_step=2), []
+    port.fetch()
+
+    def fire():
+        with pytest.raises(SourceExhausted) as caught:
+            port.fetch()
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=fire)
+    thread.start()
+    assert inside.wait(60)
+    assert port.port.give_up()
+    assert port.ends == [1]
+    may_go.set()
+    thread.join(60)
+    assert len(raised) == 1
+    assert port.ends == [1], "whoever gave it up has said so"
+    assert port.slot["x"].tolist() == [1, 1], "its slot may be another's by now"
+    assert (port.port.failure, port.port.unused_text, port.port.num_steps) == (None, "", 0)
+
+
+def test_a_source_is_given_up_for_good():
+    port = Port(ones)
+    port.fetch()
+    assert not port.port.give_up()
+    with pytest.raises(SourceExhausted):
+        port.fetch()
+    assert port.ends == [1]
+    assert port.port.num_steps == 1
