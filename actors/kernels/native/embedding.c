@@ -198,14 +198,9 @@ typedef struct {
     static void scatter_row_##T(const ScatterArguments *a, int64_t row, int64_t column,      \
                                 int64_t columns) {                                           \
         T *out = (T *)a->out + row * a->columns + column;                                    \
-        int64_t first = a->firsts[row];                                                      \
-        if (first < 0) {                                                                     \
-            memset(out, 0, columns * sizeof(T));                                             \
-            return;                                                                          \
-        }                                                                                    \
         double total[BUFFER];                                                                \
         for (int64_t c = 0; c < columns; c++) total[c] = 0;                                  \
-        for (int64_t i = first; i >= 0;) {                                                   \
+        for (int64_t i = a->firsts[row]; i >= 0;) {                                          \
             const T *dy = (const T *)(a->dy + offset_at(&a->rows, i)) + column;              \
             i = a->next[i];                                                                  \
             if (i >= 0)                                                                      \
@@ -217,10 +212,19 @@ typedef struct {
     }                                                                                        \
     static void scatter_##T(const ScatterArguments *a, int64_t part, int64_t column,         \
                             int64_t columns) {                                               \
-        int64_t last = af_min((part + 1) << a->part_shift, a->num_rows);                     \
-        for (int64_t row = part << a->part_shift; row < last; row++)                         \
+        T *table = (T *)a->out + column;                                                     \
+        int64_t row = part << a->part_shift;                                                 \
+        int64_t last = af_min(row + ((int64_t)1 << a->part_shift), a->num_rows);             \
+        int is_whole = columns == a->columns;                                                \
+        if (is_whole) memset(table + row * columns, 0, (last - row) * columns * sizeof(T));  \
+        for (; row < last; row++) {                                                          \
+            if (a->firsts[row] < 0) {                                                        \
+                if (!is_whole) memset(table + row * a->columns, 0, columns * sizeof(T));     \
+                continue;                                                                    \
+            }                                                                                \
             for (int64_t done = 0; done < columns; done += BUFFER)                           \
                 scatter_row_##T(a, row, column + done, af_min(BUFFER, columns - done));      \
+        }                                                                                    \
     }
 SCATTER(float)
 SCATTER(double)
