@@ -133,7 +133,7 @@ def _measured(label: str, form: str, case: Case) -> tuple[str, str, float, Calla
         launch()
         for got, want in zip(outputs, oracle(given), strict=False):
             error = np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 1e-300)
-            worst = max(worst, float(np.max(error)))
+            worst = max(worst, float(np.max(np.nan_to_num(error))))
     assert launch is not None
     return label, "x".join(map(str, arrays[0].shape)), worst, launch
 
@@ -189,7 +189,7 @@ def _sums(size: int) -> Iterator[Case]:
         "layer_norm",
         {"eps": 1e-5},
         (zeros(3, size), *[zeros(size)] * 2),
-        (lambda g: (np.nan_to_num(_normal(g)), _exact(g[0], (1,), True))),
+        (lambda g: (_normal(g), _exact(g[0], (1,), True))),
     )
     rows = (zeros(size, c), zeros(size, c), zeros(c), zeros(size), zeros(size))
     yield "layer_norm_grad dbeta", "layer_norm_grad", {}, rows, _norm_gradients

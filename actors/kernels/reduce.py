@@ -13,7 +13,16 @@ from actors.kernels.bfloat16 import has_bfloat16
 from actors.kernels.blocks import cut, num_elements, rows_per_block
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.sums import SHORT_ROW, TERMS, WIDE, SumScratch, column_sums, sum_pieces
+from actors.kernels.sums import (
+    LONG_ROW,
+    SHORT_ROW,
+    TERMS,
+    WIDE,
+    SumScratch,
+    column_sums,
+    row_sums,
+    sum_pieces,
+)
 from actors.kernels.work import Pass, Product, Work, item_weight, over_blocks
 from actors.protocol import Array, Launch
 from compiler.types import contiguous_strides
@@ -113,8 +122,12 @@ class SumKernel:
         if not axes:
             return partial(np.copyto, out, x, casting="unsafe")
         if x.dtype.kind != "f" or _is_pairwise(x.shape, x.strides, x.itemsize, axes):
-            reduced = partial(np.add.reduce, x, axes, out.dtype, out, kept)
-            count = np.array(num_elements(tuple([x.shape[axis] for axis in axes])), out.dtype)
+            reduced: Launch = partial(np.add.reduce, x, axes, out.dtype, out, kept)
+            terms = num_elements(tuple([x.shape[axis] for axis in axes]))
+            if x.dtype.kind == "f" and terms > LONG_ROW:
+                rows = x.reshape((*x.shape[: x.ndim - len(axes)], terms))
+                reduced = row_sums(rows, rows, out.reshape(rows.shape[:-1]))
+            count = np.array(terms, out.dtype)
             mean = partial(np.divide, out, count, out=out)
             return in_sequence((reduced, mean) if self.op == "mean" else (reduced,))
         if kept:
