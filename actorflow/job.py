@@ -14,7 +14,7 @@ process or on disk, is used again; a graph that changed says in one line why.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -44,7 +44,7 @@ from actorflow.evaluation import (
 from actorflow.identity import ByIdentity, Memo
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
-from actorflow.lease import Claim, claimed, newest
+from actorflow.lease import Claim, OpenLoop, claimed, newest
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
 from actorflow.optim import Optimizer
@@ -209,17 +209,18 @@ class Job:
         check_source(data)
         if steps is not None:
             check_steps(steps)
-        return self._streamed(model, data, steps, on_nan)
+        loop = OpenLoop()
+        return loop.of(self._streamed(model, data, steps, on_nan, loop))
 
     def _streamed(
-        self, model: Module, data: DataSource, steps: int | None, on_nan: str
-    ) -> Iterator[Metrics]:
+        self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
+    ) -> Generator[Metrics, None, None]:
         claim = self._claim(model, "stream")
         self.close(model)
         from actorflow.open_model import runner_on
 
         plan = self.compile(model, data, on_nan=on_nan)
-        with runner_on(model, plan, claim, self.options.seed) as runner:
+        with runner_on(model, plan, claim, self.options.seed, loop) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
     def step(

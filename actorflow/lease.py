@@ -17,10 +17,12 @@ Arrays in cells are never written into, so they can be handed out: read-only, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from compiler.errors import CompileError
 from compiler.graph import Source
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 _LOCK = forkable_lock()
 """Guards all cells and leases; held for a few assignments, never while something is waited for.
@@ -76,6 +79,26 @@ class Claim:
         return f"{self.what} ({self.source})"
 
 
+class OpenLoop:
+    """Whether a loop over a generator still goes on; the generator is not kept."""
+
+    __slots__ = ("_generator",)
+
+    def __init__(self) -> None:
+        self._generator: Callable[[], Generator[Any, None, None] | None] = lambda: None
+
+    def of(self, generator: Generator[T, None, None]) -> Generator[T, None, None]:
+        """Take and return the generator."""
+        self._generator = weakref.ref(generator)
+        return generator
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the generator can still yield; one that an exception left cannot."""
+        generator = self._generator()
+        return generator is not None and getgeneratorstate(generator) != GEN_CLOSED
+
+
 class Cell:
     """The values of one parameter: an array that nobody writes into, or with whom they are."""
 
@@ -104,16 +127,23 @@ class Lease:
         cells: by the name of the run's variable.
         claim: who trains; None for nobody, where values are only carried over.
         is_stepped: whether the run stands still between steps, so that the lease may end there.
+        loop: of the user's, that ends the lease when it ends; None for a call in this thread.
     """
 
     def __init__(
-        self, cells: Mapping[str, Cell], claim: Claim | None, *, is_stepped: bool = False
+        self,
+        cells: Mapping[str, Cell],
+        claim: Claim | None,
+        *,
+        is_stepped: bool = False,
+        loop: OpenLoop | None = None,
     ) -> None:
         self.claim = claim
         self.left: Mapping[Cell, Array | None] | None = None
         self._names = {cell: name for name, cell in cells.items()}
         self._given = {cell: cell.array for cell in self._names}
         self._is_stepped = is_stepped
+        self._loop = loop
         self._live: Values | None = None
         self._num_steps = 0
         self._thread: int | None = threading.get_ident()
@@ -170,6 +200,11 @@ class Lease:
             self.end(None)  # nothing was trained yet
         self.read(self._names)
 
+    def give_back(self) -> None:
+        """Bring the values home at the end of the call that took the lease."""
+        self._loop, self._thread = None, threading.get_ident()
+        self.bring_home()
+
     def read(self, cells: Iterable[Cell]) -> dict[Cell, Array | None]:
         """Return the newest values of some cells of this lease, all of one moment."""
         live, num_steps = self._live, self._num_steps
@@ -200,12 +235,15 @@ class Lease:
     def is_free(self) -> bool:
         """Whether nobody trains the values now: between steps, or where an interrupt cut a call.
 
-        A thread that asks is in no call of its own any more.
+        A thread that asks is in no call of its own any more. A run may be over, and the user's loop
+        over its outputs not yet: he is still told that the model is in training.
         """
         is_here = self._thread == threading.get_ident()
         if self._live is None:
             return is_here or self._thread is None or self.claim is None
-        return self._live.is_over or (self._is_stepped and (self._thread is None or is_here))
+        if self._is_stepped:
+            return self._live.is_over or self._thread is None or is_here
+        return self._live.is_over and (is_here if self._loop is None else not self._loop.is_open)
 
     def _values(self, live: Values, names: list[str]) -> dict[str, Array] | None:
         try:
@@ -224,7 +262,13 @@ def _cell_with(array: Array | None) -> Cell:
     return cell
 
 
-def lease(cells: Mapping[str, Cell], claim: Claim, *, is_stepped: bool = False) -> Lease:
+def lease(
+    cells: Mapping[str, Cell],
+    claim: Claim,
+    *,
+    is_stepped: bool = False,
+    loop: OpenLoop | None = None,
+) -> Lease:
     """Take a lease on cells, with their newest values in them.
 
     Raises CompileError with both lines when somebody else trains some of them.
@@ -233,7 +277,7 @@ def lease(cells: Mapping[str, Cell], claim: Claim, *, is_stepped: bool = False) 
         with _LOCK:
             leases = _open_leases(cells, claim)
             if not leases:
-                taken = Lease(cells, claim, is_stepped=is_stepped)
+                taken = Lease(cells, claim, is_stepped=is_stepped, loop=loop)
                 for cell in cells.values():
                     cell.lease = taken
                 return taken
@@ -242,15 +286,17 @@ def lease(cells: Mapping[str, Cell], claim: Claim, *, is_stepped: bool = False) 
 
 
 @contextmanager
-def leased(cells: Mapping[str, Cell], claim: Claim) -> Iterator[Lease]:
+def leased(
+    cells: Mapping[str, Cell], claim: Claim, loop: OpenLoop | None = None
+) -> Iterator[Lease]:
     """Take a lease for a block; at its end the cells have the newest values."""
-    taken = lease(cells, claim)
+    taken = lease(cells, claim, loop=loop)
     try:
         yield taken
     finally:
         # Threads that do not end are reported by who closed the run; a forked child has no part.
         with suppress(CompileError, ForkedRun):
-            taken.bring_home()
+            taken.give_back()
 
 
 def claimed(cells: Mapping[str, Cell], what: str) -> Claim:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.lease import Claim, Lease, lease, leased, newest
+from actorflow.lease import Claim, Lease, OpenLoop, lease, leased, newest
 from actorflow.nn.module import Module
 from actorflow.ports import Metrics
 from actorflow.runner import Runner
@@ -27,13 +27,16 @@ Array = np.ndarray[Any, Any]
 
 
 @contextmanager
-def runner_on(model: Module, plan: Plan, claim: Claim | None, seed: int) -> Iterator[Runner]:
+def runner_on(
+    model: Module, plan: Plan, claim: Claim | None, seed: int, loop: OpenLoop | None = None
+) -> Iterator[Runner]:
     """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
-    Raises CompileError where another run trains the model.
+    The model is leased as long as the call, or as the loop over a `stream`. Raises CompileError
+    where another run trains the model.
     """
     cells = model.cells()
-    with nullcontext() if claim is None else leased(cells, claim) as held:
+    with nullcontext() if claim is None else leased(cells, claim, loop) as held:
         yield Runner(plan, values=newest(cells), seed=seed, lease=held)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import actorflow as af
 from actorflow import lease as leases
-from actorflow.lease import Cell, Claim, change, claimed, lease, leased, newest
+from actorflow.lease import Cell, Claim, OpenLoop, change, claimed, lease, leased, newest
 from actors import fork_lock
 from compiler.graph import Source
 
@@ -197,6 +197,47 @@ def test_a_cell_that_is_copied_while_it_is_trained_has_the_newest_values_and_no_
         assert numbers_of({"a": cell}) == [1]
         assert cell.lease is None
         assert not cell.array.flags.writeable
+
+
+def test_a_loop_over_a_run_that_is_over_holds_the_lease_until_it_ends():
+    cells = cells_of(0)
+    loop = OpenLoop()
+
+    def outputs():
+        with leased(cells, ONE, loop) as held:
+            run = FakeRun(a=1)
+            held.attach(run)
+            yield 1
+            run.is_over = True
+            yield 2
+
+    generator = loop.of(outputs())
+    for _ in range(2):
+        next(generator)
+        assert numbers_of(cells) == [1]
+        with pytest.raises(af.CompileError, match=r"fit of job 'one'"):
+            lease(cells, TWO)
+    generator.close()
+    assert lease(cells, TWO).claim is TWO
+
+
+def test_a_call_whose_run_is_over_is_over_for_other_threads_when_it_returns():
+    cells, errors = cells_of(0), []
+    run = FakeRun(a=1)
+
+    def take():
+        with pytest.raises(af.CompileError, match="would train parameter 'a'"):
+            lease(cells, TWO)
+        errors.append(numbers_of(cells))
+
+    with leased(cells, ONE) as held:
+        held.attach(run)
+        run.is_over = True
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    assert errors == [[1]]
+    assert lease(cells, TWO).claim is TWO
 
 
 # -- interrupts -----------------------------------------------------------------------------------

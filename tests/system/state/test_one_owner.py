@@ -114,6 +114,20 @@ def test_a_stream_that_is_not_started_or_abandoned_holds_nothing(
     train.fit(model, classification(), steps=1, progress=False)
 
 
+def test_the_model_is_the_streams_until_the_loop_ends_though_all_steps_are_done(
+    mlp, classification, classify, twin
+):
+    train, model, batch, expected = classify(), mlp(), next(classification()), twin({})
+    for _ in train.stream(model, classification(), steps=2):
+        while expected.step_of(model.state()) < 2:
+            pass  # the run is ahead of its outputs
+        for _ in range(200):
+            with pytest.raises(af.CompileError, match="would train parameter"):
+                train.step(model, batch)
+    train.step(model, batch)
+    train.close(model)
+
+
 def test_threads_that_step_one_job_on_one_model_take_turns(mlp, classification, classify, bytes_of):
     train, model, batch = classify(optimizer=af.optim.SGD(0.01)), mlp(), next(classification())
     losses = []
