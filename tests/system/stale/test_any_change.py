@@ -1,10 +1,15 @@
 """Random changes of a program: the graph that is used is always that of a fresh trace."""
 
+import os
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 import actorflow as af
 from compiler.graph_hash import hash_graph
+
+EXAMPLES = int(os.environ.get("STALE_EXAMPLES", "60"))
+"""Programs that are tried; STALE_EXAMPLES=2000 for a long run."""
 
 SPEC = {"x": af.TensorType(af.DType.FLOAT32, (2,))}
 
@@ -60,7 +65,16 @@ class Node(nn.Module):
         self.closed = closing(1.0)
         self.partial = functools.partial(helper, by=1.0)
         self.method = self.config.scale
-        self.names = types.SimpleNamespace(by=1.0)
+        self.names, self.mode = types.SimpleNamespace(by=1.0), "plain"
+        self.cache = None
+    def plain(self, x):
+        return x
+    def other(self, x):
+        if self.cache is None:
+            self.cache = self.fill()
+        return x * OTHER * self.cache
+    def fill(self):
+        return FILL
     def __call__(self, x):
         for part in [*self.parts, *self.named.values()]:
             x = part(x)
@@ -68,11 +82,12 @@ class Node(nn.Module):
         x = self.closed(self.method(self.partial(x))) * self.queue[0] * self.names.by
         for flag in sorted(self.flags):
             x = x + float(flag)
+        x = getattr(self, self.mode)(x)
         return helper(x) * TABLE["a"][0] * helper.note
 
 def fresh():
-    global FACTOR
-    Leaf.by, FACTOR, TABLE["a"] = 1.0, 1.0, [1.0, 2.0]
+    global FACTOR, OTHER, FILL
+    Leaf.by, FACTOR, OTHER, FILL, TABLE["a"] = 1.0, 1.0, 1.0, 1.0, [1.0, 2.0]
     ARRAY[:] = 1.0
     helper.__defaults__, helper.__kwdefaults__, helper.note = (1.0,), {"more": 1.0}, 1.0
     leaf = Leaf()
@@ -121,6 +136,10 @@ CHANGES = {
     "a default": lambda m, r, v: setattr(m.helper, "__defaults__", (float(v),)),
     "a keyword default": lambda m, r, v: m.helper.__kwdefaults__.update(more=float(v)),
     "an attribute of a function": lambda m, r, v: setattr(m.helper, "note", float(v)),
+    "which method is called": lambda m, r, v: setattr(r, "mode", ("plain", "other")[v % 2]),
+    "a global of the other method": lambda m, r, v: setattr(m, "OTHER", float(v)),
+    "a global of what fills a cache": lambda m, r, v: setattr(m, "FILL", float(v)),
+    "an empty cache": lambda m, r, v: setattr(r, "cache", None),
     "an attribute that nobody reads": lambda m, r, v: setattr(r, f"other{v}", v),
 }
 
@@ -134,7 +153,9 @@ def digest(job, model):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(0, 3), st.integers(0, 1))))
 def test_after_any_changes_the_graph_is_that_of_a_fresh_trace(program, changes):
@@ -144,8 +165,8 @@ def test_after_any_changes_the_graph_is_that_of_a_fresh_trace(program, changes):
     for name, value, at in changes:
         there = nodes(module, model)
         CHANGES[name](module, there[at % len(there)], value)
-        expected = digest(af.Job(job._function, job.options), model)
         held = job._traces(model).newest(SPEC)
+        expected = digest(af.Job(job._function, job.options), model)
         assert held is None or held.digest == expected, f"the guard missed {name}"
         assert digest(job, model) == expected, f"the identity misses {name}"
         assert job._traces(model).newest(SPEC) is not None
