@@ -19,7 +19,8 @@ class Module:
     """Base of every model. Assign parameters and modules as attributes and define `__call__`.
 
     Lists, tuples and dicts of modules count as well; a path is the attribute names joined by dots,
-    for example `blocks.0.attn.qkv.weight`. A subclass need not call `super().__init__()`.
+    for example `blocks.0.attn.qkv.weight`. A subclass need not call `super().__init__()`;
+    Python does not let it be a `list`, `dict` or exception as well.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_memo")
