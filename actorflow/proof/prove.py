@@ -10,10 +10,11 @@ was compiled in this process: the message says to compile the job again.
 
 from __future__ import annotations
 
-import os
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from actorflow.proof.anatomy import check_anatomy
 from actorflow.proof.launches import check_launches
@@ -109,8 +110,10 @@ def _check_memory(plan: Plan) -> None:
 
 
 def _memory_bytes() -> int | None:
-    """Return the machine's memory; None where it does not tell."""
+    """Return the machine's memory, with what it may swap to; None where it does not tell."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        kilobytes = dict(re.findall(r"^(MemTotal|SwapTotal): +(\d+) kB$", text, re.MULTILINE))
+        return 1024 * (int(kilobytes["MemTotal"]) + int(kilobytes.get("SwapTotal", 0)))
+    except (OSError, ValueError, LookupError):
         return None

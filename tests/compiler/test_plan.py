@@ -139,7 +139,9 @@ def test_a_chain_that_forgets_an_output_field_is_found(plan):
 def test_too_few_slots_are_a_deadlock_that_names_actor_and_register(plan):
     updated = next(r for r in plan.registers if r.name == "updated")
     bad = moved(plan, updated.id, num_slots=1, offsets_bytes=(0,))
-    with pytest.raises(CompileError, match=r"deadlocks.*updated.*; cycle: updated -> updated\. Give"):
+    with pytest.raises(
+        CompileError, match=r"deadlocks.*updated.*; cycle: updated -> updated\. Give"
+    ):
         verify_plan(bad)
 
 

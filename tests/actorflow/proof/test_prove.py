@@ -1,6 +1,7 @@
 """What is asked of a whole plan: that it agrees with itself, with a run's parts, and fits."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -40,6 +41,12 @@ def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monke
 def test_more_memory_than_the_machine_has_is_told_before_it_is_asked_for(plan):
     with pytest.raises(OutOfMemory, match=r"needs 128\.0 TiB, and this machine has"):
         prove(with_row(plan, "arenas", 0, size_bytes=1 << 47))
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_asked_for_it_all_the_same(plan, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "nothing known")
+    check = with_row(plan, "arenas", 0, size_bytes=1 << 47)
+    refused(check, "account")
 
 
 def test_thousands_of_streams_are_refused(plan):
