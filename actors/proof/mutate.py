@@ -1,7 +1,8 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
-    python -m actors.proof.mutate [machine dispatch worker loop executor] [--function NAME]
-        [--every N] [--first K] [--limit SECONDS]
+    python -m actors.proof.mutate [FILE ...] [--function NAME] [--every N] [--first K]
+        [--limit SECONDS]    with files among machine, dispatch, worker, loop, executor, clocks,
+        rounds, conflicts; default: all
 
 Every mutant (`actors.proof.mutants`) of a file runs against the tests of that file, in a process of
 its own, until one fails. What no test notices survives: it wants a test, or an argument why it
@@ -45,7 +46,11 @@ class Subject:
         return ROOT / (self.module.replace(".", "/") + ".py")
 
 
-_THREADS = ("test_dispatch.py", "test_loop.py", "test_worker.py")
+_THREADS = (
+    "test_dispatch.py", "test_loop.py", "test_worker.py", "test_visit.py", "test_give_up.py",
+    "test_statistics.py", "test_in_flight.py",
+)  # fmt: skip
+_CLOCKS = ("test_rounds.py", "test_clocks.py")
 _DEVICE = ("device/test_executor.py", "device/test_executor_mutants.py")
 
 SUBJECTS = {
@@ -58,6 +63,9 @@ SUBJECTS = {
     "worker": Subject("actors.worker", _THREADS),
     "loop": Subject("actors.loop", _THREADS),
     "executor": Subject("actors.device.executor", _DEVICE),
+    "clocks": Subject("actors.clocks", _CLOCKS),
+    "rounds": Subject("actors.rounds", _CLOCKS),
+    "conflicts": Subject("actors.conflicts", ("test_race_scale.py", *_CLOCKS, "test_race.py")),
 }  # fmt: skip
 
 

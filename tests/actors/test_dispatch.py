@@ -347,3 +347,13 @@ def test_a_run_ends_only_when_its_device_has_and_names_the_launch_that_failed_th
         with pytest.raises(ActorFailed, match="actor 'step' failed in firing 0: launch 2 of 3"):
             loop.wait(PATIENCE)
         assert loop._dispatcher.machine.is_halted
+
+
+def test_whatever_aborts_a_run_closes_its_sources(pipeline):
+    bound, ports = pipeline()
+    dispatcher, error = by_hand(bound), RuntimeError("no device")
+    dispatcher.abort(error)
+    dispatcher.abort(RuntimeError("another"))
+    assert dispatcher.failure is error
+    assert dispatcher.machine.is_halted
+    assert (ports["data"].num_closed, ports["log"].num_closed) == (1, 0)

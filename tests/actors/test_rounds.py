@@ -111,3 +111,28 @@ def test_a_long_period_costs_hardly_more_than_a_short_one():
         watch(table, 3, 10**6, [1] * table.num_actors, count)
         visited.append(count.num_visited)
     assert visited[0] == visited[1] < 2_000
+
+
+def nested(rng):
+    """A step with rare actors after it: rates up to 12, slots for up to three of their firings."""
+    edges = [Edge("batch", 0, 1, 1, 1, rng.randint(1, 3))]
+    names = ["data", "step"]
+    for _ in range(rng.randint(1, 3)):
+        rate, rare = rng.randint(2, 12), len(names)
+        names.append(f"rare{rare}")
+        slots = rate + rng.randint(0, 2 * rate)
+        edges.append(Edge(f"due{rare}", rng.choice([0, 1]), rare, 1, rate, slots, 0))
+        if rng.random() < 0.5:
+            names.append(f"after{rare}")
+            many = rng.randint(1, 3)
+            edges.append(Edge(f"to{rare}", rare, rare + 1, many, 1, many + rng.randint(0, 3)))
+    streams = [rng.randrange(3) for _ in names]
+    return MachineTable.from_edges(names, edges, sources=[0], streams=streams)
+
+
+def test_rare_actors_with_slots_to_spare_are_never_jumped_over(always):
+    num_shorter = 0
+    for seed in range(300):
+        watcher = compared(nested(Random(seed)), 6)
+        num_shorter += watcher.num_visited < len(watcher.whole)
+    assert num_shorter > 150
