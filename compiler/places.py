@@ -37,52 +37,52 @@ class Places:
     (NOWHERE).
     """
 
-    __slots__ = ("_windows", "extents", "is_whole", "of_view", "register")
+    __slots__ = ("_starts", "_windows", "extents", "is_whole", "of_view", "register")
 
     def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
         self.extents = extents
-        self._windows: list[tuple[int, int]] = []
-        self.register: list[int] = []
-        found: dict[int, dict[tuple[int, int], None]] = {}
-        for index in _written_views(plan):
-            start, end, _ = extents[index]
-            if start < end:
-                found.setdefault(plan.views[index].register, {})[start, end] = None
-        starts: dict[int, tuple[int, list[int]]] = {}
-        for register, windows in found.items():
-            ordered = sorted(windows)
-            starts[register] = len(self._windows), [start for start, _ in ordered]
-            for (_, end), (start, _) in pairwise(ordered):
-                if start < end:
-                    raise InternalError(
-                        f"two results lie across one another in register"
-                        f" {plan.registers[register].name!r}, at byte {start}"
-                    )
-            self._windows += ordered
-            self.register += [register] * len(ordered)
+        self._starts: dict[int, tuple[int, list[int]]] = {}
+        windows = {
+            (plan.views[index].register, extents[index].start, extents[index].end)
+            for index in _written_views(plan)
+            if extents[index].start < extents[index].end
+        }
+        self._windows = sorted(windows)
+        for one, two in pairwise(self._windows):
+            if one[0] == two[0] and two[1] < one[2]:
+                name = plan.registers[one[0]].name
+                raise InternalError(
+                    f"two results lie across one another in register {name!r}, at byte {two[1]}"
+                )
+        for place, (register, start, _) in enumerate(self._windows):
+            self._starts.setdefault(register, (place, []))[1].append(start)
+        self.register = [register for register, _, _ in self._windows]
+        # Most views show a place as it was written, and a look into a table tells which.
+        place_of = {window: place for place, window in enumerate(self._windows)}
         self.of_view: list[int] = []
         self.is_whole: list[bool] = []
         """By view, whether it shows all of its place, row by row."""
         for view, (start, end, is_dense) in zip(plan.views, extents, strict=True):
-            place = self._place(starts.get(view.register), start, end)
-            self.of_view.append(place)
-            self.is_whole.append(is_dense and place >= 0 and self._windows[place] == (start, end))
+            known = place_of.get((view.register, start, end))
+            self.is_whole.append(is_dense and known is not None)
+            self.of_view.append(self._around(view, start, end) if known is None else known)
 
     def __len__(self) -> int:
         return len(self._windows)
 
     def start(self, view: int) -> int:
         """Return the first byte, in its register, of the place of a view that has one."""
-        return self._windows[self.of_view[view]][0]
+        return self._windows[self.of_view[view]][1]
 
-    def _place(self, found: tuple[int, list[int]] | None, start: int, end: int) -> int:
+    def _around(self, view: View, start: int, end: int) -> int:
+        """Return the place that a view shows a part of."""
         if start >= end:
             return NO_BYTES
-        if found is None:
+        if view.register not in self._starts:
             return NOWHERE
-        first, starts = found
+        first, starts = self._starts[view.register]
         place = first + bisect_right(starts, start) - 1
-        return place if place >= first and end <= self._windows[place][1] else NOWHERE
+        return place if place >= first and end <= self._windows[place][2] else NOWHERE
 
 
 def _written_views(plan: Plan) -> Iterable[int]:

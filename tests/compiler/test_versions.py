@@ -16,7 +16,8 @@ from compiler.ops.reduce import SUM
 from compiler.ops.update import SGD_UPDATE
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind, Port
+from compiler.plan import ActorKind, Part, Port
+from compiler.types import DType, TensorType
 from compiler.verify import verify_plan
 
 
@@ -96,6 +97,34 @@ def test_a_version_with_two_makers_is_found(plan):
     i, j = place_of(plan, "exp"), place_of(plan, "neg")
     launches[j] = replace(launches[j], writes=launches[i].writes)
     with pytest.raises(InternalError, match=r"\(neg, .*makes version \d+, and so does .*\(exp"):
+        verify_plan(with_launches(plan, launches))
+
+
+def test_results_that_lie_across_one_another_are_found(plan):
+    """A launch leaves all but the first row of what another one leaves whole."""
+    launches = list(chain_of(plan).launches)
+    i = place_of(plan, "neg")
+    view = plan.views[launches[i].outputs[0]]
+    below = replace(view, offset_bytes=64, type=TensorType(DType.FLOAT32, (7, 16)))
+    launches[i] = replace(launches[i], outputs=(len(plan.views),))
+    changed = with_launches(replace(plan, views=(*plan.views, below)), launches)
+    with pytest.raises(InternalError, match="two results lie across one another in register"):
+        verify_plan(changed)
+
+
+def test_a_part_that_is_read_for_the_whole_and_another_part_are_found(plan):
+    launches = list(chain_of(plan).launches)
+    i = place_of(plan, "neg")
+    view = plan.views[launches[i].inputs[0]]
+    part = replace(view, type=TensorType(DType.FLOAT32, (7, 16)))
+    plan = replace(plan, views=(*plan.views, part))
+    launches[i] = replace(launches[i], inputs=(len(plan.views) - 1,))
+    with pytest.raises(InternalError, match=r"\(neg, .*reads a part of .*, and names the whole"):
+        verify_plan(with_launches(plan, launches))
+    named = Part(launches[i].reads[0], 64, part.strides_bytes)
+    launches[i] = replace(launches[i], reads=(-1 - len(plan.parts),))
+    plan = replace(plan, parts=(*plan.parts, named))
+    with pytest.raises(InternalError, match=r"\(neg, .*reads another part of .* than named"):
         verify_plan(with_launches(plan, launches))
 
 
