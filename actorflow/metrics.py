@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ _KEPT_ROWS = 10_000
 
 class MetricsKeeper:
     """Appends rows to a metrics file through all troubles of its disk. Never raises OSError.
+
+    Rows come on several threads: a run's outputs on one, its evaluations on another.
 
     A row that cannot be written is kept and tried again with the next one, so a disk that was full
     for a while costs nothing. The trouble is told once; at the end, what is lost of it.
@@ -38,24 +41,27 @@ class MetricsKeeper:
         self._num_lost = 0
         self._is_told = False
         self._file: MetricsFile | None = None
+        self._lock = threading.Lock()
         self._flush()
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row, after those that wait."""
-        self._rows.append(row)
-        self._flush()
-        while len(self._rows) > _KEPT_ROWS:
-            self._rows.popleft()
-            self._num_lost += 1
+        with self._lock:
+            self._rows.append(row)
+            self._flush()
+            while len(self._rows) > _KEPT_ROWS:
+                self._rows.popleft()
+                self._num_lost += 1
 
     def close(self) -> None:
         """Try once more, say what is lost, and close the file."""
-        self._flush()
-        if self._num_lost or self._rows:
-            lost = self._num_lost + len(self._rows)
-            self._report(f"warning: {lost} rows of metrics are not in {self._path}")
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            self._flush()
+            if self._num_lost or self._rows:
+                lost = self._num_lost + len(self._rows)
+                self._report(f"warning: {lost} rows of metrics are not in {self._path}")
+            if self._file is not None:
+                self._file.close()
 
     def _flush(self) -> None:
         try:

@@ -466,7 +466,7 @@ def judge(subject: Subject, kind: str, *, every: int = 1, offset: int = 0) -> Ta
             tally.counts["refused"] += 1
             continue
         except Exception as error:  # whatever it is, it is what is looked for
-            tally.lost.append(f"{kind}: {name}: {type(error).__name__}: {error}"[:400])
+            tally.lost.append(f"{kind}: {name}: {type(error).__name__}: {error}"[:1500])
             continue
         if is_equal:
             tally.counts["equal"] += 1

@@ -1,6 +1,8 @@
 import json
 import math
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,41 @@ def test_a_place_that_cannot_be_opened_is_told_at_once(tmp_path):
     said = []
     MetricsKeeper(tmp_path, said.append).close()
     assert said[0].startswith(f"warning: {tmp_path} cannot be written")
+
+
+def test_rows_of_several_threads_are_each_written_once(tmp_path, monkeypatch):
+    """A run's outputs and its evaluations come on threads of their own."""
+    interval = sys.getswitchinterval()
+    monkeypatch.setattr(MetricsFile, "_write", _slowly(MetricsFile._write))
+    keeper, failed = MetricsKeeper(tmp_path / "m.jsonl", pytest.fail), []
+
+    def append(first):
+        try:
+            for step in range(first, first + 300):
+                keeper.append({"step": step})
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=append, args=(1000 * i,)) for i in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    keeper.close()
+    assert not failed
+    steps = [row["step"] for row in read_metrics(tmp_path / "m.jsonl")]
+    assert sorted(steps) == [s for i in range(3) for s in range(1000 * i, 1000 * i + 300)]
+
+
+def _slowly(write):
+    """Let other threads run while a line is written, as a disk does."""
+
+    def slow(self, line):
+        write(self, line)
+        os.sched_yield()
+
+    return slow
