@@ -157,7 +157,9 @@ def survivors(
     """Yield every mutant, and whether it survives. Raises RuntimeError if the tests fail anyway."""
     text = subject.path.read_text()
     if is_noticed(subject, text, limit_s):
-        raise RuntimeError(f"the tests of {subject.module} fail without any mutant")
+        raise RuntimeError(
+            f"without any mutant the tests of {subject.module} fail, or take more than {limit_s} s"
+        )
     for mutant in mutants:
         yield mutant, not is_noticed(subject, mutant.source, limit_s)
 

@@ -91,6 +91,6 @@ def mutate(*arguments):
     [("machine", "Machine._close"), ("dispatch", "_explain")],
 )
 def test_the_tests_of_the_runtime_notice_its_mutants(file, function):
-    done = mutate(file, "--function", function, "--limit", "30")
+    done = mutate(file, "--function", function, "--limit", "120")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 survive;" in done.stdout
