@@ -196,9 +196,6 @@ class Run:
         """
         self._data.stop()
 
-    def _ask(self, reason: str) -> None:
-        self.ask(reason)
-
     def give_up_sources(self) -> None:
         """Let a run that was stopped end without the sources that block in user code."""
         self.loop.give_up_sources()

@@ -128,11 +128,6 @@ class Trace:
             self._inputs[key] = self.emit(INPUT, [], attrs)[0]
         return self._inputs[key]
 
-    @property
-    def used_inputs(self) -> tuple[str, ...]:
-        """Keys of the batch that the function has read, in order of first use."""
-        return tuple(self._inputs)
-
     def parameter_name(self, parameter: object, source: Source) -> str:
         """Return the path of a parameter of the model. Raises CompileError for a stranger."""
         name = self._parameter_names.get(id(parameter))

@@ -59,7 +59,6 @@ class ChainActors:
     first_launch: int
     numbers: list[int] = field(default_factory=list)
     home: dict[ValueId, Home] = field(default_factory=dict)
-    home_actors: dict[RegisterId, int] = field(default_factory=dict)
     versions: ValueVersions = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ that every value has exactly one producer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -275,11 +275,6 @@ def consumers(graph: Graph) -> list[list[int]]:
         for value in dict.fromkeys(node.inputs):
             column[value].append(index)
     return column
-
-
-def frozen_ids(values: Iterable[int]) -> tuple[ValueId, ...]:
-    """Return plain ints as value ids."""
-    return tuple(ValueId(v) for v in values)
 
 
 def _in_scope(scope: str) -> str:

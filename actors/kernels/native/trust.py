@@ -16,7 +16,6 @@ import stat
 from pathlib import Path
 
 _MAX_LINKS = 40
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def distrust_of_folder(folder: Path) -> str | None:
