@@ -42,7 +42,7 @@ It is taken again by finalizers, which may run within.
 """
 
 
-class Values(Protocol):
+class OpenVariables(Protocol):
     """The variables of an open run: see `actorflow.live_variables`."""
 
     def __contains__(self, name: str) -> bool:
@@ -144,12 +144,12 @@ class Lease:
         self._given = {cell: cell.array for cell in self._names}
         self._is_stepped = is_stepped
         self._loop = loop
-        self._live: Values | None = None
+        self._live: OpenVariables | None = None
         self._num_steps = 0
         self._thread: int | None = threading.get_ident()
         """Who opens the run or steps it; None between steps."""
 
-    def attach(self, live: Values) -> None:
+    def attach(self, live: OpenVariables) -> None:
         """Say where the values are from now on; before the first step.
 
         What was written since the lease was taken is written into the run.
@@ -245,7 +245,7 @@ class Lease:
             return self._live.is_over or self._thread is None or is_here
         return self._live.is_over and (is_here if self._loop is None else not self._loop.is_open)
 
-    def _values(self, live: Values, names: list[str]) -> dict[str, Array] | None:
+    def _values(self, live: OpenVariables, names: list[str]) -> dict[str, Array] | None:
         try:
             return live.read(names)
         except CompileError:

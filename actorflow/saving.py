@@ -15,7 +15,7 @@ import numpy as np
 
 from actorflow.broken_steps import NonFiniteLoss
 from actorflow.checkpoint.errors import CheckpointError
-from actorflow.checkpoint.expected import Expected, TensorType
+from actorflow.checkpoint.expected import Expected, StoredType
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.logs import is_worth_a_line
@@ -254,7 +254,7 @@ def expected_of(plan: Plan) -> Expected:
     """
     saved = saved_variables(plan)
     types = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
-    tensors = {name: TensorType(t.dtype.value, t.shape) for name, t in types.items()}
+    tensors = {name: StoredType(t.dtype.value, t.shape) for name, t in types.items()}
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED,)), counter)
 

@@ -17,7 +17,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class TensorType:
+class StoredType:
     """numpy's name of a dtype, and a shape."""
 
     dtype: str
@@ -34,13 +34,13 @@ class Expected:
     `counter` names the tensor that counts the steps, which must say what the manifest says.
     """
 
-    tensors: Mapping[str, TensorType]
+    tensors: Mapping[str, StoredType]
     optional: frozenset[str] = frozenset()
     counter: str = ""
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointUnfit when the tensors of a manifest are others."""
-        found = {t.name: TensorType(t.dtype, t.shape) for t in manifest.tensors}
+        found = {t.name: StoredType(t.dtype, t.shape) for t in manifest.tensors}
         missing = [n for n in self.tensors if n not in found and n not in self.optional]
         unknown = [n for n in found if n not in self.tensors and n not in self.optional]
         if missing or unknown:

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointUnfit, NoValidCheckpoint
-from actorflow.checkpoint.expected import Expected, TensorType
+from actorflow.checkpoint.expected import Expected, StoredType
 from compiler.errors import CompileError
 
 TENSORS = {
-    "w": TensorType("float32", (3, 2)),
-    "m": TensorType("float32", (3, 2)),
-    "step": TensorType("int64", ()),
+    "w": StoredType("float32", (3, 2)),
+    "m": StoredType("float32", (3, 2)),
+    "step": StoredType("int64", ()),
 }
 EXPECTED = Expected(TENSORS, frozenset({"skipped"}), "step")
 
