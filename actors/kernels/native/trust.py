@@ -15,7 +15,8 @@ import os
 import stat
 from pathlib import Path
 
-_MAX_LINKS = 40
+_MAX_PATHS = 2560
+"""Folders and links that are looked at; a system follows 40 links, each of which may be deep."""
 
 
 def distrust_of_folder(folder: Path) -> str | None:
@@ -25,12 +26,16 @@ def distrust_of_folder(folder: Path) -> str | None:
     """
     if not hasattr(os, "geteuid"):  # no such owners and modes on this system
         return None
+    last = Path(os.path.realpath(folder))
     seen: set[Path] = set()
-    waiting = [Path(os.path.abspath(folder))]
-    while waiting and len(seen) < _MAX_LINKS * 64:
+    # What lies behind the links is judged where it lies: the last one's sticky bit does not count.
+    waiting = [last, Path(os.path.abspath(folder))]
+    while waiting:
         path = waiting.pop()
         if path in seen:
             continue
+        if len(seen) == _MAX_PATHS:
+            return f"{folder} leads through more than {_MAX_PATHS} folders and links"
         seen.add(path)
         if path != path.parent:
             waiting.append(path.parent)
@@ -45,8 +50,7 @@ def distrust_of_folder(folder: Path) -> str | None:
                 return _said(path, facts)
             waiting.append(Path(os.path.abspath(path.parent / os.readlink(path))))
             continue
-        is_above = path != folder.resolve()
-        is_sticky = is_above and bool(facts.st_mode & stat.S_ISVTX)
+        is_sticky = path != last and bool(facts.st_mode & stat.S_ISVTX)
         if not _is_own(facts.st_uid) or (_is_open(facts) and not is_sticky):
             return _said(path, facts)
     return None

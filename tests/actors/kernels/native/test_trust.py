@@ -53,6 +53,18 @@ def test_a_link_is_followed_and_both_ways_are_judged(folder, tmp_path):
     assert distrust_of_folder(link).startswith(f"others may write {folder} ")
 
 
+def test_the_sticky_bit_on_a_folder_will_not_do_behind_a_link_above_it(folder, tmp_path):
+    folder.chmod(0o1777)
+    link = tmp_path / "link"
+    link.symlink_to(folder.parent, target_is_directory=True)
+    assert "mode 1777" in distrust_of_folder(link / "native")
+
+
+def test_what_leads_through_too_many_links_is_not_trusted(folder, monkeypatch):
+    monkeypatch.setattr("actors.kernels.native.trust._MAX_PATHS", 2)
+    assert "more than 2 folders" in distrust_of_folder(folder)
+
+
 def test_a_link_that_leads_to_itself_ends(tmp_path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
