@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.trace import find_source
 from compiler.errors import CompileError
 from compiler.plan import PlainValue, Plan
 from compiler.types import TensorType
@@ -92,7 +93,16 @@ class InitialValues(Mapping[str, Array]):
 
 
 def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> Mapping[str, Array]:
-    """Return a value for all state of the plan: the given one, else its initialiser's."""
+    """Return a value for all state of the plan: the given one, else its initialiser's.
+
+    Raises CompileError for a given one of another type.
+    """
+    check_values(plan, given)
+    return InitialValues(plan, given, seed)
+
+
+def check_values(plan: Plan, given: Mapping[str, Array]) -> None:
+    """Raise CompileError for a value of another shape or dtype than its variable in the plan."""
     for variable in plan.state:
         type_ = plan.views[variable.view].type
         array = given.get(variable.name)
@@ -100,10 +110,9 @@ def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> Mapping
             array.shape != type_.shape or str(array.dtype) != type_.dtype.value
         ):
             raise CompileError(
-                f"variable {variable.name!r} is {type_} in the plan, got"
+                f"{find_source()}: variable {variable.name!r} is {type_} in plan {plan.name!r}, got"
                 f" {array.dtype}{list(array.shape)}"
             )
-    return InitialValues(plan, given, seed)
 
 
 def steps_done(values: Mapping[str, Array]) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.initialise import check_values
 from actors.errors import ActorFailed
 from actors.loop import Loop
 from actors.visit import Rest, Visit
@@ -100,13 +101,7 @@ class LiveVariables:
         The arrays must not change any more. Waits for nothing. Raises CompileError for other types.
         """
         known = {name: array for name, array in values.items() if name in self._views}
-        for name, array in known.items():
-            view = self._views[name]
-            if array.shape != view.shape or array.dtype != view.dtype:
-                raise CompileError(
-                    f"variable {name!r} is {view.dtype}{list(view.shape)} in plan"
-                    f" {self._plan.name!r}, got {array.dtype}{list(array.shape)}"
-                )
+        check_values(self._plan, known)
         if known:
             with self._lock:
                 self._pending = {**self._pending, **known}

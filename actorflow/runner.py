@@ -356,6 +356,7 @@ class Runner:
     def write(self, values: Mapping[str, Array]) -> None:
         """Give variables new values by name; a plan that is open has them in its next step.
 
+        Names that the plan does not have are left out, as those of a model that it reads in part.
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
         self._variables.write(values)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.initialise import initial_values
+from actorflow.initialise import check_values, initial_values
 from actorflow.live_variables import LiveVariables, frozen
 from actorflow.logs import logger
 from actorflow.run import Run
@@ -91,8 +91,12 @@ class RunnerVariables:
         return dict(self.first()) if values is None else values
 
     def write(self, values: Mapping[str, Array]) -> None:
-        """Give variables new values; an open run has them in its next step."""
+        """Give variables new values; an open run has them in its next step.
+
+        Raises CompileError for other types; then nothing is written.
+        """
         known = {n: frozen(a) for n, a in values.items() if n in self._names}
+        check_values(self._plan, known)
         if self._live is not None:
             self._live.write(known)
         self.given.update(known)

@@ -123,6 +123,13 @@ def test_a_runner_reads_and_writes_its_variables_while_it_runs(mlp, classificati
             runner.write({"up.bias": np.ones(3, np.float32)})
 
 
+def test_a_value_of_another_type_is_refused_where_it_is_written(mlp, classification, still):
+    runner = af.Runner(still().compile(mlp(), classification()))
+    with pytest.raises(af.CompileError, match=r"test_writes\.py:\d+: .*'up.bias' is float32\[16\]"):
+        runner.write({"up.weight": np.zeros((16, 8), np.float32), "up.bias": np.ones(3)})
+    assert runner.variables()["up.weight"].any()
+
+
 def test_two_calls_of_one_runner_at_once_are_refused(mlp, classification, classify):
     runner = af.Runner(classify().compile(mlp(), classification()))
     stream = runner.stream(classification(), steps=9)
