@@ -80,6 +80,14 @@ def check_steps(steps: object) -> None:
         )
 
 
+def check_run(data: object, steps: object, checkpoint: object, on_step: object) -> None:
+    """Raise DataError or CompileError for what no run to a number of steps can begin with."""
+    check_source(data)
+    check_steps(steps)
+    check_directory(checkpoint)
+    check_listener("on_step", on_step)
+
+
 def check_directory(checkpoint: object) -> None:
     """Raise CompileError for what is no directory of a run."""
     is_path = isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)

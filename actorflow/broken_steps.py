@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.logs import is_worth_a_line
+from actorflow.trace import find_source
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import SKIPPED
 from compiler.plan import Plan
@@ -34,15 +35,21 @@ class NonFiniteLoss(ActorflowError):
     """The loss became NaN or infinite; the message names step and user line."""
 
 
-def check_policy(plan: Plan, on_nan: str) -> None:
-    """Raise CompileError when a plan cannot run under a policy, or there is none of the name."""
+def check_policy_name(on_nan: object) -> None:
+    """Raise CompileError when there is no policy of the name."""
     if on_nan not in POLICIES:
         known = ", ".join([repr(policy) for policy in POLICIES])
-        raise CompileError(f"on_nan must be one of {known}, got {on_nan!r}")
+        raise CompileError(f"{find_source()}: on_nan must be one of {known}, got {on_nan!r}")
+
+
+def check_policy(plan: Plan, on_nan: str) -> None:
+    """Raise CompileError when a plan cannot run under a policy, or there is none of the name."""
+    check_policy_name(on_nan)
     if on_nan == SKIP and plan.option("is_training") and not skips(plan):
         raise CompileError(
-            f"plan {plan.name!r} was compiled to make every update, so on_nan='skip' cannot drop"
-            " one; compile it with job.compile(model, data, on_nan='skip')"
+            f"{find_source()}: plan {plan.name!r} was compiled to make every update, so"
+            " on_nan='skip' cannot drop one; compile it with job.compile(model, data,"
+            " on_nan='skip')"
         )
 
 

@@ -27,20 +27,16 @@ from actorflow.arguments import (
     check_function,
     check_model,
     check_ranks,
+    check_run,
     check_source,
     check_steps,
     name_of,
     spec_of_source,
 )
-from actorflow.broken_steps import SKIP
+from actorflow.broken_steps import SKIP, check_policy_name
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource, spec_of
-from actorflow.evaluation import (
-    Evaluation,
-    check_evaluation,
-    check_results,
-    check_shared_arena,
-)
+from actorflow.evaluation import Evaluation, check_evaluation, check_results, check_shared_arena
 from actorflow.identity import ByIdentity, Memo
 from actorflow.job_graph import Function, trace_job
 from actorflow.job_options import JobOptions, checked_options
@@ -130,6 +126,7 @@ class Job:
         check_model(model)
         check_ranks(num_ranks)
         check_evaluation(evaluation)
+        check_policy_name(on_nan)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
         return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
 
@@ -158,8 +155,7 @@ class Job:
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
         check_model(model)
-        check_source(data)
-        check_steps(steps)
+        check_run(data, steps, checkpoint, on_step)
         claim = self._claim(model, "fit")
         self.close(model)
         cadence = None if checkpoint is None else every

@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.arguments import (
-    ENDLESS,
-    came,
-    check_directory,
-    check_listener,
-    check_source,
-    check_steps,
-)
+from actorflow.arguments import ENDLESS, came, check_run, check_source, check_steps
 from actorflow.broken_steps import WARN, check_policy, skips
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataSource, items_of
@@ -180,10 +173,7 @@ class Runner:
         finished step was checkpointed; StopTraining ends the run cleanly, and `fit` returns.
         """
         check_policy(self.plan, on_nan)
-        check_source(data)
-        check_steps(steps)
-        check_directory(checkpoint)
-        check_listener("on_step", on_step)
+        check_run(data, steps, checkpoint, on_step)
         check_evaluation(evaluation)
         policy = SavePolicy(Every.parse(every), on_nan == WARN, on_save_error)
         self.close()

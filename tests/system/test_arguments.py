@@ -195,6 +195,34 @@ def test_other_arguments_of_fit_are_checked(arguments, words):
         make_job().fit(Model(), source(), steps=1, progress=False, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"on_step": "print"}, "on_step must be a function"),
+        ({"checkpoint": 3}, "checkpoint must be a directory"),
+        ({"evaluation": valid}, "expected evaluation="),
+        ({"on_nan": "ignore"}, "on_nan must be one of 'raise', 'warn', 'skip', got 'ignore'"),
+    ],
+)
+def test_arguments_of_fit_are_checked_before_anything_is_traced(arguments, words):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        pytest.fail("traced")
+
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: {words}"):
+        train.fit(Model(), source(), steps=1, progress=False, **arguments)
+
+
+@pytest.mark.parametrize("on_nan", ["ignore", "SKIP", None])
+def test_a_policy_that_is_none_is_refused_by_compile_and_stream_too(on_nan):
+    for call in (
+        lambda: make_job().compile(Model(), source(), on_nan=on_nan),
+        lambda: next(make_job().stream(Model(), source(), on_nan=on_nan)),
+    ):
+        with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: on_nan must be one of"):
+            call()
+
+
 @pytest.mark.parametrize("num_ranks", [0, "2", None, 1.0, True])
 def test_what_is_no_number_of_ranks_is_refused(num_ranks):
     with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: num_ranks must be an integer"):
