@@ -6,10 +6,13 @@
 - `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array.
 - `explore`, `simulate`: the same machine in random orders, and on virtual time; `ranks`: many
   copies of a plan; `critical_path`: what a run's time was spent on; `proof/`: every order.
-- `clocks`, `race`: which firing happens before which, and the accesses that nothing orders.
+- `clocks`, `race`: which firing happens before which, and the accesses that nothing orders;
+  `conflicts` finds them, `rounds` leaves out what comes round again.
 - `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.
-- `worker`, `dispatch`, `loop`: the threads; `failure`: an exception with its story; `timeline`:
-  what happened when; `device/`: firings that are enqueued on an asynchronous device.
+- `worker`, `dispatch`, `loop`: the threads; `visit`: who looks into their memory from outside;
+  `fork_lock`: locks that a forked child finds open; `failure`: an exception with its story;
+  `timeline`, `launch_trace`, `launch_number`: what happened when, and in which launch; `device/`:
+  firings that are enqueued on an asynchronous device.
 - `watchdog`, `stall`, `in_flight`: who holds up a run that stands still; `statistics`: what a run
   has done.
 """

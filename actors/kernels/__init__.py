@@ -9,8 +9,10 @@
   other families.
 - `attention`, `attention_grad`, with `attention_blocks`: products and softmax without a matrix of
   scores.
+- `sums`: sums of many floats that lose little; `non_finite`: whether there is NaN or infinity.
 - `rows`, `indices`, `attributes`: what several families share.
 - `work`: what a launch does in quantities that no machine changes; `cost`: its time at some rates;
-  `calibration`: the rates of this machine; `recost`: every launch of a plan at them.
+  `calibration`: the rates of this machine, kept in a `measured_file`; `recost`: every launch of a
+  plan at them.
 - `floating_point`: what a thread must set once before it runs launches.
 """

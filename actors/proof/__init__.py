@@ -4,4 +4,6 @@
   change; `soak`: any number of seeds.
 - `promela`: the transition table and a plan as a model for spin; `spin`: the plans to prove, and
   what spin says; `state_space`: the Python machine searched as exhaustively, for comparison.
+- `mutants`: small faults of a source text; `mutate`: which of them the runtime's tests notice, and
+  `equivalent_mutants.txt`: why the others are none.
 """

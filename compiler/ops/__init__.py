@@ -12,7 +12,8 @@ In reading order:
 - `group`, `product_group`: many ops in one launch, with `group_numpy` as their meaning;
   `expand_pointwise`, `expand_rows`: how ops become part of one, and `loss_rows`, a loss before its
   mean.
-- `update`: the optimizers' writes. `comm`: between ranks; `copies`: between device and host memory.
+- `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
+  ranks; `copies`: between device and host memory.
 
 A family file defines its op constants and fills the columns of `compiler.registry` for them.
 """
