@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from actors.kernels.native.trust import make_private
+
 MAX_BYTES = 8 << 20
 
 _report = logging.getLogger("actorflow").warning
@@ -56,11 +58,11 @@ def _text(path: Path) -> bytes:
 
 
 def replace_object(path: Path, values: dict[str, Any]) -> None:
-    """Replace a file by a JSON object, so that no reader sees half of it; makes its folder.
+    """Replace a file by a JSON object, so that no reader sees half of it; makes its folder private.
 
     Raises OSError, and leaves nothing behind then.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
