@@ -20,6 +20,9 @@ from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
+INITIALISERS = {"zeros": None, "ones": None, "seed": None, "uniform": "bound", "normal": "std"}
+"""The kinds of initialisers, each with the number that it needs besides."""
+
 _BLOCK_ELEMENTS = 1 << 16
 """Random numbers that are drawn at once."""
 
@@ -49,7 +52,7 @@ def initial_value(
         std = _number(spec, "std", name)
         return _drawn(type_, lambda count: generator.standard_normal(count) * std)
     raise CompileError(
-        f"variable {name!r} has initialiser {kind!r}; known are zeros, ones, seed, uniform, normal"
+        f"variable {name!r} has initialiser {kind!r}; known are {', '.join(INITIALISERS)}"
     )
 
 

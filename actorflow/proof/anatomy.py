@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from actorflow.initialise import INITIALISERS
 from compiler.errors import PlanFormatError
 from compiler.ops.sources import ROLES, SCRATCH
 from compiler.placement import HOST
@@ -24,7 +25,6 @@ _KINDS = {
     "eval_data": ActorKind.SOURCE,
     "eval_metrics": ActorKind.SINK,
 }
-_NUMBERS = {"zeros": None, "ones": None, "seed": None, "uniform": "bound", "normal": "std"}
 
 
 def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
@@ -61,8 +61,6 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
         if actor.name != "data" and not actor.inputs:
             raise PlanFormatError(f"actor {actor.name!r} waits for nothing, so it would never end")
-        if actor.kind is ActorKind.SINK and actor.outputs:
-            raise PlanFormatError(f"sink {actor.name!r} puts something out")
     for arena in plan.arenas:
         if arena.device != HOST:
             raise PlanFormatError(f"an arena is on {arena.device}, and there is only the host")
@@ -171,9 +169,9 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
         raise PlanFormatError(f"variable {variable.name!r} counts, and is {type_}")
     if variable.role == SCRATCH:
         return
-    if not isinstance(kind, str) or kind not in _NUMBERS:
+    if not isinstance(kind, str) or kind not in INITIALISERS:
         raise PlanFormatError(f"variable {variable.name!r} has initialiser {kind!a:.40}")
-    needed = _NUMBERS[kind]
+    needed = INITIALISERS[kind]
     number = 0.0 if needed is None else spec.get(needed)
     is_number = isinstance(number, (int, float)) and math.isfinite(number) and 0 <= number < 1e30
     if not is_number or (needed is not None and not type_.dtype.is_float):
