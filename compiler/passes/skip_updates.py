@@ -40,7 +40,7 @@ def run(graph: Graph) -> Graph:
 
     Raises CompileError where an update has no way to be skipped, or a name is taken.
     """
-    updates = [n for n in graph.nodes if writes.get(n.op) and n.op not in _COUNTERS]
+    updates = [node for node in graph.nodes if _is_update(node)]
     if not updates:
         return graph
     for node in updates:
@@ -54,7 +54,7 @@ def run(graph: Graph) -> Graph:
             f"the job returns {SKIPPED!r}, which on_nan='skip' returns itself: how many steps were"
             " skipped. Give the job's own another name"
         )
-    others = tuple([node for node in graph.nodes if node not in updates])
+    others = tuple([node for node in graph.nodes if not _is_update(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
     with b.at("optimizer", updates[0].source, Phase.UPDATE):
         flag = _flag(b, graph, updates)
@@ -63,6 +63,10 @@ def run(graph: Graph) -> Graph:
     b.outputs.append(Output(SKIPPED, counter))
     b.nodes += [replace(node, inputs=(*node.inputs, flag)) for node in updates]
     return b.freeze()
+
+
+def _is_update(node: Node) -> bool:
+    return bool(writes.get(node.op)) and node.op not in _COUNTERS
 
 
 def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
