@@ -15,6 +15,9 @@ from typing import Any
 from actorflow.tracing.code import code_facts, is_users, is_users_module
 from actorflow.tracing.reading import ATOMS, Reading, short_name
 
+_CACHED: type = type(functools.lru_cache(len))
+"""What `functools.lru_cache` makes; Python has no public name for it."""
+
 CALLABLES = (
     types.FunctionType,
     types.MethodType,
@@ -23,7 +26,7 @@ CALLABLES = (
     property,
     staticmethod,
     classmethod,
-    type(functools.lru_cache(len)),
+    _CACHED,
     types.BuiltinFunctionType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
@@ -39,7 +42,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
-    CALLABLES[7]: ("__wrapped__",),
+    _CACHED: ("__wrapped__",),
 }
 """Attributes in which a kind of callable holds all that it does."""
 
