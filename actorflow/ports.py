@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.data import DataSource, FillsBatches, check_batch
+from actorflow.data import DataSource, check_batch
+from actorflow.data.source import filler_of
 from actorflow.fetching import Fetching
 from actorflow.logs import logger
 from actorflow.positions import Positions
@@ -87,7 +88,7 @@ class DataPort:
         """Return the launch that fetches one batch into this slot."""
         (views,) = tokens
         source, fetching = self._source, self._fetching
-        fills = source if isinstance(source, FillsBatches) else None
+        fills = filler_of(source)
         if fills is not None and set(views) != set(source.spec()):
             fills = None
 

@@ -70,6 +70,20 @@ class FillsBatches(Protocol):
         """
 
 
+def filler_of(source: DataSource) -> FillsBatches | None:
+    """Return the source if it can fill arrays and those are the batches that it would return.
+
+    A class derived from such a source, or one that wraps it, may have a `__next__` of its own that
+    the `next_into` it got from there knows nothing of: then that `__next__` says what a batch is.
+    """
+    for part in type(source).__mro__:
+        if "next_into" in vars(part):
+            return source if isinstance(source, FillsBatches) else None
+        if "__next__" in vars(part):
+            return None
+    return None
+
+
 def items_of(source: DataSource) -> tuple[int, str]:
     """Return (items per batch, name of an item) of a source.
 

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+import actorflow as af
+from actorflow import nn
 from actorflow.data import ArraySource, DataError, FillsBatches, Tokens, check_batch, from_iterable
 from actorflow.data.fingerprint import content_hash
 from actorflow.data.source import items_of, spec_of
@@ -97,3 +99,34 @@ def test_a_hash_depends_on_content_type_and_shape_and_not_on_layout():
     assert content_hash(array) == content_hash(np.asfortranarray(array))
     different = [array, changed, array.reshape(1000, 3000), array.view(np.int64), array[:0]]
     assert len({content_hash(one) for one in different}) == len(different)
+
+
+class Doubled(af.data.ArraySource):
+    def __next__(self):
+        return {"x": 2 * super().__next__()["x"]}
+
+
+class Wrapped:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __next__(self):
+        return {"x": 2 * next(self.inner)["x"]}
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_next_of_ones_own_is_not_passed_over(wraps):
+    arrays = {"x": np.ones((4, 1), np.float32)}
+    source = Doubled(arrays, batch=2)
+    if wraps:
+        source = Wrapped(af.data.ArraySource(arrays, batch=2))
+
+    @af.job(train=False)
+    def read(model, batch):
+        return model(batch.x) * 0.0 + batch.x
+
+    (outputs,) = read.stream(nn.Linear(1, 1), source, steps=1)
+    assert outputs["output"].ravel().tolist() == [2.0, 2.0]
