@@ -92,13 +92,18 @@ class Module:
 
         Callable from any thread. Raises CompileError for missing or unknown names and wrong types.
         """
+        if not isinstance(arrays, Mapping):
+            raise CompileError(
+                f"{find_source()}: cannot load {type(self).__name__}: expected arrays by path, as"
+                f" state() returns them, got {type(arrays).__name__}"
+            )
         own = dict(self.named_parameters())
         missing = [name for name in own if name not in arrays]
         unknown = [name for name in arrays if name not in own]
         if missing or unknown:
             raise CompileError(
-                f"cannot load {type(self).__name__}: missing {missing or 'nothing'},"
-                f" unknown {unknown or 'nothing'}"
+                f"{find_source()}: cannot load {type(self).__name__}:"
+                f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
             )
         change({parameter.cell: parameter.checked(arrays[name]) for name, parameter in own.items()})
 

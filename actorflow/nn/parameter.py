@@ -61,9 +61,13 @@ class Parameter(Tensor):
 
     def checked(self, array: Array) -> Array:
         """Return a read-only copy. Raises CompileError when shape or dtype are not its own."""
-        came = f"{array.dtype}{list(array.shape)}"
-        if tuple(array.shape) != self._type.shape or str(array.dtype) != self._type.dtype.value:
-            raise CompileError(f"{self.source}: expected {self._type}, got {came}")
+        is_array = isinstance(array, (np.ndarray, np.generic))
+        came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
+        if came != str(self._type):
+            raise CompileError(
+                f"{find_source()}: a parameter (made at {self.source}) expected {self._type}, got"
+                f" {came}; give it a numpy array of that dtype and shape"
+            )
         copy = np.array(array)
         copy.flags.writeable = False
         return copy

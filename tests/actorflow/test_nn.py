@@ -103,6 +103,15 @@ def test_loading_is_strict_about_names_shapes_and_dtypes():
         model.load({**good, "weight": np.ones((3, 2))})
 
 
+@pytest.mark.parametrize("came", ["abc", [1.0, 2.0], None])
+def test_what_is_no_array_is_no_value_of_a_parameter(came):
+    layer = nn.Linear(2, 1)
+    with pytest.raises(CompileError, match=r"test_nn\.py.*float32\[1\], got (str|list|NoneType)"):
+        layer.bias.data = came
+    with pytest.raises(CompileError, match=r"test_nn\.py.*expected arrays by path.*got "):
+        layer.load(came)
+
+
 def test_state_before_the_first_run_is_an_error_that_says_so():
     with pytest.raises(CompileError, match="initialised by the first run"):
         nn.Linear(2, 3).state()
