@@ -257,8 +257,8 @@ class Job:
     ) -> OpenModel:
         """Return a plan that is open for the model as it is now: the one there is, or another."""
         traced = self._traces(model).current(model, spec)
-        now = Signature(traced.identity, dict(model.named_parameters()), traced.guard.stamp)
-        if opened is None or opened.signature.identity != now.identity:
+        now = traced.signature(model)
+        if opened is None or not opened.signature.has_graph_of(now):
             return self._reopen(model, traced, now, opened)
         if not opened.signature.has_parameters_of(now):
             moves = opened.signature.moves(now)
@@ -371,7 +371,8 @@ class Job:
         It is traced again when anything that the trace may read has changed; a changed graph says
         why in one line. Raises CompileError with the user's line.
         """
-        return self._traces(model).current(model, spec).graph
+        check_model(model)
+        return self._traces(model).current(model, spec_of_source(spec)).graph
 
     def _traces(self, model: Module) -> Traces:
         memo: Memo[Traces] = model.memo()

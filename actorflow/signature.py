@@ -26,11 +26,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What an open plan was made for; `stamp` is of the reading that found it."""
+    """What an open plan was made for; `stamp` is of the reading that found it.
+
+    The hash of the graph counts beside the identity, which is not complete for every job.
+    """
 
     identity: Identity
+    graph_hash: str
     parameters: Mapping[str, Parameter]
     stamp: object
+
+    def has_graph_of(self, other: Signature) -> bool:
+        """Whether both are of one graph, as far as can be told."""
+        return (self.identity, self.graph_hash) == (other.identity, other.graph_hash)
 
     def has_parameters_of(self, other: Signature) -> bool:
         """Whether both have the same parameter objects under the same paths."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tracing.code import is_users_module
-from actorflow.tracing.reading import Reading
+from actorflow.tracing.reading import Reading, shown
 
 _NOT_READ = frozenset(
     (
@@ -63,6 +64,18 @@ def read_object(reading: Reading, what: str, value: Any) -> None:
             reading.visit(inside, getattr(value, name), name)
         else:
             reading.row(inside, "nothing")
+
+
+def read_member(reading: Reading, what: str, value: Enum) -> None:
+    """Read a member of an enumeration: its name, and of the user's own its attributes as well."""
+    reading.row(what, shown(f"{type(value).__name__} {value!r}"))
+    if not is_users_module(type(value).__module__):
+        return
+    read_class(reading, f"class of {what}", type(value), is_called=False)
+    reading.guard.instance(value, vars(value))
+    for key, item in vars(value).items():
+        if key != "__objclass__":
+            reading.visit(f"{what}.{key}", item, key)
 
 
 def read_parameter(reading: Reading, what: str, value: Parameter) -> None:

@@ -37,6 +37,13 @@ def array_digest(array: np.ndarray[Any, Any]) -> int:
     return int(xxhash.xxh3_64_intdigest(flat.data))
 
 
+_Kind = tuple[np.dtype[Any], tuple[int, ...]]
+
+
+def _kind(array: np.ndarray[Any, Any]) -> _Kind:
+    return array.dtype, array.shape
+
+
 class Guard:
     """What a trace read, noted while it is walked over; `close` it, then ask `holds`."""
 
@@ -53,7 +60,7 @@ class Guard:
         self._classes: list[type] = []
         self._looked_up: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         self._slots: list[tuple[object, str]] = []
-        self._arrays: list[tuple[np.ndarray[Any, Any], int]] = []
+        self._arrays: list[tuple[np.ndarray[Any, Any], _Kind, int]] = []
         self._contents: list[tuple[Callable[[], str], str]] = []
 
     def instance(self, value: object, attributes: dict[str, Any]) -> None:
@@ -102,8 +109,8 @@ class Guard:
         self._looked_up.setdefault(id(names), (names, {}))[1][name] = None
 
     def array(self, value: np.ndarray[Any, Any], digest: int) -> None:
-        """Note an array."""
-        self._arrays.append((value, digest))
+        """Note an array. Its shape and dtype can be set in place, and change none of its bytes."""
+        self._arrays.append((value, _kind(value), digest))
 
     def content(self, read: Callable[[], str], text: str) -> None:
         """Note what can only be compared by reading it again."""
@@ -129,7 +136,7 @@ class Guard:
                 and list(chain.from_iterable(self._keyed)) == self._keys
                 and all(map(is_, gc.get_referents(*self._containers), self._held))
                 and all(map(is_, self._read_rest(), self._rest))
-                and all([array_digest(array) == digest for array, digest in self._arrays])
+                and all([_kind(a) == k and array_digest(a) == d for a, k, d in self._arrays])
                 and all([read() == text for read, text in self._contents])
             )
         except Exception:  # a slot or cell that is empty now, a property of the user that raises

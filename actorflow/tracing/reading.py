@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from enum import Enum
 from pathlib import PurePath
 from types import CodeType, ModuleType
 from typing import Any
@@ -23,7 +22,11 @@ from compiler.types import TensorType
 Row = tuple[str, str]
 
 ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
-_BY_TEXT = (np.generic, np.dtype, np.ufunc, range, slice, PurePath, TensorType, Enum)
+_BY_TEXT = (
+    *(np.number, np.bool_, np.character, np.datetime64, np.dtype, np.ufunc),
+    *(range, slice, PurePath, TensorType),
+)
+"""What cannot change: its text says all. (A record of a structured array can.)"""
 
 _LONG = 100
 """Characters of a text that are shown; a longer one is told by its hash."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from actorflow.logs import logger
 from actorflow.nn.module import Module
-from actorflow.signature import Identity, difference
+from actorflow.signature import Identity, Signature, difference
 from actorflow.trace import find_source, source_of
 from actorflow.tracing.called import Called, calls_watched, not_read
 from actorflow.tracing.guard import Guard
@@ -50,6 +50,11 @@ class Traced:
     spec: Spec
     guard: Guard
     unsure: str
+
+    def signature(self, model: Module) -> Signature:
+        """Return what a plan of this graph, open on this model, was made for."""
+        parameters = dict(model.named_parameters())
+        return Signature(self.identity, self.digest, parameters, self.guard.stamp)
 
 
 class Traces:

@@ -17,6 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from types import CodeType
 from typing import Any
 
@@ -25,7 +26,13 @@ import numpy as np
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
-from actorflow.tracing.classes import read_class, read_object, read_parameter, slots_of
+from actorflow.tracing.classes import (
+    read_class,
+    read_member,
+    read_object,
+    read_parameter,
+    slots_of,
+)
 from actorflow.tracing.data import read_array, read_container, read_content, reduced
 from actorflow.tracing.functions import CALLABLES, read_callable, read_modules
 from actorflow.tracing.reading import Reading
@@ -33,7 +40,7 @@ from compiler.types import TensorType
 
 RANDOM = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
-_HARMLESS = (logging.Logger, logging.LoggerAdapter, threading.Thread, threading.local)
+_HARMLESS = (logging.Logger, logging.LoggerAdapter, threading.Thread)
 _HARMLESS_MODULES = frozenset(
     ("_thread", "threading", "_weakref", "weakref", "_abc", "typing", "actorflow.job")
 )
@@ -120,12 +127,13 @@ _READERS: tuple[tuple[Any, Callable[[Reading, str, Any, str], None]], ...] = (
     (np.ndarray, lambda reading, what, value, key: read_array(reading, what, value)),
     (types.ModuleType, _read_module_name),
     (type, lambda reading, what, value, key: read_class(reading, what, value, is_called=True)),
+    (Enum, lambda reading, what, value, key: read_member(reading, what, value)),
     (CALLABLES, read_callable),
     (_DESCRIPTORS, _nothing),
     ((list, tuple, dict, types.MappingProxyType, set, frozenset), read_container),
     (RANDOM, _read_generator),
     (weakref.ref, _read_reference),
     ((*_HARMLESS, weakref.ProxyTypes), _name_only),
-    ((io.IOBase, types.GeneratorType), Reading.cannot),
+    ((io.IOBase, types.GeneratorType, threading.local), Reading.cannot),
 )
 """How each kind is read; the first that fits."""

@@ -10,7 +10,68 @@ class Model(nn.Module):
         return x * self.w * {factor}
 """
 
+ENUM = (
+    "import enum\n"
+    "class Kind(enum.Enum):\n"
+    "    A = [2.0]\n"
+    "    def __init__(self, value):\n"
+    "        self.by = 2.0\n"
+    "class Model(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        self.w, self.kind = ones(), Kind.A\n"
+    "    def __call__(self, x):\n"
+    "        return x * self.w * {factor}\n"
+)
+
+RECORD = (
+    "class Model(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        self.w = ones()\n"
+    "        self.table = np.array([(2.0,)], [('by', 'f4')])\n"
+    "        self.row = self.table[0]\n"
+    "    def __call__(self, x):\n"
+    "        return x * self.w * float(self.row['by'])\n"
+)
+
+KIND = (
+    "class Model(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        self.w, self.a = ones(), np.zeros(2, np.float32)\n"
+    "    def __call__(self, x):\n"
+    "        return x * self.w * (2.0 if {test} else 3.0)\n"
+)
+
 CHANGES = {
+    "the attribute of a member of an enumeration": (
+        ENUM.format(factor="self.kind.by"),
+        "Kind.A.by = 3.0",
+        "kind.by changed from 2.0 to 3.0",
+    ),
+    "the list that is the value of a member": (
+        ENUM.format(factor="self.kind.value[0]"),
+        "Kind.A.value[0] = 3.0",
+        "kind changed from Kind <Kind.A: [2.0]>",
+    ),
+    "a method of an enumeration": (
+        ENUM.format(factor="self.kind.by * self.kind.more()") + "Kind.more = lambda self: 1.0\n",
+        "Kind.more = lambda self: 1.5",
+        "Kind.more changed from function <lambda>",
+    ),
+    "a record that is a view of an array": (
+        RECORD,
+        "model.table['by'] = 3.0",
+        "table changed from",
+    ),
+    "the shape of an array, set in place": (
+        KIND.format(test="self.a.ndim == 1"),
+        "model.a.resize((2, 1), refcheck=False)",
+        "a changed from float32[2]",
+    ),
+    "the dtype of an array, set in place": (
+        KIND.format(test="self.a.dtype == np.float32"),
+        "model.a.dtype = np.int32",
+        "a changed from float32[2]",
+    ),
     "a lambda in an attribute": (
         "class Model(nn.Module):\n"
         "    def __init__(self):\n"

@@ -42,6 +42,10 @@ UNSURE = {
         "        return x * self.w * float(self.count())\n",
         "reads attribute 'count.__self__' (count), which cannot be compared",
     ),
+    "values of one thread": (
+        "local = threading.local()\nlocal.by = 2.0\n" + PLAIN.format(factor="local.by"),
+        "reads global 'local' of demo (_local), which cannot be compared",
+    ),
     "an open file": (
         "file = open(__file__)\n" + PLAIN.format(factor="(len(file.readline()) + 1.0)"),
         "reads global 'file' of demo (TextIOWrapper), which cannot be compared",
@@ -89,6 +93,19 @@ def test_what_cannot_be_compared_is_said_once_with_the_users_line(program, trace
     assert sum(words in w for w in said() if "recompiled" not in w) == 1
     if hasattr(module, "file"):
         module.file.close()
+
+
+def test_a_step_runs_the_graph_that_a_line_says_was_traced_again(program, said):
+    fetched = PLAIN.format(factor="globals()['dr' + 'aw']()")
+    module = program("made = [2.0]\n", "def draw():\n    return made[-1]\n", fetched)
+    job, model = module.run, module.model
+    model.notes = [0]
+    assert job.step(model, X)["output"].tolist() == [2.0, 4.0]
+    module.made.append(3.0)
+    model.notes = [0]  # another object that says the same
+    assert job.step(model, X)["output"].tolist() == [3.0, 6.0]
+    job.close(model)
+    assert sum("recompiled because" in line for line in said()) == 1
 
 
 def test_what_is_never_named_by_the_code_is_not_said(program, outputs, said):
