@@ -1,6 +1,7 @@
 """Fixtures of all wings: native kernels are off unless a test asks for them."""
 
 import os
+import threading
 import warnings
 
 import pytest
@@ -33,6 +34,16 @@ def native(native_toolchain, monkeypatch):
     runtime.turn_on(native_toolchain, 2)
     yield runtime
     runtime.turn_off()
+
+
+@pytest.fixture
+def new_threads():
+    """Return a function that returns the threads alive now that were not when the test began.
+
+    A count would say less: what an earlier test left for the collector may end in between.
+    """
+    before = set(threading.enumerate())
+    return lambda: set(threading.enumerate()) - before
 
 
 @pytest.fixture(autouse=True, scope="session")

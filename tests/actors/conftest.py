@@ -1,6 +1,5 @@
 """Actor graphs, plans and fake ports for tests."""
 
-import threading
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -259,7 +258,6 @@ def bodies():
 
 
 @pytest.fixture
-def no_thread_is_left():
-    before = threading.active_count()
+def no_thread_is_left(new_threads):
     yield
-    assert threading.active_count() == before
+    assert not new_threads()

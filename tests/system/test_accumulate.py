@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -285,7 +284,7 @@ def test_a_run_resumes_behind_the_last_whole_step_of_data_that_ended(mlp, classi
     assert first + second == whole
 
 
-def test_a_signal_in_the_middle_of_a_step_finishes_the_step(tmp_path):
+def test_a_signal_in_the_middle_of_a_step_finishes_the_step(tmp_path, new_threads):
     class Signalling(Counted):
         """Sends the signal while the second batch of the third step is fetched."""
 
@@ -294,14 +293,13 @@ def test_a_signal_in_the_middle_of_a_step_finishes_the_step(tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().__next__()
 
-    before = threading.active_count()
     with pytest.raises(af.Stopped) as caught:
         masks(accumulate=3).fit(
             Scale(), Signalling(), steps=900, checkpoint=tmp_path, every=1, progress=False
         )
     stopped = caught.value.step
     assert 3 <= stopped < 900
-    assert threading.active_count() == before
+    assert not new_threads()
     rows, result = rows_of_fit(
         masks(accumulate=3), Scale(), Counted(), stopped + 2, checkpoint=tmp_path, every=1
     )

@@ -37,10 +37,9 @@ def fit(mlp, classification, classify, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays():
-    before = threading.active_count()
+def no_thread_stays(new_threads):
     yield
-    assert threading.active_count() == before
+    assert not new_threads()
 
 
 @pytest.mark.parametrize("error", [KeyError("no such metric"), SystemExit(3)])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -159,15 +158,17 @@ def test_a_model_that_is_a_dataclass_can_be_trained(classification, classify):
     assert result.last_step == 2
 
 
-def test_a_model_that_is_dropped_takes_its_open_plan_with_it(mlp, classification, classify):
-    train, before = classify(), threading.active_count()
+def test_a_model_that_is_dropped_takes_its_open_plan_with_it(
+    mlp, classification, classify, new_threads
+):
+    train = classify()
     model = mlp()
     train.step(model, next(classification()))
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert threading.active_count() == before
+    assert not new_threads()
 
 
 def test_alternating_batch_shapes_leave_no_runner_behind(mlp, classification, classify):

@@ -1,7 +1,5 @@
 """Outputs of several steps that reach the listener together: none is lost, none is out of order."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -77,7 +75,9 @@ class Jumping(nn.Module):
 
 
 @pytest.mark.parametrize("bad", [1, 4, 5, 7, 10])
-def test_a_loss_that_is_not_finite_is_raised_with_its_step_and_at_most_so_many_steps_late(bad):
+def test_a_loss_that_is_not_finite_is_raised_with_its_step_and_at_most_so_many_steps_late(
+    bad, new_threads
+):
     every = 5
 
     @af.job(optimizer=af.optim.SGD(0.1), metrics_every=every)
@@ -89,12 +89,11 @@ def test_a_loss_that_is_not_finite_is_raised_with_its_step_and_at_most_so_many_s
     source = af.data.ArraySource({"x": x}, batch=1, shuffle=False)
     plan = train.compile(Jumping(), source)
     runner = af.Runner(plan)
-    before = threading.active_count()
     rows = []
     with pytest.raises(af.NonFiniteLoss, match=rf"loss is inf at step {bad} \(.*test_metrics_rate"):
         runner.fit(source, steps=40, progress=False, on_step=lambda step, m: rows.append(step))
     assert rows == list(range(1, bad))
-    assert threading.active_count() == before
+    assert not new_threads()
     slots = next(r.num_slots for r in plan.registers if r.name == "metrics")
     assert every <= slots <= 2 * every
     steps = next(a.firings for a in runner.statistics().actors if a.name == "step")
@@ -109,12 +108,11 @@ def test_stream_yields_every_step_and_ends_with_the_rest(mlp, classification, cl
     assert streamed == [loss for _, loss in expected]
 
 
-def test_leaving_a_stream_early_ends_all_threads(mlp, classification, classify):
-    before = threading.active_count()
+def test_leaving_a_stream_early_ends_all_threads(mlp, classification, classify, new_threads):
     stream = classify(metrics_every=3).stream(mlp(), classification())
     first = [next(stream)["loss"] for _ in range(4)]
     stream.close()
-    assert threading.active_count() == before
+    assert not new_threads()
     expected, _ = rows_of_fit(classify(), mlp(), classification(), 4)
     assert first == [loss for _, loss in expected]
 

@@ -1,7 +1,6 @@
 """What a runner promises at the edges of a run."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -113,13 +112,12 @@ def test_snapshots_by_time_come_at_least_every_sixteen_steps(mlp, classification
 
 
 def test_an_unwritable_trace_is_refused_before_anything_runs(
-    mlp, classification, classify, tmp_path, monkeypatch
+    mlp, classification, classify, tmp_path, monkeypatch, new_threads
 ):
     monkeypatch.setenv("ACTORFLOW_TRACE", str(tmp_path / "nowhere" / "trace.json"))
-    before = threading.active_count()
     with pytest.raises(af.ActorflowError, match=r"ACTORFLOW_TRACE.*there is no folder"):
         classify().fit(mlp(), classification(), steps=1, progress=False)
-    assert threading.active_count() == before
+    assert not new_threads()
 
 
 def test_the_users_source_is_not_closed_by_a_run_that_ends(mlp, classification, classify):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import pytest
 
@@ -39,7 +38,16 @@ def not_handled():
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name"), MOMENTS, ids=[f"{o.__name__}.{n}" for o, n in MOMENTS])
 def test_a_signal_at_any_moment_stops_a_run_that_goes_on_bit_exact(
-    mlp, classification, classify, tmp_path, monkeypatch, not_handled, owner, name, is_after
+    mlp,
+    classification,
+    classify,
+    tmp_path,
+    monkeypatch,
+    not_handled,
+    owner,
+    name,
+    is_after,
+    new_threads,
 ):
     def fit(directory):
         return classify().fit(
@@ -61,7 +69,6 @@ def test_a_signal_at_any_moment_stops_a_run_that_goes_on_bit_exact(
             send()
         return result
 
-    before = threading.active_count()
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, sending)
         with pytest.raises(af.Stopped) as caught:
@@ -69,7 +76,7 @@ def test_a_signal_at_any_moment_stops_a_run_that_goes_on_bit_exact(
     assert is_sent
     assert not not_handled
     assert caught.value.code == 143
-    assert threading.active_count() == before
+    assert not new_threads()
     saved = CheckpointManager(tmp_path / "run").latest()
     assert caught.value.step == (0 if saved is None else saved.manifest.step)
     result, whole = fit("run"), fit("whole")

@@ -1,5 +1,3 @@
-import threading
-
 import numpy as np
 
 import actorflow as af
@@ -22,10 +20,9 @@ def test_a_small_job_learns(mlp, classification, classify):
     np.testing.assert_array_equal(model.up.weight.data, result.variables["up.weight"])
 
 
-def test_no_thread_outlives_a_run(mlp, classification, classify):
-    before = threading.active_count()
+def test_no_thread_outlives_a_run(mlp, classification, classify, new_threads):
     classify().fit(mlp(), classification(), steps=3, progress=False)
-    assert threading.active_count() == before
+    assert not new_threads()
 
 
 def test_step_and_stream_give_what_fit_gives(mlp, classification, classify):
@@ -43,14 +40,13 @@ def test_step_and_stream_give_what_fit_gives(mlp, classification, classify):
 
 
 def test_leaving_a_stream_early_keeps_what_was_learned_and_ends_all_threads(
-    mlp, classification, classify
+    mlp, classification, classify, new_threads
 ):
-    before = threading.active_count()
     model = mlp()
     stream = classify().stream(model, classification())
     next(stream)
     stream.close()
-    assert threading.active_count() == before
+    assert not new_threads()
     assert model.up.weight.data is not None
 
 

@@ -17,11 +17,12 @@ SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(tmp_path):
+def nothing_stays(tmp_path, new_threads):
     """No thread, no lock and no handler of a run is left, however it ended."""
-    before = threading.active_count(), [signal.getsignal(s) for s in SIGNALS]
+    before = [signal.getsignal(s) for s in SIGNALS]
     yield
-    assert (threading.active_count(), [signal.getsignal(s) for s in SIGNALS]) == before
+    assert not new_threads()
+    assert [signal.getsignal(s) for s in SIGNALS] == before
     with CheckpointManager(tmp_path / "run"):
         pass
 
