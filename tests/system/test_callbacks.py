@@ -76,9 +76,9 @@ def test_a_run_that_a_callback_ended_goes_on_bit_exact(
 ):
     with pytest.raises(KeyError):
         fit(raise_at(5, KeyError("x")))
-    result = fit(steps=20)
-    assert result.first_step >= 5
-    whole = classify().fit(mlp(), classification(), steps=20, progress=False)
+    result = fit(steps=100)
+    assert 5 <= result.first_step < 100  # as far ahead of its listener as the plan has slots
+    whole = classify().fit(mlp(), classification(), steps=100, progress=False)
     for name, array in whole.variables.items():
         assert (array == result.variables[name]).all()
 

@@ -186,8 +186,12 @@ def test_a_child_with_a_run_that_it_inherited_can_end(start_python, way):
             fork()
             next(stream)
         else:
-            fork_at = lambda step, metrics: multiprocessing.get_context("fork").Process(
-                target=print, args=("child",)).start() if step == 2 else None
+            def fork_at(step, metrics):
+                if step == 2:
+                    child = multiprocessing.get_context("fork").Process(
+                        target=print, args=("child",))
+                    child.start()
+                    child.join()
             train.fit(model, data, steps=4, on_step=fork_at, progress=False)
             print("its code 3")
     main()

@@ -28,6 +28,7 @@ def plan():
     x, y = rng.integers(0, 11, 64).astype(np.int32), rng.integers(0, 5, 64).astype(np.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACTORFLOW_CACHE", "off")
+        patch.setenv("ACTORFLOW_NATIVE", "0")
         return train.compile(Model(), af.data.ArraySource({"x": x, "y": y}, batch=16), every=2)
 
 
