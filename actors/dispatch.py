@@ -41,13 +41,12 @@ from actors.transitions import KIND_MASK, Message, State, message, subject_of
 from actors.visit import Rest, Visit
 from actors.worker import Job, Worker
 from compiler.errors import InternalError
-from compiler.plan import ActorKind, Plan
+from compiler.plan import PORTED, ActorKind, Plan
 
 _COMMAND = -1
 """In the inbox: look at the commands. Messages of the machine are never negative, and the subject
 of this one is -1: the last entry of the columns that count waits."""
 
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 
 Item = TypeVar("Item")
 
@@ -91,7 +90,7 @@ class Dispatcher:
         self._commands: deque[Callable[[], object]] = deque()
         self._failures: dict[int, Failure] = {}
         self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
-        self.ported = frozenset([a.id for a in self.plan.actors if a.kind in _PORTED])
+        self.ported = frozenset([a.id for a in self.plan.actors if a.kind in PORTED])
         self._running: set[int] = set()
         self.given_up: set[int] = set()
         self._visitors: deque[Visit] = deque()
@@ -115,7 +114,7 @@ class Dispatcher:
         }
 
     def _make_worker(self, stream: int, actors: tuple[int, ...]) -> Worker:
-        has_compute = any(self.plan.actors[a].kind not in _PORTED for a in actors)
+        has_compute = any(self.plan.actors[a].kind not in PORTED for a in actors)
         return Worker(
             self.plan.streams[stream].name,
             actors,
@@ -433,7 +432,7 @@ class Dispatcher:
 
 def _with_threads(plan: Plan, table: MachineTable) -> MachineTable:
     """Return the table with a thread for every stream if several of them compute."""
-    if any(table.is_detached[a.id] and a.kind not in _PORTED for a in plan.actors):
+    if any(table.is_detached[a.id] and a.kind not in PORTED for a in plan.actors):
         return replace(table, is_detached=(True,) * table.num_actors)
     return table
 

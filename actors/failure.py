@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from actors.device.protocol import DeviceFailure
 from actors.errors import ActorFailed
-from compiler.plan import Actor, ActorKind, Plan
+from compiler.plan import PORTED, Actor, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Place:
 def place_of(plan: Plan, actor: int, launch: int) -> Place:
     """Return the place of a launch; a source or sink has its port in place of launches."""
     entry = plan.actors[actor]
-    if entry.kind in (ActorKind.SOURCE, ActorKind.SINK):
+    if entry.kind in PORTED:
         kind = entry.kind.value
         return Place(f"its {kind} port", kind, "", _line(plan, entry))
     if launch >= len(entry.launches):

@@ -17,12 +17,11 @@ import numpy as np
 from actors.arena import Views
 from actors.protocol import Array, Chain, HostPort, Launch, Token
 from compiler.errors import InternalError
-from compiler.plan import Actor, ActorKind, Constant, PlainValue, Plan, Port, RegisterKind
+from compiler.plan import PORTED, Actor, Constant, PlainValue, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 
 
 Rework = Callable[[int, Chain], Chain]
@@ -74,7 +73,7 @@ class BoundPlan:
         its phase, because its bytes do not depend on the number of tokens.
         """
         entry = self.plan.actors[actor]
-        if entry.kind in _PORTED:
+        if entry.kind in PORTED:
             counts = num_tokens_per_input + tuple([port.rate for port in entry.outputs])
             tokens = _tokens(self.plan, self._views, entry, firing, counts)
             return (self._ports[entry.name].bind(tokens),)
@@ -141,7 +140,7 @@ def num_phases(plan: Plan, actor: Actor) -> int:
 def _check_names(
     plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, KernelBinder]
 ) -> None:
-    wanted = [actor.name for actor in plan.actors if actor.kind in _PORTED]
+    wanted = [actor.name for actor in plan.actors if actor.kind in PORTED]
     missing = [name for name in wanted if name not in ports]
     unknown = [name for name in ports if name not in wanted]
     if missing or unknown:
@@ -179,7 +178,7 @@ def _bind_actor(
     kernels: Mapping[str, KernelBinder],
 ) -> tuple[Chain, ...]:
     phases = range(num_phases(plan, actor))
-    if actor.kind in _PORTED:
+    if actor.kind in PORTED:
         rates = tuple([port.rate for port in _ports_of(actor)])
         return tuple(
             [

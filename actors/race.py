@@ -40,7 +40,7 @@ from actors.clocks import downstream, lags_behind, watch
 from actors.conflicts import Check, Conflict, Hunt, Turn
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
-from compiler.plan import Actor, ActorKind, Plan, RegisterKind, View
+from compiler.plan import PORTED, Actor, Plan, RegisterKind, View
 
 MAX_FIRINGS = 400_000
 """Firings visited at most, in a few seconds; what comes round again is not visited."""
@@ -49,7 +49,6 @@ _NUM_NAMED = 8
 """Races named in a message; `RaceError.races` has all."""
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +245,7 @@ def _extent(view: View) -> tuple[int, int]:
 
 def _operands(plan: Plan, actor: Actor) -> Iterator[tuple[int, int, bool, str, str, int]]:
     """Yield view, the register whose slots it follows, is_write, op, scope and line."""
-    if actor.kind in _PORTED:
+    if actor.kind in PORTED:
         kind = actor.kind.value
         for ports, is_write in ((actor.inputs, False), (actor.outputs, True)):
             registers = {port.register for port in ports}

@@ -15,7 +15,16 @@ from enum import Enum
 
 import numpy as np
 
-from compiler.plan import Actor, ActorKind, DeviceMemory, Launch, Plan, Register, RegisterKind
+from compiler.plan import (
+    PORTED,
+    Actor,
+    ActorKind,
+    DeviceMemory,
+    Launch,
+    Plan,
+    Register,
+    RegisterKind,
+)
 from compiler.types import RegisterId
 from memory.liveness import align_up, lower_bound
 
@@ -52,7 +61,7 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     scratch = _workspaces(plan.actors)
     workspaces = {plan.views[view].register for view in scratch}
     staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
-    ported = _registers_of(plan.actors, ActorKind.SOURCE, ActorKind.SINK)
+    ported = _registers_of(plan.actors, *PORTED)
     found: list[Share] = []
     for register in plan.registers:
         if register.kind is RegisterKind.VARIABLE:

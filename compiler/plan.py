@@ -70,6 +70,10 @@ class ActorKind(Enum):
     SINK = "sink"
 
 
+PORTED = (ActorKind.SOURCE, ActorKind.SINK)
+"""Kinds of actors that run a port of the roof and have no launches."""
+
+
 class RegisterKind(Enum):
     """What a register is for. DATA and CONTROL are edges between actors."""
 
@@ -451,6 +455,7 @@ def _unpacked(data: bytes) -> object:
 
 __all__ = [
     "PLAN_FORMAT",
+    "PORTED",
     "Actor",
     "ActorKind",
     "Arena",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from compiler.errors import InternalError
-from compiler.plan import MAX_BYTES, Actor, ActorKind, Plan, Register, RegisterKind, View
+from compiler.plan import MAX_BYTES, PORTED, Actor, Plan, Register, RegisterKind, View
 
 MAX_RANK = 32
 """Axes of a tensor: what every numpy takes."""
@@ -19,7 +19,6 @@ MAX_RANK = 32
 MAX_STREAMS = 256
 """Threads that a plan may ask for; those of this compiler have a dozen."""
 
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
@@ -96,7 +95,7 @@ def _check_actor(plan: Plan, actor: Actor) -> None:
         if plan.registers[register].kind not in _EDGES:
             name = plan.registers[register].name
             raise InternalError(f"{where} has a port on register {name!r}, which is no edge")
-    if actor.launches and actor.kind in _PORTED:
+    if actor.launches and actor.kind in PORTED:
         raise InternalError(f"{where} is a {actor.kind.value}, which has no launches")
     for index, launch in enumerate(actor.launches):
         said = f"{where}.launches[{index}]"

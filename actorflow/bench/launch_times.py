@@ -15,7 +15,7 @@ from actors.kernels.native import openblas
 from actors.kernels.native.chain import JoinedLaunches, join
 from actors.load import BoundPlan, load
 from actors.protocol import Array, Launch, Token
-from compiler.plan import ActorKind, Plan
+from compiler.plan import PORTED, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -
         rounds: times that every chain is run, after two to warm it.
     """
     openblas.use_one_thread()
-    ported = (ActorKind.SOURCE, ActorKind.SINK)
-    ports = {actor.name: _Port() for actor in plan.actors if actor.kind in ported}
+    ports = {actor.name: _Port() for actor in plan.actors if actor.kind in PORTED}
     bound = load(plan, ports, catalogue.binders())
     try:
         for name, array in initial_values(plan, dict(values), 0).items():

@@ -13,11 +13,10 @@ from actorflow.initialise import INITIALISERS
 from compiler.errors import PlanFormatError
 from compiler.ops.sources import ROLES, SCRATCH
 from compiler.placement import HOST
-from compiler.plan import Actor, ActorKind, Field, Plan, Port, RegisterKind, Variable
+from compiler.plan import PORTED, Actor, ActorKind, Field, Plan, Port, RegisterKind, Variable
 from compiler.types import DType, TensorType
 
 _COUNTER = TensorType(DType.INT64, ())
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 _KINDS = {
     "data": ActorKind.SOURCE,
     "metrics": ActorKind.SINK,
@@ -55,9 +54,9 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
         if plan.streams[actor.stream].device != HOST:
             raise PlanFormatError(f"actor {actor.name!r} runs on another device than the host")
         wanted = _KINDS.get(actor.name)
-        if actor.kind is not wanted and (wanted is not None or actor.kind in _PORTED):
+        if actor.kind is not wanted and (wanted is not None or actor.kind in PORTED):
             raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
-        if actor.kind in _PORTED and not plan.streams[actor.stream].is_host_thread:
+        if actor.kind in PORTED and not plan.streams[actor.stream].is_host_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
         if actor.name != "data" and not actor.inputs:
             raise PlanFormatError(f"actor {actor.name!r} waits for nothing, so it would never end")

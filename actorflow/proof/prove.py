@@ -21,7 +21,7 @@ from actorflow.proof.launches import check_launches
 from actors.load import num_phases
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError, OutOfMemory, PlanFormatError
-from compiler.plan import Actor, ActorKind, Plan
+from compiler.plan import PORTED, Actor, Plan
 from compiler.references import check_references
 from compiler.verify import verify_plan
 from memory.report import format_bytes
@@ -79,7 +79,7 @@ def prove_consistent(plan: Plan, what: str) -> tuple[int, ...]:
 
 
 def _num_bindings(plan: Plan, actor: Actor) -> int:
-    is_port = actor.kind in (ActorKind.SOURCE, ActorKind.SINK)
+    is_port = actor.kind in PORTED
     return num_phases(plan, actor) * (1 if is_port else len(actor.launches))
 
 

@@ -13,10 +13,9 @@ from actors.protocol import Array, Chain, HostPort
 from actors.table import MachineTable
 from compiler.errors import ActorflowError, InternalError
 from compiler.placement import HOST
-from compiler.plan import ActorKind, Plan
+from compiler.plan import PORTED, Plan
 
 _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
-_PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 
 
 class DevicePlan:
@@ -101,7 +100,7 @@ def _check_placement(plan: Plan) -> None:
         )
     for actor in plan.actors:
         stream = plan.streams[actor.stream]
-        if actor.kind in _PORTED and stream.device.kind != HOST.kind:
+        if actor.kind in PORTED and stream.device.kind != HOST.kind:
             raise InternalError(
                 f"{actor.kind.value} {actor.name!r} is on stream {stream.name!r} of"
                 f" {stream.device}; a port runs on the host, and a copy actor brings its data over"
