@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.lease import Claim, Lease, OpenLoop, lease, leased, newest
+from actorflow.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
+from actorflow.logs import logger
 from actorflow.nn.module import Module
 from actorflow.ports import Metrics
 from actorflow.runner import Runner
 from actorflow.signature import Signature
 from actorflow.trace import find_source
 from actors.fork_lock import forkable_lock
+from compiler.errors import CompileError
 from compiler.plan import Plan
 
 Array = np.ndarray[Any, Any]
@@ -33,11 +35,33 @@ def runner_on(
     """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
     The model is leased as long as the call, or as the loop over a `stream`. Raises CompileError
-    where another run trains the model.
+    where another run trains the model. Parameters that take the place of trained ones meanwhile
+    have no part in the run; a line says so.
     """
     cells = model.cells()
     with nullcontext() if claim is None else leased(cells, claim, loop) as held:
-        yield Runner(plan, values=newest(cells), seed=seed, lease=held)
+        try:
+            yield Runner(plan, values=newest(cells), seed=seed, lease=held)
+        finally:
+            if claim is not None:
+                _say_replaced(model, cells, claim)
+
+
+def _say_replaced(model: Module, trained: Mapping[str, Cell], claim: Claim) -> None:
+    try:
+        now = model.cells()
+    except CompileError:  # whoever uses the model next gets it
+        return
+    gone = [path for path, cell in trained.items() if now.get(path) is not cell]
+    if gone:
+        logger.warning(
+            "%s: parameter %s was replaced or removed while %s ran, which went on with what was"
+            " there before: that has the trained values. Change a model between runs, or train it"
+            " with step",
+            claim.source,
+            ", ".join(map(repr, gone)),
+            claim.what,
+        )
 
 
 class OpenModel:

@@ -54,7 +54,7 @@ def test_a_copy_of_a_model_in_training_has_the_newest_values_and_a_life_of_its_o
 
 
 def test_a_part_that_is_exchanged_in_the_loop_leaves_the_trained_one_its_values(
-    mlp, classification, classify, twin
+    mlp, classification, classify, twin, caplog
 ):
     model, expected = mlp(), twin({})
     trained = model.up
@@ -64,6 +64,9 @@ def test_a_part_that_is_exchanged_in_the_loop_leaves_the_trained_one_its_values(
     state |= {f"down.{n}": a for n, a in model.down.state().items()}
     assert expected.step_of(state) == 4
     assert model.up.weight.data is None
+    (line,) = [r.getMessage() for r in caplog.records if "replaced" in r.getMessage()]
+    assert "parameter 'up.weight', 'up.bias' was replaced or removed while stream of job" in line
+    assert "test_hand_over.py:" in line
 
 
 FILES = {module.__file__ for module in (lease, open_model, runner_variables)}
