@@ -92,7 +92,8 @@ def checked_options(
             f" {accumulate * metrics_every:,} batches before it hands them on; at most"
             f" {MAX_TOGETHER:,} are possible. Lower metrics_every"
         )
-    if optimizer is not None and not callable(getattr(optimizer, "rules", None)):
+    is_optimizer = callable(getattr(optimizer, "rules", None)) and not isinstance(optimizer, type)
+    if optimizer is not None and not is_optimizer:
         raise CompileError(
             f"{where}: optimizer of job {job!r} must be one, such as af.optim.AdamW(1e-3), got"
             f" {optimizer!r}"

@@ -293,6 +293,11 @@ def test_a_partial_or_an_object_may_be_a_jobs_function():
         job.close(model)
 
 
+def test_the_class_of_an_optimizer_is_no_optimizer():
+    with pytest.raises(af.CompileError, match=rf"{HERE}.*must be one, such as af.optim.AdamW"):
+        af.job(plain, optimizer=af.optim.SGD)
+
+
 def test_no_error_above_lacks_the_mend():
     for model, words in MODELS.values():
         with pytest.raises(af.CompileError) as caught:
