@@ -36,6 +36,7 @@ from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError, InternalError
+from compiler.ops.sources import SCRATCH
 from compiler.options import SKIPPED
 from compiler.plan import Field, Plan
 from compiler.types import TensorType
@@ -161,6 +162,10 @@ class Run:
         self.bound = load(plan, ports, catalogue.binders(), rework)
         for name, array in values.items():
             np.copyto(self.bound.variables[name], array)
+        for variable in plan.variables:
+            if variable.role == SCRATCH:
+                # A step overwrites it first; where a plan does not, all runs read the same.
+                self.bound.variables[variable.name].fill(0)
         if "batches" in self.bound.variables:
             self.bound.variables["batches"][...] = first_step * self._batches_per_step
         self.loop = Loop(

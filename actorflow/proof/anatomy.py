@@ -43,6 +43,8 @@ def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
         _check_snapshot(plan, actors)
     for variable in plan.variables:
         _check_variable(plan, variable)
+    if batches > 1 and all([variable.name != "batches" for variable in plan.variables]):
+        raise PlanFormatError("its steps have several batches, and no variable 'batches' counts")
     feeder = actors["data"].id
     per_period, rest = divmod(firings[feeder], batches)
     if rest or not per_period:
@@ -93,8 +95,11 @@ def _check_metrics(plan: Plan, sink: Actor, rate: int, batches: int) -> None:
         if type_.dtype is DType.BFLOAT16 or (batches > 1 and type_.rank):
             raise PlanFormatError(f"output {field.name!r} of {type_} cannot be handed on")
     watched = [f for f in fields if f.name == "loss"]
-    if plan.option("is_training") and watched and plan.views[watched[0].view].type.rank:
-        raise PlanFormatError("the loss is not a single number")
+    if plan.option("is_training"):
+        if not watched:
+            raise PlanFormatError("it trains and hands on no output 'loss', which a run watches")
+        if plan.views[watched[0].view].type.rank:
+            raise PlanFormatError("the loss is not a single number")
     _check_distinct(fields)
 
 

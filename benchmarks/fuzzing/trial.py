@@ -96,6 +96,7 @@ def tried(name: str, data: bytes, seed: int, expected: dict[str, bytes], setting
     if found == expected:
         return ["equal", what, ""]
     original = Plan.from_bytes(data)
+    plan = in_order_of(original, plan)
     for says in (SAYS_WHAT, {k: v for k, v in SAYS_WHAT.items() if not k.startswith("actors")}):
         try:
             if subjects.results(name, taking(original, plan, "", says), settings) == found:
@@ -103,6 +104,15 @@ def tried(name: str, data: bytes, seed: int, expected: dict[str, bytes], setting
         except ActorflowError:
             continue
     return ["changed", what, ""]
+
+
+def in_order_of(one, other):
+    """Return the other plan with its variables in the order of this one: it has no meaning."""
+    places = {variable.name: place for place, variable in enumerate(one.variables)}
+    if sorted(places) != sorted([variable.name for variable in other.variables]):
+        return other
+    ordered = sorted(other.variables, key=lambda variable: places[variable.name])
+    return replace(other, variables=tuple(ordered))
 
 
 def taking(one, other, way: str, says):

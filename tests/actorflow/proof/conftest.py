@@ -19,8 +19,17 @@ class Model(nn.Module):
 @pytest.fixture(scope="session")
 def plan():
     """A plan with snapshots on numpy's kernels, op by op."""
+    return compiled()
 
-    @af.job(optimizer=af.optim.AdamW(1e-2))
+
+@pytest.fixture(scope="session")
+def accumulating():
+    """The same with two batches a step."""
+    return compiled(accumulate=2)
+
+
+def compiled(**options):
+    @af.job(optimizer=af.optim.AdamW(1e-2), **options)
     def train(model, batch):
         return af.cross_entropy(model(batch.x), batch.y)
 

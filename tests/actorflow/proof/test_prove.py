@@ -112,6 +112,22 @@ def test_options_that_disagree_with_the_actors_are_refused(plan):
         refused(replace(plan, options=options), "option|options")
 
 
+def renamed(plan, table, name):
+    """Return the plan where whoever has this name is called otherwise."""
+    rows = getattr(plan, table)
+    index = next(i for i, row in enumerate(rows) if row.name == name)
+    return with_row(plan, table, index, name="no word of ours")
+
+
+def test_a_plan_that_trains_without_handing_on_its_loss_is_refused(plan):
+    refused(renamed(plan, "fields", "loss"), "hands on no output 'loss'")
+
+
+def test_steps_of_several_batches_need_their_counter(accumulating):
+    prove(accumulating)
+    refused(renamed(accumulating, "variables", "batches"), "no variable 'batches' counts")
+
+
 def test_who_only_looks_needs_no_kernels(edit):
     prove_consistent(edit.with_launch("gelu", kernel="numpy.none"), "p.plan")
 
