@@ -54,7 +54,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        checked_number(self.weight_decay, "weight_decay")
+        _positive(self.weight_decay, "weight_decay")
         _check_range("momentum", self.momentum, 0.0, 1.0)
         if self.nesterov and not self.momentum:
             raise CompileError(f"{find_source()}: nesterov=True needs momentum > 0")
@@ -84,8 +84,8 @@ class AdamW:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        checked_number(self.eps, "eps")
-        checked_number(self.weight_decay, "weight_decay")
+        _positive(self.eps, "eps")
+        _positive(self.weight_decay, "weight_decay")
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise CompileError(f"{find_source()}: betas must be two numbers, got {self.betas!r}")
         _check_range("beta1", self.betas[0], 0.0, 1.0)
@@ -109,13 +109,13 @@ class AdamW:
 
 def constant(lr: float) -> Schedule:
     """Return a schedule that is `lr` at every step."""
-    rate = checked_number(lr, "lr")
+    rate = _positive(lr, "lr")
     return lambda step: step * 0.0 + rate
 
 
 def linear(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
     """Return a schedule that falls linearly from `lr` to `final` over `steps`, then stays."""
-    first, last = checked_number(lr, "lr"), checked_number(final, "final")
+    first, last = _positive(lr, "lr"), _positive(final, "final")
     length = _length(steps, 1)
     return lambda step: first + (last - first) * _progress(step, length)
 
@@ -125,7 +125,7 @@ def cosine(lr: float, *, steps: int, final: float = 0.0) -> Schedule:
 
     Source: Loshchilov & Hutter, 2017.
     """
-    first, last = checked_number(lr, "lr"), checked_number(final, "final")
+    first, last = _positive(lr, "lr"), _positive(final, "final")
     length = _length(steps, 1)
 
     def schedule(step: Tensor) -> Tensor:
@@ -168,7 +168,15 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 def _check_rate(lr: float | Schedule) -> None:
     if not callable(lr):
-        checked_number(lr, "lr, unless it is a schedule,")
+        _positive(lr, "lr, unless it is a schedule,")
+
+
+def _positive(number: float, what: str) -> float:
+    """Return a number that is 0 or more; a negative rate would climb, a NaN ends every run."""
+    value = checked_number(number, what)
+    if not 0.0 <= value < math.inf:
+        raise CompileError(f"{find_source()}: {what} must be finite and 0 or more, got {number}")
+    return value
 
 
 def _rate(lr: float | Schedule, step: Tensor) -> Tensor:

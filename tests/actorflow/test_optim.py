@@ -181,3 +181,22 @@ def test_parameters_of_two_dtypes_have_a_rate_each_and_a_schedule_may_stay_in_fl
     assert b == pytest.approx(want, rel=1e-6)
     w, _ = trained(af.optim.SGD(lambda step: step.to("float32") * 0.0 + 0.1), 1, "float64")
     assert w == -float(np.float32(0.1))
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (af.optim.SGD, "lr"),
+        (af.optim.AdamW, "lr"),
+        (af.optim.constant, "lr"),
+        (lambda x: af.optim.cosine(x, steps=3), "lr"),
+        (lambda x: af.optim.linear(0.1, steps=3, final=x), "final"),
+        (lambda x: af.optim.warmup(x, steps=3), "lr"),
+        (lambda x: af.optim.SGD(0.1, weight_decay=x), "weight_decay"),
+        (lambda x: af.optim.AdamW(0.1, eps=x), "eps"),
+    ],
+)
+def test_a_number_that_would_climb_or_end_in_nan_is_refused_with_the_line(make, what, number):
+    with pytest.raises(CompileError, match=rf"test_optim\.py:\d+: {what}.* finite and 0 or more"):
+        make(number)
