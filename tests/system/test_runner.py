@@ -95,7 +95,7 @@ def test_infinity_in_a_frozen_mask_is_no_reason_not_to_save(tmp_path):
 
 
 def test_nan_made_by_the_last_update_is_an_error_that_names_the_variable(tmp_path):
-    @af.job(optimizer=af.optim.SGD(float("nan")))
+    @af.job(optimizer=af.optim.SGD(lambda step: step * float("nan")))
     def train(model, batch):
         return model(batch.x).mean()
 

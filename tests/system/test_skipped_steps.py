@@ -138,7 +138,7 @@ def test_a_learning_rate_of_nan_spoils_nothing_and_ends_the_run(mlp, classify):
     classify().fit(model, source_of(batches), steps=1, progress=False)
     before = model.state()
     with pytest.raises(af.NonFiniteLoss, match=r"the last 100 steps up to 100 were all skipped"):
-        fit(classify(optimizer=af.optim.SGD(float("nan"))), model, batches)
+        fit(classify(optimizer=af.optim.SGD(lambda step: step * float("nan"))), model, batches)
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
 
