@@ -2,8 +2,8 @@
 
 One line is one write, so a killed run leaves at most one line without its end; the next run ends
 that line before it appends, and changes nothing that was written. A resumed run may write steps
-again that a killed
-run had written after its last checkpoint: of lines with the same step the last one counts.
+again that a killed run had written after its last checkpoint: of lines with the same step the last
+one counts.
 """
 
 from __future__ import annotations
