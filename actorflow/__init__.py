@@ -45,8 +45,8 @@ from actorflow.functional import (  # noqa: E402
     tanh,
     where,
 )
-from actorflow.job import Job, job  # noqa: E402
-from actorflow.stopping import StopTraining  # noqa: E402
+from actorflow.jobs import Job, job  # noqa: E402
+from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
 from compiler.errors import (  # noqa: E402
@@ -62,15 +62,15 @@ from compiler.plan import Plan  # noqa: E402
 from compiler.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
-    from actorflow.runner import FitResult, Runner, Stopped
+    from actorflow.run.runner import FitResult, Runner, Stopped
 
 __version__ = "0.1.0"
 
 _LATE = {
-    "FitResult": "actorflow.runner",
-    "NonFiniteLoss": "actorflow.broken_steps",
-    "Runner": "actorflow.runner",
-    "Stopped": "actorflow.runner",
+    "FitResult": "actorflow.run.runner",
+    "NonFiniteLoss": "actorflow.run.broken_steps",
+    "Runner": "actorflow.run.runner",
+    "Stopped": "actorflow.run.runner",
 }
 """Names whose modules load the kernels and the machine, a third of the time of this import."""
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from actorflow.cli import main
+from actorflow.cli.main import main
 
 sys.exit(main())

@@ -16,7 +16,7 @@ import numpy as np
 from actorflow.data import DataError, DataSource
 from actorflow.data.source import checked_spec
 from actorflow.nn.module import Module
-from actorflow.trace import find_source, source_of
+from actorflow.trace.tracer import find_source, source_of
 from compiler.errors import CompileError
 from compiler.types import TensorType
 

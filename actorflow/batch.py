@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actorflow.tensor import Tensor
-from actorflow.trace import Trace
+from actorflow.trace.tracer import Trace
 
 
 class Batch:

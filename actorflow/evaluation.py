@@ -17,9 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from actorflow.arguments import came, check_listener, check_source
 from actorflow.data import Batch, DataError, DataSource, check_batch
-from actorflow.fetching import Fetching
 from actorflow.nn.module import Module
-from actorflow.trace import find_source
+from actorflow.run.fetching import Fetching
+from actorflow.trace.tracer import find_source
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import CompileError

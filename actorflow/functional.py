@@ -18,7 +18,7 @@ from actorflow.tensor import (
     checked_number,
     checked_size,
 )
-from actorflow.trace import Trace, current_trace, find_source
+from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.ops import activation, binary, elementwise, loss, norm, random, slicing
 from compiler.ops import embedding as embedding_ops

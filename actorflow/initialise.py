@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.trace import find_source
+from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.plan import PlainValue, Plan
 from compiler.types import TensorType

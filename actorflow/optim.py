@@ -15,7 +15,7 @@ from typing import Protocol
 
 from actorflow import functional
 from actorflow.tensor import Tensor, as_tensor, checked_number
-from actorflow.trace import Trace, find_source, source_of
+from actorflow.trace.tracer import Trace, find_source, source_of
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import UpdateRule

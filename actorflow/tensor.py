@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from actorflow.trace import Trace, current_trace, find_source
+from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.ops import activation, binary, elementwise, matmul, reduce, shape, slicing, sources

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
-from actorflow.run import Run
+from actorflow.run.training_run import Run
 from actorflow.settings import Settings
 from actors.load import load
 from actors.loop import Loop

@@ -205,13 +205,13 @@ def whole(kind: str, units: int) -> dict[str, float]:
 
 def by_pass(kind: str, units: int) -> dict[str, float]:
     """Return the processor's seconds for each pass and for what surrounds them."""
-    from actorflow.native import ready_native
-    from actorflow.plan_cache import cache_key
+    from actorflow.compile.native import ready_native
+    from actorflow.compile.plan_cache import cache_key
+    from actorflow.compile.targets import HostTarget
     from actorflow.settings import Settings
-    from actorflow.targets import HostTarget
     from actors.race import check_races
-    from compiler.collector import collector_paused
-    from compiler.lower import lower
+    from compiler.gc_pause import collector_paused
+    from compiler.lowering.lower import lower
     from compiler.options import CompileOptions
     from compiler.pipeline import PASSES
     from compiler.plan import Plan

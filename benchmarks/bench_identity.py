@@ -21,8 +21,8 @@ import char_gpt
 
 import actorflow as af
 from actorflow import nn
-from actorflow.tracing.traces import Traces
-from actorflow.tracing.walk import read_job
+from actorflow.trace.traces import Traces
+from actorflow.trace.walk import read_job
 from compiler.graph import Graph
 
 MARK_US = 20.0

@@ -74,7 +74,7 @@ def main() -> None:
 def print_machine() -> None:
     import numpy as np
 
-    from actorflow.blas import loaded_blas
+    from actorflow.compile.blas import loaded_blas
 
     blas = loaded_blas()
     print(
@@ -139,7 +139,7 @@ def starts(repeats: int) -> None:
 def compile_demo(repeats: int) -> None:
     import char_gpt as demo
 
-    from actorflow.targets import HostTarget
+    from actorflow.compile.targets import HostTarget
     from compiler.options import CompileOptions
     from compiler.pipeline import compile_graph
     from compiler.types import DType, TensorType
@@ -158,7 +158,7 @@ def compile_deep(repeats: int) -> None:
     """Compile training graphs of Linear + GELU + residual layers of growing depth."""
     import actorflow as af
     from actorflow import nn
-    from actorflow.targets import HostTarget
+    from actorflow.compile.targets import HostTarget
     from compiler.options import CompileOptions
     from compiler.passes import autodiff
     from compiler.pipeline import compile_graph

@@ -6,7 +6,7 @@ For each job, rounds of: measure the machine's rates, run some steps, run the la
 The machine has slow and fast minutes, so a prediction is compared with what was measured in the
 same round; the tables show medians over the rounds. A load well above 1 means that others took the
 cores: a calibration takes its best moments, a run cannot. Rates come from the generic probes of
-`actors.kernels.calibration`; nothing is fitted to these jobs. Prints Markdown tables.
+`actors.kernels.library.calibration`; nothing is fitted to these jobs. Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
 from actors.kernels import catalogue
-from actors.kernels.calibration import calibrate, stopwatch
 from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.recost import durations_ns, recost
+from actors.kernels.library.calibration import calibrate, stopwatch
+from actors.kernels.library.recost import durations_ns, recost
 from actors.load import load
 from actors.ranks import Links, Spread, simulate_ranks
 from actors.simulate import simulate

@@ -228,9 +228,9 @@ def _bound(
     op: str, attrs: dict[str, object], arrays: Arrays, form: str
 ) -> tuple[Callable[[], None], Arrays]:
     import compiler.ops.standard  # noqa: F401  # registers the ops
+    from compiler.fusion import fuse as fuse
     from compiler.graph import GraphBuilder, Output
     from compiler.ops.sources import INPUT
-    from compiler.passes import fuse_groups
     from compiler.registry import find_op
 
     b = GraphBuilder()
@@ -240,7 +240,7 @@ def _bound(
     b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(find_op(op), values, attrs))]
     graph = b.freeze()
     if form == "group":
-        graph = fuse_groups.run(graph)
+        graph = fuse.run(graph)
     held: dict[int, np.ndarray] = {}
     launches = []
     for node in graph.nodes:

@@ -39,7 +39,7 @@ from actorflow import nn
 from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.testing import LogFs
-from actorflow.saving import start_from
+from actorflow.run.saving import start_from
 from compiler.errors import ActorflowError
 from compiler.plan import Plan
 

@@ -34,10 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import actorflow as af
 from actorflow import nn
 from actors.race import check_races
-from compiler import chains, pipeline
+from compiler import pipeline
 from compiler.accounting import account
+from compiler.budget import offload, spill
 from compiler.errors import ActorflowError, CompileError, PlanFormatError
-from compiler.passes import offload, spill
+from compiler.lowering import chains
 from compiler.plan import Actor, Launch, Plan, Port, RegisterKind
 from compiler.verify import verify_plan
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from compiler import chains
+from compiler.lowering import chains
 
 STEPS = 24
 

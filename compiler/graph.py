@@ -20,7 +20,7 @@ from compiler.types import Phase, TensorType, ValueId
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceLocation:
     """A line of the user's program."""
 
     file: str
@@ -31,7 +31,7 @@ class Source:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-UNKNOWN_SOURCE = Source("<unknown>", 0)
+UNKNOWN_SOURCE = SourceLocation("<unknown>", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Node:
     outputs: tuple[ValueId, ...]
     attrs: Attrs
     scope: str
-    source: Source
+    source: SourceLocation
     phase: Phase = Phase.FORWARD
     after: tuple[ValueId, ...] = ()
 
@@ -158,7 +158,9 @@ class GraphBuilder:
         self._phase = Phase.FORWARD
 
     @contextmanager
-    def at(self, scope: str, source: Source, phase: Phase = Phase.FORWARD) -> Iterator[None]:
+    def at(
+        self, scope: str, source: SourceLocation, phase: Phase = Phase.FORWARD
+    ) -> Iterator[None]:
         """Give all nodes emitted inside this scope, source and phase."""
         saved = self._scope, self._source, self._phase
         self._scope, self._source, self._phase = scope, source, phase

@@ -6,9 +6,9 @@
 
 One visible tuple, `PASSES`; a new pass is one new file and one line here. The order is held against
 what each pass says it needs (`check_order`), so that a swap is refused by name. Between order and
-lower stands `compiler.budget` where the options ask for fewer bytes: it rewrites an ordered graph,
-lowers it, and looks whether the plan fits. With `options.verify` the graph verifier runs after
-every pass; the plan verifier always runs.
+lower stands `compiler.budget.meet_budget` where the options ask for fewer bytes: it rewrites an
+ordered graph, lowers it, and looks whether the plan fits. With `options.verify` the graph verifier
+runs after every pass; the plan verifier always runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from functools import partial
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler.errors import InternalError
+from compiler.fusion import fuse as fuse
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
-from compiler.lower import lower
+from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     fuse_attention,
-    fuse_groups,
     fuse_lookups,
     fuse_loss,
     merge_loss,
@@ -69,11 +69,11 @@ PASSES: tuple[Pass, ...] = (
         ("attention by the block",),
         ("heads where projections left them",),
     ),
-    Pass("fuse_loss", fuse_loss.run, (), ("loss by the chunk",)),
+    Pass("fuse_loss", fuse_loss.run, (), ("chunked loss",)),
     Pass(
         "autodiff",
         autodiff.run,
-        ("heads where projections left them", "loss by the chunk"),  # gradients are of the new ops
+        ("heads where projections left them", "chunked loss"),  # gradients are of the new ops
         ("gradients",),
     ),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
@@ -109,8 +109,8 @@ PASSES: tuple[Pass, ...] = (
         ("owned outputs",),
     ),
     Pass(
-        "fuse_groups",
-        partial(fuse_groups.run, with_products=True, ends_at_saved=True),
+        "fuse",
+        partial(fuse.run, with_products=True, ends_at_saved=True),
         ("owned outputs",),
         ("groups",),
         is_wanted=lambda options: options.fuses,
@@ -121,8 +121,8 @@ PASSES: tuple[Pass, ...] = (
 LOWERING_NEEDS: tuple[str, ...] = tuple([fact for step in PASSES for fact in step.provides])
 """What lowering and the search for a budget take for granted: everything, the order last.
 
-They insert copies and repeat nodes in an ordered graph (`compiler.budget`), and nothing after them
-makes up for a rewrite that did not happen.
+They insert copies and repeat nodes in an ordered graph (`compiler.budget.meet_budget`), and nothing
+after them makes up for a rewrite that did not happen.
 """
 
 
@@ -182,7 +182,9 @@ def compile_graph(
     if not options.asks_for_less:
         plan = lowered(graph)
     else:
-        from compiler.budget import meet_budget  # a third of the compiler: only where asked for
+        from compiler.budget.meet_budget import (
+            meet_budget,  # a third of the compiler: only where asked for
+        )
 
         graph, plan = meet_budget(graph, target, options, lowered)
         if watch is not None:

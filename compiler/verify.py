@@ -13,8 +13,8 @@ from __future__ import annotations
 from itertools import accumulate
 
 from compiler.accounting import account
-from compiler.carried import Carried, CarriedCount
 from compiler.errors import CompileError, InternalError
+from compiler.lowering.carried import Carried, CarriedCount
 from compiler.places import Extent, extents_of
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.references import check_references

@@ -12,8 +12,9 @@ at the same time lie apart is what `compiler.verify` proves beside this.
 begin empty. **Between chains** a token is what its producer left in the slot, which nobody else may
 write; so a consumer reads what the producer's firing ends with. **Variables** are carried from one
 firing to the next. Who reads them in another actor than the one that writes them is right only if
-the writer has fired just so often: those reads are returned, and `compiler.carried` counts. So it
-is with a token that one of its consumers updates in place, for all others who read it.
+the writer has fired just so often: those reads are returned, and `compiler.lowering.carried`
+counts. So it is with a token that one of its consumers updates in place, for all others who read
+it.
 
 Source: the versions are those of static single assignment (Cytron et al., 1991).
 """
@@ -22,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.carried import Carried, CarriedRead, When
 from compiler.errors import InternalError
+from compiler.lowering.carried import Carried, CarriedRead, When
+from compiler.lowering.version_makers import NOTHING, VersionMakers
 from compiler.places import NO_BYTES, NOWHERE, Extent, Places
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
-from compiler.version_makers import NOTHING, VersionMakers
 
 
 def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:

@@ -9,21 +9,27 @@ spec.loader.exec_module(tool)
 SMOKE = list(tool.ALWAYS)
 TESTS = {
     "tests/compiler/test_graph.py": frozenset({"compiler.graph"}),
-    "tests/compiler/test_lower.py": frozenset({"compiler.graph", "compiler.lower"}),
+    "tests/compiler/lowering/test_lower.py": frozenset(
+        {"compiler.graph", "compiler.lowering.lower"}
+    ),
     "tests/compiler/test_other.py": frozenset(),
-    "tests/system/test_whole.py": frozenset({"compiler.lower"}),
+    "tests/system/test_whole.py": frozenset({"compiler.lowering.lower"}),
 }
 
 
 def test_a_file_brings_the_test_of_its_name_and_those_that_import_it():
     chosen, left = tool.affected(["compiler/graph.py"], TESTS)
-    assert chosen == [*SMOKE, "tests/compiler/test_graph.py", "tests/compiler/test_lower.py"]
+    assert chosen == [
+        *SMOKE,
+        "tests/compiler/test_graph.py",
+        "tests/compiler/lowering/test_lower.py",
+    ]
     assert left == []
 
 
 def test_a_file_that_no_test_names_brings_its_neighbours():
     chosen, _ = tool.affected(["compiler/rows.py"], TESTS)
-    assert chosen == SMOKE + [name for name in TESTS if name.startswith("tests/compiler/")]
+    assert chosen == SMOKE + [n for n in TESTS if n.startswith("tests/compiler/test_")]
 
 
 def test_tests_bring_themselves_and_a_conftest_its_folder():
@@ -40,10 +46,10 @@ def test_pages_and_examples_bring_the_tests_of_pages():
 def test_of_very_many_importers_the_nearest_come_and_the_rest_is_counted():
     far = {f"tests/system/test_{i:02}.py": frozenset({"compiler.graph"}) for i in range(40)}
     chosen, left = tool.affected(["compiler/graph.py"], far | TESTS)
-    assert "tests/compiler/test_lower.py" in chosen
+    assert "tests/compiler/lowering/test_lower.py" in chosen
     assert len(chosen) == len(SMOKE) + 1 + tool.MOST_IMPORTERS
     assert set(chosen) | set(left) == {*far, *SMOKE} | {
-        "tests/compiler/test_graph.py", "tests/compiler/test_lower.py",
+        "tests/compiler/test_graph.py", "tests/compiler/lowering/test_lower.py",
     }  # fmt: skip
 
 

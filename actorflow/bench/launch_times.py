@@ -11,7 +11,7 @@ import numpy as np
 
 from actorflow.initialise import initial_values
 from actors.kernels import catalogue
-from actors.kernels.native import openblas
+from actors.kernels.library import openblas
 from actors.kernels.native.chain import JoinedLaunches, join
 from actors.load import BoundPlan, load
 from actors.protocol import Array, Launch, Token

@@ -8,7 +8,7 @@ from actorflow import functional
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor, checked_number, checked_size
-from actorflow.trace import find_source
+from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 
 

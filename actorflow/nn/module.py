@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from actorflow.identity import Memo
-from actorflow.lease import Cell, change, newest
 from actorflow.nn.parameter import Parameter
-from actorflow.trace import current_trace, find_source
+from actorflow.run.lease import Cell, change, newest
+from actorflow.trace.identity import Memo
+from actorflow.trace.tracer import current_trace, find_source
 from compiler.errors import CompileError
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.lease import Cell, change, newest
+from actorflow.run.lease import Cell, change, newest
 from actorflow.tensor import Tensor, checked_size
-from actorflow.trace import InitSpec, Trace, current_trace, find_source
+from actorflow.trace.tracer import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.types import DType, TensorType, ValueId
 

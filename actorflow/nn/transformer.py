@@ -6,7 +6,7 @@ from actorflow import functional
 from actorflow.nn.layers import Dropout, LayerNorm, Linear
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor, checked_size
-from actorflow.trace import find_source
+from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 
 

@@ -1,7 +1,8 @@
 """The parts of a plan that a run binds by name: its ports, their fields, and variables with a role.
 
 The roof gives a plan a data source, a metrics sink, perhaps a writer of checkpoints and an
-evaluation (`actorflow.run`), and reads its counters. Here is what it takes for granted of them.
+evaluation (`actorflow.run.training_run`), and reads its counters. Here is what it takes for granted
+of them.
 """
 
 from __future__ import annotations

@@ -14,30 +14,30 @@ from typing import Any, cast
 
 import numpy as np
 
-from actors.kernels.attention import ATTENTION_KERNELS
-from actors.kernels.attention_grad import ATTENTION_GRAD_KERNELS
-from actors.kernels.elementwise import ELEMENTWISE_KERNELS
-from actors.kernels.embedding import EMBEDDING_KERNELS
-from actors.kernels.embedding_concat import EMBEDDING_CONCAT_KERNELS
-from actors.kernels.group import NUMPY_GROUP_KERNELS
+from actors.kernels.interpret.attention import ATTENTION_KERNELS
+from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
+from actors.kernels.interpret.elementwise import ELEMENTWISE_KERNELS
+from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
+from actors.kernels.interpret.embedding_concat import EMBEDDING_CONCAT_KERNELS
+from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
+from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
+from actors.kernels.interpret.linear_loss import LINEAR_LOSS_KERNELS
+from actors.kernels.interpret.loss import LOSS_KERNELS
+from actors.kernels.interpret.matmul import MATMUL_KERNELS
+from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
+from actors.kernels.interpret.norm import NORM_KERNELS
+from actors.kernels.interpret.packed_attention import PACKED_ATTENTION_KERNELS
+from actors.kernels.interpret.random import RANDOM_KERNELS
+from actors.kernels.interpret.reduce import REDUCE_KERNELS
+from actors.kernels.interpret.shape import SHAPE_KERNELS
+from actors.kernels.interpret.softmax import SOFTMAX_KERNELS
+from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
+from actors.kernels.interpret.split import SPLIT_KERNELS
+from actors.kernels.interpret.upcast import upcast
+from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operand
-from actors.kernels.linear_loss import LINEAR_LOSS_KERNELS
-from actors.kernels.loss import LOSS_KERNELS
-from actors.kernels.matmul import MATMUL_KERNELS
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
-from actors.kernels.non_finite import NON_FINITE_KERNELS
-from actors.kernels.norm import NORM_KERNELS
-from actors.kernels.packed_attention import PACKED_ATTENTION_KERNELS
-from actors.kernels.product_group import PRODUCT_GROUP_KERNELS
-from actors.kernels.random import RANDOM_KERNELS
-from actors.kernels.reduce import REDUCE_KERNELS
-from actors.kernels.shape import SHAPE_KERNELS
-from actors.kernels.softmax import SOFTMAX_KERNELS
-from actors.kernels.sparse_update import SPARSE_UPDATE_KERNELS
-from actors.kernels.split import SPLIT_KERNELS
-from actors.kernels.update import UPDATE_KERNELS
-from actors.kernels.widened import widened
 
 GENERATION = 4
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
@@ -52,8 +52,8 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
     *PACKED_ATTENTION_KERNELS,
-    *NUMPY_GROUP_KERNELS,
-    *PRODUCT_GROUP_KERNELS,
+    *NUMPY_FUSED_KERNELS,
+    *FUSED_PRODUCT_KERNELS,
     *NORM_KERNELS,
     *LOSS_KERNELS,
     *LINEAR_LOSS_KERNELS,
@@ -65,7 +65,7 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *UPDATE_KERNELS,
 )
 
-HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *widened(NUMPY_KERNELS))
+HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *upcast(NUMPY_KERNELS))
 
 _registered: list[Kernel] = []
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from actors.kernels.blocks import BLOCK_BYTES
+from actors.kernels.interpret.blocks import BLOCK_BYTES
 
 CALLS_PER_PRODUCT = 2
 """numpy's way to BLAS is twice as long as to a loop of its own (1.6 against 0.8 us)."""

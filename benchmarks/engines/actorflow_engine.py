@@ -23,8 +23,8 @@ from actorflow import nn  # noqa: E402
 from actorflow.bench.flops import model_flops  # noqa: E402
 from actorflow.bench.launch_times import launch_times_ns  # noqa: E402
 from actorflow.bench.launches import launch_table  # noqa: E402
+from actorflow.compile.native import ready_native  # noqa: E402
 from actorflow.data.source import spec_of  # noqa: E402
-from actorflow.native import ready_native  # noqa: E402
 from actorflow.settings import Settings  # noqa: E402
 from actors.kernels.native import runtime  # noqa: E402
 from actors.kernels.native.gemm import gemm_of, view_of_array  # noqa: E402

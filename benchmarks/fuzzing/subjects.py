@@ -8,9 +8,9 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from actorflow.runner import Runner
+from actorflow.run.runner import Runner
 from actorflow.settings import Settings
-from compiler import chains
+from compiler.lowering import chains
 from compiler.plan import Plan
 
 STEPS = 4

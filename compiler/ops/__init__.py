@@ -9,7 +9,7 @@ In reading order:
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
 - `linear_loss`: a linear layer under its cross-entropy, by the chunk.
-- `group`, `product_group`: many ops in one launch, with `group_numpy` as their meaning;
+- `group`, `fused_product`: many ops in one launch, with `group_numpy` as their meaning;
   `expand_pointwise`, `expand_rows`: how ops become part of one, and `loss_rows`, a loss before its
   mean.
 - `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between

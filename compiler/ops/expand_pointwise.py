@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 from compiler.attrs import Attrs
-from compiler.expansion import Expand, Frame, Types, expand, frame, pointwise_frame
-from compiler.group_builder import ProgramBuilder
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Expand, Frame, Types, expand, frame, pointwise_frame
 from compiler.ops import activation, binary, elementwise
 from compiler.ops.random import DROPOUT
 from compiler.types import DType

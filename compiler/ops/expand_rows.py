@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from compiler.attrs import Attrs
-from compiler.expansion import Frame, Types, expand, frame
-from compiler.group_builder import ProgramBuilder
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Frame, Types, expand, frame
 from compiler.ops.loss import CROSS_ENTROPY_GRAD
 from compiler.ops.loss_rows import CROSS_ENTROPY_ROWS
 from compiler.ops.norm import LAYER_NORM, LAYER_NORM_GRAD
@@ -32,7 +32,7 @@ def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
 
 @frame.of(SUM, MEAN)
 def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-    """Take sums of floats over the last axes, or over the first, whose result is sealed."""
+    """Take sums of floats over the last axes, or over the first, whose result is write_only."""
     (x,) = inputs
     axes = attrs.ints("axes")
     if not x.dtype.is_float or not axes or _are_last(axes, x.shape):
@@ -41,7 +41,7 @@ def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     is_first = _are_reduced(range(axes[-1] + 1), axes, x.shape)
     if not is_first or math.prod(columns) > MAX_SUMMED_COLUMNS:
         return None
-    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), len(columns), sealed=(0,))
+    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), len(columns), write_only=(0,))
 
 
 def _are_last(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -130,7 +130,7 @@ def _layer_norm_grad_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame
     rows = (*x[:-1], 1)
     if math.prod(x) == x[-1]:
         return None  # one row: nothing to sum, and a vector is no sum's result
-    return Frame(x, (x, x, gamma, rows, rows), (x, gamma, gamma), 1, sealed=(1, 2))
+    return Frame(x, (x, x, gamma, rows, rows), (x, gamma, gamma), 1, write_only=(1, 2))
 
 
 @expand.of(LAYER_NORM_GRAD)

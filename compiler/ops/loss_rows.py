@@ -1,6 +1,6 @@
 """Cross entropy before its mean: what a group computes of it, a reduction over rows behind.
 
-Only the pass `fuse_groups` emits this op, and puts it into a group at once.
+Only the pass `fuse` emits this op, and puts it into a group at once.
 """
 
 from __future__ import annotations

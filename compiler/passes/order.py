@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
+from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.registry import is_source
-from compiler.storage import Storage, assign_storage, launch_of_values, write_after_read
 from memory.order import better_order
 
 

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from compiler.attrs import NO_ATTRS
 from compiler.graph import Graph, GraphBuilder, Node, Output
+from compiler.lowering.storage import OldRead, Storage, assign_storage, old_reads
 from compiler.ops.shape import COPY
-from compiler.storage import OldRead, Storage, assign_storage, old_reads
 from compiler.types import ValueId
 
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.graph import Graph, GraphBuilder, Node, remap
+from compiler.lowering.storage import dense_layout
 from compiler.ops.attention import ATTENTION
 from compiler.ops.packed_attention import PACKED_ATTENTION
 from compiler.ops.shape import RESHAPE, TRANSPOSE, reshape_to
 from compiler.ops.slicing import SLICE
 from compiler.ops.split import SPLIT
 from compiler.registry import Layout, view
-from compiler.storage import dense_layout
 from compiler.types import TensorType, ValueId
 
 _VIEWS = (RESHAPE, TRANSPOSE, SLICE)

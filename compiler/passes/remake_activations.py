@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.graph import Graph, Node
+from compiler.lowering.storage import Storage, assign_storage
 from compiler.ops.activation import (
     GELU,
     GELU_GRAD,
@@ -31,7 +32,6 @@ from compiler.ops.activation import (
 )
 from compiler.passes.simplify import prune
 from compiler.registry import Op
-from compiler.storage import Storage, assign_storage
 from compiler.types import Phase, TensorType, ValueId
 
 _GRADIENT = {GELU: GELU_GRAD, SILU: SILU_GRAD}

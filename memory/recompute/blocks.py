@@ -90,7 +90,7 @@ def find_blocks(problem: Problem) -> tuple[Block, ...]:
     begin, bounds = problem.num_forward, [problem.num_forward]
     for cut in reversed(cuts):
         window = _window(problem, readers, cut)
-        if window is None:  # pinning has widened every window
+        if window is None:  # pinning has upcast every window
             raise RuntimeError(f"the cut after forward op {cut[0]} is no longer one")
         low, high = max(begin, window[0]), max(begin, window[1])
         begin = high - int(gradients[low : high + 1][::-1].argmin())

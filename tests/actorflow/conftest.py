@@ -2,7 +2,7 @@ import pytest
 
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
-from actorflow.trace import Trace, recording
+from actorflow.trace.tracer import Trace, recording
 from compiler.graph import Output
 from compiler.types import DType, TensorType
 

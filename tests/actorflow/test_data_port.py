@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from actorflow.ports import DataPort
-from actorflow.stopping import StopTraining
+from actorflow.run.ports import DataPort
+from actorflow.run.stopping import StopTraining
 from actors.errors import SourceExhausted
 from compiler.types import DType, TensorType
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compiler.accounting import Share, account, chain_launches, shares
 from compiler.attrs import Attrs
-from compiler.graph import Accumulation, Output, Source, UpdateRule
+from compiler.graph import Accumulation, Output, SourceLocation, UpdateRule
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
@@ -150,7 +150,7 @@ def attending_job(s, every=1):
     x = s.input("x", (8, 16), "float32")
     w = s.variable("w", (16, 16), "float32")
     rate = s.constant(np.float32(0.1))
-    with s.b.at("body", Source("job.py", 12)):
+    with s.b.at("body", SourceLocation("job.py", 12)):
         h = s.b.one(EXP, s.b.one(MATMUL, x, w))
         h = s.b.one(SOFTMAX, s.b.one(MATMUL, h, w), scale=1.0, causal=False)
         s.b.objective = s.b.one(SUM, h, axes=(0, 1), keepdims=False)

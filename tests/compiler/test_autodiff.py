@@ -3,7 +3,7 @@ import pytest
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Output, Source, UpdateRule
+from compiler.graph import Output, SourceLocation, UpdateRule
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, SQUARE
 from compiler.ops.matmul import MATMUL
@@ -84,7 +84,7 @@ def test_the_result_is_a_valid_graph_with_one_write_per_variable(sketch):
 
 def test_gradient_nodes_carry_scope_and_line_of_their_forward_node(sketch):
     w = sketch.variable("w", (3,))
-    with sketch.b.at("blocks.0", Source("train.py", 41)):
+    with sketch.b.at("blocks.0", SourceLocation("train.py", 41)):
         y = sketch.b.one(SQUARE, w)
     graph = autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))
     new = [n for n in graph.nodes if n.scope == "blocks.0"]
@@ -94,7 +94,7 @@ def test_gradient_nodes_carry_scope_and_line_of_their_forward_node(sketch):
 
 def test_a_parameter_without_a_path_to_the_loss_is_named(sketch):
     w = sketch.variable("w", (3,))
-    with sketch.b.at("", Source("model.py", 7)):
+    with sketch.b.at("", SourceLocation("model.py", 7)):
         lonely = sketch.variable("head.bias", (3,))
     graph = with_sgd(sketch, sum_all(sketch, w), [w, lonely])
     with pytest.raises(CompileError, match=r"model\.py:7: parameter 'head\.bias' has no path"):
@@ -120,7 +120,7 @@ def test_an_op_without_a_gradient_is_named_with_its_line(sketch):
     opaque = define("opaque_for_autodiff_test")
     infer_type.register(opaque, lambda inputs, attrs: inputs)
     w = sketch.variable("w", (3,))
-    with sketch.b.at("", Source("user.py", 3)):
+    with sketch.b.at("", SourceLocation("user.py", 3)):
         y = sketch.b.one(opaque, w)
     with pytest.raises(CompileError, match=r"user\.py:3: opaque_for_autodiff_test has no gradient"):
         autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))

@@ -4,12 +4,14 @@ import sys
 
 import pytest
 
-from compiler import packing
 from compiler.attrs import Attrs
-from compiler.buffers import draft_launches
 from compiler.graph import GraphBuilder, Output, UpdateRule, Write
 from compiler.graph_hash import hash_graph
-from compiler.lower import lower
+from compiler.lowering import packing
+from compiler.lowering.buffers import draft_launches
+from compiler.lowering.lower import lower
+from compiler.lowering.packing import SEARCH_WORK, Item, pack
+from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import TANH
 from compiler.ops.binary import ADD
 from compiler.ops.matmul import MATMUL
@@ -17,11 +19,9 @@ from compiler.ops.reduce import MEAN
 from compiler.ops.sources import INPUT, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT
 from compiler.options import CompileOptions
-from compiler.packing import SEARCH_WORK, Item, pack
 from compiler.passes import simplify
 from compiler.pipeline import PASSES
 from compiler.plan import Plan
-from compiler.storage import assign_storage
 from compiler.types import DType
 from compiler.verify import verify_plan
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.attrs import Attrs
-from compiler.expansion import expand
+from compiler.fusion import fuse as fuse
+from compiler.fusion.expansion import expand
 from compiler.graph import GraphBuilder, Output
+from compiler.lowering.storage import assign_storage
 from compiler.ops.sources import INPUT
-from compiler.passes import fuse_groups
 from compiler.passes.check import check
 from compiler.registry import all_ops, find_op, reference
-from compiler.storage import assign_storage
 
 ROWS = {"axes": (1,), "keepdims": False}
 SEED, STEP = np.array(5), np.array(3)
@@ -119,8 +119,8 @@ def test_an_op_alone_becomes_a_group_that_computes_what_its_reference_does(
     name, arrays, attrs, evaluate
 ):
     graph, feeds = graph_of(name, arrays, attrs)
-    after = check(fuse_groups.run(graph), "fuse_groups")
-    assert set(launches(after)) == {"group"}
+    after = check(fuse.run(graph), "fuse")
+    assert set(launches(after)) == {"fused"}
     assert_same(evaluate, graph, after, feeds)
 
 
@@ -136,14 +136,14 @@ EXTREMES = np.array([0.0, -0.0, 1e-300, 700.0, -700.0, 750.0, -750.0, 1e200, -1e
 def test_extreme_numbers_come_out_as_from_the_reference(name, evaluate):
     graph, feeds = graph_of(name, (EXTREMES,), {})
     with np.errstate(all="ignore"):
-        assert_same(evaluate, graph, fuse_groups.run(graph), feeds)
+        assert_same(evaluate, graph, fuse.run(graph), feeds)
 
 
 def test_dropped_nans_and_infinities_stay_nan(evaluate):
     x = np.array([np.nan, np.inf, 1.0, -np.inf] * 8)
     graph, feeds = graph_of("dropout", (x, SEED, STEP), {"p": 0.5, "key": 1})
     with np.errstate(all="ignore"):
-        assert_same(evaluate, graph, fuse_groups.run(graph), feeds)
+        assert_same(evaluate, graph, fuse.run(graph), feeds)
 
 
 @pytest.mark.parametrize("label", [-1, 5])
@@ -152,7 +152,7 @@ def test_a_label_out_of_range_fails_in_a_group_too(label, evaluate):
     labels[3] = label
     graph, feeds = graph_of("cross_entropy", (logits, labels), {})
     with pytest.raises(IndexError, match=f"label {label} at position \\(3,\\) is outside 0..4"):
-        evaluate(fuse_groups.run(graph), feeds)
+        evaluate(fuse.run(graph), feeds)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_label_out_of_range_fails_in_a_group_too(label, evaluate):
 )
 def test_what_a_group_cannot_compute_stays_as_it_is(name, arrays, attrs):
     graph, _ = graph_of(name, arrays, attrs)
-    assert launches(fuse_groups.run(graph)) == [name]
+    assert launches(fuse.run(graph)) == [name]
 
 
 @st.composite
@@ -191,5 +191,5 @@ def broadcast_pairs(draw):
 def test_any_broadcast_gives_what_numpy_gives(shapes, evaluate_graphs):
     a, b = shapes
     graph, feeds = graph_of("sub", (normal(*a), normal(*b, seed=1)), {})
-    after = check(fuse_groups.run(graph), "fuse_groups")
+    after = check(fuse.run(graph), "fuse")
     assert_same(evaluate_graphs, graph, after, feeds, rtol=0)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.graph import GraphBuilder, Output, Source
+from compiler.graph import GraphBuilder, Output, SourceLocation
 from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import ADD, DIV, MUL
 from compiler.ops.matmul import MATMUL
@@ -17,7 +17,7 @@ from compiler.passes.check import check
 
 BATCH, ROWS, COLUMNS, WIDTH, OUT = (2, 3), 4, 5, 6, 7
 SHAPES = {"q": (*BATCH, ROWS, WIDTH), "k": (*BATCH, COLUMNS, WIDTH), "v": (*BATCH, COLUMNS, OUT)}
-HERE = Source("model.py", 12)
+HERE = SourceLocation("model.py", 12)
 
 
 def fused(graph):

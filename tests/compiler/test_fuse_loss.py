@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
-from compiler.graph import Output, Source, UpdateRule
+from compiler.graph import Output, SourceLocation, UpdateRule
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
@@ -54,7 +54,7 @@ def there_and_back(s, logits):
 
 def loss_of(s, logits):
     labels = reshape(s, s.input("y", (BATCH, TOKENS), "int64"), ROWS)
-    with s.b.at("head", Source("train.py", 41)):
+    with s.b.at("head", SourceLocation("train.py", 41)):
         return s.b.emit(CROSS_ENTROPY, (logits, labels))
 
 

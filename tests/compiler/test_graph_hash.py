@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.graph import Output, Source
+from compiler.graph import Output, SourceLocation
 from compiler.graph_hash import hash_graph
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.reduce import SUM
@@ -39,7 +39,9 @@ def test_what_a_graph_computes_is_in_its_hash(graph):
     assert len({hash_graph(g) for g in (graph, *others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("changes", [{"scope": "blocks.0"}, {"source": Source("job.py", 7)}])
+@pytest.mark.parametrize(
+    "changes", [{"scope": "blocks.0"}, {"source": SourceLocation("job.py", 7)}]
+)
 def test_scopes_and_lines_count_where_they_are_asked_for(graph, changes):
     moved = with_node(graph, 2, **changes)
     assert hash_graph(moved) == hash_graph(graph)

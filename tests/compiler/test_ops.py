@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, Source
+from compiler.graph import GraphBuilder, SourceLocation
 from compiler.ops import standard
 from compiler.ops.random import dropout_mask
 from compiler.ops.sources import INPUT, constant, constant_array, scalar
@@ -25,7 +25,7 @@ def emit(name, /, *inputs, **attrs):
     b = GraphBuilder()
     types = [typed(text) for text in inputs]
     values = [b.one(INPUT, name="x", dtype=str(t.dtype), shape=t.shape) for t in types]
-    with b.at("blocks.0", Source("train.py", 41)):
+    with b.at("blocks.0", SourceLocation("train.py", 41)):
         return b.emit(find_op(name), values, attrs)
 
 

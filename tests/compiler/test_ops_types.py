@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compiler.attrs import Attrs
-from compiler.group import GroupInput, Kind
-from compiler.group_builder import ProgramBuilder
-from compiler.group_space import Space
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.program import Kind, ProgramInput
+from compiler.fusion.spaces import Space
 from compiler.ops import standard
-from compiler.ops.group import group_attrs
+from compiler.ops.fused import fused_attrs
 from compiler.registry import Op, cost, find_op, infer_type, is_comm, is_source, reference
 from compiler.types import DType, TensorType
 
@@ -215,16 +215,16 @@ def group(draw):
     dtype, columns = DType(draw(st.sampled_from(FLOATS))), draw(st.integers(1, 4))
     shape = (*draw(st.sampled_from(((3,), (2, 2), (1, 3)))), columns)
     p = ProgramBuilder(math.prod(shape[:-1]), columns)
-    x, bias = (p.input(GroupInput(dtype, kind)) for kind in (Kind.FULL, Kind.COLUMN))
+    x, bias = (p.input(ProgramInput(dtype, kind)) for kind in (Kind.FULL, Kind.COLUMN))
     y = p.op("add", x, bias)
     program, _ = p.finish((y, p.reduce("row_sum", y), p.reduce("column_sum", x)))
     shapes = (shape, shape[:-1], (columns,))
-    attrs = group_attrs(program, Space(p.rows, columns), shapes, ("add", "sum", "sum"))
+    attrs = fused_attrs(program, Space(p.rows, columns), shapes, ("add", "sum", "sum"))
     return [array(dtype.value, shape), array(dtype.value, (columns,))], attrs
 
 
 @st.composite
-def product_group(draw):
+def fused_product(draw):
     (x, bias), attrs = draw(group())
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
     return [array(x.dtype, (rows, 2)), array(x.dtype, (2, columns)), bias], attrs
@@ -337,8 +337,8 @@ CALLS = {
     "cross_entropy": cross_entropy(),
     "cross_entropy_grad": cross_entropy_grad(),
     "cross_entropy_rows": cross_entropy(),
-    "group": group(),
-    "product_group": product_group(),
+    "fused": group(),
+    "fused_product": fused_product(),
     "linear_cross_entropy": linear_cross_entropy(),
     "linear_cross_entropy_grad": linear_cross_entropy(1, 1, has_gradients=True),
     "linear_cross_entropy_train": linear_cross_entropy(1, 0, has_gradients=True),

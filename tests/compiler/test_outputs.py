@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.targets import HostTarget
+from actorflow.compile.targets import HostTarget
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.lowering.storage import assign_storage
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import NEG
 from compiler.ops.shape import COPY, TRANSPOSE
@@ -20,7 +21,6 @@ from compiler.passes import autodiff, order, outputs, simplify
 from compiler.passes.check import check
 from compiler.pipeline import compile_graph
 from compiler.registry import reference
-from compiler.storage import assign_storage
 
 
 def ops_of(graph):

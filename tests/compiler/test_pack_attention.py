@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from compiler.attrs import Attrs
-from compiler.graph import Output, Source, UpdateRule
+from compiler.graph import Output, SourceLocation, UpdateRule
+from compiler.lowering.storage import assign_storage
 from compiler.ops.attention import ATTENTION
 from compiler.ops.matmul import MATMUL
 from compiler.ops.packed_attention import PACKED_ATTENTION
@@ -14,11 +15,10 @@ from compiler.ops.split import SPLIT
 from compiler.ops.update import SGD_UPDATE
 from compiler.passes import autodiff, pack_attention, simplify
 from compiler.passes.check import check
-from compiler.storage import assign_storage
 
 BATCH, ROWS, HEADS, WIDTH = 2, 4, 3, 5
 DIM = HEADS * WIDTH
-HERE = Source("model.py", 12)
+HERE = SourceLocation("model.py", 12)
 
 
 def packed(graph):

@@ -65,7 +65,7 @@ def test_no_pass_can_be_left_out_of_the_list(left_out):
 def test_what_the_options_leave_out_is_waived_and_not_refused():
     plain = CompileOptions("job")
     assert "groups" in LOWERING_NEEDS
-    assert "fuse_groups" not in [step.name for step in check_order(PASSES, plain)]
+    assert "fuse" not in [step.name for step in check_order(PASSES, plain)]
 
 
 def test_two_passes_that_provide_one_fact_are_refused():

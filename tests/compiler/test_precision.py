@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.attrs import Attrs
-from compiler.graph import GraphBuilder, Output, Source, UpdateRule
+from compiler.graph import GraphBuilder, Output, SourceLocation, UpdateRule
 from compiler.ops.activation import GELU, RELU, SILU, TANH
 from compiler.ops.attention import ATTENTION, ATTENTION_GRAD
 from compiler.ops.binary import ADD, LESS, MUL, SUB, WHERE, scaled
@@ -281,7 +281,7 @@ def test_an_output_of_the_job_keeps_its_type_even_where_products_read_it_rounded
 
 def test_scopes_sources_and_phases_are_those_of_the_reader():
     job = Job()
-    with job.b.at("head", Source("train.py", 7)):
+    with job.b.at("head", SourceLocation("train.py", 7)):
         y = job.linear(job.x)
     graph = lowered(job.training(y))
     down = [n for n in nodes_of(graph, CAST) if n.phase is Phase.FORWARD]

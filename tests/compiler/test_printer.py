@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from compiler.attrs import Attrs
-from compiler.graph import Output, Source, UpdateRule
+from compiler.graph import Output, SourceLocation, UpdateRule
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.softmax import SOFTMAX
@@ -21,7 +21,7 @@ def plan(sketch, fake_target):
     x = sketch.input("x", (64, 64), "float32")
     w = sketch.variable("w", (64, 64), "float32")
     rate = sketch.constant(np.float32(0.1))
-    with sketch.b.at("body", Source("job.py", 12)):
+    with sketch.b.at("body", SourceLocation("job.py", 12)):
         h = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, x, w), scale=1.0, causal=False)
         sketch.b.objective = sketch.b.one(SUM, h, axes=(0, 1), keepdims=False)
     sketch.b.outputs = [Output("loss", sketch.b.objective)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Accumulation, GraphBuilder, Output, Source, UpdateRule, Write
+from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule, Write
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import CAST, EXP, NEG
 from compiler.ops.reduce import SUM
@@ -36,14 +36,14 @@ def job(every=3, *, is_rate_a_metric=True, reads_batch=False):
     b = GraphBuilder()
     x, w = b.one(INPUT, name="x", dtype="float64", shape=(4,)), variable(b, "w", (4,))
     step = variable(b, "step", (), "int64", "counter")
-    with b.at("body", Source("job.py", 7)):
+    with b.at("body", SourceLocation("job.py", 7)):
         loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
     rate = rate_of(b, step)
     b.objective, b.outputs = loss, [Output("loss", loss)]
     if is_rate_a_metric:
         b.outputs.append(Output("rate", rate))
     if reads_batch:
-        with b.at("optimizer", Source("job.py", 9)):
+        with b.at("optimizer", SourceLocation("job.py", 9)):
             rate = b.one(SUM, b.one(INPUT, name="lr", dtype="float64", shape=(1,)),
                          axes=(0,), keepdims=False)  # fmt: skip
     b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]

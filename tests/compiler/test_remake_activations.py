@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
-from compiler.graph import Accumulation, GraphBuilder, Output, Source, UpdateRule
+from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule
+from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, SILU
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import SQUARE
@@ -15,7 +16,6 @@ from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
 from compiler.ops.update import SGD_UPDATE
 from compiler.passes import autodiff, order, outputs, rates, remake_activations, simplify
 from compiler.passes.check import check
-from compiler.storage import assign_storage
 from compiler.types import Phase
 
 ROWS, WIDTH = 4, 6
@@ -126,12 +126,12 @@ def test_the_weight_gradient_behind_an_activation_reads_what_its_gradient_made(j
 
 
 def test_the_new_launch_has_phase_scope_and_source_of_the_gradient(job):
-    with job.b.at("mlp", Source("train.py", 41)):
+    with job.b.at("mlp", SourceLocation("train.py", 41)):
         h = job.b.one(GELU, job.linear(job.x))
     after = remake_activations.run(job.graph(job.linear(h)))
     (gradient,) = [n for n in after.nodes if n.op.name in REMADE]
     assert gradient.phase is Phase.BACKWARD
-    assert (gradient.scope, gradient.source) == ("mlp", Source("train.py", 41))
+    assert (gradient.scope, gradient.source) == ("mlp", SourceLocation("train.py", 41))
 
 
 def test_every_layer_of_a_deep_network_is_remade(job, evaluate):

@@ -8,7 +8,7 @@ import pytest
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError
 from compiler.graph import Output, Write
-from compiler.lower import lower
+from compiler.lowering.lower import lower
 from compiler.ops.binary import ADD
 from compiler.ops.elementwise import EXP, NEG
 from compiler.ops.matmul import MATMUL
@@ -149,7 +149,7 @@ def test_bytes_given_away_before_their_last_reader_are_found(sketch, fake_target
     graph = sketch.b.freeze()
     options = CompileOptions("job", is_training=False)
     compile_graph(graph, fake_target, options)
-    monkeypatch.setattr("compiler.buffers._last_uses", first_uses)
+    monkeypatch.setattr("compiler.lowering.buffers._last_uses", first_uses)
     with pytest.raises(InternalError, match=r"\(matmul, .*reads register .* for version"):
         compile_graph(graph, fake_target, options)
 
@@ -177,8 +177,10 @@ def updating(sketch, *, is_early):
 def test_an_update_before_a_reader_of_the_old_value_is_found(
     sketch, fake_target, monkeypatch, num_streams
 ):
-    monkeypatch.setattr("compiler.program.write_after_read", lambda graph, storage: [])
-    monkeypatch.setattr("compiler.chains.MESSAGE_NS", 1.0)
+    monkeypatch.setattr(
+        "compiler.lowering.step_program.write_after_read", lambda graph, storage: []
+    )
+    monkeypatch.setattr("compiler.lowering.chains.MESSAGE_NS", 1.0)
     options = CompileOptions("job", num_streams=num_streams)
     plan = lower(updating(sketch, is_early=True), fake_target, options, "")
     with pytest.raises((InternalError, RaceError), match=r"matmul.* reads (register )?'w'"):

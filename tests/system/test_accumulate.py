@@ -9,7 +9,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
-from compiler import chains
+from compiler.lowering import chains
 
 OPTIMIZERS = {
     "momentum": af.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),

@@ -195,8 +195,8 @@ def test_a_label_out_of_range_fails_the_step_with_op_and_users_line(bad_label, n
 
 def test_a_label_out_of_range_in_a_group_names_the_ops_that_it_is_made_of(bad_label, native):
     error = bad_label()
-    assert error.op == "group"
-    assert re.search(r"op 'group' of [a-z_, ]*cross_entropy", str(error))
+    assert error.op == "fused"
+    assert re.search(r"op 'fused' of [a-z_, ]*cross_entropy", str(error))
 
 
 def exploding(step):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow import compiling, nn
-from actorflow import native as native_module
-from actors.kernels.native import tuning
+from actorflow import nn
+from actorflow.compile import compiling
+from actorflow.compile import native as native_module
+from actors.kernels.library import tuning
 
 
 class Layer(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.plan_credits import credits_after
+from actorflow.run.plan_credits import credits_after
 from actors.race import check_races
-from compiler import chains
+from compiler.lowering import chains
 from compiler.verify import verify_plan
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.cli import main
-from actors.kernels.native import runtime, tuning
+from actorflow.cli.main import main
+from actors.kernels.library import tuning
+from actors.kernels.native import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,7 +125,7 @@ def warm(run, compiler, numpys, tmp_path_factory):
     """A cache with all that the job needs, and what the job comes to with native kernels."""
     cache = tmp_path_factory.mktemp("warm")
     losses, kernels, _, log = run(ACTORFLOW_CACHE=str(cache))
-    assert {"c.group", "c.adamw_update"} <= set(kernels)
+    assert {"c.fused", "c.adamw_update"} <= set(kernels)
     assert log == ""
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
     return cache, losses, kernels
@@ -179,8 +180,8 @@ def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="32ULL", cc=compiler))
     losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE=str(tmp_path))
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
-    assert {"c.group", "c.adamw_update"} <= set(kernels)
-    assert {"numpy.group", "numpy.product_group"} & set(kernels)
+    assert {"c.fused", "c.adamw_update"} <= set(kernels)
+    assert {"numpy.fused", "numpy.fused_product"} & set(kernels)
     (line,) = log.splitlines()
     assert line.startswith("plan 'train': cross_entropy_rows: group of ")
     assert line.endswith(
@@ -196,7 +197,7 @@ def test_a_file_of_ours_that_the_compiler_refuses_leaves_its_ops_to_numpy(
     cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="af_increment", cc=compiler))
     losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE="off")
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
-    assert {"c.group", "numpy.adamw_update", "numpy.increment"} <= set(kernels)
+    assert {"c.fused", "numpy.adamw_update", "numpy.increment"} <= set(kernels)
     (line,) = log.splitlines()
     assert line.startswith(f"plan 'train': update.c: the C compiler {cc} ended with status 1:")
     assert line.endswith(
@@ -263,7 +264,7 @@ def onednn_is_here(warm):
 
 WITHOUT = """
 from importlib import metadata
-from actors.kernels.native import onednn
+from actors.kernels.library import onednn
 
 def files(name):
     raise metadata.PackageNotFoundError(name)
@@ -273,7 +274,7 @@ metadata.files = files
 
 REFUSING = """
 from dataclasses import replace
-from actors.kernels.native import onednn
+from actors.kernels.library import onednn
 
 class Refusing:
     def __init__(self, calls):
@@ -437,7 +438,7 @@ def test_tune_says_where_there_is_nothing_to_measure(tmp_path, monkeypatch, caps
 # numpy's own threads
 
 THREADS = f"""{MODEL}
-from actors.kernels.native import openblas
+from actors.kernels.library import openblas
 
 def seen(native, count=None):
     os.environ["ACTORFLOW_NATIVE"] = native

@@ -7,7 +7,7 @@ import actorflow as af
 from actorflow import nn
 from actors import load as loading
 from compiler import pipeline
-from compiler.passes import offload, spill
+from compiler.budget import offload, spill
 from compiler.plan import ActorKind
 
 

@@ -42,7 +42,7 @@ def actorflow(tmp_path):
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
 
     def run(*arguments, code=0):
-        program = "import sys; from actorflow.cli import main; sys.exit(main())"
+        program = "import sys; from actorflow.cli.main import main; sys.exit(main())"
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
@@ -75,7 +75,7 @@ def test_a_plan_file_trains_to_the_same_bytes_as_the_script(actorflow, tmp_path)
 def test_the_whole_plan_can_be_printed_and_simulated(actorflow):
     actorflow("plan", "script.py", "--save", "p.plan")
     shown = actorflow("plan", "p.plan", "--full").stdout
-    assert re.search(r"\d (numpy|onednn|openblas)\.\S*(matmul: |product_group\(matmul)", shown)
+    assert re.search(r"\d (numpy|onednn|openblas)\.\S*(matmul: |fused_product\(matmul)", shown)
     assert "stream compute" in actorflow("simulate", "p.plan", "--steps", "50").stdout
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.cli import main
+from actorflow.cli.main import main
 from actorflow.settings import environment_table
 
 ROOT = Path(__file__).resolve().parents[2]

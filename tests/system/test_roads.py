@@ -7,11 +7,11 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.cli import main
-from actorflow.plan_cache import PlanCache
+from actorflow.cli.main import main
+from actorflow.compile.plan_cache import PlanCache
 from actors.race import RaceError, check_races
-from compiler import chains
 from compiler.errors import ActorflowError, PlanFormatError
+from compiler.lowering import chains
 from compiler.plan import Plan
 from compiler.verify import verify_plan
 

@@ -7,10 +7,10 @@ import pytest
 
 import actorflow as af
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.listener import Listener
-from actorflow.report import Reporter
-from actorflow.run import Run
-from actorflow.status import StatusWriter
+from actorflow.run.listener import Listener
+from actorflow.run.report import Reporter
+from actorflow.run.status import StatusWriter
+from actorflow.run.training_run import Run
 from actors.loop import Loop
 
 STEPS = 12

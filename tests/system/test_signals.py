@@ -10,7 +10,7 @@ import termios
 import pytest
 
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.signals import StopSignals
+from actorflow.run.signals import StopSignals
 
 TRAINING = """
     import signal, sys, threading

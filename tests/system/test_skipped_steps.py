@@ -7,8 +7,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.broken_steps import MAX_SKIPPED_IN_A_ROW
 from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.run.broken_steps import MAX_SKIPPED_IN_A_ROW
 
 STEPS = 12
 OPTIMIZERS = {

@@ -10,7 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actors.kernels import catalogue
 from actors.kernels.kernel import KernelNeeds
-from compiler import chains
+from compiler.lowering import chains
 from compiler.plan import ActorKind
 
 

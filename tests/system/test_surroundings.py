@@ -5,7 +5,7 @@ import os
 import pytest
 
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.metrics import read_metrics
+from actorflow.run.metrics import read_metrics
 
 TRAINING = """
     import logging, os, sys

@@ -1,4 +1,4 @@
-"""Code from groups (compiler.group): what a whole group computes as one function.
+"""Code from groups (compiler.fusion.program): what a whole group computes as one function.
 
 phases       which loops over a row a program needs, and which values live between them
 expressions  one instruction as an expression of C
@@ -9,6 +9,6 @@ arguments    which word of a function's argument block says what
 spaces       where the operands of a launch lie in its space
 chunks       how a space is cut into pieces for threads, from its extents alone
 programs     the program of a launch and what follows from it, worked out once
-group_kernel the kernel "c.group" that plans, binds and runs such a function
-product_group a product and the group that reads it as one launch
+group_kernel the kernel "c.fused" that plans, binds and runs such a function
+fused_product a product and the group that reads it as one launch
 """

@@ -7,7 +7,7 @@ serves every shape.
 
 from __future__ import annotations
 
-from compiler.group import Program
+from compiler.fusion.program import FusedProgram
 
 ROWS = 0
 COLUMNS = 1
@@ -37,11 +37,11 @@ def operand(position: int, word: int = POINTER) -> int:
     return _HEADER + _OPERAND * position + word
 
 
-def buffer(program: Program, index: int) -> int:
+def buffer(program: FusedProgram, index: int) -> int:
     """Return the place of a row buffer's address; its elements per thread follow."""
     return operand(len(program.inputs) + len(program.outputs)) + _PAIR * index
 
 
-def column_sum(program: Program, num_buffers: int, index: int) -> int:
+def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
     """Return the place of a column sum's first partial; the elements per partial follow."""
     return buffer(program, num_buffers + index)

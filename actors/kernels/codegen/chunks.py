@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.kernels.codegen.phases import weight
-from compiler.group import Kind, Program
+from compiler.fusion.program import FusedProgram, Kind
 
 PIECE_NS = 20_000
 MAX_PIECES = 32
@@ -42,14 +42,14 @@ class Chunks:
         return 1 if self.num_columns else max(1, self.num_rows)
 
 
-def duration_ns(program: Program, rows: int, columns: int) -> float:
+def duration_ns(program: FusedProgram, rows: int, columns: int) -> float:
     """Return about how long one thread takes."""
     values = (*range(len(program.inputs)), *program.outputs)
     size = sum([program.dtype_of(v).itemsize for v in values if program.kind_of(v) is Kind.FULL])
     return rows * columns * (size * _NS_PER_BYTE + weight(program) * _NS_PER_WEIGHT)
 
 
-def cut(program: Program, rows: int, columns: int, has_column_sums: bool) -> Chunks:
+def cut(program: FusedProgram, rows: int, columns: int, has_column_sums: bool) -> Chunks:
     """Return the pieces of a space."""
     total_ns = duration_ns(program, rows, columns)
     if rows <= MAX_WIDE_ROWS and columns >= MIN_WIDE_COLUMNS and total_ns >= 2 * PIECE_NS:

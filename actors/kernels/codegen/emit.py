@@ -25,7 +25,7 @@ from actors.kernels.codegen.loops import REDUCTIONS, num_rows_at_once, phase_lin
 from actors.kernels.codegen.phases import Phase, operands_of, schedule
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.native.runtime import CFunction, unique_name
-from compiler.group import OTHERS, Instruction, Kind, Program
+from compiler.fusion.program import OTHERS, FusedProgram, Instruction, Kind
 from compiler.types import DType
 
 _FINISH_COLUMNS = 4096
@@ -34,7 +34,7 @@ _MOST_RANDOM = 6
 """Every philox has 8 KiB of bits on the stack of its phase."""
 
 
-def is_taken(program: Program) -> bool:
+def is_taken(program: FusedProgram) -> bool:
     """Return whether there is C for every instruction and type of a program."""
     dtypes = [program.dtype_of(v) for v in range(program.num_values)]
     if not all([takes(dtype) for dtype in dtypes]):
@@ -43,17 +43,17 @@ def is_taken(program: Program) -> bool:
     return num_random <= _MOST_RANDOM and all([_has_form(program, i) for i in program.instructions])
 
 
-def emit(program: Program) -> CFunction:
+def emit(program: FusedProgram) -> CFunction:
     """Return the function of a program. Raises ValueError where `is_taken` is false."""
     text = "\n".join(_Emitter(program).lines())
-    name = unique_name("group", text)
+    name = unique_name("fused", text)
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
     about = f"group of {len(program.instructions)} instructions ({ops}) on {types}"
     return CFunction(name, text.replace("NAME", name), about)
 
 
-def _has_form(program: Program, instruction: Instruction) -> bool:
+def _has_form(program: FusedProgram, instruction: Instruction) -> bool:
     op, dtypes = instruction.op, tuple([program.dtype_of(v) for v in instruction.operands])
     if op in REDUCTIONS:
         return instruction.dtype is not DType.BOOL
@@ -66,7 +66,7 @@ def _has_form(program: Program, instruction: Instruction) -> bool:
 class _Emitter:
     """The text of one program, with NAME for its name."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FusedProgram) -> None:
         self.program = program
         self.plan = schedule(program)
         self.values = Values(program, self.plan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from compiler.group import Instruction
+from compiler.fusion.program import Instruction
 from compiler.types import DType
 
 BFLOAT16 = "bfloat16"

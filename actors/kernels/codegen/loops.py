@@ -16,7 +16,7 @@ from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import is_float, load, store, sum_type_of
 from actors.kernels.codegen.phases import Phase, operands_of, weight
 from actors.kernels.codegen.values import Values, indented
-from compiler.group import Kind, Program
+from compiler.fusion.program import FusedProgram, Kind
 
 PHILOX_COLUMNS = 2048
 """Random bits are made for this many columns at a time, on the stack (8 KiB)."""
@@ -32,7 +32,7 @@ _MOST_WEIGHT = 64
 """A program that weighs more keeps the processor busy with one row."""
 
 
-def num_rows_at_once(program: Program) -> int:
+def num_rows_at_once(program: FusedProgram) -> int:
     """Return how many rows a loop of this program takes: 1 where that gains nothing."""
     ops = [i.op for i in program.instructions]
     gains = any([op in REDUCTIONS or op == "column_sum" for op in ops])

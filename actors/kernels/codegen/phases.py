@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.group import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, Program
+from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
 
 KEEP_ABOVE = 8
 """A value whose instructions weigh more is kept for the next phase instead of computed again."""
@@ -68,17 +68,17 @@ class Schedule:
     column_sums: tuple[int, ...]
 
 
-def schedule(program: Program) -> Schedule:
+def schedule(program: FusedProgram) -> Schedule:
     """Return the phases of a program, and what is computed around them."""
     return _Scheduler(program).run()
 
 
-def weight(program: Program) -> int:
+def weight(program: FusedProgram) -> int:
     """Return about how many additions an element of the space costs."""
     return sum([_weight(program, v) for v in range(len(program.inputs), program.num_values)])
 
 
-def last_reads(plan: Schedule, program: Program) -> dict[int, int]:
+def last_reads(plan: Schedule, program: FusedProgram) -> dict[int, int]:
     """Return the last phase that reads each FULL input."""
     return {
         value: index
@@ -93,19 +93,19 @@ def store_phases(plan: Schedule) -> dict[int, int]:
     return {out: index for index, phase in enumerate(plan.phases) for out in phase.stores}
 
 
-def operands_of(program: Program, value: int) -> tuple[int, ...]:
+def operands_of(program: FusedProgram, value: int) -> tuple[int, ...]:
     """Return what a value is computed from; nothing for an input."""
     own = value - len(program.inputs)
     return () if own < 0 else program.instructions[own].operands
 
 
-def op_of(program: Program, value: int) -> str:
+def op_of(program: FusedProgram, value: int) -> str:
     """Return the op of a value; "" for an input."""
     own = value - len(program.inputs)
     return "" if own < 0 else program.instructions[own].op
 
 
-def _weight(program: Program, value: int) -> int:
+def _weight(program: FusedProgram, value: int) -> int:
     if program.kind_of(value) is not Kind.FULL:
         return 0
     op = op_of(program, value)
@@ -115,7 +115,7 @@ def _weight(program: Program, value: int) -> int:
 class _Scheduler:
     """The analysis: levels by forward recursion, then phases from the last to the first."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FusedProgram) -> None:
         self.program = program
         self.live = _live(program)
         self.late = _late(program, self.live)
@@ -234,7 +234,7 @@ class _Walk:
         return sum([_weight(self.program, v) for v in seen])
 
 
-def _live(program: Program) -> frozenset[int]:
+def _live(program: FusedProgram) -> frozenset[int]:
     """Return the values that some output needs."""
     live: set[int] = set()
     pending = list(program.outputs)
@@ -246,7 +246,7 @@ def _live(program: Program) -> frozenset[int]:
     return frozenset(live)
 
 
-def _late(program: Program, live: frozenset[int]) -> frozenset[int]:
+def _late(program: FusedProgram, live: frozenset[int]) -> frozenset[int]:
     """Return COLUMN values computed at the end.
 
     They are outputs, what follows from column sums, and what those need of instructions.
@@ -269,7 +269,7 @@ def _late(program: Program, live: frozenset[int]) -> frozenset[int]:
     return frozenset(late)
 
 
-def _levels(program: Program) -> tuple[int, ...]:
+def _levels(program: FusedProgram) -> tuple[int, ...]:
     """Return how many phases must be complete before each value can be had."""
     levels = [0] * len(program.inputs)
     for instruction in program.instructions:

@@ -15,8 +15,8 @@ from actors.kernels.codegen.emit import emit, is_taken
 from actors.kernels.codegen.phases import Schedule, schedule
 from actors.kernels.kernel import Attrs
 from actors.kernels.native.runtime import CFunction
-from compiler.group import Plain, Program, from_plain
-from compiler.group_check import check_program
+from compiler.fusion.check import check_program
+from compiler.fusion.program import FusedProgram, Plain, from_plain
 
 _Key = tuple[Plain, tuple[float, ...]]
 
@@ -25,7 +25,7 @@ _Key = tuple[Plain, tuple[float, ...]]
 class Made:
     """A program, and how it is walked."""
 
-    program: Program
+    program: FusedProgram
     schedule: Schedule
 
 
@@ -63,7 +63,7 @@ def _function(key: _Key) -> CFunction | None:
     return emit(program) if is_taken(program) else None
 
 
-def _checked(plain: Plain) -> Program:
+def _checked(plain: Plain) -> FusedProgram:
     """Return a program that text and scratch may be made of: a launch may come from a file."""
     program = from_plain(plain)
     check_program(program)

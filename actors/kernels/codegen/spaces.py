@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from actors.kernels.codegen.chunks import Chunks, cut
 from actors.kernels.codegen.phases import Schedule, last_reads, store_phases
 from actors.kernels.kernel import Operand
-from compiler.group import ROW_REDUCTIONS, Kind, Program
+from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Extents and strides in elements of an operand."""
@@ -26,7 +26,7 @@ class Space:
 
 
 def space_of(
-    program: Program, plan: Schedule, rows: int, columns: int, layouts: tuple[Layout, ...]
+    program: FusedProgram, plan: Schedule, rows: int, columns: int, layouts: tuple[Layout, ...]
 ) -> Space | None:
     """Return how operands (inputs, then outputs) lie; None where one's rows are not evenly spaced.
 
@@ -47,7 +47,9 @@ def space_of(
     return Space(rows, columns, tuple(found), chunks)
 
 
-def row_strides(program: Program, columns: int, layouts: tuple[Layout, ...]) -> list[int] | None:
+def row_strides(
+    program: FusedProgram, columns: int, layouts: tuple[Layout, ...]
+) -> list[int] | None:
     """Return the step from row to row of every operand; None where one's rows are uneven."""
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
     strides = [
@@ -57,7 +59,7 @@ def row_strides(program: Program, columns: int, layouts: tuple[Layout, ...]) -> 
     return found if len(found) == len(strides) else None
 
 
-def _is_flat(program: Program, rows: int) -> bool:
+def _is_flat(program: FusedProgram, rows: int) -> bool:
     kinds = [program.kind_of(v) for v in range(program.num_values)]
     return (
         all([kind in (Kind.FULL, Kind.SCALAR) for kind in kinds])
@@ -66,14 +68,14 @@ def _is_flat(program: Program, rows: int) -> bool:
     )
 
 
-def is_plain(program: Program, value: int, rows: int) -> bool:
+def is_plain(program: FusedProgram, value: int, rows: int) -> bool:
     """Return whether row r of an input is that of the space."""
     entry = program.inputs[value]
     return entry.every == 1 and entry.count in (0, rows)
 
 
 def in_place_pairs(
-    program: Program,
+    program: FusedProgram,
     plan: Schedule,
     rows: int,
     inputs: tuple[Operand, ...],

@@ -21,14 +21,14 @@ from actors.kernels.codegen.expressions import (
     type_of,
 )
 from actors.kernels.codegen.phases import Schedule, op_of, operands_of
-from compiler.group import Instruction, Kind, Program
+from compiler.fusion.program import FusedProgram, Instruction, Kind
 from compiler.types import DType
 
 
 class Values:
     """The values of one program, as C."""
 
-    def __init__(self, program: Program, plan: Schedule) -> None:
+    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
         """Number the row buffers and column sums of the schedule."""
         self.program = program
         self.plan = plan

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.kernels import cost
-from actors.kernels.attention_blocks import Extents, extents_of
 from actors.kernels.attributes import number
+from actors.kernels.interpret.attention_blocks import Extents, extents_of
+from actors.kernels.interpret.packed_attention import (
+    PackedAttentionGradKernel,
+    PackedAttentionKernel,
+)
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
-from actors.kernels.packed_attention import PackedAttentionGradKernel, PackedAttentionKernel
 from actors.kernels.work import Pass, Product, Work
 from actors.protocol import Array, Launch
 from compiler.types import DType

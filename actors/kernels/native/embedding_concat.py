@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from actors.kernels import cost
-from actors.kernels.embedding_concat import parts_of
+from actors.kernels.interpret.embedding_concat import parts_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, columns_of, walk

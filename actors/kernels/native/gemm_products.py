@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.kernels.native import openblas, runtime
+from actors.kernels.library import openblas
+from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Chunk, Cut, Gemm
 from actors.kernels.native.gemm_launch import (
     Arrays,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.kernels.codegen.group_kernel import GROUP_KERNELS
-from actors.kernels.codegen.product_group import PRODUCT_GROUP_KERNELS
+from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
+from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.kernel import Kernel
 from actors.kernels.native import runtime
 from actors.kernels.native.attention import ATTENTION_KERNELS
@@ -17,8 +17,8 @@ from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
 
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
-    ((), GROUP_KERNELS),
-    (("gemm.c", "product_group.c"), PRODUCT_GROUP_KERNELS),
+    ((), FUSED_KERNELS),
+    (("gemm.c", "fused_product.c"), FUSED_PRODUCT_KERNELS),
     (("attention.c",), ATTENTION_KERNELS),
     (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
     (("update.c",), NATIVE_UPDATE_KERNELS),

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from actors.kernels import cost
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
-from actors.kernels.native import runtime, tuning
+from actors.kernels.library import tuning
+from actors.kernels.library.gemm_onednn import OneDnn
+from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Cut, Gemm, gemm_of, view_of, view_of_array
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
-from actors.kernels.native.gemm_onednn import OneDnn
 from actors.kernels.native.gemm_products import OpenBlas, Small
 from actors.kernels.work import Product, Work, item_weight
 from actors.protocol import Array, Launch

@@ -15,11 +15,11 @@ import numpy as np
 
 from actors.kernels import cost
 from actors.kernels.attributes import integer, integers
+from actors.kernels.interpret.shape import SHAPE_KERNELS, CopyKernel
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
-from actors.kernels.shape import SHAPE_KERNELS, CopyKernel
 from actors.kernels.work import Pass, Work
 from actors.protocol import Array, Launch
 from compiler.types import DType

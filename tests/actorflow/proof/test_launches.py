@@ -61,7 +61,7 @@ def test_ids_that_are_no_integers_are_refused(edit):
     [
         ("numpy.no_such", "which is no such kernel here"),
         ("numpy.gelu", "which is a kernel of gelu here"),
-        ("c.group", "which is a kernel of group here"),
+        ("c.fused", "which is a kernel of fused here"),
     ],
 )
 def test_a_kernel_of_another_op_is_refused(edit, kernel, message):

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from actorflow import runner
 from actorflow.proof.prove import prove, prove_consistent
-from actorflow.runner import Runner
+from actorflow.run import runner
+from actorflow.run.runner import Runner
 from compiler.errors import OutOfMemory, PlanFormatError
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.rows import to_row

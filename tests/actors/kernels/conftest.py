@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from actors.kernels import blocks, catalogue
+from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
 from compiler.types import DType, TensorType
 

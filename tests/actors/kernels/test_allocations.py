@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.kernels import catalogue
-from compiler.group import GroupInput, Instruction, Kind, Program, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, to_plain
 from compiler.types import DType
 
 LAUNCHES = 20
@@ -14,8 +14,8 @@ LIMIT_BYTES = 16 * 1024
 KEPT_BYTES = 4 * 1024  # numpy keeps a few blocks of under 1 KiB for reuse, however many launches
 SHAPE = (64, 6, 64)
 F32 = DType.FLOAT32
-GROUP = Program(
-    (GroupInput(F32, Kind.FULL), GroupInput(F32, Kind.COLUMN)),
+FUSED = FusedProgram(
+    (ProgramInput(F32, Kind.FULL), ProgramInput(F32, Kind.COLUMN)),
     (Instruction("add", (0, 1), F32, Kind.FULL), Instruction("row_sum", (2,), F32, Kind.ROW)),
     (2, 3),
 )
@@ -114,9 +114,9 @@ def cases():
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
     yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
-    group = {"program": to_plain(GROUP), "rows": 384, "columns": 64}
-    yield "group", group, (flat, row), f32((384, 64), (384,))
-    yield "product_group", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
+    group = {"program": to_plain(FUSED), "rows": 384, "columns": 64}
+    yield "fused", group, (flat, row), f32((384, 64), (384,))
+    yield "fused_product", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
     yield "non_finite", {}, (x, step), types(((), "int64"))
     yield "increment", {}, (step,), types(((), "int64"))
     yield "accumulate", {"every": 2}, (x, y, step), f32(SHAPE)

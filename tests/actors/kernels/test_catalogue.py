@@ -23,7 +23,7 @@ OP_TABLE = (
     "linear_cross_entropy linear_cross_entropy_grad linear_cross_entropy_train "
     "embedding embedding_grad embedding_concat embedding_sgd_update dropout "
     "non_finite increment accumulate sgd_update momentum_update "
-    "adamw_update group product_group "
+    "adamw_update fused fused_product "
 )
 
 

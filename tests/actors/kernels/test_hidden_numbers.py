@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from actors.kernels import attention_blocks, catalogue
+from actors.kernels import catalogue
+from actors.kernels.interpret import attention_blocks
 from actors.kernels.kernel import Operand
 from actors.kernels.native import attention as native_attention
 from compiler.attrs import Attrs

@@ -12,10 +12,10 @@ import pytest
 import compiler.ops.standard as standard
 from actors.kernels import catalogue
 from actors.kernels.kernel import Operand
+from compiler.fusion import fuse as fuse
 from compiler.graph import GraphBuilder, Output
 from compiler.ops.elementwise import cast_to
 from compiler.ops.sources import INPUT
-from compiler.passes import fuse_groups
 from compiler.registry import Op, find_op, reference
 from compiler.rules import gradient
 from compiler.types import DType, numpy_dtype
@@ -40,7 +40,7 @@ ELSEWHERE = {
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
     **dict.fromkeys(("layer_norm_grad", "cross_entropy_grad", "cross_entropy_rows"), "same"),
     **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "two of the above, with their bits"),
-    **dict.fromkeys(("group", "product_group"), "made of the others"),
+    **dict.fromkeys(("fused", "fused_product"), "made of the others"),
     **dict.fromkeys(
         ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),
         "no float comes out",
@@ -101,8 +101,8 @@ def differentiated(name, dtype, arrays, attrs):
 
 def evaluated(graph, feeds, path):
     """Return the outputs of a graph, launch by launch on a path."""
-    if path.endswith("group"):
-        graph = fuse_groups.run(graph)
+    if path.endswith("fused"):
+        graph = fuse.run(graph)
     held = {}
     for node in graph.nodes:
         inputs = [held[v] for v in node.inputs]

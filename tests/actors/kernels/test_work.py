@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kernels.blocks import BLOCK_BYTES
+from actors.kernels.interpret.blocks import BLOCK_BYTES
 from actors.kernels.work import Pass, Product, broadcast_strides, over_blocks, over_operands
 
 

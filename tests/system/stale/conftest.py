@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import actorflow as af
-import actorflow.tracing.traces
+import actorflow.trace.traces
 
 X = {"x": np.array([1.0, 2.0], np.float32)}
 
@@ -75,13 +75,13 @@ def counted(monkeypatch):
 @pytest.fixture
 def traces(counted):
     """A list that grows with each trace."""
-    return counted(sys.modules["actorflow.job"], "trace_job")  # af.job is a function
+    return counted(sys.modules["actorflow.jobs"], "trace_job")  # af.job is a function
 
 
 @pytest.fixture
 def readings(counted):
     """A list that grows each time all that a trace may read is read."""
-    return counted(actorflow.tracing.traces, "read_job")
+    return counted(actorflow.trace.traces, "read_job")
 
 
 @pytest.fixture

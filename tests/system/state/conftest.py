@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from compiler import chains
+from compiler.lowering import chains
 
 STEPS = 12
 OPTIONS = [{}, {"streams": 2}, {"accumulate": 2}, {"streams": 2, "accumulate": 2}]

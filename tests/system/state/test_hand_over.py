@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow import lease, nn, open_model, runner_variables
+from actorflow import nn
+from actorflow.run import lease, open_model, runner_variables
 
 STEPS = 12
 

@@ -9,7 +9,7 @@ from actorflow import nn
 from actors.machine import Machine
 from actors.table import MachineTable
 from actors.transitions import Message, message
-from compiler import chains
+from compiler.lowering import chains
 
 STEPS = 12
 

@@ -14,7 +14,7 @@ from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
 from actors.race import RaceError, check_races
 from compiler import pipeline
-from compiler.passes import offload, spill
+from compiler.budget import offload, spill
 from compiler.plan import RegisterKind
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from actors.kernels.codegen.emit import emit
-from actors.kernels.codegen.group_kernel import GroupKernel
-from actors.kernels.group import NumpyGroupKernel
+from actors.kernels.codegen.fused_kernel import FusedKernel
+from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.kernel import Operand
 from actors.kernels.native import runtime
-from compiler.group import GroupInput, Instruction, Kind, Program, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, to_plain
 from compiler.ops.random import dropout_mask
 from compiler.types import DType, TensorType
 
@@ -31,7 +31,7 @@ class Builder:
 
     def input(self, kind=Kind.FULL, dtype=F32, every=1, count=0):
         assert not self.instructions
-        self.inputs.append(GroupInput(dtype, kind, every, count))
+        self.inputs.append(ProgramInput(dtype, kind, every, count))
         return len(self.inputs) - 1
 
     def dtype(self, value):
@@ -61,7 +61,7 @@ class Builder:
         return self.op(name, value, kind=kind)
 
     def program(self, *outputs):
-        return Program(tuple(self.inputs), tuple(self.instructions), outputs)
+        return FusedProgram(tuple(self.inputs), tuple(self.instructions), outputs)
 
 
 _UFUNCS = {
@@ -246,17 +246,17 @@ def check(kernel, program, rows, columns, tolerance=3e-5, **options):
 
 def prepare(kernel, programs):
     """Build all in one start of the compiler."""
-    if isinstance(kernel, GroupKernel):
+    if isinstance(kernel, FusedKernel):
         runtime.prepare([emit(program) for program in programs])
 
 
-@pytest.fixture(params=["c.group", "numpy.group"])
+@pytest.fixture(params=["c.fused", "numpy.fused"])
 def kernel(request):
     """Both kernels of groups; numpy's needs no compiler."""
-    if request.param == "numpy.group":
-        return NumpyGroupKernel()
+    if request.param == "numpy.fused":
+        return NumpyFusedKernel()
     request.getfixturevalue("native")
-    return GroupKernel()
+    return FusedKernel()
 
 
 @pytest.fixture(scope="session")

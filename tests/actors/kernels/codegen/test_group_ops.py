@@ -7,17 +7,17 @@ import pytest
 
 from actors.kernels.codegen import chunks
 from actors.kernels.codegen.emit import is_taken
-from actors.kernels.codegen.group_kernel import GroupKernel
-from actors.kernels.group import NumpyGroupKernel
-from actors.kernels.widened import widened
-from compiler.group import ELEMENTWISE, Kind
+from actors.kernels.codegen.fused_kernel import FusedKernel
+from actors.kernels.interpret.fused import NumpyFusedKernel
+from actors.kernels.interpret.upcast import upcast
+from compiler.fusion.program import ELEMENTWISE, Kind
 from compiler.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
 I64, I32, BOOL = DType.INT64, DType.INT32, DType.BOOL
 FLOATS = (F32, F64)
-KERNEL = GroupKernel()
+KERNEL = FusedKernel()
 UNARY = (*ELEMENTWISE[ELEMENTWISE.index("neg") : ELEMENTWISE.index("lt")], "not")
 
 
@@ -160,7 +160,7 @@ def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
     y = b.op("mul", x, scale)
     program = b.program(y, b.reduce("row_sum", b.cast(y, F32)))
     arrays = groups.operands(program, 5, 8)
-    (kernel,) = widened([NumpyGroupKernel()])
+    (kernel,) = upcast([NumpyFusedKernel()])
     got, _ = groups.run(kernel, program, 5, 8, arrays)
     product = groups.bf16_to_float(arrays[0]) * groups.bf16_to_float(arrays[1])
     np.testing.assert_array_equal(got[0], groups.float_to_bf16(product))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.kernels.codegen.phases import last_reads, schedule, store_phases
-from compiler.group import Kind
+from compiler.fusion.program import Kind
 from compiler.types import DType
 
 

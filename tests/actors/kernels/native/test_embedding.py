@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from actors.kernels.embedding import EMBEDDING_KERNELS
+from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
+from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
+from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.native import chunks
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
-from actors.kernels.sparse_update import SPARSE_UPDATE_KERNELS
-from actors.kernels.update import UPDATE_KERNELS
 
 NATIVE = {k.op: k for k in (*NATIVE_EMBEDDING_KERNELS, *NATIVE_UPDATE_KERNELS)}
 NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, *SPARSE_UPDATE_KERNELS, *UPDATE_KERNELS)}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from actors.kernels.embedding_concat import EMBEDDING_CONCAT_KERNELS
+from actors.kernels.interpret.embedding_concat import EMBEDDING_CONCAT_KERNELS
 from actors.kernels.native.embedding_concat import NATIVE_EMBEDDING_CONCAT_KERNELS
 
 KERNELS = (*NATIVE_EMBEDDING_CONCAT_KERNELS, *EMBEDDING_CONCAT_KERNELS)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.kernels.native import gemm, gemm_launch, onednn
+from actors.kernels.library import onednn
+from actors.kernels.native import gemm, gemm_launch
 from actors.kernels.native.gemm import gemm_of, view_of_array
 from actors.kernels.native.gemm_launch import Epilogue, workspace_bytes
 from actors.kernels.native.launch import NativeError

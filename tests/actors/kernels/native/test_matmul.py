@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from actors.kernels.kernel import Operand
-from actors.kernels.native import gemm_launch, onednn, tuning
+from actors.kernels.library import onednn, tuning
+from actors.kernels.native import gemm_launch
 from actors.kernels.native.launch import NativeLaunch
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from compiler.types import DType, TensorType

@@ -1,0 +1,1 @@
+"""The command line: `main` has the commands, each larger one its own file."""

@@ -1,0 +1,260 @@
+"""The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | doctor`.
+
+Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
+with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
+here is the script's own: it leaves with its traceback, as under `python`. A plan file is proven
+before anything is done with it, for its hash guards against accidents only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from actorflow import __version__
+from actorflow.cli import bench as cli_bench
+from actorflow.cli import ckpt as cli_ckpt
+from actorflow.cli import doctor, top
+from actorflow.cli import memory as cli_memory
+from actorflow.cli import pack as cli_pack
+from actorflow.cli import simulate as cli_simulate
+from actorflow.compile.native import retune
+from actorflow.data import Tokens
+from actorflow.jobs import PlanCaptured, capturing_plan
+from actorflow.proof.prove import prove_consistent
+from actorflow.run.runner import Runner
+from actorflow.run.training_run import batch_fields
+from actorflow.settings import Settings
+from compiler.errors import ActorflowError, CompileError
+from compiler.plan import Plan
+from compiler.printer import print_plan, summarise
+from compiler.registry import COLUMNS, all_ops
+from memory.report import format_bytes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        code: int = options.command(options)
+    except (ActorflowError, OSError) as error:
+        if _is_of_script(error):
+            raise
+        _report(error)
+        return 1
+    return code
+
+
+def _is_of_script(error: BaseException) -> bool:
+    """Whether the error came out of the script that is run, so that it is not ours to shorten."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is runpy.run_path.__code__ for frame, _ in frames)
+
+
+def _report(error: ActorflowError | OSError) -> None:
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
+    elif isinstance(error, OSError):
+        print(f"actorflow: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+    else:
+        print(f"actorflow: {error}", file=sys.stderr)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return our arguments and those that are surely a script's.
+
+    That is all after `run SCRIPT.py`, of which a first `--` is ours, and else what follows `--`.
+    """
+    script = 2 if arguments[1:2] == ["--tune"] else 1
+    if arguments[:1] == ["run"] and "".join(arguments[script : script + 1]).endswith(".py"):
+        rest = arguments[script + 1 :]
+        return arguments[: script + 1], rest[1:] if rest[:1] == ["--"] else rest
+    if "--" in arguments:
+        cut = arguments.index("--")
+        return arguments[:cut], arguments[cut + 1 :]
+    return arguments, []
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
+    parser = _parser()
+    own, rest = _split(arguments)
+    options, unknown = parser.parse_known_args(own)
+    takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
+    if unknown and not takes_script:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.rest = [*unknown, *rest]
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="actorflow",
+        description="Static plans of actors for training deep networks.",
+        epilog="A script's own arguments follow it. For plan and simulate, put -- before those that"
+        " are called like options of theirs.",
+    )
+    parser.add_argument("--version", action="version", version=f"actorflow {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a script, or train from a plan file")
+    run.add_argument("file", help="a Python script, or a plan file made by 'actorflow plan --save'")
+    run.add_argument("--text", help="plan file: train on the bytes of this text file")
+    run.add_argument("--steps", type=int, help="plan file: total number of steps")
+    run.add_argument("--checkpoint", help="plan file: directory of the run")
+    run.add_argument("--seed", type=int, default=0, help="plan file: seed of the run (default 0)")
+    run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {cli_bench.TUNE_HELP}")
+    run.set_defaults(command=_run)
+
+    plan = commands.add_parser(
+        "plan", help="show the plan of a script's first fit, or a plan file", allow_abbrev=False
+    )
+    plan.add_argument("file", help="a Python script or a plan file")
+    plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
+    plan.add_argument("--full", action="store_true", help="print every launch")
+    plan.add_argument("--tune", action="store_true", help=cli_bench.TUNE_HELP)
+    cli_memory.add_arguments(plan)
+    plan.set_defaults(command=_plan)
+
+    simulate = commands.add_parser(
+        "simulate", help="predict the timeline of a plan", allow_abbrev=False
+    )
+    simulate.add_argument("file", help="a Python script or a plan file")
+    cli_simulate.add_arguments(simulate)
+    simulate.set_defaults(command=_simulate)
+
+    pack = commands.add_parser(
+        "pack",
+        help="place the buffers of a CSV file, with a certificate",
+        epilog="Exit code 3 where the buffers do not fit the capacity, 1 for a file that is none.",
+    )
+    cli_pack.add_arguments(pack)
+    pack.set_defaults(command=cli_pack.run)
+
+    bench = commands.add_parser("bench", help="compare with other engines, row by row")
+    cli_bench.add_arguments(bench)
+    bench.set_defaults(command=cli_bench.run)
+
+    watch = commands.add_parser("top", help="watch a run: its actors, and what they wait for")
+    top.add_arguments(watch)
+    watch.set_defaults(command=top.run)
+
+    ckpt = commands.add_parser("ckpt", help="list or verify checkpoints")
+    cli_ckpt.add_arguments(ckpt)
+
+    ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
+    ops.set_defaults(command=_ops)
+
+    check = commands.add_parser(
+        "doctor", help="say what this machine offers and what holds it back"
+    )
+    check.set_defaults(command=lambda options: doctor.main())
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    _tune(options)
+    if not _is_plan_file(options.file):
+        _run_script(options.file, options.rest)
+        return 0
+    plan = _proven(options.file)
+    if options.text is None or options.steps is None:
+        raise CompileError("a plan file needs --text FILE and --steps N to be trained")
+    types, lines = batch_fields(plan)
+    if set(types) != {"x", "y"} or len(types["x"].shape) != 2:
+        wanted = ", ".join(f"{n}: {t} ({lines[n]})" for n, t in types.items())
+        raise CompileError(
+            f"{options.file} wants the batch {wanted}; --text gives x and y of shape [batch, seq]."
+            " Use actorflow.Runner(Plan.load(...)).fit(data, ...) with a source of your own"
+        )
+    batch, seq = types["x"].shape
+    data = Tokens.from_files(options.text, seq=seq, batch=batch, seed=options.seed)
+    runner = Runner(plan, seed=options.seed)
+    result = runner.fit(data, steps=options.steps, checkpoint=options.checkpoint)
+    print(f"{result.last_step} steps done")
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> None:
+    """Forget what was measured, where --tune asks for it. Raises CompileError for a plan file."""
+    if not options.tune:
+        return
+    if _is_plan_file(options.file):
+        raise CompileError(
+            f"--tune chooses kernels anew, and {options.file} is a plan, whose kernels are chosen;"
+            " give it the script"
+        )
+    if not retune(Settings.from_env(os.environ)):
+        print("actorflow: --tune measures nothing: native kernels are off", file=sys.stderr)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    _tune(options)
+    draw = cli_memory.drawing(options, _proven)
+    plan, store_all = _plans_of(options.file, options.rest)
+    print("\n".join(print_plan(plan) if options.full else summarise(plan)))
+    if options.save:
+        plan.save(options.save)
+        print(f"saved to {options.save} ({format_bytes(os.path.getsize(options.save))})")
+    if draw is not None:
+        print(draw(plan, store_all))
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    num_ranks = max(1, options.devices or 1)
+    return cli_simulate.run(_plans_of(options.file, options.rest, num_ranks)[0], options)
+
+
+def _plans_of(file: str, rest: list[str], num_ranks: int = 1) -> tuple[Plan, Plan | None]:
+    """Return a plan and, where a script's job recomputes, the one that stores all instead."""
+    if _is_plan_file(file):
+        return _proven(file), None
+    with capturing_plan(num_ranks):
+        try:
+            _run_script(file, rest)
+        except PlanCaptured as captured:
+            return captured.plan, captured.store_all
+        except SystemExit as ended:
+            if ended.code:
+                raise
+    raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
+
+
+def _proven(file: str) -> Plan:
+    """Load a plan file to be shown. Raises PlanFormatError where it contradicts itself.
+
+    Whoever runs it proves more (`actorflow.proof`): that asks this machine's kernels.
+    """
+    plan = Plan.load(file)
+    prove_consistent(plan, file)
+    return plan
+
+
+def _run_script(file: str, rest: list[str]) -> None:
+    if not Path(file).is_file():
+        raise FileNotFoundError(2, "no such script", file)
+    sys.argv = [file, *rest]
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    runpy.run_path(file, run_name="__main__")
+
+
+def _is_plan_file(file: str) -> bool:
+    return not file.endswith(".py")
+
+
+def _ops(options: argparse.Namespace) -> int:
+    import compiler.ops.standard  # noqa: F401  # fills the columns that this prints
+
+    names = [c.name for c in COLUMNS]
+    print("| op | " + " | ".join(names) + " |")
+    print("|---|" + "---|" * len(names))
+    for op in all_ops():
+        cells = ["yes" if c.has(op) else ("-" if c.default is None else ".") for c in COLUMNS]
+        print(f"| {op.name} | " + " | ".join(cells) + " |")
+    return 0

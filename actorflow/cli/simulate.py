@@ -1,0 +1,227 @@
+"""`actorflow simulate`: what a plan will do, here or on many devices, before anything is run.
+
+Launches are priced with rates measured on this machine (`actors.kernels.library.calibration`), kept
+in the cache folder; with `--no-calibrate` with the plan's own estimates, which are the same
+everywhere. The report is one value, printed as text or as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from actorflow.compile.blas import loaded_blas
+from actorflow.settings import Settings
+from actors.critical_path import time_per_actor
+from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.library.calibration import cached_rates, calibrate, stopwatch
+from actors.kernels.library.recost import durations_ns
+from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, simulate_ranks
+from actors.simulate import SimulatedRun, simulate
+from actors.timeline import write_chrome_trace
+from compiler.errors import CompileError
+from compiler.plan import Plan
+
+_TOP = 5
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `actorflow simulate` to its parser."""
+    add = parser.add_argument
+    add("--steps", type=int, default=100, help="steps to simulate (default 100)")
+    add("--devices", type=int, metavar="N", help="ranks (default: as many as the plan is for)")
+    add("--link", type=float, default=12.5, metavar="GB/s", help="of each rank (default 12.5)")
+    add("--latency", type=float, default=5.0, metavar="US", help="per message (default 5)")
+    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="of the all-reduce")
+    add("--straggler", type=float, default=1.0, metavar="F", help="one rank is F times as slow")
+    add("--jitter", type=float, default=0.0, metavar="J", help="durations vary by a share of J")
+    add("--seed", type=int, default=0, metavar="S", help="of jitter and straggler (default 0)")
+    add(
+        "--calibrate",
+        action=argparse.BooleanOptionalAction,
+        help="measure this machine anew; --no-calibrate: use the plan's estimates (default: what"
+        " was measured before)",
+    )
+    add("--trace", metavar="FILE.json", help="write the timeline for chrome://tracing or Perfetto")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(plan: Plan, options: argparse.Namespace) -> int:
+    """Simulate a plan, print the report, and return the exit code.
+
+    Raises:
+        CompileError: An option has a value that means nothing, or the plan's ranks never meet.
+        OSError: The trace cannot be written.
+    """
+    devices = _devices(plan, options)
+    _check(plan, devices, options)
+    prices = None if options.calibrate is False else _measured(plan, is_fresh=options.calibrate)
+    ranks: RanksRun | None = None
+    if _meets(plan):
+        ranks = simulate_ranks(
+            plan,
+            devices,
+            options.steps,
+            links=Links(options.link, options.latency * 1e3, options.algorithm),
+            spread=Spread(options.straggler),
+            jitter=options.jitter,
+            seed=options.seed,
+            durations_ns=prices,
+        )
+        result = ranks.slowest
+    else:
+        result = simulate(plan, options.steps, prices, seed=options.seed, jitter=options.jitter)
+    names = tuple([stream.name for stream in plan.streams])
+    if options.trace:
+        write_chrome_trace(
+            options.trace, result.rows, result.table, stream_names=names, has_arrows=True
+        )
+    report = _report(plan.name, names, result, ranks, is_measured=prices is not None)
+    print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
+    return 0
+
+
+def _devices(plan: Plan, options: argparse.Namespace) -> int:
+    planned = plan.option("num_ranks")
+    if options.devices is None:
+        return planned if isinstance(planned, int) else 1
+    return int(options.devices)
+
+
+def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
+    expected = (
+        ("--steps", options.steps, "1 or more", options.steps >= 1),
+        ("--devices", devices, "1 or more", devices >= 1),
+        ("--link", options.link, "more than 0 GB/s", 0 < options.link < math.inf),
+        ("--latency", options.latency, "0 us or more", 0 <= options.latency < math.inf),
+        ("--straggler", options.straggler, "1 or more", 1 <= options.straggler < math.inf),
+        ("--jitter", options.jitter, "0 or more and below 1", 0 <= options.jitter < 1),
+    )
+    for name, value, wanted, is_good in expected:
+        if not is_good:
+            raise CompileError(f"{name} must be {wanted}, got {value}")
+    if devices > 1 and not _meets(plan):
+        raise CompileError(
+            f"--devices {devices}: plan {plan.name!r} has no all-reduce, so its ranks would"
+            " never meet; compile the job for several ranks, or leave --devices out"
+        )
+    if options.straggler != 1 and not _meets(plan):
+        raise CompileError(
+            f"--straggler {options.straggler:g}: plan {plan.name!r} runs on one rank, so no other"
+            " waits for it; leave --straggler out"
+        )
+
+
+def _meets(plan: Plan) -> bool:
+    return any(collective_bytes(plan, actor) for actor in plan.actors)
+
+
+def _measured(plan: Plan, *, is_fresh: bool | None) -> Sequence[float]:
+    """Return the duration of each actor's firing on this machine."""
+    quiet_floating_point()
+    cache = Settings.from_env(os.environ).cache
+    measure = stopwatch(time.perf_counter_ns)
+    if cache is None:
+        return durations_ns(plan, calibrate(measure))
+    rates = cached_rates(cache / "rates", _machine(), measure, is_fresh=bool(is_fresh))
+    return durations_ns(plan, rates)
+
+
+def _machine() -> str:
+    """Return what the rates of this machine depend on beside the libraries."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    model = next((line for line in lines if line.startswith("model name")), platform.processor())
+    return f"{model} {os.cpu_count()} {loaded_blas()}"
+
+
+def _report(
+    name: str,
+    stream_names: tuple[str, ...],
+    result: SimulatedRun,
+    ranks: RanksRun | None,
+    *,
+    is_measured: bool,
+) -> dict[str, Any]:
+    makespan = max(result.makespan_ns, 1)
+    path = time_per_actor(result.table, result.critical_path())
+    top = sorted(range(len(path)), key=lambda actor: -path[actor])[:_TOP]
+    return {
+        "plan": name,
+        "rates": "measured" if is_measured else "estimated",
+        "steps": result.steps,
+        "makespan_ms": (ranks.makespan_ns if ranks else result.makespan_ns) / 1e6,
+        "step_ms": (ranks.step_ns if ranks else result.period_ns) / 1e6,
+        "streams": _streams(stream_names, result),
+        "critical_path": [
+            {"actor": result.table.names[a], "share": path[a] / makespan} for a in top if path[a]
+        ],
+        "ranks": None if ranks is None else _scaling(ranks),
+    }
+
+
+def _streams(names: tuple[str, ...], result: SimulatedRun) -> list[dict[str, Any]]:
+    idle = result.bubbles()
+    return [
+        {
+            "name": name,
+            "busy": result.utilisation[stream],
+            "bubbles": [
+                {"waits_for": bubble.describe(result.table), "idle_ms": bubble.idle_ns / 1e6}
+                for bubble in idle
+                if bubble.stream == stream
+            ],
+        }
+        for stream, name in enumerate(names[: len(result.busy_ns)])
+    ]
+
+
+def _scaling(ranks: RanksRun) -> dict[str, Any]:
+    return {
+        "devices": ranks.num_ranks,
+        "step_ms": ranks.step_ns / 1e6,
+        "alone_ms": ranks.alone_ns / 1e6,
+        "efficiency": ranks.efficiency,
+        "exposed_ms": ranks.exposed_ns / 1e6,
+        "late_ms": ranks.late_ns / 1e6,
+        "wire_mb": ranks.wire_bytes / 1e6,
+        "slowest_rank": ranks.slowest_rank,
+        "slowdown": ranks.slowdowns[ranks.slowest_rank],
+    }
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    origin = "measured on this machine" if report["rates"] == "measured" else "the plan's estimates"
+    lines = [
+        f"{report['steps']} steps of {report['plan']!r} take {report['makespan_ms']:,.1f} ms,"
+        f" {report['step_ms']:,.2f} ms per step in steady state (rates: {origin})"
+    ]
+    for stream in report["streams"]:
+        causes = [f"{b['waits_for']} {b['idle_ms']:,.1f} ms" for b in stream["bubbles"][:_TOP]]
+        idle = f", waits for {', '.join(causes)}" if causes else ""
+        lines.append(f"  stream {stream['name']:<12} busy {stream['busy']:6.1%}{idle}")
+    shares = [f"{part['actor']} {part['share']:.1%}" for part in report["critical_path"]]
+    lines.append(f"  critical path: {', '.join(shares) or 'nothing ran'}")
+    if (ranks := report["ranks"]) is not None:
+        lines += [
+            f"  the streams and the path are those of rank {ranks['slowest_rank']}, the slowest"
+            f" ({ranks['slowdown']:.2f} times)",
+            "",
+            "| devices | ms per step | alone | efficiency | exposed ms | waits for late ranks, ms"
+            " | MB sent per rank |",
+            "|---|---|---|---|---|---|---|",
+            f"| {ranks['devices']:,} | {ranks['step_ms']:,.2f} | {ranks['alone_ms']:,.2f}"
+            f" | {ranks['efficiency']:.1%} | {ranks['exposed_ms']:,.2f} | {ranks['late_ms']:,.2f}"
+            f" | {ranks['wire_mb']:,.2f} |",
+        ]
+    return lines

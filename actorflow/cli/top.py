@@ -1,0 +1,200 @@
+"""`actorflow top RUN`: watch a run from another terminal, actor by actor.
+
+The run writes its status into its directory (`actorflow.run.status`); this reads and shows it. On a
+terminal the view is redrawn in place until the run is over, or q or Ctrl-C is pressed; elsewhere
+each view is printed below the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from actorflow.run.status import Status, read_status
+from compiler.errors import ActorflowError
+from memory.report import format_bytes
+
+_HOME_AND_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"
+_UNCUT = 1 << 16
+_LATE_S = 10.0
+"""After so long without a new status the view says so."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("run", metavar="RUN", help="directory of the run (fit's checkpoint=)")
+    parser.add_argument("--once", action="store_true", help="print one view and leave")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between views (default 1)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code. Raises StatusError, ActorflowError."""
+    if not 0 < options.interval < 1e6:
+        raise ActorflowError(
+            f"--interval: expected a number of seconds above 0, came {options.interval}"
+        )
+
+    def view() -> tuple[list[str], bool]:
+        status = read_status(options.run)
+        notes = note(status, time.time(), is_alive)
+        is_over = status.state != "running" or notes.startswith("stale")
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
+        return render(status, columns, notes), is_over
+
+    if options.once:
+        print("\n".join(view()[0]))
+        return 0
+    if not sys.stdout.isatty():
+        return watch(view, _print, lambda: _key(options.interval, can_read=False))
+    with _keys() as can_read:
+        sys.stdout.write(_HIDE_CURSOR)
+        try:
+            return watch(view, _redraw, lambda: _key(options.interval, can_read=can_read))
+        finally:
+            sys.stdout.write(_SHOW_CURSOR + "\n")
+            sys.stdout.flush()
+
+
+def watch(
+    view: Callable[[], tuple[list[str], bool]],
+    draw: Callable[[list[str]], object],
+    key: Callable[[], str],
+) -> int:
+    """Draw a view again and again until the run is over, or until q or Ctrl-C is pressed.
+
+    `view` returns the lines and whether they are the last; `key` waits, and returns the key that
+    was pressed meanwhile, or nothing.
+    """
+    try:
+        while True:
+            lines, is_over = view()
+            draw(lines)
+            if is_over or key() in ("q", "Q"):
+                return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def note(status: Status, now_s: float, is_process_alive: Callable[[int], bool]) -> str:
+    """Return what the reader should know about the age of a status, or nothing."""
+    if status.state != "running":
+        return ""
+    if status.host == socket.gethostname() and not is_process_alive(status.pid):
+        return "stale: process gone"
+    age_s = now_s - status.written_at_s
+    return f"no news for {age_s:.0f} s" if age_s > _LATE_S else ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine exists."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def render(status: Status, width: int, notes: str = "") -> list[str]:
+    """Return the view as lines of at most `width` columns: a head, the streams, a row per actor."""
+    lines = [_head(status, notes), _facts(status)]
+    if status.streams:
+        shares = [f"{name} {share:.0%}" for name, share in status.streams.items()]
+        lines.append("busy  " + "  ".join(shares))
+    if status.actors:
+        lines += ["", *_table(status)]
+    return [line[:width].rstrip() for line in lines]
+
+
+def _head(status: Status, notes: str) -> str:
+    total = "" if status.total_steps is None else f"/{status.total_steps}"
+    done = f" ({status.step / status.total_steps:.0%})" if status.total_steps else ""
+    state = f"{status.state}, {notes}" if notes else status.state
+    return f"{status.job}  step {status.step}{total}{done}  {state}  pid {status.pid}"
+
+
+def _facts(status: Status) -> str:
+    parts = [_duration(status.elapsed_s)]
+    if status.steps_per_s is not None:
+        parts.append(f"{status.steps_per_s:.4g} steps/s")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    return "  ".join([*parts, f"memory {format_bytes(status.arena_bytes)}"])
+
+
+def _table(status: Status) -> list[str]:
+    widths = [
+        max([len(title), *cells])
+        for title, cells in (
+            ("actor", [len(actor.name) for actor in status.actors]),
+            ("stream", [len(actor.stream) for actor in status.actors]),
+        )
+    ]
+    name, stream = widths
+    head = f"{'actor':<{name}}  {'stream':<{stream}}  {'firings':>9}  {'busy':>6}  "
+    rows = [head + f"{'ms/firing':>10}  waited for last"]
+    rows += [
+        f"{actor.name:<{name}}  {actor.stream:<{stream}}  {actor.firings:>9}"
+        f"  {actor.busy_share:>6.1%}  {actor.ms_per_firing:>10.3f}  {_waits(actor.waits)}"
+        for actor in status.actors
+    ]
+    return rows
+
+
+def _waits(waits: Mapping[str, int]) -> str:
+    """Return causes by their share of the firings, the largest first."""
+    total = sum(waits.values())
+    ordered = sorted(waits.items(), key=lambda item: -item[1])
+    return ", ".join([f"{cause} {count / total:.0%}" for cause, count in ordered if count])
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _print(lines: list[str]) -> None:
+    print("\n".join(lines), end="\n\n", flush=True)
+
+
+def _redraw(lines: list[str]) -> None:
+    height = shutil.get_terminal_size().lines
+    sys.stdout.write(_HOME_AND_CLEAR + "\r\n".join(lines[: height - 1]))
+    sys.stdout.flush()
+
+
+def _key(seconds: float, *, can_read: bool) -> str:
+    """Wait so long, or until a key is pressed; return it."""
+    if not can_read:
+        time.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+
+
+@contextmanager
+def _keys() -> Iterator[bool]:
+    """Let keys through without Enter while the view is shown; yield whether they can be read."""
+    if not sys.stdin.isatty():
+        yield False
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

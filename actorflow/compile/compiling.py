@@ -1,0 +1,48 @@
+"""A plan for a graph: from the cache on disk, or compiled, proven and kept there."""
+
+from __future__ import annotations
+
+import time
+
+from actorflow.compile.native import compiled, has_refusals
+from actorflow.compile.plan_cache import PlanCache, is_ready
+from actorflow.compile.targets import HostTarget
+from actorflow.logs import logger
+from actorflow.settings import Settings
+from compiler.gc_pause import collector_paused
+from compiler.graph import Graph
+from compiler.options import CompileOptions
+from compiler.plan import Plan
+
+
+@collector_paused()
+def compiled_plan(
+    key: str,
+    graph: Graph,
+    target: HostTarget,
+    options: CompileOptions,
+    settings: Settings,
+    evaluation: Graph | None,
+) -> Plan:
+    """Return the plan from the cache on disk, or compile it and keep it there."""
+    cache = PlanCache(settings.cache, logger.warning)
+    plan = cache.find(key) if settings.dump is None else None
+    if plan is not None and is_ready(plan, logger.warning):
+        logger.info("plan %r comes from %s", options.name, settings.cache)
+        return plan
+    # A quarter of the house, which a run from the cache never loads.
+    from actorflow.compile.dump import dumper
+    from actors.race import check_races
+    from compiler.pipeline import compile_graph
+
+    before = time.perf_counter()
+    plan = compiled(
+        options.name,
+        lambda: compile_graph(graph, target, options, dumper(settings.dump), evaluation),
+    )
+    check_races(plan)
+    seconds = time.perf_counter() - before
+    logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
+    if not has_refusals():  # a compiler that is mended is to be asked again
+        cache.store(key, plan)
+    return plan

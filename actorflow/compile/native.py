@@ -1,0 +1,161 @@
+"""Native kernels, as the settings ask for them: turned on once, before anything is compiled.
+
+What cannot be had is said in one line of the log, and numpy's kernels run in its place: no C
+compiler, a compiler that refuses our runtime, a function or a file of a plan that it refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actorflow.compile.host import usable_cores
+from actorflow.logs import logger
+from actorflow.settings import Settings
+from actors.fork_lock import forkable_lock
+from actors.kernels import catalogue
+from actors.kernels.library import onednn, tuning
+from actors.kernels.native import runtime
+from actors.kernels.native.prepare import prepare_plan
+from actors.kernels.native.toolchain import CompilerError, find_toolchain
+from actors.kernels.native.trust import distrust_of_folder
+from compiler.errors import InternalError
+from compiler.plan import Plan
+
+NATIVE = ("c.", "onednn.", "openblas.")
+"""How the names of native kernels begin."""
+
+_choice = forkable_lock()
+"""Whoever holds it has the kernels of this process chosen as it said."""
+
+_NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
+
+
+def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
+    """Turn native kernels on or off, as the settings say; return whether they are on.
+
+    Which library computes a product is chosen by measured times, unless it is to be deterministic.
+    """
+    if not settings.native:
+        runtime.turn_off()
+        return False
+    tuning.configure(_folder(settings), deterministic)
+    threads = settings.threads or usable_cores()
+    if runtime.is_on() and runtime.num_threads() == threads:
+        return True
+    return _turned_on(_folder(settings), threads)
+
+
+@contextmanager
+def choosing(settings: Settings, *, deterministic: bool) -> Iterator[bool]:
+    """Hold the choice of kernels while a plan is made; give whether native ones are on.
+
+    How they are chosen belongs to the process, so plans of several threads are made in turns.
+    """
+    with _choice:
+        yield ready_native(settings, deterministic=deterministic)
+
+
+def retune(settings: Settings) -> bool:
+    """Forget which library was the fastest for which product: compiling measures again.
+
+    Return whether there is anything to measure: native kernels are on.
+    """
+    with choosing(settings, deterministic=False) as is_on:
+        if is_on:
+            tuning.retune()
+        return is_on
+
+
+def choices() -> str:
+    """Return what the choice among native kernels depends on besides compiler and processor."""
+    return f"{tuning.epoch()} {onednn.fingerprint()}" if runtime.is_on() else ""
+
+
+def has_refusals() -> bool:
+    """Whether the compiler refused something: plans of this process may lack native kernels."""
+    return runtime.is_on() and bool(runtime.refusals())
+
+
+def is_native(plan: Plan) -> bool:
+    """Whether some launch of a plan has a native kernel."""
+    return any([x.kernel.startswith(NATIVE) for actor in plan.actors for x in actor.launches])
+
+
+def compiled(name: str, make: Callable[[], Plan]) -> Plan:
+    """Return the plan that `make` compiles, with all that its launches need built.
+
+    What the compiler refuses is said in a line of the log, with its words, and the plan is made
+    again: it has numpy's kernels in place of that.
+    """
+    num_refusals = -1
+    while num_refusals < len(runtime.refusals()):  # every further turn has one refusal more
+        num_refusals = len(runtime.refusals())
+        try:
+            plan = make()
+        except CompilerError as error:  # a file that products are measured with
+            _say_refused(name, error)
+            continue
+        if build(plan):
+            return plan
+    raise InternalError(f"plan {name!r}: the C compiler refuses what no kernel asks for")
+
+
+def build(plan: Plan) -> bool:
+    """Build what a plan's launches need; return False where the compiler refuses some of it.
+
+    A line of the log has the compiler's words then.
+    """
+    if not runtime.is_on():
+        return True
+    try:
+        prepare_plan(plan, catalogue.binders())
+    except CompilerError as error:
+        _say_refused(plan.name, error)
+        return False
+    return True
+
+
+def _say_refused(name: str, error: CompilerError) -> None:
+    logger.warning("plan %r: %s; numpy's kernels run in its place, which is slower", name, error)
+
+
+def _folder(settings: Settings) -> Path | None:
+    return None if settings.cache is None else settings.cache / "native"
+
+
+def _turned_on(folder: Path | None, threads: int) -> bool:
+    toolchain = find_toolchain(os.environ, _trusted(folder), logger.warning)
+    if toolchain is None:
+        named = os.environ.get("CC")
+        _say_once(
+            (f"the C compiler CC={named} does not run" if named else _NO_COMPILER)
+            + ": numpy's kernels run, which is slower; 'actorflow doctor' says by how much"
+        )
+        return False
+    try:
+        runtime.turn_on(toolchain, threads)
+    except CompilerError as error:
+        _say_once(f"{error}; numpy's kernels run, which is slower")
+        return False
+    return True
+
+
+def _trusted(folder: Path | None) -> Path | None:
+    """Return a folder whose libraries may be run; None where others may put theirs there."""
+    why = None if folder is None else distrust_of_folder(folder)
+    if why is None:
+        return folder
+    _say_once(
+        f"{why}, or set ACTORFLOW_CACHE to a folder of your own: native kernels that are kept there"
+        " are not run, but built anew in every process"
+    )
+    return None
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logger.warning(text)

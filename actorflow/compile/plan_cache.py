@@ -1,0 +1,187 @@
+"""The plan cache on disk: a compiled plan is loaded again while its key is the same.
+
+One file per key, written under a temporary name and renamed, so that a reader never sees half a
+plan. The file holds its key beside the plan, under one hash, so that a file under another's name
+does not answer for it. The key covers the traced graph with its user lines, the compile options,
+the kernels' fingerprint and what native ones are chosen by, the sources of the compiler itself, and
+the files from elsewhere that registered a column of an op or a kernel, so that neither a changed
+compiler nor a changed gradient serves an old plan. What such a file imports in its turn is not
+covered. A damaged file is reported and compiled anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
+from actorflow.compile.native import build, choices
+from actorflow.proof.prove import prove
+from actors.kernels import catalogue
+from actors.kernels.native.trust import distrust_of_folder, make_private
+from compiler.errors import ActorflowError, PlanFormatError
+from compiler.graph import Graph
+from compiler.graph_hash import hash_graph
+from compiler.options import CompileOptions
+from compiler.plan import PLAN_FORMAT, Plan
+from compiler.registry import foreign_files
+
+_HOUSE = Path(__file__).resolve().parents[2]
+
+_PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
+"""Where the sources lie that decide what a plan looks like."""
+
+_HEAD = b"actorflow cached plan 1\n"
+"""What a file begins with; then the key, the hash of key and plan, and the plan as it is saved."""
+
+_NUM_DIGITS = 32
+"""Hexadecimal digits of a key and of a hash."""
+
+_STARTED_NS = time.time_ns()
+"""When this module was imported, which only that moment can tell: a file that is written later may
+not be the one that was loaded."""
+
+_THIS_PROCESS = uuid.uuid4().hex
+"""A stamp that no other process has."""
+
+
+def cache_key(
+    graph: Graph,
+    options: CompileOptions,
+    target_fingerprint: str,
+    evaluation: Graph | None = None,
+) -> str:
+    """Return the key of a compilation: 32 hexadecimal digits."""
+    parts = (
+        hash_graph(graph, with_sources=True),
+        "" if evaluation is None else hash_graph(evaluation, with_sources=True),
+        options.name,
+        repr(options.recorded()),
+        target_fingerprint,
+        choices(),
+        str(PLAN_FORMAT),
+        _compiler_stamp(),
+        *_foreign_stamps(),
+    )
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+class PlanCache:
+    """A directory of plans. A directory of None keeps nothing.
+
+    Nor does one that others may write: a plan of theirs would be proven, but train to what they
+    like.
+    """
+
+    def __init__(self, directory: Path | None, report: Callable[[str], None]) -> None:
+        why = None if directory is None else distrust_of_folder(directory)
+        if why is not None:
+            report(f"plan cache: {why}; no plan is kept there, or taken from there")
+        self._directory = directory if why is None else None
+        self._report = report
+
+    def find(self, key: str) -> Plan | None:
+        """Return the plan stored under `key`, or None.
+
+        A file that is damaged, or holds the plan of another key, is reported.
+        """
+        if self._directory is None:
+            return None
+        path = self._directory / f"{key}.plan"
+        try:
+            return Plan.from_bytes(_opened(path.read_bytes(), key, str(path)), str(path))
+        except FileNotFoundError:
+            return None
+        except (PlanFormatError, OSError) as error:
+            self._report(f"plan cache: {error}; compiling again")
+            return None
+
+    def store(self, key: str, plan: Plan) -> None:
+        """Keep a plan. A directory that cannot be written is reported, never an error."""
+        if self._directory is None:
+            return
+        temporary = self._directory / f".{key}-{uuid.uuid4().hex}"
+        try:
+            make_private(self._directory)
+            temporary.write_bytes(_sealed(plan.to_bytes(), key))
+            os.replace(temporary, self._directory / f"{key}.plan")
+        except OSError as error:
+            self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
+    """Prove a plan of the cache and build its kernels; say why it is of no use.
+
+    A plan of several ranks is not run here: it is there to be shown and simulated.
+    """
+    if plan.int_option("num_ranks", 1) != 1:
+        return True
+    try:
+        prove(plan)
+    except ActorflowError as error:
+        report(f"plan cache: {error}")
+        return False
+    return build(plan)
+
+
+def _sealed(plan: bytes, key: str) -> bytes:
+    """Return the content of the file of a plan under `key`."""
+    return b"".join((_HEAD, key.encode(), _seal(plan, key), plan))
+
+
+def _opened(content: bytes, key: str, where: str) -> bytes:
+    """Return the plan inside a file. Raises PlanFormatError when it is not that of `key`."""
+    seal_at = len(_HEAD) + _NUM_DIGITS
+    plan_at = seal_at + _NUM_DIGITS
+    if not content.startswith(_HEAD):
+        raise PlanFormatError(f"{where} is not a file of this plan cache")
+    plan = content[plan_at:]
+    holds = content[len(_HEAD) : seal_at].decode(errors="replace")
+    if content[seal_at:plan_at] != _seal(plan, holds):
+        raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
+    if holds != key:
+        raise PlanFormatError(f"{where} holds the plan of another key, {holds}")
+    return plan
+
+
+def _seal(plan: bytes, key: str) -> bytes:
+    return hashlib.blake2b(key.encode() + plan, digest_size=_NUM_DIGITS // 2).hexdigest().encode()
+
+
+@functools.cache
+def _compiler_stamp() -> str:
+    """Return sizes and modification times of the sources that decide what a plan looks like."""
+    rows = []
+    for wing in _PLANNING:
+        for path in sorted(wing.rglob("*.py")):
+            facts = path.stat()
+            rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()
+
+
+def _foreign_stamps() -> list[str]:
+    """Return name and content hash of each file that registered an op's column or a kernel."""
+    files = {*foreign_files(_PLANNING), *catalogue.registered_files()}
+    return [f"{file} {_content_stamp(Path(file))}" for file in sorted(files)]
+
+
+def _content_stamp(path: Path) -> str:
+    """Return a hash of what was loaded from `path`.
+
+    Where that cannot be told, because it was typed at a prompt or the file was written after it may
+    have been loaded, the stamp is this process's own and no other process shares the plan.
+    """
+    try:
+        if path.stat().st_mtime_ns >= _STARTED_NS:
+            return _THIS_PROCESS
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return _THIS_PROCESS

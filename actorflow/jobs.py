@@ -1,0 +1,496 @@
+"""The decorator: a Python function becomes a job, which is traced, compiled and run.
+
+    @af.job(optimizer=af.optim.AdamW(1e-3))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    train.fit(model, data, steps=1300, checkpoint="runs/demo")
+
+The function is traced once, and again when what a trace reads has changed: types of the batch, the
+modules and parameters of the model, settings, code, globals. A plan already compiled, in this
+process or on disk, is used again; a graph that changed says in one line why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from threading import RLock
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from actorflow.arguments import (
+    check_function,
+    check_model,
+    check_ranks,
+    check_run,
+    check_source,
+    check_steps,
+    name_of,
+    spec_of_source,
+)
+from actorflow.checkpoint.policy import Every
+from actorflow.compile.job_options import JobOptions, checked_options
+from actorflow.data import DataError, DataSource, spec_of
+from actorflow.evaluation import Evaluation, check_evaluation, check_results, check_shared_arena
+from actorflow.logs import configure, logger
+from actorflow.nn.module import Module
+from actorflow.optim import Optimizer
+from actorflow.run.broken_steps import SKIP, check_policy_name
+from actorflow.run.lease import Claim, OpenLoop, claimed, newest
+from actorflow.settings import Settings
+from actorflow.trace.identity import ByIdentity, Memo
+from actorflow.trace.job_graph import Function, trace_job
+from actorflow.trace.signature import Signature, carried_over
+from actorflow.trace.tracer import find_source
+from actorflow.trace.traces import Traced, Traces
+from compiler.errors import CompileError
+from compiler.graph import Graph
+from compiler.options import CompileOptions
+from compiler.plan import Plan
+from compiler.types import TensorType
+
+if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
+    from actorflow.run.listener import OnStep
+    from actorflow.run.open_model import OpenModel
+    from actorflow.run.ports import Metrics
+    from actorflow.run.runner import FitResult
+
+Array = np.ndarray[Any, Any]
+
+
+class PlanCaptured(BaseException):
+    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
+
+    `store_all` is the same plan without recomputation, where the job asks for some.
+    """
+
+    def __init__(self, plan: Plan, store_all: Plan | None) -> None:
+        super().__init__("plan captured")
+        self.plan = plan
+        self.store_all = store_all
+
+
+_CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
+
+
+@contextmanager
+def capturing_plan(num_ranks: int = 1) -> Iterator[None]:
+    """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
+    token = _CAPTURING.set(num_ranks)
+    try:
+        yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+class Job:
+    """A function of (model, batch) that can be compiled and run.
+
+    A training job returns its loss, a float scalar, or a dict of scalars with the key "loss". Other
+    jobs return a tensor ("output") or a dict of tensors.
+    """
+
+    def __init__(self, function: Function, options: JobOptions) -> None:
+        self.name = name_of(function)
+        self.options = options
+        self._function = function
+        self._plans: dict[str, Plan] = {}
+        self._open: ByIdentity[OpenModel] = ByIdentity()
+        self._opening = RLock()
+        self.__doc__ = function.__doc__
+
+    def compile(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        *,
+        every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        num_ranks: int = 1,
+        on_nan: str = "raise",
+    ) -> Plan:
+        """Return the plan for a model and the batches of a source (or their types).
+
+        With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
+        `evaluation` it evaluates between steps. The plan of one of several ranks averages its
+        gradients over them: it can be printed and simulated, and runs where there is a transport.
+        With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
+        counters; all gradients of a step are alive at once then.
+        Raises CompileError with the user's line.
+        """
+        check_model(model)
+        check_ranks(num_ranks)
+        check_evaluation(evaluation)
+        check_policy_name(on_nan)
+        rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
+        return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
+
+    def fit(
+        self,
+        model: Module,
+        data: DataSource,
+        *,
+        steps: int,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: str | int = "5s",
+        keep_last: int = 3,
+        on_nan: str = "raise",
+        on_save_error: str = "raise",
+        progress: bool = True,
+        on_step: OnStep | None = None,
+        evaluation: Evaluation | None = None,
+    ) -> FitResult:
+        """Train until `steps` steps are done in total; see `Runner.fit` for arguments and errors.
+
+        `evaluation` runs another job on the same model between steps.
+
+        A run starts from the newest valid checkpoint, or else from the model's own parameters with
+        fresh optimizer state at step 0. Whatever ends it, the model has the parameters; while it
+        runs, whoever reads them gets those after the last finished step, and what is written to
+        them counts from the next one on. Raises CompileError where another run trains the model.
+        """
+        check_model(model)
+        check_run(data, steps, checkpoint, on_step)
+        claim = self._claim(model, "fit")
+        self.close(model)
+        cadence = None if checkpoint is None else every
+        num_ranks = max(1, _CAPTURING.get())
+
+        def compiled_by(job: Job) -> Plan:
+            return job.compile(
+                model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks,
+                on_nan=on_nan,
+            )  # fmt: skip
+
+        plan = compiled_by(self)
+        if _CAPTURING.get():
+            store_all = None
+            if self.options.memory_budget or self.options.recompute == "blocks":
+                twin = Job(self._function, replace(self.options, memory_budget=0, recompute="none"))
+                store_all = compiled_by(twin)
+            raise PlanCaptured(plan, store_all)
+        from actorflow.run.open_model import runner_on
+
+        with runner_on(model, plan, claim, self.options.seed) as runner:
+            return runner.fit(
+                data,
+                steps=steps,
+                checkpoint=checkpoint,
+                every=every,
+                keep_last=keep_last,
+                on_nan=on_nan,
+                on_save_error=on_save_error,
+                progress=progress,
+                on_step=on_step,
+                evaluation=evaluation,
+            )
+
+    def stream(
+        self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
+    ) -> Iterator[Metrics]:
+        """Yield the outputs of each step, of a run that is at most a few steps ahead of them.
+
+        Starts from the model's own parameters with fresh optimizer state. In the loop, as anywhere
+        else, the model's parameters are those after the last finished step, and writing to them
+        counts from the next step on. `on_nan` as in `fit`. Raises CompileError at the first step
+        where another run trains the model. A job that does not train reads the parameters once, at
+        the beginning.
+        """
+        check_model(model)
+        check_source(data)
+        if steps is not None:
+            check_steps(steps)
+        loop = OpenLoop()
+        return loop.of(self._streamed(model, data, steps, on_nan, loop))
+
+    def _streamed(
+        self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
+    ) -> Generator[Metrics, None, None]:
+        claim = self._claim(model, "stream")
+        self.close(model)
+        from actorflow.run.open_model import runner_on
+
+        plan = self.compile(model, data, on_nan=on_nan)
+        with runner_on(model, plan, claim, self.options.seed, loop) as runner:
+            yield from runner.stream(data, steps=steps, on_nan=on_nan)
+
+    def step(
+        self, model: Module, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]
+    ) -> Metrics:
+        """Run one step on one batch with the model's newest parameters and return its outputs.
+
+        A job with accumulate=k takes a list of k batches of one type. The plan stays open until
+        `close`. Another batch type opens another plan, which goes on with the optimizer state of
+        this one. Several jobs may be stepped on one model in turn. Raises CompileError where a
+        `fit` or `stream` trains the model, or a `step` in another thread.
+        """
+        from actorflow.run.stepping import batches_of_step
+
+        check_model(model)
+        where = f"step of job {self.name!r}"
+        try:
+            batches = batches_of_step(batch, self.options.accumulate, where)
+            spec = spec_of(batches[0], where)
+        except (CompileError, DataError) as error:
+            raise type(error)(f"{find_source()}: {error}") from None
+        with self._opening:
+            opened = self._open.get(model)
+            traced = self._traces(model).newest(spec)
+            if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
+                opened = self._opened_for(model, spec, opened)
+        return opened.step(batches)
+
+    def close(self, model: Module) -> None:
+        """End a plan that `step` opened for this model; its optimizer state goes with it."""
+        check_model(model)
+        opened = self._open.pop(model)
+        if opened is not None:
+            opened.close()
+
+    def _opened_for(
+        self, model: Module, spec: dict[str, TensorType], opened: OpenModel | None
+    ) -> OpenModel:
+        """Return a plan that is open for the model as it is now: the one there is, or another."""
+        traced = self._traces(model).current(model, spec)
+        now = traced.signature(model)
+        if opened is None or not opened.signature.has_graph_of(now):
+            return self._reopen(model, traced, now, opened)
+        if not opened.signature.has_parameters_of(now):
+            moves = opened.signature.moves(now)
+            logger.warning("job %r opened its plan again: parameter %s", self.name, moves)
+            return self._reopen(model, traced, now, opened)
+        opened.signature = now
+        return opened
+
+    def _reopen(
+        self, model: Module, traced: Traced, signature: Signature, opened: OpenModel | None
+    ) -> OpenModel:
+        from actorflow.run.open_model import OpenModel
+        from actorflow.run.runner import Runner
+
+        claim = self._claim(model, "step")
+        plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph)
+        carried: dict[str, Array] = {}
+        if opened is not None:
+            self._open.pop(model)
+            carried = carried_over(plan, opened.close(), opened.signature, signature)
+        values = {**carried, **newest(model.cells())}
+        runner = Runner(plan, values=values, seed=self.options.seed)
+        trains = None if claim is None else claim.what
+        return self._open.set(model, OpenModel(model, runner, signature, trains))
+
+    def _claim(self, model: Module, call: str) -> Claim | None:
+        """Return what a call that trains says of itself. Raises where another trains the model."""
+        what = f"{call} of job {self.name!r}"
+        return claimed(model.cells(), what) if self.options.train else None
+
+    def _compile(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        metrics_every: int,
+        every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        num_ranks: int = 1,
+        *,
+        skips: bool = False,
+        graph: Graph | None = None,
+    ) -> Plan:
+        from actorflow.compile.compiling import compiled_plan
+        from actorflow.compile.native import choosing
+        from actorflow.compile.plan_cache import cache_key
+        from actorflow.compile.targets import HostTarget
+
+        spec = spec_of_source(data)
+        settings = Settings.from_env(os.environ)
+        graph = replace(graph or self.graph(model, spec), num_ranks=num_ranks)
+        evaluated = None
+        if evaluation is not None:
+            check_shared_arena(evaluation.job)
+            evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
+            types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
+            check_results(types, evaluation.job.name)
+        target = HostTarget()
+        # No function of the user runs in here: whoever it waits for might want to compile.
+        with choosing(settings, deterministic=self.options.deterministic) as fuses:
+            options = self._compile_options(metrics_every, every, evaluation, num_ranks)
+            options = replace(
+                options, fuses=fuses, verify=settings.verify, skips_broken_steps=skips
+            )
+            key = cache_key(graph, options, target.fingerprint, evaluated)
+            if key not in self._plans:
+                configure(settings.log_level)
+                self._plans[key] = compiled_plan(key, graph, target, options, settings, evaluated)
+            return self._plans[key]
+
+    def _compile_options(
+        self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None, ranks: int
+    ) -> CompileOptions:
+        cadence = Every.parse(every) if every is not None else None
+        return CompileOptions(
+            name=self.name,
+            is_training=self.options.train,
+            snapshot_every=(cadence.steps or 0) if cadence else 0,
+            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
+            accumulate=self.options.accumulate,
+            metrics_every=metrics_every,
+            num_streams=self.options.streams,
+            num_ranks=ranks,
+            evaluate_every=evaluation.every if evaluation else 0,
+            evaluate_batches=evaluation.batches if evaluation else 0,
+            memory_budget=self.options.memory_budget,
+            recompute=self.options.recompute,
+            offload=self.options.offload,
+            precision=self.options.precision,
+            evaluate_precision=evaluation.job.precision if evaluation else "fp32",
+        )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the job changes the model."""
+        return self.options.train
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that the arena of the job's plans may take; 0: as many as they need."""
+        return self.options.memory_budget
+
+    @property
+    def precision(self) -> str:
+        """What the products of the job read: "fp32" or "bf16"."""
+        return self.options.precision
+
+    def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        """Return the logical graph of this job for a model and the types of a batch.
+
+        It is traced again when anything that the trace may read has changed; a changed graph says
+        why in one line. Raises CompileError with the user's line.
+        """
+        check_model(model)
+        return self._traces(model).current(model, spec_of_source(spec)).graph
+
+    def _traces(self, model: Module) -> Traces:
+        memo: Memo[Traces] = model.memo()
+        return memo.get(self) or memo.set(self, self._new_traces())
+
+    def _new_traces(self) -> Traces:
+        def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
+            return trace_job(self.name, self._function, self.options, model, spec)
+
+        options = self.options
+        return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)
+
+
+@overload
+def job(
+    function: Function,
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
+) -> Job: ...
+
+
+@overload
+def job(
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
+) -> Callable[[Function], Job]: ...
+
+
+def job(
+    function: Function | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    train: bool = True,
+    seed: int = 0,
+    max_plans: int = 4,
+    accumulate: int = 1,
+    metrics_every: int = 1,
+    streams: int = 1,
+    memory_budget: str | int | None = None,
+    recompute: str = "auto",
+    offload: str = "auto",
+    precision: str = "fp32",
+    deterministic: bool = False,
+) -> Job | Callable[[Function], Job]:
+    """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
+
+    Args:
+        function: the function to turn; the decorator's argument otherwise.
+        optimizer: changes the model's parameters; a training job needs one.
+        train: False for a job that only computes its outputs.
+        seed: of initialisers and random ops.
+        max_plans: input signatures per model before a CompileError says that shapes keep changing.
+        accumulate: batches per step; the update uses the mean of their gradients, and the outputs
+            of a step are the means of theirs.
+        metrics_every: steps whose outputs reach the listener together, so that a listener costs
+            one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
+            on them (the check for NaN) is up to so many steps late.
+        streams: compute streams. Branches of a step that do not depend on each other may overlap,
+            each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
+            number of cores.
+        memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
+            batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
+            more, parts of the forward pass run again behind the loss; the results stay the same,
+            bit by bit. Compiling fails where nothing fits, and names the smallest budget that does.
+        recompute: "auto", what the budget asks for, and nothing without one; "none", never;
+            "blocks", always everything between the articulation points of the forward graph.
+        offload: what may live in the memory of the host, copied in and out while the device
+            computes: "auto", what the budget asks for, where the device has a link and copies cost
+            less than running launches again; "none"; "optimizer", all optimizer state, always.
+            What lives there is no part of memory_budget. A job on the host itself gains nothing.
+        precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
+            it, while parameters, their gradients and updates, norms, softmax and losses stay
+            float32. Outputs and checkpoints are float32 as ever: a run may go on in the other
+            precision. An evaluation computes in the precision of its own job.
+        deterministic: True chooses the library of each matrix product by a fixed rule. False, by
+            default, chooses the one that was measured to be the fastest on this machine; another
+            machine, or `--tune`, may then choose another, whose last bits differ.
+    """
+
+    def decorate(given: Function) -> Job:
+        check_function(given)
+        options = checked_options(
+            name_of(given),
+            optimizer=optimizer,
+            train=train,
+            seed=seed,
+            max_plans=max_plans,
+            accumulate=accumulate,
+            metrics_every=metrics_every,
+            streams=streams,
+            memory_budget=memory_budget,
+            recompute=recompute,
+            offload=offload,
+            precision=precision,
+            deterministic=deterministic,
+        )
+        return Job(given, options)
+
+    return decorate if function is None else decorate(function)

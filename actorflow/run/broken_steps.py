@@ -1,0 +1,168 @@
+"""Steps whose loss, or gradients, are not finite: what a run does about them, and what it says.
+
+The policy "raise" ends the run, "warn" trains on, and "skip" goes with a plan whose steps drop
+their own updates where they are broken (the pass `skip_updates`): the host learns of it when later
+steps have begun, and only counts and tells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from actorflow.logs import is_worth_a_line
+from actorflow.trace.tracer import find_source
+from compiler.errors import ActorflowError, CompileError
+from compiler.options import SKIPPED
+from compiler.plan import Plan
+from compiler.types import DType, TensorType
+
+RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
+
+MAX_SKIPPED_IN_A_ROW = 100
+"""Steps that may be skipped one after the other: a run that skips all of them trains nothing."""
+
+_COUNTER = TensorType(DType.INT64, ())
+_NOTE = "non_finite.json"
+"""In the run's directory: the step that ended the run."""
+
+
+class NonFiniteLoss(ActorflowError):
+    """The loss became NaN or infinite; the message names step and user line."""
+
+
+def check_policy_name(on_nan: object) -> None:
+    """Raise CompileError when there is no policy of the name."""
+    if on_nan not in POLICIES:
+        known = ", ".join([repr(policy) for policy in POLICIES])
+        raise CompileError(f"{find_source()}: on_nan must be one of {known}, got {on_nan!r}")
+
+
+def check_policy(plan: Plan, on_nan: str) -> None:
+    """Raise CompileError when a plan cannot run under a policy, or there is none of the name."""
+    check_policy_name(on_nan)
+    if on_nan == SKIP and plan.option("is_training") and not skips(plan):
+        raise CompileError(
+            f"{find_source()}: plan {plan.name!r} was compiled to make every update, so"
+            " on_nan='skip' cannot drop one; compile it with job.compile(model, data,"
+            " on_nan='skip')"
+        )
+
+
+def skips(plan: Plan) -> bool:
+    """Whether the plan's steps drop their updates where loss or gradients are not finite."""
+    counters = [plan.views[v.view].type for v in plan.state if v.name == SKIPPED]
+    shown = [f for f in plan.fields if f.name == SKIPPED and plan.views[f.view].type == _COUNTER]
+    is_counted = counters == [_COUNTER] and bool(shown)
+    return is_counted and bool(plan.option("skips_broken_steps"))
+
+
+class BrokenSteps:
+    """Looks at the outputs of every step of a run, in order, on one thread.
+
+    Args:
+        policy: one of `POLICIES`.
+        line: the user's line of the loss.
+        warn: receives what is to be said.
+        skipped: steps that were skipped before this run; None for a plan that skips none.
+        directory: of the run, which notes the step that ends it; None for no note.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        line: str,
+        warn: Callable[[str], None],
+        *,
+        skipped: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._policy = policy
+        self._line = line
+        self._warn = warn
+        self._before = self._total = skipped
+        self._note = None if directory is None else directory / _NOTE
+        self._has_warned = False
+        self._in_a_row = 0
+        self._last = (0, 0.0)  # step and its loss
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps of this run that were skipped, as far as outputs have come."""
+        return (self._total or 0) - (self._before or 0)
+
+    def see(self, step: int, outputs: dict[str, Any]) -> None:
+        """Take the outputs of a step. Raises NonFiniteLoss where the policy wants that.
+
+        That a step was skipped is among the outputs of the next one.
+        """
+        if self._total is not None:
+            outputs[SKIPPED] = int(outputs[SKIPPED])
+            self._count(outputs[SKIPPED])
+        loss = float(outputs["loss"])
+        self._last = (step, loss)
+        if not math.isfinite(loss) and self._policy != SKIP:
+            self._report(step, f"loss is {loss} at step {step}")
+
+    def finish(self, skipped: int) -> None:
+        """Take how many steps are skipped now that the run is over: the last may be one."""
+        self._count(skipped)
+
+    def _count(self, total: int) -> None:
+        if total == self._total:
+            self._in_a_row = 0
+            return
+        self._total = total
+        self._in_a_row += 1
+        step, loss = self._last
+        what = f"loss is {loss}"
+        if math.isfinite(loss):
+            what = f"a gradient or the learning rate is not finite (loss is {loss})"
+        if self._policy != SKIP:
+            if math.isfinite(loss):  # else it was told with the loss
+                self._report(step, f"{what} at step {step}")
+            return
+        count = self.num_skipped
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteLoss(
+                f"the last {self._in_a_row} steps up to {step} were all skipped, so nothing is"
+                f" trained any more; of step {step}, {what} ({self._line}). Lower the learning"
+                " rate, or look at the data and at what the job computes from it"
+            )
+        if is_worth_a_line(count):
+            self._warn(
+                f"step {step} is skipped: {what} ({self._line}); parameters and optimizer state"
+                f" stay as they were; {count} skipped in this run"
+            )
+
+    def _report(self, step: int, what: str) -> None:
+        text = (
+            f"{what} ({self._line}){self._again(step)}; lower the learning rate, or look at the"
+            " batch; fit(..., on_nan='skip') drops the update of such a batch and goes on,"
+            " on_nan='warn' trains on"
+        )
+        if self._policy == RAISE:
+            raise NonFiniteLoss(text)
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(text)
+
+    def _again(self, step: int) -> str:
+        """Note the step that ends the run; say so if it has ended a run before."""
+        if self._note is None or self._policy != RAISE:
+            return ""
+        known: object = None
+        with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+            known = json.loads(self._note.read_bytes())["step"]
+        if known == step:
+            return (
+                ", the same that ended a run in this directory before: a run that resumes computes"
+                " the same from the same batch, and as it is now will always end here"
+            )
+        with suppress(OSError):  # a courtesy to the next run
+            self._note.write_text(json.dumps({"step": step}), encoding="utf-8")
+        return ""

@@ -1,0 +1,136 @@
+"""A model that is given to a job: for the time of a run, or open for single steps.
+
+There may be several open plans on one model: a training job that is stepped, a job that predicts.
+The rule: the newest values of a parameter are its own, or leased to the training plan that stepped
+last (`actorflow.run.lease`). Whoever steps takes over what others changed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from actorflow.logs import logger
+from actorflow.nn.module import Module
+from actorflow.run.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
+from actorflow.run.ports import Metrics
+from actorflow.run.runner import Runner
+from actorflow.trace.signature import Signature
+from actorflow.trace.tracer import find_source
+from actors.fork_lock import forkable_lock
+from compiler.errors import CompileError
+from compiler.plan import Plan
+
+Array = np.ndarray[Any, Any]
+
+
+@contextmanager
+def runner_on(
+    model: Module, plan: Plan, claim: Claim | None, seed: int, loop: OpenLoop | None = None
+) -> Iterator[Runner]:
+    """Give a runner with the model's values; with a claim it trains, and the model gets them back.
+
+    The model is leased as long as the call, or as the loop over a `stream`. Raises CompileError
+    where another run trains the model. Parameters that take the place of trained ones meanwhile
+    have no part in the run; a line says so.
+    """
+    cells = model.cells()
+    with nullcontext() if claim is None else leased(cells, claim, loop) as held:
+        try:
+            yield Runner(plan, values=newest(cells), seed=seed, lease=held)
+        finally:
+            if claim is not None:
+                _say_replaced(model, cells, claim)
+
+
+def _say_replaced(model: Module, trained: Mapping[str, Cell], claim: Claim) -> None:
+    try:
+        now = model.cells()
+    except CompileError:  # whoever uses the model next gets it
+        return
+    gone = [path for path, cell in trained.items() if now.get(path) is not cell]
+    if gone:
+        logger.warning(
+            "%s: parameter %s was replaced or removed while %s ran, which went on with what was"
+            " there before: that has the trained values. Change a model between runs, or train it"
+            " with step",
+            claim.source,
+            ", ".join(map(repr, gone)),
+            claim.what,
+        )
+
+
+class OpenModel:
+    """One runner that is stepped on one model; a model that is dropped ends its runner's plan.
+
+    It holds the cells of the parameters, never the model. Threads take turns.
+
+    Args:
+        model: its parameters are kept in step with the runner.
+        runner: not stepped before, with the model's values.
+        signature: of the plan, to be compared by the job.
+        trains: the call in words, if steps change the parameters; else None, and what is in the
+            runner never comes back.
+    """
+
+    def __init__(
+        self, model: Module, runner: Runner, signature: Signature, trains: str | None
+    ) -> None:
+        self.signature = signature
+        self.runner = runner
+        self._cells = model.cells()
+        self._trains = trains
+        self._lease: Lease | None = None
+        self._seen: dict[str, Array] = {}
+        self._turn = forkable_lock()
+        self._when_dropped = weakref.finalize(model, runner.close)
+
+    def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
+        """Run one step with the model's newest values and return its outputs.
+
+        Raises CompileError where another run trains the model.
+        """
+        with self._turn:
+            if self._trains is None:
+                self._take_over()
+                return self.runner.step(batches)
+            held = self._hold(self._trains)
+            try:
+                return self.runner.step(batches)
+            finally:
+                held.end_step()
+
+    def close(self) -> dict[str, Array]:
+        """End the plan; the model has the newest values. Return all variables as they were left."""
+        self._when_dropped.detach()  # or it would keep this runner as long as the model
+        self.runner.close()
+        return self.runner.variables()
+
+    def _hold(self, what: str) -> Lease:
+        """Have the lease for the time of a step."""
+        held = self._lease
+        if held is not None and held.begin_step():
+            return held
+        if held is not None:
+            self._seen = held.left_by_name()
+        held = lease(self._cells, Claim(what, find_source()), is_stepped=True)
+        try:
+            self._take_over()
+            self.runner.hold(held)
+        except BaseException:
+            held.end(None)
+            raise
+        self._lease = held
+        return held
+
+    def _take_over(self) -> None:
+        """Write what others changed since into the plan's memory."""
+        arrays = newest(self._cells)
+        changed = {n: a for n, a in arrays.items() if a is not self._seen.get(n)}
+        if changed:
+            self.runner.write(changed)
+            self._seen = arrays

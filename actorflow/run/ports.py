@@ -1,0 +1,291 @@
+"""The host's ends of a plan: the data source, the metrics sink and the checkpoint sink.
+
+Each port is bound once per slot at load and then called on a thread of its own, firing by firing.
+Nothing here decides when: that is the plan's and the machine's part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from actorflow.data import DataSource, check_batch
+from actorflow.data.source import filler_of
+from actorflow.logs import logger
+from actorflow.run.fetching import Fetching
+from actorflow.run.positions import Positions
+from actorflow.run.stopping import StopTraining, reason_of
+from actors.errors import SourceExhausted
+from actors.protocol import Launch, Token
+from compiler.errors import InternalError
+from compiler.types import TensorType
+
+Metrics = Mapping[str, Any]
+"""Outputs of one step: floats for scalars, arrays (copies) otherwise."""
+
+
+class DataPort:
+    """Fills batch slots from a data source and remembers the source's position after each batch.
+
+    An exception of the source ends the stream cleanly, so that all batches before it are trained on
+    and checkpointed; it is kept in `failure` and raised by the runner afterwards. StopTraining is
+    no failure: `stopped_by` has its words. `unused_text` says what the source gave for a step that
+    did not get all its batches. What a source raises after a stop was asked for is only
+    logged: the same ^C may have ended its workers.
+
+    Args:
+        source: where batches come from; used only by this port's thread from now on.
+        types: type of each field of the plan's batch register.
+        lines: the user's line that reads each field, for messages.
+        first_step: number of the step before the first batch.
+        total_steps: number of the step with the last batch, or None for no such end.
+        on_end: called before the end of the stream is announced to the plan.
+        snapshot_every: steps between two snapshots whose positions are kept for `position_after`,
+            or 0 for none.
+        in_flight: batches that the plan has slots for.
+        batches_per_step: a stop lets a step that has begun have all its batches.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        types: Mapping[str, TensorType],
+        lines: Mapping[str, str],
+        first_step: int,
+        total_steps: int | None,
+        on_end: Callable[[], None],
+        *,
+        snapshot_every: int = 0,
+        in_flight: int = 0,
+        batches_per_step: int = 1,
+    ) -> None:
+        self._source = source
+        self._total = None if total_steps is None else total_steps * batches_per_step
+        self._batches_per_step = batches_per_step
+        self._on_end = on_end
+        self._is_stopping = False
+        self._types = dict(types)
+        self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
+        self._lines = lines
+        self._batch = first_step * batches_per_step
+        self._positions: Positions | None = None
+        if snapshot_every:
+            self._positions = Positions(
+                self._batch,
+                source.state(),
+                stride=snapshot_every * batches_per_step,
+                in_flight=in_flight + batches_per_step,
+            )
+        self._fetching = Fetching(source)
+        self.failure: BaseException | None = None
+        self.stopped_by = ""
+        self.unused_text = ""
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that fetches one batch into this slot."""
+        (views,) = tokens
+        source, fetching = self._source, self._fetching
+        fills = filler_of(source)
+        if fills is not None and set(views) != set(source.spec()):
+            fills = None
+
+        def fetch() -> None:
+            if self._is_at_end() or not fetching.begin():
+                self._on_end()
+                raise SourceExhausted
+            try:
+                if fills is not None:
+                    fills.next_into(views)
+                else:
+                    batch = next(source)
+                position = None if self._positions is None else source.state()
+                if not fetching.settle():
+                    raise SourceExhausted  # whoever gave it up has said so
+                if fills is None:
+                    self._copy(batch, views)
+                if self._positions is not None and position is not None:
+                    self._positions.note(self._batch + 1, position)
+            except SourceExhausted:
+                raise
+            except BaseException as error:
+                if not fetching.is_inside or fetching.settle():
+                    self._end_with(error)
+                raise SourceExhausted from error
+            self._batch += 1
+
+        return fetch
+
+    @property
+    def num_steps(self) -> int:
+        """Steps whose batches were all fetched, those before this run included."""
+        return self._batch // self._batches_per_step
+
+    def position_after(self, step: int) -> Mapping[str, Any]:
+        """Return the source's state after the last batch of `step`; earlier ones are forgotten.
+
+        Called from one other thread than the one that fetches, with growing steps.
+        """
+        if self._positions is None:
+            raise InternalError(f"no positions are kept, that after step {step} was asked for")
+        return self._positions.after(step * self._batches_per_step)
+
+    def forget_before(self, step: int) -> None:
+        """Forget where the source stood before `step`; on the thread of `position_after`."""
+        if self._positions is not None:
+            self._positions.forget_before(step * self._batches_per_step)
+
+    def stop(self) -> None:
+        """Let the step that is being fed be the last. Safe to call from a signal handler."""
+        self._is_stopping = True
+
+    def give_up(self) -> bool:
+        """See `GivesUp.give_up`."""
+        if not self._fetching.give_up():
+            return False
+        self._on_end()
+        return True
+
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        self._fetching.close()
+
+    def _end_with(self, error: BaseException) -> None:
+        """Note why the stream ends."""
+        if isinstance(error, StopTraining):
+            self.stopped_by = reason_of(error, "the data source")
+        elif self._is_stopping and not isinstance(error, StopIteration):
+            logger.warning("the run was to stop when the data source raised %r", error)
+        elif not isinstance(error, StopIteration):
+            self.failure = error
+        unused = self._batch % self._batches_per_step
+        if unused:
+            was = f"its last {unused} batches were" if unused > 1 else "its last batch was"
+            self.unused_text = (
+                f"the data ended in the middle of a step: {was} not used, for a step accumulates"
+                f" {self._batches_per_step}; give a multiple of {self._batches_per_step} batches"
+            )
+        self._on_end()
+
+    def _is_at_end(self) -> bool:
+        if self._total is not None and self._batch >= self._total:
+            return True
+        return self._is_stopping and self._batch % self._batches_per_step == 0
+
+    def _copy(self, batch: Any, views: Token) -> None:
+        for name, view in views.items():
+            array: Any = batch.get(name) if isinstance(batch, Mapping) else None
+            if (
+                not isinstance(array, np.ndarray)
+                or array.shape != view.shape
+                or array.dtype != self._dtypes[name]
+            ):
+                came = {name: batch[name]} if array is not None else batch
+                check_batch(came, {name: self._types[name]}, self._lines[name])
+            np.copyto(view, array)
+
+
+class MetricsPort:
+    """Hands each step's outputs to a listener.
+
+    The outputs of a step of several batches are the means of theirs; those of a step that the end
+    of the data cut short are dropped, for it updated nothing.
+
+    Args:
+        on_step: called as (step, outputs) on this port's thread.
+        first_step: number of the step before the first one.
+        watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
+        batches_per_step: tokens that make one step.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[int, Metrics], None],
+        first_step: int,
+        *,
+        watch: Callable[[int, dict[str, Any]], None] | None = None,
+        batches_per_step: int = 1,
+    ) -> None:
+        self._on_step = on_step
+        self._batches_per_step = batches_per_step
+        self._step = first_step
+        self._watch = watch
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that reads the outputs of these steps."""
+        each = self._batches_per_step
+        steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
+
+        def read() -> None:
+            for batches in steps:
+                self._step += 1
+                outputs = _outputs(batches[0]) if each == 1 else _means(batches)
+                if self._watch is not None:
+                    self._watch(self._step, outputs)
+                self._on_step(self._step, outputs)
+
+        return read
+
+    def close(self) -> None:
+        """Nothing blocks here."""
+
+
+def _outputs(token: Token) -> dict[str, Any]:
+    return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
+
+
+def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
+    """Return the mean of every output; a training job's outputs are scalars."""
+    return {
+        name: _sum([float(token[name]) for token in tokens]) / len(tokens) for name in tokens[0]
+    }
+
+
+def _sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs, or more than a float holds
+        return sum(values)
+
+
+class CheckpointPort:
+    """Writes snapshots that are due.
+
+    A snapshot that is not due is let go at once. The last one of a run is always due: `last_step`
+    is set before the flushed firing, perhaps while earlier ones are still to come. An unfinished
+    state (NaN under policy "raise") is never written.
+
+    Args:
+        save: called as (step, arrays by variable name) on this port's thread; returns when durable.
+        is_due: called with the step; says whether to write.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[int, Mapping[str, np.ndarray[Any, Any]]], None],
+        is_due: Callable[[int], bool],
+        last_saved: int,
+    ) -> None:
+        self._save = save
+        self._is_due = is_due
+        self._last_saved = last_saved
+        self.last_step: int | None = None
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that writes the staged variables."""
+        (views,) = tokens
+
+        def write() -> None:
+            step = int(views["step"][()])
+            is_last = step == self.last_step
+            if step == self._last_saved or not (is_last or self._is_due(step)):
+                return
+            self._save(step, views)
+            self._last_saved = step
+
+        return write
+
+    def close(self) -> None:
+        """Nothing blocks here beyond one write."""

@@ -1,0 +1,303 @@
+"""Live progress on a stream, and the same facts as lines of JSON in a file.
+
+The reporter is fed by the metrics thread with values that are already on the host, so it never
+makes the device wait. A step costs some additions; text is made once in an interval. Means are over
+the steps since the line before, so a line stands for all of them and not for the one it happened to
+meet.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actorflow.run.console import Console
+from actorflow.run.metrics import MetricsKeeper
+
+_TTY_INTERVAL_S = 0.5
+_PLAIN_INTERVAL_S = 5.0
+_RATE_WINDOW = 16  # intervals over which the time left is estimated
+_RESERVED = frozenset({"step", "since_step", "elapsed_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to.
+
+    `items_per_s` leaves out the first step, which carries the warm-up; it and `mean_loss`, the mean
+    of the last `num_averaged` losses, are None if nothing was measured.
+    """
+
+    last_step: int
+    num_steps: int
+    elapsed_s: float
+    items_per_s: float | None
+    mean_loss: float | None
+    num_averaged: int
+
+
+class Reporter:
+    """Progress line and metrics file of one run.
+
+    `start`, `step` and `finish` belong to one thread at a time; `notice` may come from any.
+    Steps count from 1: step n is the n-th update of the whole training, across resumes.
+
+    Args:
+        console: where progress goes; a terminal gets one line that is rewritten, all else
+            plain lines.
+        clock: seconds, monotonic.
+        metrics_path: the JSON-lines file, or None for none; its folder is made.
+        warn: takes what is wrong with the metrics file; None makes it a notice.
+        interval_s: least time between two lines; None is 0.5 s on a terminal and 5 s elsewhere.
+        history: how many losses `mean_of_last` can look back.
+        columns: width of the terminal, to which a progress line is cut; None asks the terminal.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        clock: Callable[[], float],
+        *,
+        metrics_path: str | os.PathLike[str] | None = None,
+        warn: Callable[[str], object] | None = None,
+        interval_s: float | None = None,
+        history: int = 100,
+        columns: int | None = None,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        default_s = _TTY_INTERVAL_S if console.is_terminal() else _PLAIN_INTERVAL_S
+        self._interval_s = default_s if interval_s is None else interval_s
+        self._columns = columns or shutil.get_terminal_size().columns
+        self._metrics_path = None if metrics_path is None else Path(metrics_path)
+        self._warn = warn or self.notice
+        self._file: MetricsKeeper | None = None
+        self._lock = threading.Lock()
+        self._shown = ""  # the progress line now on the terminal
+        self._losses: deque[float] = deque(maxlen=history)
+        self._sums: dict[str, _Sum] = {}
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._total_steps: int | None = None
+        self._items_per_step, self._item_name = 1, "samples"
+        self._start_s = self._due_s = 0.0
+        self._warm_s: float | None = None  # when the first step of this run was over
+        self._steps_before = self._warm_step = self._last_step = self._reported_step = 0
+
+    def start(
+        self, total_steps: int | None, first_step: int, items_per_step: int, item_name: str
+    ) -> None:
+        """Begin a run: open the metrics file and set the clock to zero.
+
+        Args:
+            total_steps: the last step of the training, or None if that is open.
+            first_step: steps done before this run: 0, or the step of the checkpoint. The first step
+                reported is the one after it.
+            items_per_step: such as the tokens of a batch.
+            item_name: the plural, such as "tokens".
+        """
+        self._total_steps = total_steps
+        self._steps_before = first_step
+        self._last_step = self._reported_step = first_step
+        self._warm_s = None
+        self._items_per_step, self._item_name = items_per_step, item_name
+        self._sums.clear()
+        self._marks.clear()
+        self._losses.clear()
+        self._start_s = self._clock()
+        if self._metrics_path is not None:
+            self._file = MetricsKeeper(self._metrics_path, self._warn)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step; report if due, as first and last always are."""
+        self._last_step = step
+        for name, value in metrics.items():
+            total = self._sums.get(name)
+            if total is None:
+                total = self._sums[name] = _Sum()
+            total.add(value)
+        if "loss" in metrics:
+            self._losses.append(float(metrics["loss"]))
+        now = self._clock()
+        is_first = self._warm_s is None
+        if is_first:
+            self._warm_s, self._warm_step = now, step
+        if is_first or now >= self._due_s or step == self._total_steps:
+            self._report(now)
+
+    def evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        """Print the results of an evaluation and write them to the metrics file; any thread."""
+        shown = "  ".join([f"{name} {_number(value)}" for name, value in means.items()])
+        self.notice(f"evaluation after step {step}: {shown}")
+        file = self._file
+        if file is not None:
+            file.append(
+                {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
+            )
+
+    def finish(self, text: str = "") -> Summary:
+        """Report what is still unreported, leave the progress line, close the file; may come twice.
+
+        Args:
+            text: a last line to print, such as why the run ended.
+        """
+        now = self._clock()
+        if self._last_step > self._reported_step:
+            self._report(now)
+        with self._lock:
+            if self._shown:
+                self._console.write("\n", is_kept=True)
+                self._shown = ""
+            if text:
+                self._console.write(text + "\n", is_kept=True)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        return self._summary(now)
+
+    def notice(self, text: str) -> None:
+        """Print a line of its own above the progress line. Safe from any thread."""
+        with self._lock:
+            if self._shown:
+                text = "\r" + text.ljust(len(self._shown)) + "\n" + self._shown
+            else:
+                text += "\n"
+            self._console.write(text, is_kept=True)
+
+    def mean_of_last(self, count: int) -> float | None:
+        """Return the mean of the last `count` losses of this run, or of all if there are fewer.
+
+        None if there is no loss yet.
+
+        Raises:
+            ValueError: `count` is below 1 or above the history that is kept.
+        """
+        kept = self._losses.maxlen or 0
+        if not 0 < count <= kept:
+            raise ValueError(f"mean_of_last: expected 1 to {kept} losses (history=), came {count}")
+        losses = list(self._losses)[-count:]
+        return math.fsum(losses) / len(losses) if losses else None
+
+    def _report(self, now: float) -> None:
+        rate = self._steps_per_s(now)
+        items_per_s = None if rate is None else rate * self._items_per_step
+        self._write_json(now, items_per_s)
+        self._show(items_per_s, now)
+        self._marks.append((now, self._last_step))
+        self._reported_step = self._last_step
+        self._due_s = now + self._interval_s
+        for total in self._sums.values():
+            total.clear()
+
+    def _steps_per_s(self, now: float) -> float | None:
+        """Return the rate since the line before; None on the first, which carries the warm-up."""
+        if not self._marks or now <= self._marks[-1][0]:
+            return None
+        before_s, before_step = self._marks[-1]
+        return (self._last_step - before_step) / (now - before_s)
+
+    def _left_s(self, now: float) -> float | None:
+        if self._total_steps is None or not self._marks or self._last_step >= self._total_steps:
+            return None
+        since_s, since_step = self._marks[0]
+        if self._last_step <= since_step:
+            return None
+        return (
+            (self._total_steps - self._last_step) * (now - since_s) / (self._last_step - since_step)
+        )
+
+    def _show(self, items_per_s: float | None, now: float) -> None:
+        total = "" if self._total_steps is None else f"/{self._total_steps}"
+        parts = [f"step {self._last_step}{total}"]
+        parts += [f"{name} {_number(s.mean)}" for name, s in self._sums.items() if s.count]
+        if items_per_s is not None:
+            parts.append(f"{_amount(items_per_s)} {self._item_name}/s")
+        left_s = self._left_s(now)
+        if left_s is not None:
+            parts.append(f"{_duration(left_s)} left")
+        line = "  ".join(parts)
+        with self._lock:
+            if self._console.is_terminal():
+                line = line[: self._columns - 1]  # a wrapped line cannot be rewritten
+                self._console.write("\r" + line.ljust(len(self._shown)), is_kept=False)
+                self._shown = line
+            else:
+                self._console.write(line + "\n", is_kept=False)
+
+    def _write_json(self, now: float, items_per_s: float | None) -> None:
+        if self._file is None:
+            return
+        rate_name = f"{self._item_name}_per_s"
+        row: dict[str, Any] = {"step": self._last_step, "since_step": self._steps_before}
+        for name, total in self._sums.items():
+            if total.count:
+                key = f"metric_{name}" if name in _RESERVED or name == rate_name else name
+                row[key], row[f"{key}_last"] = total.mean, total.last
+        row[rate_name] = None if items_per_s is None else round(items_per_s, 3)
+        row["elapsed_s"] = round(now - self._start_s, 3)
+        self._file.append(row)
+
+    def _summary(self, now: float) -> Summary:
+        losses = len(self._losses)
+        steps, seconds = (
+            self._last_step - self._warm_step,
+            now - (now if self._warm_s is None else self._warm_s),
+        )
+        measured = steps > 0 and seconds > 0
+        return Summary(
+            last_step=self._last_step,
+            num_steps=self._last_step - self._steps_before,
+            elapsed_s=now - self._start_s,
+            items_per_s=steps * self._items_per_step / seconds if measured else None,
+            mean_loss=self.mean_of_last(self._losses.maxlen or 1) if losses else None,
+            num_averaged=losses,
+        )
+
+
+class _Sum:
+    """Sum, count and last value of one metric over an interval; kept and cleared, never rebuilt."""
+
+    __slots__ = ("count", "last", "total")
+
+    def __init__(self) -> None:
+        self.total, self.count, self.last = 0.0, 0, math.nan
+
+    def add(self, value: float) -> None:
+        self.last = float(value)  # a float32 scalar would keep the sum in float32
+        self.total += self.last
+        self.count += 1
+
+    def clear(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+
+
+def _amount(value: float) -> str:
+    for unit in ("", "k", "M"):
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+        value /= 1000
+    return f"{value:.1f}G"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

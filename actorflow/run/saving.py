@@ -1,0 +1,263 @@
+"""Between a run and its checkpoints: what is saved and restored, and whether both belong together.
+
+Saved: every variable (parameters in one group of shards, optimizer state and counters in another),
+the step, the seed, the position of the data source after that step, its fingerprint, the plan's
+hash and its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actorflow.checkpoint.errors import CheckpointError
+from actorflow.checkpoint.expected import Expected, StoredType
+from actorflow.checkpoint.policy import Every
+from actorflow.data import DataError, DataSource
+from actorflow.logs import is_worth_a_line
+from actorflow.run.broken_steps import NonFiniteLoss
+from actorflow.run.training_run import saved_variables, written_variables
+from compiler.errors import CompileError
+from compiler.options import SKIPPED
+from compiler.plan import ActorKind, Plan
+
+if TYPE_CHECKING:
+    from actorflow.checkpoint.manager import CheckpointManager
+
+Array = np.ndarray[Any, Any]
+STEP = "step"
+"""The variable that counts the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins: steps done, and the value of every variable."""
+
+    step: int
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class SavePolicy:
+    """When a run saves, and what it does where that is not possible.
+
+    `every`: when a snapshot is due. `keeps_nan`: False skips states in which training made NaN.
+    `on_error`: "raise" ends the run with the error of a save, "warn" tells it and tries again with
+    the next snapshot that is due.
+    """
+
+    every: Every
+    keeps_nan: bool = False
+    on_error: str = "raise"
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "warn"):
+            raise CompileError(f"on_save_error must be 'raise' or 'warn', got {self.on_error!r}")
+
+
+class Saver:
+    """Writes the checkpoints of one run.
+
+    Args:
+        manager: an opened manager.
+        plan: gives roles of variables and the plan's hash.
+        source: its fingerprint goes into every manifest.
+        seed: of the run.
+        first_step: step that is restored or initial, so need not be saved.
+        policy: when a snapshot is due, and what is to be done where it cannot be saved.
+        clock_ns: monotonic nanoseconds.
+        report: receives notices.
+    """
+
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        plan: Plan,
+        source: DataSource,
+        *,
+        seed: int,
+        first_step: int,
+        policy: SavePolicy,
+        clock_ns: Callable[[], int],
+        report: Callable[[str], None],
+    ) -> None:
+        self._manager = manager
+        self._roles = {v.name: v.role for v in plan.state}
+        self._written = written_variables(plan)
+        self._refused: tuple[int, str] | None = None
+        self._unsaved: CheckpointError | None = None
+        self._num_failures = 0
+        self._plan_hash = plan.graph_hash
+        self._config = dict(plan.options) | {
+            "job": plan.name,
+            "kernels": _kernels(plan),
+        }
+        self._fingerprint = source.fingerprint()
+        self._seed = seed
+        self._policy = policy
+        self._last_step = first_step
+        self._last_ns = clock_ns()
+        if first_step == 0 and policy.every.seconds is not None:
+            # A new run keeps its first snapshot, so that an early kill is no fresh start.
+            self._last_ns -= int(policy.every.seconds * 1e9)
+        self._clock_ns = clock_ns
+        self._report = report
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy wants a checkpoint of this step now."""
+        return self._policy.every.is_due(
+            step=step, now_ns=self._clock_ns(), last_step=self._last_step, last_ns=self._last_ns
+        )
+
+    def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
+        """Write one checkpoint; returns when it is durable.
+
+        A state in which training made NaN is not written, unless the run keeps such states.
+        Infinity may be meant (a mask), and so may NaN in what training does not change.
+        Raises CheckpointError unless the policy is to go on.
+        """
+        broken = next((n for n in self._written if _has_nan(arrays[n])), None)
+        if broken is not None and not self._policy.keeps_nan:
+            self._refused = (step, broken)
+            self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
+            return
+        self._refused = None
+        groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
+        for name, array in arrays.items():
+            groups["model" if self._roles[name] == "parameter" else "optim"][name] = array
+        try:
+            self._manager.save(
+                step,
+                groups,
+                seed=self._seed,
+                plan_hash=self._plan_hash,
+                config=self._config,
+                data_state=data_state,
+                data_fingerprint=self._fingerprint,
+            )
+        except CheckpointError as error:
+            if self._policy.on_error == "raise":
+                raise
+            self._last_ns = self._clock_ns()  # the next try comes a period later
+            self._fail(error)
+            return
+        self._last_step, self._last_ns = step, self._clock_ns()
+        if self._unsaved is not None:
+            self._report(f"checkpoints can be saved again: that of step {step} is")
+        self._unsaved, self._num_failures = None, 0
+
+    def finish(self) -> None:
+        """Raise what kept the last state of the run from being saved, if anything did.
+
+        NonFiniteLoss for a state that is not worth it, else CheckpointError.
+        """
+        if self._refused is not None:
+            step, name = self._refused
+            raise NonFiniteLoss(f"variable {name!r} holds NaN after step {step}, the last one")
+        if self._unsaved is not None:
+            raise self._unsaved
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._unsaved = error
+        self._num_failures += 1
+        if is_worth_a_line(self._num_failures):
+            self._report(
+                f"{error}. The run goes on (on_save_error='warn') and tries again with the next"
+                " checkpoint that is due"
+            )
+
+
+def start_from(
+    manager: CheckpointManager,
+    plan: Plan,
+    source: DataSource,
+    seed: int,
+    report: Callable[[str], None],
+) -> Start | None:
+    """Restore the source's position and return step and variables of the newest checkpoint.
+
+    None where there is no checkpoint yet. Raises CheckpointUnfit when the variables of all of them
+    are other than the plan's, CompileError for another seed, DataError when the data is another.
+    """
+    checkpoint = manager.latest(expected_of(plan))
+    if checkpoint is None:
+        return None
+    manifest = checkpoint.manifest
+    came = source.fingerprint()
+    if manifest.data_fingerprint != came:
+        raise DataError(
+            f"the checkpoint of step {manifest.step} was trained on other data: it has fingerprint"
+            f" {manifest.data_fingerprint!r}, this source {came!r}. Give the same data (same files,"
+            " same seq, batch and seed), or another checkpoint directory"
+        )
+    if manifest.seed != seed:
+        raise CompileError(
+            f"the checkpoint of step {manifest.step} was made with seed {manifest.seed}, this job"
+            f" has seed {seed}; use the same seed, or another checkpoint directory"
+        )
+    if manifest.has_nan:
+        report(_of_nan(manifest.step, manager.newest_sound(manifest.step)))
+    if manifest.plan_hash != plan.graph_hash:
+        report(
+            f"the checkpoint of step {manifest.step} was made by another version of this job: its"
+            " state fits and is restored, but the run will not equal an uninterrupted one"
+        )
+    else:
+        _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
+    source.restore(manifest.data_state or {})
+    return Start(manifest.step, checkpoint.tensors)
+
+
+def _of_nan(step: int, sound: int | None) -> str:
+    text = f"the checkpoint of step {step} holds NaN: the run began to fail before it; "
+    if sound is None:
+        return text + "there is none without NaN before it"
+    return text + (
+        f"the newest without NaN is that of step {sound}: to go on from there, move the newer ones"
+        " out of the directory"
+    )
+
+
+def _kernels(plan: Plan) -> dict[str, str]:
+    """Return the kernels of a plan's launches, by op and types of the operands."""
+    kernels: dict[str, list[str]] = {}
+    for actor in plan.actors:
+        if actor.kind is ActorKind.COMPUTE:
+            for launch in actor.launches:
+                types = ", ".join([str(plan.views[view].type) for view in launch.inputs])
+                kernels.setdefault(f"{launch.op}({types})", []).append(launch.kernel)
+    return {work: ", ".join(sorted(dict.fromkeys(names))) for work, names in kernels.items()}
+
+
+def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], None]) -> None:
+    """Report work that both plans do, each with another kernel; older checkpoints do not say."""
+    if not isinstance(wrote, Mapping):
+        return
+    own = _kernels(plan)
+    others = [work for work in own if wrote.get(work, own[work]) != own[work]]
+    if others:
+        first = others[0]
+        report(
+            f"the checkpoint of step {step} continues with other kernels ({first}: {own[first]} in"
+            f" place of {wrote[first]}; {len(others)} in all): not bit for bit;"
+            " deterministic=True fixes the choice"
+        )
+
+
+def expected_of(plan: Plan) -> Expected:
+    """Return what a checkpoint must hold for a plan.
+
+    Whether steps may be skipped is a choice of each run: the count of them is not asked for.
+    """
+    saved = saved_variables(plan)
+    types = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
+    tensors = {name: StoredType(t.dtype.value, t.shape) for name, t in types.items()}
+    counter = STEP if STEP in tensors else ""
+    return Expected(tensors, frozenset((SKIPPED,)), counter)
+
+
+def _has_nan(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())

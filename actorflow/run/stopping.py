@@ -1,0 +1,190 @@
+"""How a run ends before its last step: one way, whoever asks.
+
+A signal, a callback that raises and `StopTraining` all ask the same: no further step begins, those
+under way are finished, the last one is saved. A source that blocks in user code meanwhile is waited
+for `PATIENCE_S` and then given up, so that the end does not hang on it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty, Queue, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from actorflow.run.training_run import Run
+
+PATIENCE_S = 1.5
+"""How long a run that is to stop waits for a source."""
+
+_OVER = ""
+
+ON_STEP, ON_RESULT = CALLBACKS = ("on_step", "on_result")
+"""The user's functions that hear of a run."""
+
+UserFunction = Callable[[int, Mapping[str, Any]], object]
+"""Takes a step and its results; the user's `on_step` or `on_result`."""
+
+
+class StopTraining(Exception):
+    """Raise it in `on_step`, `on_result` or a data source to end `fit` cleanly.
+
+    The steps under way are finished, the last one is checkpointed, and `fit` returns its result.
+    """
+
+
+class Stoppable(Protocol):
+    """What a stopper needs of a run; `ask` is called by what wants to end it from inside."""
+
+    ask: Callable[[str], object]
+
+    @property
+    def stopped_by(self) -> str:
+        """The words of a StopTraining that the data source raised, or nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the run has ended; raises what ended it."""
+        ...
+
+    def stop(self) -> None:
+        """Let the step that is being fed be the last; safe in a signal handler."""
+        ...
+
+    def give_up_sources(self) -> None:
+        """Go on as if sources that block had no more data."""
+        ...
+
+    def user_code_at(self) -> Mapping[str, str]:
+        """Return where the threads are that run functions of the user, by what they run."""
+        ...
+
+
+class Stopper:
+    """Stops one run when it is asked to, and attends it until it is over.
+
+    `reasons` says who asked, in order. `failure` is what a callback raised.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.failure: BaseException | None = None
+        self._calls: dict[str, None] = {}
+        self._events: SimpleQueue[str] = SimpleQueue()
+        self._run: Stoppable | None = None
+
+    def ask(self, reason: str) -> None:
+        """Ask for the end. For any thread, and for signal handlers: it takes no lock."""
+        self.reasons.append(reason)
+        if self._run is not None:
+            self._run.stop()
+        self._events.put(reason)
+
+    def ask_by_signal(self, signum: int) -> None:
+        """Ask for the end because of a signal."""
+        self.ask(signal.Signals(signum).name)
+
+    def call(self, name: str, function: UserFunction | None, step: int, results: Any) -> None:
+        """Call the user's function, unless one failed before; what it raises asks for the end."""
+        if function is None or self.failure is not None:
+            return
+        self._calls[name] = None
+        try:
+            function(step, results)
+        except StopTraining as asked:
+            self.ask(reason_of(asked, name))
+        except BaseException as error:
+            self.failure = error
+            error.add_note(f"raised by {name} after step {step}; what was trained is kept")
+            self.ask(f"{name} raised {type(error).__name__}")
+        finally:
+            del self._calls[name]
+
+    def watch(self, run: Stoppable) -> None:
+        """Take the run that is to be stopped; it stops before its first step if that was asked."""
+        self._run, run.ask = run, self.ask
+        if self.reasons:
+            run.stop()
+
+    def over(self) -> None:
+        """Say that the run is over."""
+        self._events.put(_OVER)
+
+    def attend(self, notice: Callable[[str], object]) -> None:
+        """Block until the run is over; say at once what happens when it is asked to stop."""
+        is_told, give_up_s = False, None
+        while (event := self._next(give_up_s)) != _OVER:
+            if self._run is None:
+                return
+            if event is None:
+                self._run.give_up_sources()
+                give_up_s = None
+            elif not is_told:
+                is_told, give_up_s = True, time.monotonic() + PATIENCE_S
+                notice(_stopping_text(event, self._waited_for(self._run)))
+
+    def wait(self) -> None:
+        """Return when the run has ended well; else raise why not, a callback's error first."""
+        if self._run is None:
+            return
+        try:
+            self._run.wait()
+        except BaseException as error:
+            if self.failure is None:
+                raise
+            self.failure.add_note(f"after that the run failed: {error!r}")
+        if self.failure is not None:
+            raise self.failure
+        if self._run.stopped_by:
+            self.reasons.append(self._run.stopped_by)
+
+    def _waited_for(self, run: Stoppable) -> str:
+        """Return which functions of the user are running, and where."""
+        places = run.user_code_at().items()
+        # The thread of a callback does other things too.
+        waits = [
+            f"{name} ({at})" for name, at in places if name in self._calls or name not in CALLBACKS
+        ]
+        return ", ".join(waits)
+
+    def _next(self, until_s: float | None) -> str | None:
+        """Return the next event, or None when it is `until_s` and there was none."""
+        try:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            return self._events.get(timeout=left_s)
+        except Empty:
+            return None
+
+
+def drain_outputs(run: Run, outputs: Queue[Any]) -> None:
+    """Stop a run whose outputs nobody reads any more, and return at the None that ends them.
+
+    Where the run is inherited nobody would ever put it there.
+    """
+    if run.loop.is_inherited:
+        return
+    run.stop()
+    give_up_s: float | None = time.monotonic() + PATIENCE_S
+    is_over = False
+    while not is_over:
+        try:
+            left_s = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
+            is_over = outputs.get(timeout=left_s) is None
+        except Empty:
+            run.give_up_sources()
+            give_up_s = None
+    outputs.put(None)  # whoever drains it once more finds the end
+
+
+def reason_of(asked: StopTraining, where: str) -> str:
+    """Return the words for a StopTraining that was raised somewhere."""
+    return f"StopTraining in {where}" + (f" ({asked})" if str(asked) else "")
+
+
+def _stopping_text(reason: str, waited_for: str) -> str:
+    text = f"{reason}: stopping after the step that is under way"
+    if waited_for:
+        text += f"; waiting for {waited_for}, for a data source at most {PATIENCE_S} s"
+    return text + (f"; {reason} again quits at once" if reason in ("SIGINT", "SIGTERM") else "")

@@ -1,0 +1,124 @@
+"""From a job's function to its logical graph: one trace for a model and the types of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actorflow import functional
+from actorflow.batch import Batch
+from actorflow.compile.job_options import JobOptions
+from actorflow.nn.module import Module
+from actorflow.tensor import Tensor
+from actorflow.trace.tracer import Trace, current_trace, recording, source_of
+from compiler.attrs import NO_ATTRS
+from compiler.errors import CompileError
+from compiler.gc_pause import collector_paused
+from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
+from compiler.ops.update import INCREMENT
+from compiler.types import TensorType
+
+Function = Callable[[Any, Any], Any]
+
+RESERVED = ("step", "seed", "batches")
+"""Variables of the engine's own: the steps done, the seed of the run, the batches done."""
+
+
+def trace_job(
+    name: str,
+    function: Function,
+    options: JobOptions,
+    model: Module,
+    spec: Mapping[str, TensorType],
+) -> Graph:
+    """Return the graph of a job's function. Raises CompileError with the user's line."""
+    names = {id(p): path for path, p in model.named_parameters()}
+    paths = {id(m): path for path, m in model.named_modules()}
+    trace = Trace(
+        spec, names, paths, is_training=options.train, batches_per_step=options.accumulate
+    )
+    with collector_paused(), recording(trace):
+        returned = function(model, Batch(trace))
+        outputs = _outputs(name, returned, is_training=options.train)
+        b = trace.builder
+        b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
+        if options.train:
+            _add_update(trace, name, source_of(function), options, model, outputs["loss"])
+    return b.freeze()
+
+
+def _add_update(
+    trace: Trace, job: str, where: SourceLocation, options: JobOptions, model: Module, loss: Tensor
+) -> None:
+    b = trace.builder
+    b.objective = loss._value_in(trace)
+    trained = {}
+    for name, parameter in model.named_parameters():
+        if name in RESERVED:
+            raise CompileError(
+                f"{parameter.source}: a parameter cannot be called {name!r}: the engine counts"
+                " under that name; give the attribute another"
+            )
+        if parameter.is_frozen:
+            continue
+        if not trace.has_variable(name):
+            raise CompileError(
+                f"{parameter.source}: parameter {name!r} is not used by job {job!r}, so"
+                " it has no path to the loss. Use it, remove it, or freeze it with"
+                " parameter.freeze()"
+            )
+        trained[name] = parameter.type
+    if not trained:
+        raise CompileError(
+            f"{where}: job {job!r} has an optimizer, but its model has no parameter to train; do"
+            " not freeze all of them, or give @af.job(train=False) to compute outputs only"
+        )
+    functional.seed_of(trace)
+    step = functional.step_of(trace)._value_in(trace)
+    if options.optimizer is not None:
+        b.updates = list(options.optimizer.rules(trace, trained))
+    with trace.scope("optimizer"):
+        counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
+    b.writes.append(Write(step, counted))
+    if options.accumulate > 1:
+        b.accumulation = Accumulation(
+            options.accumulate, functional.batches_of(trace)._value_in(trace)
+        )
+
+
+def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]:
+    name = "loss" if is_training else "output"
+    outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
+    for key, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise CompileError(
+                f"job {job!r} returned {type(value).__name__} as {key!r}; return a tensor,"
+                " or a dict of tensors"
+            )
+        if is_training and value.shape != ():
+            what = "the loss" if key == "loss" else f"metric {key!r}"
+            raise CompileError(
+                f"{_line(value)}: {what} of job {job!r} must be a scalar, it is"
+                f" {value.type}; reduce it with .mean() or .sum()"
+            )
+    if not outputs:
+        raise CompileError(f"job {job!r} returned nothing")
+    if is_training:
+        if "loss" not in outputs:
+            raise CompileError(
+                f"job {job!r} returned {sorted(outputs)}; a training job's dict needs the"
+                " key 'loss'"
+            )
+        if not outputs["loss"].dtype.is_float:
+            loss = outputs["loss"]
+            raise CompileError(
+                f"{_line(loss)}: the loss of job {job!r} must be a float scalar, it is {loss.type}"
+            )
+    return outputs
+
+
+def _line(tensor: Tensor) -> str:
+    trace = current_trace()
+    if trace is None:
+        return "job"
+    return str(trace.builder.producer_of(tensor._value_in(trace)).source)

@@ -1,0 +1,194 @@
+"""Tracing: run the user's function once with symbolic tensors and record the logical graph.
+
+A `Trace` is the context in which symbolic tensors live. It knows the model's parameter names, the
+batch's types and whether the job trains; it gives every node the user's own line and the module
+path. When the function returns, the trace is closed, and a tensor that escaped from it says so when
+it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import CodeType, FrameType
+
+from compiler.attrs import Attrs, AttrValue
+from compiler.errors import CompileError
+from compiler.graph import GraphBuilder, SourceLocation
+from compiler.ops.sources import INPUT, VARIABLE
+from compiler.registry import Op
+from compiler.types import TensorType, ValueId
+
+_HOUSE = Path(__file__).resolve().parents[2]
+_WINGS = ("actorflow", "actors", "compiler", "memory")
+_OURS = tuple(str(_HOUSE / wing) + os.sep for wing in _WINGS)
+
+InitSpec = tuple[tuple[str, AttrValue], ...]
+"""How a variable gets its first value: ("kind", ...) and its parameters."""
+
+
+def find_source() -> SourceLocation:
+    """Return the innermost line of the calling stack that is not ours: the user's line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        frame = frame.f_back
+    return SourceLocation(_shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+
+
+def source_of(function: object) -> SourceLocation:
+    """Return where the user defined a function, or the user's line for what has no code."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_filename.startswith(_OURS):
+        return find_source()
+    return SourceLocation(_shown(code.co_filename), code.co_firstlineno, code.co_name)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    if frame.f_code.co_filename == "<string>":  # the __init__ that a dataclass of ours was given
+        return str(frame.f_globals.get("__name__")).split(".")[0] in _WINGS
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def _shown(filename: str) -> str:
+    here = os.getcwd() + os.sep
+    return filename.removeprefix(here)
+
+
+class Trace:
+    """One run of a job's function with symbolic tensors.
+
+    Args:
+        batch_spec: type of every array of a batch by key.
+        parameter_names: path of every parameter by `id(parameter)`.
+        module_paths: path of every module by `id(module)`.
+        is_training: False for jobs that only evaluate; dropout is the identity then.
+        batches_per_step: batches whose gradients are summed before an update.
+    """
+
+    def __init__(
+        self,
+        batch_spec: Mapping[str, TensorType],
+        parameter_names: Mapping[int, str],
+        module_paths: Mapping[int, str],
+        *,
+        is_training: bool,
+        batches_per_step: int = 1,
+    ) -> None:
+        self.builder = GraphBuilder()
+        self.batches_per_step = batches_per_step
+        self.is_training = is_training
+        self.is_open = True
+        self.source = find_source()
+        self._batch_spec = dict(batch_spec)
+        self._parameter_names = parameter_names
+        self._module_paths = module_paths
+        self._scope = ""
+        self._inputs: dict[str, ValueId] = {}
+        self._variables: dict[str, ValueId] = {}
+        self._num_random = 0
+
+    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
+        """Append a node at the user's current line. Raises CompileError naming that line."""
+        with self.builder.at(self._scope, find_source()):
+            return self.builder.emit(op, inputs, attrs)
+
+    @contextmanager
+    def inside(self, module: object) -> Iterator[None]:
+        """Give nodes the path of `module` while its `__call__` runs."""
+        saved = self._scope
+        self._scope = self._module_paths.get(id(module), saved)
+        try:
+            yield
+        finally:
+            self._scope = saved
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Give nodes the scope `name`."""
+        saved, self._scope = self._scope, name
+        try:
+            yield
+        finally:
+            self._scope = saved
+
+    def batch_input(self, key: str) -> ValueId:
+        """Return the value of `batch[key]`. Raises CompileError naming the keys there are."""
+        if key not in self._inputs:
+            if key not in self._batch_spec:
+                keys = ", ".join(f"{k!r}: {t}" for k, t in self._batch_spec.items())
+                raise CompileError(
+                    f"{find_source()}: the batch has no {key!r}; the data source gives {{{keys}}}"
+                )
+            type_ = self._batch_spec[key]
+            attrs = Attrs({"name": key, "dtype": type_.dtype.value, "shape": type_.shape})
+            self._inputs[key] = self.emit(INPUT, [], attrs)[0]
+        return self._inputs[key]
+
+    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
+        """Return the path of a parameter of the model. Raises CompileError for a stranger."""
+        name = self._parameter_names.get(id(parameter))
+        if name is None:
+            raise CompileError(
+                f"{find_source()}: a parameter made at {source} is not part of the model that was"
+                " given to the job; keep it as an attribute of the model or of one of its modules"
+            )
+        return name
+
+    def variable(
+        self,
+        name: str,
+        type_: TensorType,
+        role: str,
+        init: InitSpec,
+        source: SourceLocation | None = None,
+    ) -> ValueId:
+        """Return the value of a variable before this step's update, declaring it at first use."""
+        if name not in self._variables:
+            attrs = Attrs(
+                {
+                    "name": name,
+                    "dtype": type_.dtype.value,
+                    "shape": type_.shape,
+                    "role": role,
+                    "init": init,
+                }
+            )
+            with self.builder.at(self._scope, source or find_source()):
+                self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
+        return self._variables[name]
+
+    def has_variable(self, name: str) -> bool:
+        """Whether a variable has been used."""
+        return name in self._variables
+
+    def next_random_key(self) -> int:
+        """Return the identity of the next random op: its number in order of tracing."""
+        self._num_random += 1
+        return self._num_random
+
+    def close(self) -> None:
+        """End the trace; its tensors can no longer be used."""
+        self.is_open = False
+
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("actorflow_trace", default=None)
+
+
+def current_trace() -> Trace | None:
+    """Return the trace that is being recorded, or None outside of one."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """Make `trace` the current one; close it at the end."""
+    token = _CURRENT.set(trace)
+    try:
+        yield trace
+    finally:
+        _CURRENT.reset(token)
+        trace.close()

@@ -1,0 +1,198 @@
+"""The kernel "c.fused": a group as one generated function.
+
+Its scratch: a row buffer per kept value and thread, a partial row per column sum and piece, and the
+partial reductions of the pieces of a long row. The plan has them for the threads there are when it
+is made; with less, fewer threads take part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import integer
+from actors.kernels.codegen import arguments as words
+from actors.kernels.codegen.chunks import duration_ns
+from actors.kernels.codegen.loops import num_rows_at_once
+from actors.kernels.codegen.programs import Made, function_of, made_of
+from actors.kernels.codegen.spaces import Space, in_place_pairs, space_of
+from actors.kernels.indices import INDEX, checked
+from actors.kernels.interpret.steps import held_dtype
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.native import runtime
+from actors.kernels.native.launch import (
+    NativeLaunch,
+    address,
+    argument_block,
+    strides_in_elements,
+)
+from actors.kernels.native.runtime import CFunction
+from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
+from actors.kernels.work import Pass, Work
+from actors.protocol import Array
+from compiler.fusion.program import FusedProgram
+from compiler.types import DType
+
+_CALL = 0.1
+"""Calls of numpy that a native launch takes the time of."""
+
+_REFERENCE_NS_PER_BYTE = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """`group`: attrs program, rows, columns; operands in the order of the program."""
+
+    name: str = "c.fused"
+    op: str = "fused"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
+        if not runtime.is_on():
+            return None
+        made, function = made_of(attrs), function_of(attrs)
+        if function is None or runtime.is_broken(function):
+            return None
+        operands = (*inputs, *outputs)
+        if any([step % x.dtype.itemsize for x in operands for step in x.strides_bytes]):
+            return None
+        layouts = [
+            (x.shape, tuple([step // x.dtype.itemsize for step in x.strides_bytes]))
+            for x in operands
+        ]
+        rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+        space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
+        if space is None:
+            return None
+        size = scratch.size_bytes(pieces_of(made, space, runtime.num_threads()))
+        work = group_work(made.program, rows, columns)
+        pairs = in_place_pairs(made.program, made.schedule, rows, inputs, outputs)
+        return cost.needs(inputs, outputs, work, size, pairs)
+
+    def functions(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> tuple[CFunction, ...]:
+        """Return the one function of the program."""
+        function = function_of(attrs)
+        return () if function is None else (function,)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> NativeLaunch:
+        """Return the launch. Raises CompilerError when the compiler refuses the function."""
+        made, function = made_of(attrs), function_of(attrs)
+        if function is None:
+            raise ValueError("there is no C for this group; `query` declines it")
+        arrays = (*inputs, *outputs)
+        rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+        layouts = tuple([(x.shape, strides_in_elements(x)) for x in arrays])
+        space = space_of(made.program, made.schedule, rows, columns, layouts)
+        if space is None:
+            raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
+        block, keep = argument_words(made, space, rows, arrays, workspace)
+        return NativeLaunch(
+            runtime.address_of(function),
+            ctypes.addressof(block),
+            (block, arrays, keep),
+            functools.partial(explain_index, made.program, inputs),
+        )
+
+
+def pieces_of(made: Made, space: Space, num_workers: int) -> tuple[Piece, ...]:
+    """Return the scratch: partial reductions, column sums by partial, row buffers by thread."""
+    program, chunks = made.program, space.chunks
+    most = max([len(phase.reductions) for phase in made.schedule.phases], default=0)
+    return (
+        Piece((chunks.num_columns * most,), np.dtype(np.float64)),
+        *[
+            Piece((chunks.num_partials, _padded(space.columns)), _sum_dtype(program.dtype_of(v)))
+            for v in made.schedule.column_sums
+        ],
+        *[
+            Piece((num_workers, _held(program, space)), held_dtype(program.dtype_of(v)))
+            for v in made.schedule.buffers
+        ],
+    )
+
+
+def _padded(columns: int) -> int:
+    """Return elements per row such that every row begins at a cache line."""
+    return -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _held(program: FusedProgram, space: Space) -> int:
+    """Return elements of a row buffer of one thread: the rows that a loop takes at once."""
+    return _padded(space.columns * (1 if space.chunks.num_columns else num_rows_at_once(program)))
+
+
+def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
+    return np.dtype(np.int64 if dtype.is_integer else np.float64)
+
+
+def group_work(program: FusedProgram, rows: int, columns: int) -> Work:
+    """Return the work of two threads, as bytes at the rate of a plain pass."""
+    size = duration_ns(program, rows, columns) / 2 / _REFERENCE_NS_PER_BYTE
+    return Work(_CALL, 0.0, ((Pass.SIMPLE, float(int(size))),))
+
+
+def argument_words(
+    made: Made, space: Space, rows: int, arrays: tuple[Array, ...], workspace: Array | None
+) -> tuple[ctypes.Array[ctypes.c_int64], tuple[Array, ...]]:
+    """Return the argument block of a launch in a space, and the arrays of scratch in it.
+
+    `rows` are those of the program, also where the space is walked as one row.
+    """
+    program = made.program
+    given = 0 if workspace is None else workspace.size
+    workers = max(1, runtime.num_threads())
+    while workers > 1 and scratch.size_bytes(pieces_of(made, space, workers)) > given:
+        workers -= 1
+    held = scratch.carve(workspace, pieces_of(made, space, workers))
+    num_sums = len(made.schedule.column_sums)
+    block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
+    _fill_header(block, space, workers, held[0])
+    for position, array in enumerate(arrays):
+        block[words.operand(position)] = address(array)
+        block[words.operand(position, words.STRIDE)] = space.strides[position]
+        entry = program.inputs[position] if position < len(program.inputs) else None
+        block[words.operand(position, words.EVERY)] = entry.every if entry else 1
+        block[words.operand(position, words.COUNT)] = (entry.count if entry else 0) or rows
+    for index, piece in enumerate(held[1 : 1 + num_sums]):
+        place = words.column_sum(program, len(made.schedule.buffers), index)
+        block[place : place + 2] = [address(piece), _padded(space.columns)]
+    for index, piece in enumerate(held[1 + num_sums :]):
+        place = words.buffer(program, index)
+        block[place : place + 2] = [address(piece), _held(program, space)]
+    return argument_block(block), held
+
+
+def _fill_header(block: list[int], space: Space, workers: int, partials: Array) -> None:
+    block[words.ROWS], block[words.COLUMNS] = space.rows, space.columns
+    block[words.CHUNK_ROWS], block[words.NUM_CHUNKS] = space.chunks.rows, space.chunks.num_rows
+    block[words.CHUNK_COLUMNS] = space.chunks.columns
+    block[words.NUM_COLUMN_CHUNKS] = space.chunks.num_columns
+    block[words.MAX_WORKERS] = workers
+    block[words.PARTIALS] = address(partials)
+
+
+def explain_index(program: FusedProgram, inputs: tuple[Array, ...], status: int) -> str:
+    """Say which label is out of its range, with the IndexError of the numpy kernels."""
+    for instruction in program.instructions:
+        if instruction.op == "check_index" and instruction.operands[0] < len(inputs):
+            labels = inputs[instruction.operands[0]].reshape(-1)
+            extent = int(instruction.constants[0])
+            checked("label", labels, extent, np.empty(labels.size, INDEX), np.empty(2, INDEX))()
+    return "a label is out of its range"  # computed by the group, or another one by now
+
+
+FUSED_KERNELS = (FusedKernel(),)

@@ -1,0 +1,240 @@
+"""A product and the group that reads it as one launch: a chunk works on its rows while cached.
+
+The product is written where an output of the group will be, if the group reads each element of the
+product no later than it stores that output; else into the workspace. The chunks are those of the
+product, whole rows, and the group's partial sums are one per chunk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import integer
+from actors.kernels.codegen import arguments as words
+from actors.kernels.codegen.chunks import Chunks
+from actors.kernels.codegen.fused_kernel import (
+    argument_words,
+    explain_index,
+    group_work,
+    pieces_of,
+)
+from actors.kernels.codegen.programs import Made, function_of, made_of
+from actors.kernels.codegen.spaces import Space, in_place_pairs, row_strides
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.library import tuning
+from actors.kernels.native import runtime
+from actors.kernels.native.gemm import (
+    Chunk,
+    Gemm,
+    View,
+    chunks_of,
+    gemm_of,
+    view_of,
+    view_of_array,
+)
+from actors.kernels.native.gemm_launch import Epilogue, Library, Scratch, gemm_launch
+from actors.kernels.native.launch import NativeLaunch, native_launch
+from actors.kernels.native.matmul import LIBRARIES, product_work
+from actors.kernels.native.runtime import CFunction
+from actors.kernels.scratch import Piece
+from actors.protocol import Array
+from compiler.errors import InternalError
+from compiler.fusion.program import FusedProgram, Kind
+from compiler.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is taken: the product with its chunks, and the group's space.
+
+    `pairs` are outputs and operands of the program that may share bytes; the product goes to
+    output `target`, or with -1 to the workspace.
+    """
+
+    made: Made
+    function: CFunction
+    gemm: Gemm
+    chunks: tuple[Chunk, ...]
+    scratch: Scratch
+    space: Space
+    pairs: tuple[tuple[int, int], ...]
+    target: int
+
+    def pieces(self, num_workers: int) -> tuple[Piece, ...]:
+        """Return the workspace: of the library, of the group, and the product without a target."""
+        size = self.scratch.size_bytes(min(num_workers, len(self.chunks)))
+        product = 0 if self.target >= 0 else self.gemm.m * self.gemm.n
+        itemsize = self.gemm.out_dtype.itemsize
+        return (
+            Piece((size,), np.dtype(np.uint8)),
+            Piece((scratch.size_bytes(self.group_pieces(num_workers)),), np.dtype(np.uint8)),
+            Piece((product * itemsize,), np.dtype(np.uint8)),
+        )
+
+    def group_pieces(self, num_workers: int) -> tuple[Piece, ...]:
+        """Return the scratch of the group."""
+        return pieces_of(self.made, self.space, num_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedProductKernel:
+    """`fused_product` by one library that cuts products into whole rows."""
+
+    library: Library
+    op: str = "fused_product"
+
+    @property
+    def name(self) -> str:
+        """Name in the plan: "onednn.rows.fused_product"."""
+        return f"{self.library.name}.{self.op}"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take the products that this library is chosen for, with C for the group."""
+        call = self._call(attrs, inputs, outputs)
+        if call is None:
+            return None
+        if tuning.library_for(call.gemm, LIBRARIES, whole_rows=True) != self.library.name:
+            return None
+        return self._needs(call, inputs, outputs)
+
+    def needs(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Return what a call needs whose product this library can compute."""
+        call = self._call(attrs, inputs, outputs)
+        return None if call is None else self._needs(call, inputs, outputs)
+
+    def _call(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> _Call | None:
+        if not runtime.is_on():
+            return None
+        views = [view_of(operand) for operand in (*inputs, *outputs)]
+        call = _call_of(self.library, attrs, views, len(inputs))
+        return None if call is None or runtime.is_broken(call.function) else call
+
+    def _needs(
+        self, call: _Call, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds:
+        shared = [(out, i + 1) for out, i in call.pairs if i and out != call.target]
+        group = group_work(call.made.program, call.space.rows, call.space.columns)
+        work = replace(product_work(call.gemm), passes=group.passes)
+        size = scratch.size_bytes(call.pieces(runtime.num_threads()))
+        return cost.needs(inputs, outputs, work, size, tuple(shared))
+
+    def functions(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> tuple[CFunction, ...]:
+        """Return the one function of the program."""
+        function = function_of(attrs)
+        return () if function is None else (function,)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> NativeLaunch:
+        """Return the launch. Raises CompilerError when the compiler refuses the group."""
+        views = [view_of_array(array) for array in (*inputs, *outputs)]
+        call = _call_of(self.library, attrs, views, len(inputs))
+        if call is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
+        workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
+        while workers > 1 and scratch.size_bytes(call.pieces(workers)) > given:
+            workers -= 1
+        own, groups, made = scratch.carve(workspace, call.pieces(workers))
+        extents = (call.gemm.m, call.gemm.n)
+        if call.target >= 0:
+            product = outputs[call.target].reshape(extents)
+        else:
+            product = made.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
+        arrays = (product, *inputs[2:], *outputs)
+        block, kept = argument_words(call.made, call.space, extents[0], arrays, groups)
+        rows = runtime.address_of(call.function, "_rows")
+        epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
+        operands = (inputs[0], inputs[1], product)
+        gemm = gemm_launch(self.library, call.gemm, operands, own, epilogue, workers)
+        return native_launch(
+            runtime.address_in("fused_product.c", "af_fused_product"),
+            [gemm.function, gemm.arguments, _finish(call), ctypes.addressof(block), words.STATUS],
+            (gemm, block, kept, arrays),
+            functools.partial(_explain, call.made.program, (product, *inputs[2:]), block, gemm),
+        )
+
+
+_ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
+
+
+def _call_of(
+    library: Library, attrs: Attrs, views: list[View | None], num_inputs: int
+) -> _Call | None:
+    """Return what a call comes to; None for one that is not taken."""
+    made, function = made_of(attrs), function_of(attrs)
+    known = [view for view in views if view is not None]
+    if function is None or len(known) < len(views):
+        return None
+    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+    product = View(made.program.inputs[0].dtype, (rows, columns), (columns, 1))
+    gemm = gemm_of(known[0], known[1], product)
+    if gemm is None or gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
+        return None
+    group_views = [product, *known[2:]]
+    layouts = tuple([(view.shape, view.strides) for view in group_views])
+    strides = row_strides(made.program, columns, layouts)
+    chunks = chunks_of(gemm, library.cut)
+    needed = library.scratch(gemm, chunks)
+    if strides is None or needed is None:
+        return None
+    cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
+    operands = [_operand(view) for view in group_views]
+    num_operands = num_inputs - 1
+    pairs = in_place_pairs(
+        made.program,
+        made.schedule,
+        rows,
+        tuple(operands[:num_operands]),
+        tuple(operands[num_operands:]),
+    )
+    target = next((out for out, index in pairs if index == 0), -1)
+    space = Space(rows, columns, tuple(strides), cut)
+    return _Call(made, function, gemm, chunks, needed, space, pairs, target)
+
+
+def _operand(view: View) -> Operand:
+    strides = tuple([step * view.dtype.itemsize for step in view.strides])
+    return Operand(TensorType(view.dtype, view.shape), 0, strides)
+
+
+def _explain(
+    program: FusedProgram,
+    inputs: tuple[Array, ...],
+    block: ctypes.Array[ctypes.c_int64],
+    gemm: NativeLaunch,
+    status: int,
+) -> str:
+    """Tell an index out of its range from a status of the library."""
+    if block[words.STATUS]:
+        return explain_index(program, inputs, status)
+    return f"in the product, {gemm.error(status)}"
+
+
+def _finish(call: _Call) -> int:
+    """Return what makes the outputs that are not of one row; 0 where there are none."""
+    program = call.made.program
+    if all([program.kind_of(value) in (Kind.FULL, Kind.ROW) for value in program.outputs]):
+        return 0
+    return runtime.address_of(call.function, "_finish")
+
+
+FUSED_PRODUCT_KERNELS = tuple(
+    [FusedProductKernel(library) for library in LIBRARIES if library.cut.has_whole_rows]
+)

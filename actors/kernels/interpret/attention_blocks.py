@@ -1,0 +1,218 @@
+"""How attention is cut: strips against chunks of scores, for as many heads as scratch holds.
+
+A block of scores is a strip of queries by a chunk of keys, or the other way round; it stays in
+cache between the calls that go over it. Scratch grows with the lengths, never with their product,
+and a causal block that is wholly hidden is no block.
+
+A bound block is a dozen Python objects, which no plan accounts for. So when the groups of heads are
+many, their blocks are bound once, on scratch: a group then copies its operands there, runs the
+calls that all groups share, and copies the results from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from actors.kernels import scratch
+from actors.kernels.attributes import flag
+from actors.kernels.interpret.blocks import num_elements
+from actors.kernels.interpret.matmul import Window
+from actors.kernels.interpret.rows import are_row_floats
+from actors.kernels.kernel import Attrs, Operand
+from actors.protocol import Array, Launch
+
+GROUP_BYTES = 5 << 19
+"""Scratch of the heads that are computed at once.
+
+With 1 MiB the gradient of 48 heads of 256 x 64 takes 18 % longer, with 4 MiB 8 % less: but a small
+model would notice that scratch. Other shapes change by 3 %.
+"""
+
+OWN_BLOCKS = 64
+"""Groups share their calls when that saves more bound blocks than this, of about 6 KB each.
+
+Few blocks are not worth the copies: in the gradient of 128 heads of 64 x 32 these take 8 %. The
+gradient of 48 heads of 1,024 x 64 keeps 1 MB of objects with shared calls and 37 MB without.
+"""
+
+STRIPS = (32, 128)
+"""The shortest and the longest strip: more rows are fewer calls, fewer rows hide more blocks."""
+
+CHUNKS = (64, 256)
+"""The shortest chunk, and the longest where strips are not at their longest."""
+
+LONG = 1024
+"""Strips of longer axes are so many that their chunks are four strips long: views stay few."""
+
+ONE_THREAD = 64 * 64 * 64
+"""OpenBLAS computes products up to about this size on the calling thread.
+
+Above it each call waits for the other threads, which on a busy machine takes longer than the block:
+beside other programs on two cores, 12 heads of 1,024 x 64 took 13 ms forward with blocks of 64 x 64
+and 50 ms with 64 x 256; alone on one thread, 13 ms with either.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Extents of a call: `heads` of [rows, width] against [columns, width] and [columns, out]."""
+
+    heads: int
+    rows: int
+    columns: int
+    width: int
+    out: int
+    causal: bool
+
+    @property
+    def offset(self) -> int:
+        """Row i sees the columns up to i + offset when causal."""
+        return self.columns - self.rows
+
+    def blocks_of(self, length: int) -> tuple[int, int]:
+        """Return the extents of strips and chunks when rows, or columns, are cut into strips."""
+        return block_extents(length, max(self.width, self.out))
+
+    def strips(self) -> Iterator[tuple[range, tuple[range, ...]]]:
+        """Yield strips of rows, each with the chunks of columns that it sees."""
+        strip, chunk = self.blocks_of(self.rows)
+        for rows in _cut(range(self.rows), strip):
+            visible = rows.stop + self.offset if self.causal else self.columns
+            yield rows, _cut(range(visible), chunk)
+
+    def strips_of_columns(self) -> Iterator[tuple[range, tuple[range, ...]]]:
+        """Yield strips of columns, each with the chunks of rows that see it."""
+        strip, chunk = self.blocks_of(self.columns)
+        for columns in _cut(range(self.columns), strip):
+            first = max(0, columns.start - self.offset) if self.causal else 0
+            yield columns, _cut(range(first, self.rows), chunk)
+
+
+def extents_of(attrs: Attrs, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Extents:
+    """Return the extents of a call from the shapes of q, k and v."""
+    return Extents(num_elements(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
+
+
+def block_extents(length: int, width: int) -> tuple[int, int]:
+    """Return the extents of strips and chunks when an axis of this length is cut into strips.
+
+    A strip is a sixteenth of it, within bounds: a causal mask then hides nearly half of the blocks,
+    and the bound views of a head stay few. `width` is that of the rows multiplied.
+    """
+    strip = min(max(length // 16, STRIPS[0]), STRIPS[1])
+    if length > LONG:
+        return strip, 4 * strip
+    return strip, min(max(ONE_THREAD // (strip * max(width, 1)), CHUNKS[0]), CHUNKS[1])
+
+
+def heads_per_group(e: Extents, head_bytes: int) -> int:
+    """Return how many heads are computed at once when each takes these bytes of scratch."""
+    return max(1, min(e.heads, GROUP_BYTES // max(head_bytes, 1)))
+
+
+def shares_calls(e: Extents, group: int, num_blocks: int) -> bool:
+    """Return whether the groups of a call share their calls, when a head has these blocks."""
+    num_groups = -(-e.heads // group)
+    return (num_groups - 1) * num_blocks > OWN_BLOCKS
+
+
+def takes(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> bool:
+    """Return whether all are floats that BLAS multiplies, with outputs that it can write."""
+    return are_row_floats(inputs) and all(_is_writable(operand) for operand in outputs)
+
+
+def _is_writable(x: Operand) -> bool:
+    """Return whether a product may go there: dense, or rows that lie apart."""
+    if x.is_dense or len(x.shape) < 2:
+        return x.is_dense
+    item = x.dtype.itemsize
+    return x.strides_bytes[-1] == item and x.strides_bytes[-2] >= x.shape[-1] * item
+
+
+def is_readable(x: Operand | Array) -> bool:
+    """Return whether BLAS reads the last two axes, as they are or transposed."""
+    strides = x.strides_bytes if isinstance(x, Operand) else x.strides
+    return Window(x.shape, strides, x.dtype).is_blas_matrix
+
+
+def as_slice(positions: range) -> slice:
+    """Return consecutive positions as a slice."""
+    return slice(positions.start, positions.stop)
+
+
+def fill_mask(
+    mask: Array, ramp: Array, seen: float = np.inf, hidden: float = -np.inf
+) -> tuple[Launch, ...]:
+    """Return the calls that write the mask: `seen` up to the diagonal, `hidden` to the right of it.
+
+    Element (i, j) depends on j - i only: the mask is a window on a vector.
+    """
+    n, item = len(mask), mask.itemsize
+    if n == 0:
+        return ()
+    window = np.lib.stride_tricks.as_strided(ramp[n - 1 :], (n, n), (-item, item))
+    return (
+        partial(ramp[:n].fill, seen),
+        partial(ramp[n:].fill, hidden),
+        partial(np.copyto, mask, window),
+    )
+
+
+def hide(e: Extents, rows: range, columns: range, scores: Array, mask: Array) -> tuple[Launch, ...]:
+    """Return the call that hides what a block must not see; fmin with -inf hides even a NaN.
+
+    Rows below the corner see all of the block, and columns left of it are seen by all rows.
+    """
+    found = _corner(e, rows, columns, scores, mask)
+    return () if found is None else (partial(np.fmin, *found, out=found[0]),)
+
+
+def clear(
+    e: Extents, rows: range, columns: range, scores: Array, bits: Array
+) -> tuple[Launch, ...]:
+    """Return the call that makes 0, and not a product with it, of what a block must not see.
+
+    `bits` is a mask of integers as wide as the scores, of -1 and 0.
+    """
+    found = _corner(e, rows, columns, scores.view(bits.dtype), bits)
+    return () if found is None else (partial(np.bitwise_and, *found, out=found[0]),)
+
+
+def _corner(
+    e: Extents, rows: range, columns: range, scores: Array, mask: Array
+) -> tuple[Array, Array] | None:
+    """Return the part of a block that the diagonal crosses, and the part of the mask for it."""
+    bottom = min(rows.stop, columns.stop - 1 - e.offset)
+    left = max(columns.start, rows.start + e.offset)
+    if not e.causal or bottom <= rows.start:
+        return None
+    corner = scores[..., : bottom - rows.start, left - columns.start :]
+    start = left - e.offset - rows.start
+    return corner, mask[: bottom - rows.start, start : start + columns.stop - left]
+
+
+def collect(
+    compute: Callable[..., Any],
+    target: Array,
+    part: Array,
+    combine: np.ufunc = np.add,
+    *,
+    is_first: bool,
+) -> tuple[Launch, ...]:
+    """Return the calls that write a result to `target` first, and combine further ones with it.
+
+    `part` is a vector of scratch for a further result.
+    """
+    if is_first:
+        return (partial(compute, out=target),)
+    piece = scratch.window(part, target.shape)
+    return partial(compute, out=piece), partial(combine, target, piece, out=target)
+
+
+def _cut(whole: range, extent: int) -> tuple[range, ...]:
+    return tuple([whole[i : i + extent] for i in range(0, len(whole), extent)])

@@ -1,0 +1,142 @@
+"""Casts from and to bfloat16, which numpy holds as the uint16 of its bits.
+
+Up is a shift. Down rounds to the nearest, ties to even, in integers: half of what falls away is
+added to the bits, less one where the result would else be odd; the carry runs up into the exponent,
+past the largest number to infinity, as it should. A NaN keeps its sign and gets its quiet bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import text
+from actors.kernels.interpret.blocks import block_elements, cut, num_elements
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, over_blocks
+from actors.protocol import Array, Launch
+from compiler.types import DType
+
+_BITS = np.dtype(np.uint32)
+_FLOAT = np.dtype(np.float32)
+
+BLOCK = block_elements(_BITS.itemsize)
+"""Elements that are cast at a time."""
+
+_ONE, _SIXTEEN, _QUIET, _ALMOST_HALF = (np.array(n, _BITS) for n in (1, 16, 0x40, 0x7FFF))
+
+
+def has_bfloat16(operands: tuple[Operand, ...]) -> bool:
+    """Return whether an operand is bfloat16, which arithmetic on its uint16 would get wrong."""
+    return any([operand.type.dtype is DType.BFLOAT16 for operand in operands])
+
+
+def widening(bits: Array, out: Array) -> list[Launch]:
+    """Return the launches that cast bfloat16 to float32."""
+    calls: list[Launch] = []
+    for low, wide in cut((bits, out.view(_BITS)), out.ndim, BLOCK):
+        calls.append(partial(np.copyto, wide, low))
+        calls.append(partial(np.left_shift, wide, _SIXTEEN, out=wide))
+    return calls
+
+
+def widening_work(elements: int) -> Work:
+    """Return what `widening` does."""
+    return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 2})
+
+
+def narrowing(x: Array, out: Array, flats: tuple[Array, ...]) -> list[Launch]:
+    """Return the launches that cast float32 to bfloat16; `flats` as in `narrowing_pieces`."""
+    flat, flat_mask = flats
+    calls: list[Launch] = []
+    for block, low in cut((x, out), out.ndim, BLOCK):
+        t, bits = scratch.window(flat, low.shape), block.view(_BITS)
+        mask = scratch.window(flat_mask, low.shape)
+        calls += [
+            partial(np.right_shift, bits, _SIXTEEN, out=t),
+            partial(np.bitwise_and, t, _ONE, out=t),
+            partial(np.add, t, _ALMOST_HALF, out=t),
+            partial(np.add, t, bits, out=t),
+            partial(np.right_shift, t, _SIXTEEN, out=t),
+            partial(np.copyto, low, t, casting="unsafe"),
+            partial(np.not_equal, block, block, out=mask),
+            partial(_keep_nan, bits, t, mask, low),
+        ]
+    return calls
+
+
+def _keep_nan(bits: Array, t: Array, mask: Array, low: Array) -> None:
+    """Mend the elements that are NaN, if there are any: the carry may have made them numbers."""
+    if mask.any():
+        np.right_shift(bits, _SIXTEEN, out=t)
+        np.bitwise_or(t, _QUIET, out=t)
+        np.copyto(low, t, casting="unsafe", where=mask)
+
+
+def narrowing_pieces(elements: int) -> tuple[Piece, ...]:
+    """Return the scratch of `narrowing`: a block of bits and one of booleans."""
+    shape = (min(elements, BLOCK),)
+    return Piece(shape, _BITS), Piece(shape, np.dtype(np.bool_))
+
+
+def narrowing_work(elements: int) -> Work:
+    """Return what `narrowing` does where nothing is NaN."""
+    return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 6, Pass.PLAIN: 2})
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16CastKernel:
+    """`cast` from or to bfloat16; by way of float32 where the other side is something else."""
+
+    name: str = "numpy.cast_bfloat16"
+    op: str = "cast"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take casts with bfloat16 on one side; scratch is a few blocks."""
+        (x,), (out,) = inputs, outputs
+        if has_bfloat16(inputs) == has_bfloat16(outputs):
+            return None
+        elements, is_down = num_elements(out.shape), has_bfloat16(outputs)
+        work = narrowing_work(elements) if is_down else widening_work(elements)
+        pieces = _pieces(elements, (x if is_down else out).dtype, is_down=is_down)
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the steps of every block in order."""
+        (x,), (out,) = inputs, outputs
+        is_down = text(attrs, "dtype") == DType.BFLOAT16.value
+        pieces = _pieces(out.size, (x if is_down else out).dtype, is_down=is_down)
+        flats = scratch.carve(workspace, pieces)
+        if not is_down and not pieces:
+            return in_sequence(widening(x, out))
+        if len(pieces) == len(narrowing_pieces(out.size)):
+            return in_sequence(narrowing(x, out, flats))
+        calls: list[Launch] = []
+        for source, target in cut((x, out), out.ndim, BLOCK):
+            between = scratch.window(flats[-1], target.shape)
+            if is_down:
+                calls.append(partial(np.copyto, between, source, casting="unsafe"))
+                calls += narrowing(between, target, flats[:-1])
+            else:
+                calls += widening(source, between)
+                calls.append(partial(np.copyto, target, between, casting="unsafe"))
+        return in_sequence(calls)
+
+
+def _pieces(elements: int, other: np.dtype[np.generic], *, is_down: bool) -> tuple[Piece, ...]:
+    """Return scratch: that of rounding, and a block of float32 where neither side is."""
+    rounding = narrowing_pieces(elements) if is_down else ()
+    between = () if other == _FLOAT else (Piece((min(elements, BLOCK),), _FLOAT),)
+    return (*rounding, *between)

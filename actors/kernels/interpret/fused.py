@@ -1,0 +1,376 @@
+"""The kernel "numpy.fused": a group followed instruction by instruction.
+
+It takes the calls that generated code does not: where there is no C compiler, or where the compiler
+refused a text. The walk is the generated code's (`codegen.phases`), over blocks that stay in cache;
+every value of a block has planned scratch, and is copied to its output when the phase has been
+computed, so that an output may lie over the same inputs.
+
+bfloat16 is computed in float32, and so are the operands that a program calls bfloat16: casting them
+is left to whoever calls (`upcast`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import integer
+from actors.kernels.codegen.phases import Schedule, op_of, operands_of
+from actors.kernels.codegen.programs import made_of
+from actors.kernels.codegen.spaces import Space, in_place_pairs, is_plain, space_of
+from actors.kernels.indices import checked, index_pieces
+from actors.kernels.interpret.blocks import block_elements
+from actors.kernels.interpret.random import rewound_generator
+from actors.kernels.interpret.steps import held_dtype, is_numpys, reduction_calls, step_calls
+from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, over_blocks
+from actors.protocol import Array, Launch
+from compiler.fusion.program import FusedProgram, Kind
+from compiler.types import DType
+
+_BLOCKS = 8
+"""Scratch of more blocks than these leaves the second-level cache: then blocks are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyFusedKernel:
+    """`group`: attrs program, rows, columns; operands in the order of the program."""
+
+    name: str = "numpy.fused"
+    op: str = "fused"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every program on evenly spaced rows of dense columns."""
+        walk = _walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
+        has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
+        if walk is None or has_bits or not is_numpys(walk.program):
+            return None
+        program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
+        full = [v for v in range(program.num_values) if program.kind_of(v) is Kind.FULL]
+        passes = {Pass.PLAIN: len(full), Pass.SIMPLE: len(program.outputs)}
+        is_copied = any([v < len(program.inputs) for v in program.outputs])
+        return cost.needs(
+            inputs,
+            outputs,
+            over_blocks(rows * columns, 4, passes),
+            scratch.size_bytes(walk.pieces()),
+            () if is_copied else in_place_pairs(program, walk.plan, rows, inputs, outputs),
+        )
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the steps of every block in order."""
+        arrays = (*inputs, *outputs)
+        steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
+        walk = _walk_of(attrs, [(x.shape, own) for x, own in zip(arrays, steps, strict=True)])
+        if walk is None:
+            raise ValueError(
+                f"operands of shapes {[x.shape for x in arrays]} do not lie row by row"
+            )
+        held = scratch.carve(workspace, walk.pieces())
+        return in_sequence(_Binding(walk, inputs, outputs, held).calls())
+
+
+def _steps(operand: Operand) -> tuple[int, ...]:
+    return tuple([step // operand.dtype.itemsize for step in operand.strides_bytes])
+
+
+def _walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> _Walk | None:
+    made = made_of(attrs)
+    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+    space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
+    return None if space is None else _Walk(made.program, made.schedule, space)
+
+
+class _Walk:
+    """How a space is walked: the extents of a block, and where every value is held."""
+
+    def __init__(self, program: FusedProgram, plan: Schedule, space: Space) -> None:
+        self.program, self.plan, self.space = program, plan, space
+        held = max([len(phase.body) for phase in plan.phases], default=0)
+        limit = block_elements(4) if held <= _BLOCKS else block_elements(4) * _BLOCKS // held
+        self.columns = min(space.columns, limit)
+        self.rows = max(1, min(space.rows, limit // max(1, space.columns)))
+        self.places: dict[tuple[str, int], tuple[tuple[int, int], np.dtype[np.generic]]] = {}
+        self._place()
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the scratch, in the order of `places`."""
+        return tuple([Piece(shape, dtype) for shape, dtype in self.places.values()])
+
+    def is_gathered(self, value: int) -> bool:
+        """Return whether rows of an input are repeated."""
+        return not is_plain(self.program, value, self.space.rows)
+
+    def _place(self) -> None:
+        program, plan = self.program, self.plan
+        for v in plan.scalars:
+            self._add("value", v, 1, 1)
+        for v in [v for stage in plan.rows for v in stage]:
+            if v >= len(program.inputs) or self.is_gathered(v):
+                self._add("value", v, self.rows, 1)
+            if op_of(program, v) == "check_index":
+                for n, piece in enumerate(index_pieces(self._own_rows(v))):
+                    self.places["indices" if n == 0 else "extremes", v] = (
+                        (1, piece.shape[0]),
+                        piece.dtype,
+                    )
+        for phase in plan.phases:
+            for v in phase.body:
+                height = self.rows if program.kind_of(v) is Kind.FULL else 1
+                self._add("value", v, height, self.columns)
+                if op_of(program, v) == "philox":
+                    shape = (self.rows, self.columns)
+                    self.places["uniform", v] = (shape, np.dtype(np.float32))
+            for v in phase.loads:
+                if self.is_gathered(v):
+                    self._add("value", v, self.rows, self.columns)
+            for v in phase.keeps:
+                self._add("kept", v, self.rows, self.space.columns)
+            for v in phase.reductions:
+                self._add("value", v, self.rows, 1)
+                self._add("part", v, self.rows, 1)
+            for v in phase.column_sums:
+                self._add("value", v, 1, self.space.columns)
+                if program.dtype_of(v).is_integer:
+                    self._add("part", v, 1, self.columns)
+                    continue
+                pieces = sum_pieces(self.rows * self.columns, self.columns)
+                extents = (self.space.columns, self.rows, pieces[0].shape[0], self.columns)
+                for what, extent in zip(("total", "ones", "wide", "parts"), extents, strict=True):
+                    self.places[what, v] = ((1, extent), WIDE)
+        for v in plan.late:
+            self._add("late", v, 1, self.space.columns)
+
+    def _add(self, what: str, value: int, rows: int, columns: int) -> None:
+        self.places[what, value] = ((rows, columns), held_dtype(self.program.dtype_of(value)))
+
+    def _own_rows(self, value: int) -> int:
+        entry = self.program.inputs[operands_of(self.program, value)[0]]
+        return entry.count or -(-self.space.rows // entry.every)
+
+
+class _Binding:
+    """The calls of a walk on given arrays. Every value is an array of two axes."""
+
+    def __init__(
+        self,
+        walk: _Walk,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        held: tuple[Array, ...],
+    ) -> None:
+        self.walk, self.program, self.plan = walk, walk.program, walk.plan
+        self.held = dict(zip(walk.places, held, strict=True))
+        kinds = [self.program.kind_of(v) for v in (*range(len(inputs)), *self.program.outputs)]
+        views = [
+            self._in_space(x, kind, step)
+            for x, kind, step in zip((*inputs, *outputs), kinds, walk.space.strides, strict=True)
+        ]
+        self.inputs, self.outputs = views[: len(inputs)], views[len(inputs) :]
+        self.values: dict[int, Array] = {}
+        self.generators: dict[int, np.random.Generator] = {}
+        self.launches: list[Launch] = []
+
+    def calls(self) -> list[Launch]:
+        space = self.walk.space
+        self._start()
+        for r0 in range(0, space.rows, self.walk.rows):
+            r1 = min(r0 + self.walk.rows, space.rows)
+            self._row_stage(0, r0, r1)
+            for index in range(len(self.plan.phases)):
+                self._phase(index, r0, r1)
+                self._row_stage(index + 1, r0, r1)
+            for position in self._outputs(Kind.ROW):
+                self._store(position, self.outputs[position][r0:r1])
+        self._finish()
+        return self.launches
+
+    def _in_space(self, array: Array, kind: Kind, step: int) -> Array:
+        width = self.walk.space.columns
+        if kind is Kind.SCALAR or array.size == 0:
+            return array.reshape((1, 1) if array.size else (0, width))
+        if kind is Kind.COLUMN:
+            return array.reshape(1, -1)
+        width = width if kind is Kind.FULL else 1
+        item = array.itemsize
+        shape, strides = (array.size // width, width), (step * item, item)
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+    def _outputs(self, kind: Kind) -> list[int]:
+        outputs = enumerate(self.program.outputs)
+        return [position for position, v in outputs if self.program.kind_of(v) is kind]
+
+    def _call(self, function: Callable[..., object], *operands: object, **options: object) -> None:
+        self.launches.append(cast("Launch", functools.partial(function, *operands, **options)))
+
+    def _store(self, position: int, out: Array) -> None:
+        value = self.values[self.program.outputs[position]]
+        self._call(np.copyto, out, value, casting="unsafe")
+
+    def _start(self) -> None:
+        """Compute what is the same for all rows, and set sums and generators back."""
+        program = self.program
+        for v, entry in enumerate(program.inputs):
+            if entry.kind is Kind.SCALAR:
+                self.values[v] = self.inputs[v]
+        for v in self.plan.scalars:
+            self._compute(v, self.held["value", v])
+        for v in self.plan.column_sums:
+            is_float = ("total", v) in self.held
+            self._call(self.held["total" if is_float else "value", v].fill, 0)
+            if is_float:
+                self._call(self.held["ones", v].fill, 1)
+        for phase in self.plan.phases:
+            for v in [v for v in phase.body if op_of(program, v) == "philox"]:
+                seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)]
+                key = int(program.instructions[v - len(program.inputs)].constants[0])
+                rewind, self.generators[v] = rewound_generator(seed, step, key)
+                self.launches.append(rewind)
+        for v in [v for v in self.plan.rows[0] if op_of(program, v) == "check_index"]:
+            labels = self.inputs[operands_of(program, v)[0]].reshape(-1)
+            extent = int(program.instructions[v - len(program.inputs)].constants[0])
+            dense, extremes = self.held["indices", v][0], self.held["extremes", v][0]
+            self.launches.append(checked("label", labels, extent, dense, extremes))
+
+    def _compute(self, value: int, out: Array) -> None:
+        """Add the calls of an elementwise instruction; its operands are in `values`."""
+        instruction = self.program.instructions[value - len(self.program.inputs)]
+        operands = tuple([self.values[v] for v in instruction.operands])
+        self.launches += step_calls(instruction, operands, out)
+        self.values[value] = out
+
+    def _row_stage(self, level: int, r0: int, r1: int) -> None:
+        for v in self.plan.rows[level]:
+            if v < len(self.program.inputs):
+                self._load(v, r0, r1, slice(None))
+                continue
+            instruction = self.program.instructions[v - len(self.program.inputs)]
+            out = self.held["value", v][: r1 - r0]
+            if instruction.op == "row_index":
+                every, count = [int(n) for n in instruction.constants]
+                rows = np.arange(r0, r1, dtype=np.int32)[:, None] // every
+                self.values[v] = rows % count if count else rows
+            elif instruction.op == "check_index":
+                self.values[v] = self.values[instruction.operands[0]]
+            else:
+                self._compute(v, out)
+
+    def _load(self, value: int, r0: int, r1: int, columns: slice) -> None:
+        """Make the rows of an input that belong to rows r0 .. r1 a value."""
+        source = self.inputs[value]
+        if self.program.kind_of(value) is Kind.COLUMN:
+            self.values[value] = source[:, columns]
+            return
+        if not self.walk.is_gathered(value):
+            self.values[value] = source[r0:r1, columns]
+            return
+        entry = self.program.inputs[value]
+        own = np.arange(r0, r1) // entry.every
+        own = own % entry.count if entry.count else own
+        width = source[:1, columns].shape[1]
+        out = scratch.window(self.held["value", value].reshape(-1), (r1 - r0, width))
+        for row, place in enumerate(own):
+            self._call(np.copyto, out[row], source[place, columns])
+        self.values[value] = out
+
+    def _phase(self, index: int, r0: int, r1: int) -> None:
+        phase, program = self.plan.phases[index], self.program
+        for v in phase.reductions:
+            self.values[v] = self.held["value", v][: r1 - r0]
+            self.launches += reduction_calls(op_of(program, v), None, self.values[v], None)
+        for c0 in range(0, self.walk.space.columns, max(1, self.walk.columns)):
+            c1 = min(c0 + self.walk.columns, self.walk.space.columns)
+            self._block(index, (r0, r1), (c0, c1))
+
+    def _block(self, index: int, rows: tuple[int, int], columns: tuple[int, int]) -> None:
+        """Add the calls of a phase on one block."""
+        phase, program = self.plan.phases[index], self.program
+        (r0, r1), (c0, c1) = rows, columns
+        shape, cut = (r1 - r0, c1 - c0), slice(c0, c1)
+        for v in phase.loads:
+            self._load(v, r0, r1, cut)
+        for v, position in phase.read_back:
+            self.values[v] = self.outputs[position][r0:r1, cut]
+        for v in phase.kept:
+            self.values[v] = self._kept(v, r1 - r0)[:, cut]
+        for v in phase.body:
+            height = shape[0] if program.kind_of(v) is Kind.FULL else 1
+            out = scratch.window(self.held["value", v].reshape(-1), (height, shape[1]))
+            self._in_block(v, out, c0)
+        for v in phase.reductions:
+            x = np.broadcast_to(self.values[operands_of(program, v)[0]], shape)
+            part = self.held["part", v][: shape[0]]
+            self.launches += reduction_calls(op_of(program, v), x, self.values[v], part)
+        for v in phase.column_sums:
+            self._add_columns(
+                v, np.broadcast_to(self.values[operands_of(program, v)[0]], shape), cut
+            )
+        for v in phase.keeps:
+            self._call(np.copyto, self._kept(v, r1 - r0)[:, cut], self.values[v])
+        for position in phase.stores:
+            self._store(position, self.outputs[position][r0:r1, cut])
+
+    def _add_columns(self, value: int, x: Array, columns: slice) -> None:
+        if ("total", value) in self.held:
+            names = ("ones", "total", "wide", "parts")
+            ones, totals, wide, parts = [self.held[name, value][0] for name in names]
+            total = totals[columns]
+            self.launches += column_sums(x, 1, ones, total, SumScratch(wide, total, parts))
+            return
+        part = scratch.window(self.held["part", value].reshape(-1), (1, x.shape[1]))
+        self._call(np.add.reduce, x, axis=0, out=part[0])
+        total = self.held["value", value][:, columns]
+        self._call(np.add, total, part, out=total)
+
+    def _kept(self, value: int, num_rows: int) -> Array:
+        return self.held["kept", value][:num_rows]
+
+    def _in_block(self, value: int, out: Array, c0: int) -> None:
+        instruction = self.program.instructions[value - len(self.program.inputs)]
+        if instruction.op == "column_index":
+            self.values[value] = np.arange(c0, c0 + out.shape[1], dtype=np.int32)[None]
+        elif instruction.op == "philox":
+            # Blocks follow row-major order, so drawing on continues the numbering of elements.
+            uniform = scratch.window(self.held["uniform", value].reshape(-1), out.shape)
+            p = np.array(np.ceil(float(instruction.constants[1]) * 2**24) * 2.0**-24, np.float32)
+            self._call(self.generators[value].random, out=uniform, dtype=np.float32)
+            self._call(np.greater_equal, uniform, p, out=out)
+            self.values[value] = out
+        else:
+            self._compute(value, out)
+
+    def _finish(self) -> None:
+        """Add the calls behind all rows: COLUMN and SCALAR outputs."""
+        for v, entry in enumerate(self.program.inputs):
+            if entry.kind is Kind.COLUMN:
+                self.values[v] = self.inputs[v]
+        for v in self.plan.column_sums:
+            self.values[v] = self.held["value", v]
+            if ("total", v) in self.held:
+                self._call(np.copyto, self.values[v], self.held["total", v], casting="unsafe")
+        for v in self.plan.late:
+            if op_of(self.program, v) == "column_index":
+                self.values[v] = np.arange(self.walk.space.columns, dtype=np.int32)[None]
+            else:
+                self._compute(v, self.held["late", v])
+        for kind in (Kind.COLUMN, Kind.SCALAR):
+            for position in self._outputs(kind):
+                self._store(position, self.outputs[position])
+
+
+NUMPY_FUSED_KERNELS = (NumpyFusedKernel(),)

@@ -1,0 +1,220 @@
+"""Ops that move elements: copies of views, pad and concat.
+
+The compiler turns most of these into views; a kernel runs only where bytes must move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.attributes import integer, integers
+from actors.kernels.interpret.blocks import num_elements
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Pass, Work, broadcast_strides, over_operands
+from actors.protocol import Array, Launch
+from compiler.types import contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKernel:
+    """Copy a view of the input: transpose, broadcast_to, slice, stop_gradient, copy."""
+
+    op: str
+    view: Callable[[Array, Attrs], Array]
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"numpy.{self.op}"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every call."""
+        x, out = inputs[0], outputs[0]
+        strides = (_view_strides(self.op, x, out.shape, attrs), out.strides_bytes)
+        return cost.needs(inputs, outputs, over_operands(out.shape, strides, _sizes(x, out)))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one copy."""
+        return partial(np.copyto, outputs[0], self.view(inputs[0], attrs))
+
+
+def _view_strides(op: str, x: Operand, shape: tuple[int, ...], attrs: Attrs) -> tuple[int, ...]:
+    """Return the strides of the copied view of x."""
+    if op == "transpose":
+        return tuple([x.strides_bytes[axis] for axis in integers(attrs, "perm")])
+    if op == "slice":
+        steps = integers(attrs, "steps")
+        return tuple([s * step for s, step in zip(x.strides_bytes, steps, strict=True)])
+    return broadcast_strides(x.shape, x.strides_bytes, shape)
+
+
+def _sizes(x: Operand, out: Operand) -> tuple[int, int]:
+    return x.dtype.itemsize, out.dtype.itemsize
+
+
+def _same(x: Array, attrs: Attrs) -> Array:
+    return x
+
+
+def _transposed(x: Array, attrs: Attrs) -> Array:
+    return x.transpose(integers(attrs, "perm"))
+
+
+def _broadcast(x: Array, attrs: Attrs) -> Array:
+    return np.broadcast_to(x, integers(attrs, "shape"))
+
+
+def _sliced(x: Array, attrs: Attrs) -> Array:
+    bounds = (integers(attrs, "starts"), integers(attrs, "stops"), integers(attrs, "steps"))
+    index: tuple[Any, ...] = tuple([slice(*bound) for bound in zip(*bounds, strict=True)])
+    return x[(*index, Ellipsis)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeKernel:
+    """`reshape`: a copy through whichever side can be seen in the other's shape."""
+
+    name: str = "numpy.reshape"
+    op: str = "reshape"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every call; scratch is a dense copy when neither side is dense."""
+        (x,), (out,) = inputs, outputs
+        pieces = _dense_copy(x.is_dense or out.is_dense, x.shape, x.dtype)
+        one = x if out.is_dense else out
+        dense = contiguous_strides(one.shape, x.dtype.itemsize)
+        work = over_operands(one.shape, (one.strides_bytes, dense), _sizes(x, out))
+        if pieces:
+            extra = ((Pass.STRIDED, float(x.type.size_bytes)),)
+            work = replace(work, calls=2.0, passes=(*work.passes, *extra))
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one copy, or two through scratch."""
+        (x,), (out,) = inputs, outputs
+        if out.flags.c_contiguous:
+            return partial(np.copyto, out.reshape(x.shape), x)
+        if x.flags.c_contiguous:
+            return partial(np.copyto, out, x.reshape(out.shape))
+        (dense,) = scratch.carve(workspace, _dense_copy(False, x.shape, x.dtype))
+        return in_sequence(
+            (partial(np.copyto, dense, x), partial(np.copyto, out, dense.reshape(out.shape)))
+        )
+
+
+def _dense_copy(
+    is_free: bool, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> tuple[Piece, ...]:
+    return () if is_free else (Piece(shape, dtype),)
+
+
+@dataclass(frozen=True, slots=True)
+class PadKernel:
+    """`pad`: zeros, then the input at `low`, every `steps` elements. The adjoint of slice."""
+
+    name: str = "numpy.pad"
+    op: str = "pad"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every call."""
+        x, out = inputs[0], outputs[0]
+        steps = integers(attrs, "steps")
+        strides = tuple([s * step for s, step in zip(out.strides_bytes, steps, strict=True)])
+        copy = over_operands(x.shape, (x.strides_bytes, strides), _sizes(x, out))
+        zeros = (Pass.SIMPLE, float(out.type.size_bytes))
+        return cost.needs(inputs, outputs, replace(copy, calls=2.0, passes=(*copy.passes, zeros)))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return a fill and a strided copy."""
+        (x,), (out,) = inputs, outputs
+        steps = integers(attrs, "steps")
+        places = [
+            slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
+            for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
+        ]
+        copy = partial(np.copyto, out[(*places, Ellipsis)], x)
+        if x.shape == out.shape:
+            return copy
+        return in_sequence((partial(out.fill, 0), copy))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatKernel:
+    """`concat`: the inputs one after the other along an axis."""
+
+    name: str = "numpy.concat"
+    op: str = "concat"
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take every call."""
+        return cost.needs(inputs, outputs, over_parts(outputs[0].shape, inputs, attrs))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return one copy per input."""
+        axis, start = integer(attrs, "axis"), 0
+        calls: list[Launch] = []
+        for x in inputs:
+            stop = start + x.shape[axis]
+            index = (*[slice(None)] * axis, slice(start, stop))
+            calls.append(partial(np.copyto, outputs[0][index], x))
+            start = stop
+        return in_sequence(calls)
+
+
+def over_parts(whole: tuple[int, ...], parts: tuple[Operand, ...], attrs: Attrs) -> Work:
+    """Return the work of copying parts of a tensor along an axis: a loop per part and row."""
+    axis = integer(attrs, "axis")
+    rows = num_elements(whole[:axis])
+    size = float(sum([part.type.size_bytes for part in parts]))
+    return Work(len(parts), len(parts) * (rows - 1.0), ((Pass.SIMPLE, size),))
+
+
+SHAPE_KERNELS = (
+    CopyKernel("copy", _same),
+    CopyKernel("stop_gradient", _same),
+    CopyKernel("transpose", _transposed),
+    CopyKernel("broadcast_to", _broadcast),
+    CopyKernel("slice", _sliced),
+    ReshapeKernel(),
+    PadKernel(),
+    ConcatKernel(),
+)

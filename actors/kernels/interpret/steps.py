@@ -1,0 +1,120 @@
+"""The instructions of a group as calls of numpy that write into given arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from actors.protocol import Array, Launch
+from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction
+from compiler.types import DType, numpy_dtype
+
+_UFUNCS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "pow": np.power,
+    "mod": np.remainder,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "sign": np.sign,
+    "reciprocal": np.reciprocal,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "tanh": np.tanh,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+}
+_REDUCTIONS: dict[str, np.ufunc] = {
+    "row_sum": np.add,
+    "row_max": np.maximum,
+    "row_min": np.minimum,
+}
+_ROUNDINGS = ("floor", "ceil", "round")
+_PLACED = ("column_index", "row_index", "check_index", "philox", "column_sum")
+
+
+def held_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return the type in which values are computed: bfloat16 in float32."""
+    return np.dtype(np.float32) if dtype is DType.BFLOAT16 else numpy_dtype(dtype)
+
+
+def is_numpys(program: FusedProgram) -> bool:
+    """Return whether every instruction can be followed; indices are checked of inputs alone."""
+    known = (*ELEMENTWISE, *_REDUCTIONS, *_PLACED, "constant", "cast")
+    return all(
+        [
+            i.op in known and (i.op != "check_index" or i.operands[0] < len(program.inputs))
+            for i in program.instructions
+        ]
+    )
+
+
+def step_calls(instruction: Instruction, operands: tuple[Array, ...], out: Array) -> list[Launch]:
+    """Return the calls of an elementwise instruction, `cast` or `constant`."""
+    op = instruction.op
+    if op == "constant":
+        return [partial(np.copyto, out, np.array(instruction.constants[0], out.dtype))]
+    if op == "cast" or (op in _ROUNDINGS and instruction.dtype.is_integer):
+        return [partial(np.copyto, out, operands[0], casting="unsafe")]
+    if op == "select":
+        condition, first, second = operands
+        return [
+            partial(np.copyto, out, second),
+            partial(np.copyto, out, first, where=condition),
+        ]
+    if op == "rsqrt":
+        return [partial(np.sqrt, operands[0], out=out), partial(np.reciprocal, out, out=out)]
+    if op == "erf":
+        return [partial(_erf, operands[0], out)]
+    return [partial(_UFUNCS[op], *operands, out=out)]
+
+
+def reduction_calls(op: str, x: Array | None, out: Array, part: Array | None) -> list[Launch]:
+    """Return the calls that take a block into a row reduction; without one those that begin it."""
+    if x is None or part is None:
+        return [partial(out.fill, _start(op, out.dtype))]
+    function = _REDUCTIONS[op]
+    return [
+        partial(function.reduce, x, axis=1, out=part[:, 0]),
+        partial(function, out, part, out=out),
+    ]
+
+
+def _start(op: str, dtype: np.dtype[Any]) -> float:
+    if op == "row_sum":
+        return 0
+    is_most = op == "row_max"
+    if dtype.kind == "f":
+        return -math.inf if is_most else math.inf
+    if dtype.kind == "b":
+        return not is_most
+    limits = np.iinfo(dtype)
+    return int(limits.min if is_most else limits.max)
+
+
+def _erf(x: Array, out: Array) -> None:
+    """Compute the error function, of which numpy has none, one element at a time."""
+    wide = np.broadcast_to(x, out.shape)
+    for index in np.ndindex(out.shape):
+        out[index] = math.erf(wide[index])

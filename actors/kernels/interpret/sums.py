@@ -1,0 +1,107 @@
+"""Sums of many floats by numpy's kernels, in an order that loses little.
+
+`add.reduce` along the last axis adds in pairs (Higham 1993, section 3), but over others adds rows
+one after the other, and loses 1e-3 of a million float32; a product with ones loses what BLAS
+loses. So long rows go to `add.reduce`, short ones to BLAS, and columns are upcast, a block at a
+time, and added up in float64 by a product with ones: what is left is the rounding of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from actors.kernels import scratch
+from actors.kernels.interpret.blocks import cut, num_elements
+from actors.kernels.kernel import in_sequence
+from actors.kernels.scratch import Piece
+from actors.protocol import Array, Launch
+
+WIDE = np.dtype(np.float64)
+
+TERMS = 8192
+"""Of a block in float64. OpenBLAS multiplies up to 9,216 elements by a vector on the calling thread
+alone; with more it waits for the others, and the order depends on how many there are."""
+
+SHORT_ROW = 64
+"""Rows from here on go to `add.reduce`: of 128 float32 it takes 0.3 ns an element, and BLAS 0.07,
+but with 64 terms one after the other where it has no vectors."""
+
+
+LONG_ROW = 32_768
+"""numpy before 2.0 adds in pairs within a buffer only (1,024 elements: see `floating_point`), and
+the sums of buffers one after the other: 1e-5 of a million."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumScratch:
+    """A block in float64, and two vectors of results under way."""
+
+    wide: Array
+    totals: Array
+    parts: Array
+
+
+def sum_pieces(terms: int, results: int) -> tuple[Piece, Piece, Piece]:
+    """Return the scratch, as `SumScratch` has it: for at most so many terms and results."""
+    vector = Piece((results,), WIDE)
+    return (Piece((min(terms, TERMS),), WIDE), vector, vector)
+
+
+def row_sums(x: Array, ones: Array, out: Array) -> Launch:
+    """Return the call that writes the sums over the last axis of x; `ones` has its dtype.
+
+    Of rows beyond LONG_ROW, scalars of the launch hold what is under way: there is one at a time.
+    """
+    if x.shape[-1] < SHORT_ROW:
+        return partial(np.matmul, x, ones, out=out)
+    if x.shape[-1] <= LONG_ROW:
+        return partial(np.add.reduce, x, axis=-1, out=out)
+    return in_sequence(
+        [call for i in np.ndindex(out.shape) for call in _long_row(x[i], out[(*i, ...)])]
+    )
+
+
+def _long_row(x: Array, out: Array) -> list[Launch]:
+    narrow, wide, total = np.zeros((), x.dtype), np.zeros((), WIDE), np.zeros((), WIDE)
+    calls: list[Launch] = [partial(total.fill, 0)]
+    for first in range(0, x.size, LONG_ROW):
+        calls += sum_into(x[first : first + LONG_ROW], narrow, wide, total)
+    return [*calls, partial(np.copyto, out, total, casting="unsafe")]
+
+
+def column_sums(x: Array, num_axes: int, ones: Array, totals: Array, s: SumScratch) -> list[Launch]:
+    """Return the calls that add the sums over the first `num_axes` axes of x to `totals`.
+
+    `totals`, and the vector of ones, are float64; the further axes of x are those of `totals`, a
+    single one where they have more than TERMS elements.
+    """
+    calls: list[Launch] = []
+    columns = totals.size
+    for first in range(0, columns, TERMS):
+        piece = x[..., first : first + TERMS] if columns > TERMS else x
+        total = totals.reshape(-1)[first : first + TERMS]
+        for (block,) in cut((piece,), num_axes, max(1, min(TERMS // total.size, ones.size))):
+            rows = num_elements(block.shape) // total.size
+            part = s.parts[: total.size]
+            wide = scratch.window(s.wide, (rows, total.size))
+            calls += [
+                partial(np.copyto, wide.reshape(block.shape), block),
+                partial(np.matmul, ones[:rows], wide, out=part),
+                partial(np.add, total, part, out=total),
+            ]
+    return calls
+
+
+def sum_into(x: Array, narrow: Array, wide: Array, total: Array) -> tuple[Launch, ...]:
+    """Return the calls that add the sum of a dense vector to a float64 scalar.
+
+    `narrow` is a scalar of its dtype and `wide` one of float64.
+    """
+    return (
+        partial(np.add.reduce, x, out=narrow),
+        partial(np.copyto, wide, narrow),
+        partial(np.add, total, wide, out=total),
+    )

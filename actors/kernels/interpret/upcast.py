@@ -1,0 +1,237 @@
+"""Kernels of bfloat16 operands by way of float32: what runs where no kernel reads them itself.
+
+Operands of bfloat16 are cast into scratch, a kernel of the op computes there, and results are
+rounded where they are wanted in bfloat16. Each number is rounded once, as by a kernel that computes
+in float32 inside; only the scratch, four bytes an element, tells the two apart. Ops of single
+elements go block by block and need scratch for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.kernels import cost, scratch
+from actors.kernels.interpret.bfloat16 import (
+    BLOCK,
+    has_bfloat16,
+    narrowing,
+    narrowing_pieces,
+    narrowing_work,
+    widening,
+    widening_work,
+)
+from actors.kernels.interpret.blocks import cut, expand
+from actors.kernels.interpret.recipe import RecipeKernel
+from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand, in_sequence
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Work
+from actors.protocol import Array, Launch
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+
+_FLOAT = numpy_dtype(DType.FLOAT32)
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedKernel:
+    """A kernel, called on float32 copies of its bfloat16 operands."""
+
+    inner: Kernel
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"{self.inner.name}.upcast"
+
+    @property
+    def op(self) -> str:
+        """Name of the op computed."""
+        return self.inner.op
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take calls with bfloat16 operands that the kernel takes in float32."""
+        operands = (*inputs, *outputs)
+        if not has_bfloat16(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
+            return None  # to numpy the two are one
+        wide = [_widened(x) for x in operands]
+        count = len(inputs)
+        needs = self.inner.query(attrs, tuple(wide[:count]), tuple(wide[count:]))
+        if needs is None:
+            return None
+        casts = _casts(inputs, outputs)
+        return KernelNeeds(
+            scratch.size_bytes(_pieces(inputs, outputs)) + needs.workspace_bytes,
+            duration_ns=needs.duration_ns + cost.duration_ns(operands, casts, cost.REFERENCE),
+            work=None if needs.work is None else _both(needs.work, casts),
+        )
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the casts up, the kernel's launch, and the casts down."""
+        pieces = _pieces(_operands(inputs), _operands(outputs))
+        copies = iter(scratch.carve(workspace, pieces))
+        calls: list[Launch] = []
+        wide_inputs: list[Array] = []
+        for x in inputs:
+            if _is_low(x):
+                copy = next(copies)
+                calls += widening(_without_repeats(x), copy)
+                wide_inputs.append(np.broadcast_to(copy, x.shape))
+            else:
+                wide_inputs.append(x)
+        wide_outputs = [next(copies) if _is_low(x) else x for x in outputs]
+        size, rest = scratch.size_bytes(pieces), None
+        if workspace is not None and workspace.size > size:
+            rest = workspace[size:]
+        calls.append(self.inner.bind(attrs, tuple(wide_inputs), tuple(wide_outputs), rest))
+        rounding = tuple(copies)
+        for wide, out in zip(wide_outputs, outputs, strict=True):
+            if _is_low(out):
+                calls += narrowing(wide, out, rounding)
+        return in_sequence(calls)
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedRecipe:
+    """An elementwise kernel, called on blocks of its bfloat16 operands in float32."""
+
+    inner: RecipeKernel
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"{self.inner.name}.upcast"
+
+    @property
+    def op(self) -> str:
+        """Name of the op computed."""
+        return self.inner.op
+
+    def query(
+        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> KernelNeeds | None:
+        """Take what the kernel takes in float32; scratch is a block per bfloat16 operand."""
+        needs = WidenedKernel(self.inner).query(attrs, inputs, outputs)
+        if needs is None:
+            return None
+        whole = scratch.size_bytes(_pieces(inputs, outputs))
+        blocks = scratch.size_bytes(_block_pieces(inputs, outputs))
+        return replace(needs, workspace_bytes=needs.workspace_bytes - whole + blocks)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        workspace: Array | None,
+    ) -> Launch:
+        """Return, for every block, the casts up, the kernel's launch, and the casts down."""
+        pieces = _block_pieces(_operands(inputs), _operands(outputs))
+        flats = scratch.carve(workspace, pieces)
+        rest = None if workspace is None else workspace[scratch.size_bytes(pieces) :]
+        out = outputs[0]
+        calls: list[Launch] = []
+        for block in cut((*outputs, *expand(inputs, out.shape)), out.ndim, BLOCK):
+            copies = iter(flats)
+            wide = [scratch.window(next(copies), x.shape) if _is_low(x) else x for x in block]
+            rounding = tuple(copies)
+            made = len(outputs)
+            for x, copy in zip(block[made:], wide[made:], strict=True):
+                if _is_low(x):
+                    calls += widening(x, copy)
+            calls.append(self.inner.bind(attrs, tuple(wide[made:]), tuple(wide[:made]), rest))
+            for x, copy in zip(block[:made], wide[:made], strict=True):
+                if _is_low(x):
+                    calls += narrowing(copy, x, rounding)
+        return in_sequence(calls)
+
+
+def upcast(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Yield the upcast form of every kernel whose launch needs no generated code."""
+    for kernel in kernels:
+        if isinstance(kernel, RecipeKernel):
+            yield WidenedRecipe(kernel)
+        elif not hasattr(kernel, "functions"):
+            yield WidenedKernel(kernel)
+
+
+def _is_low(array: Array) -> bool:
+    return array.dtype == numpy_dtype(DType.BFLOAT16)
+
+
+def _operands(arrays: tuple[Array, ...]) -> tuple[Operand, ...]:
+    """Return arrays as `query` saw them; uint16 is bfloat16 here."""
+    dtypes = [DType.BFLOAT16 if _is_low(x) else DType(x.dtype.name) for x in arrays]
+    pairs = zip(arrays, dtypes, strict=True)
+    return tuple([Operand(TensorType(dtype, x.shape), 0, x.strides) for x, dtype in pairs])
+
+
+def _widened(x: Operand) -> Operand:
+    """Return a bfloat16 operand as its float32 copy lies, another as it is."""
+    if x.type.dtype is not DType.BFLOAT16:
+        return replace(x, offset_bytes=0)
+    dense = contiguous_strides(_own_shape(x), _FLOAT.itemsize)
+    repeats = _repeats(x.shape, x.strides_bytes)
+    strides = [0 if is_repeat else s for is_repeat, s in zip(repeats, dense, strict=True)]
+    return Operand(TensorType(DType.FLOAT32, x.shape), 0, tuple(strides))
+
+
+def _repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[bool]:
+    return [stride == 0 and extent > 1 for extent, stride in zip(shape, strides, strict=True)]
+
+
+def _own_shape(x: Operand) -> tuple[int, ...]:
+    """Return the extents of an operand without its repetitions."""
+    repeats = _repeats(x.shape, x.strides_bytes)
+    return tuple([1 if is_repeat else n for is_repeat, n in zip(repeats, x.shape, strict=True)])
+
+
+def _without_repeats(x: Array) -> Array:
+    repeats = _repeats(x.shape, x.strides)
+    return x[(*[slice(0, 1) if is_repeat else slice(None) for is_repeat in repeats], Ellipsis)]
+
+
+def _pieces(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> tuple[Piece, ...]:
+    """Return a float32 copy of each bfloat16 operand, and what rounding the outputs needs."""
+    copies = [Piece(_own_shape(x), _FLOAT) for x in (*inputs, *outputs) if has_bfloat16((x,))]
+    rounded = [x.type.num_elements for x in outputs if has_bfloat16((x,))]
+    return (*copies, *(narrowing_pieces(max(rounded)) if rounded else ()))
+
+
+def _block_pieces(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> tuple[Piece, ...]:
+    """Return a float32 block of each bfloat16 operand, outputs first, and what rounding needs."""
+    elements = outputs[0].type.num_elements
+    block = Piece((min(elements, BLOCK),), _FLOAT)
+    blocks = [block for x in (*outputs, *inputs) if has_bfloat16((x,))]
+    return (*blocks, *(narrowing_pieces(elements) if has_bfloat16(outputs) else ()))
+
+
+def _casts(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> Work:
+    work = Work(calls=0.0)
+    for x in inputs:
+        if has_bfloat16((x,)):
+            work = _both(work, widening_work(x.type.num_elements))
+    for x in outputs:
+        if has_bfloat16((x,)):
+            work = _both(work, narrowing_work(x.type.num_elements))
+    return work
+
+
+def _both(first: Work, second: Work) -> Work:
+    """Return the work of one after the other."""
+    return Work(
+        first.calls + second.calls,
+        first.loops + second.loops,
+        (*first.passes, *second.passes),
+        (*first.products, *second.products),
+        first.unswept,
+    )

@@ -1,0 +1,296 @@
+"""The rates of this machine, measured with numpy's kernels in about two seconds.
+
+A *probe* is one call of one kernel, chosen so that it depends on one rate that is not known yet:
+what the known rates explain is taken off its time, the rest is that rate. So the probes stand in
+order, the first ones simple, and nothing is fitted to any job. Rates are kept in a file per machine
+and set of libraries; who calls says what a machine is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.kernels import catalogue, cost
+from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
+from actors.kernels.interpret.blocks import BLOCK_BYTES
+from actors.kernels.kernel import Attrs, Kernel, Operand
+from actors.kernels.library.measured_file import (
+    DamagedFile,
+    read_object,
+    replace_object,
+    report_damage,
+)
+from actors.kernels.scratch import ALIGNMENT_BYTES
+from actors.kernels.work import Pass, Work
+from actors.protocol import Array, Clock, Launch
+from compiler.types import DType, TensorType, contiguous_strides
+
+FORMAT = 1
+_MAX_RATE = 1e15
+"""Nanoseconds per unit of work, and flops per nanosecond, of no machine."""
+
+_report = logging.getLogger("actorflow").warning
+_BLOCK = BLOCK_BYTES // 4
+_LEAST_SHARE = 0.02
+"""A rate is never below this share of its probe's time, however much the known rates explain."""
+
+_ROUNDS = 2
+_SAMPLES = 5
+_PROBE_NS = 3e6
+_BATCH_FLOPS = 2e6
+_MANY = 512
+"""Copies of a launch of 14 calls whose objects, about a KiB each, leave the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One call that reveals one rate: the one at `place` of the column `field` of `Rates`.
+
+    It is bound `num_copies` times and the copies take turns: with many, the objects of a call have
+    left the caches before it is made again, as in a step. `call_ns` is revealed twice, the second
+    time for good.
+    """
+
+    op: str
+    attrs: Attrs
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    field: str
+    place: int = 0
+    num_copies: int = 1
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of numpy for the call: rates are numpy's, also where C does the work."""
+        return next(k for k in catalogue.NUMPY_KERNELS if k.op == self.op)
+
+    @property
+    def work(self) -> Work:
+        """What the call does."""
+        needs = self.kernel.query(self.attrs, self.inputs, self.outputs)
+        if needs is None or needs.work is None:
+            raise LookupError(f"kernel {self.kernel.name!r} does not describe its work")
+        return needs.work
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The operands that the call sweeps."""
+        return cost.swept((*self.inputs, *self.outputs), self.work)
+
+
+Measure = Callable[[Probe], float]
+"""Return how long the call of a probe takes, in nanoseconds, when it is repeated."""
+
+
+def probes() -> Iterator[Probe]:
+    """Yield every probe, each after those that it builds on."""
+    one, block = _dense(1), _dense(_BLOCK)
+    yield Probe("add", {}, (one, one), (one,), "call_ns")
+    yield Probe("copy", {}, (block,), (block,), "pass_ns", _place(Pass.SIMPLE))
+    yield Probe("add", {}, (block, block), (block,), "pass_ns", _place(Pass.PLAIN))
+    rows = _dense(_BLOCK // 64, 64)
+    yield Probe("mul", {}, (rows, _dense(_BLOCK // 64, 1)), (rows,), "loop_ns")
+    for place, distance in enumerate(DISTANCES_BYTES):
+        x = _dense(distance // 12)
+        yield Probe("add", {}, (x, x), (x,), "miss_ns", place)
+    for op, sort in _UNARY:
+        yield Probe(op, {}, (block,), (block,), "pass_ns", _place(sort))
+    yield Probe("div", {}, (block, block), (block,), "pass_ns", _place(Pass.DIVIDE))
+    yield Probe("pow", {}, (block, block), (block,), "pass_ns", _place(Pass.POWER))
+    yield Probe(
+        "sum", {"axes": (0,), "keepdims": False}, (block,), (_dense(),), "pass_ns",
+        _place(Pass.REDUCE),
+    )  # fmt: skip
+    side = _dense(256, 256)
+    transposed = replace(side, strides_bytes=side.strides_bytes[::-1])
+    yield Probe("copy", {}, (transposed,), (side,), "pass_ns", _place(Pass.STRIDED))
+    table, ids, taken = _dense(256, 64), _dense(1024, dtype=DType.INT32), _dense(1024, 64)
+    yield Probe("embedding", {}, (table, ids), (taken,), "pass_ns", _place(Pass.GATHER))
+    yield Probe(
+        "embedding_grad", {"rows": 256}, (taken, ids), (table,), "pass_ns", _place(Pass.SCATTER)
+    )
+    seed = _dense(dtype=DType.INT64)
+    yield Probe(
+        "dropout", {"p": 0.1, "key": 1}, (block, seed, seed), (block,), "pass_ns",
+        _place(Pass.RANDOM),
+    )  # fmt: skip
+    for place, (m, n, k) in enumerate(product(EXTENTS, repeat=3)):
+        batch = max(1, min(4096, int(_BATCH_FLOPS / (2 * m * n * k))))
+        a, b, out = [_dense(batch, *extents) for extents in ((m, k), (k, n), (m, n))]
+        yield Probe("matmul", {}, (a, b), (out,), "flops_per_ns", place)
+    # The probes before this one repeat one call, which is quicker than calls that vary.
+    yield Probe("gelu_grad", {}, (one, one), (one,), "call_ns", num_copies=_MANY)
+
+
+_UNARY = (("sqrt", Pass.ROOT), ("exp", Pass.EXP), ("tanh", Pass.TANH))
+
+
+def _dense(*shape: int, dtype: DType = DType.FLOAT32) -> Operand:
+    return Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, dtype.itemsize))
+
+
+def _place(sort: Pass) -> int:
+    return list(Pass).index(sort)
+
+
+def calibrate(measure: Measure) -> Rates:
+    """Return the rates that explain the times of all probes.
+
+    Each is measured in several rounds and the least time counts: a neighbour that makes the machine
+    slow for a moment rarely meets the same probe twice.
+    """
+    every = tuple(probes())
+    rounds = [[measure(probe) for probe in every] for _ in range(_ROUNDS)]
+    rates = Rates(
+        0.0,
+        0.0,
+        (0.0,) * len(Pass),
+        (0.0,) * len(DISTANCES_BYTES),
+        (0.0,) * len(EXTENTS) ** 3,
+    )
+    for probe, duration_ns in zip(every, map(min, *rounds), strict=True):
+        rates = _solve(probe, duration_ns, rates)
+    return rates
+
+
+def _solve(probe: Probe, duration_ns: float, rates: Rates) -> Rates:
+    """Return the rates with the one that the probe reveals."""
+    work, name, place = probe.work, probe.field, probe.place
+    if name == "call_ns":
+        rates = replace(rates, call_ns=0.0)
+    products = work.products if name == "flops_per_ns" else ()
+    if products:
+        work = replace(work, products=())
+    known = cost.duration_ns(probe.operands, work, rates)
+    rest = max(duration_ns - known, _LEAST_SHARE * duration_ns)
+    if name == "flops_per_ns":
+        rate = sum([item.flops for item in products]) / rest
+        return replace(rates, flops_per_ns=_put(rates.flops_per_ns, place, rate))
+    if name == "pass_ns":
+        rate = rest / sum([size for sort, size in work.passes if _place(sort) == place])
+        return replace(rates, pass_ns=_put(rates.pass_ns, place, rate))
+    if name == "miss_ns":
+        # A level may be as fast as the one that PLAIN was measured in: then nothing is left.
+        total = sum([cost.footprint_bytes(operand) for operand in probe.operands])
+        rate = max(duration_ns - known, 0.0) / total
+        return replace(rates, miss_ns=_put(rates.miss_ns, place, rate))
+    if name == "call_ns":
+        return replace(rates, call_ns=rest / work.calls)
+    return replace(rates, loop_ns=rest / work.loops)
+
+
+def _put(column: tuple[float, ...], place: int, value: float) -> tuple[float, ...]:
+    return (*column[:place], value, *column[place + 1 :])
+
+
+def stopwatch(clock: Clock) -> Measure:
+    """Return how to measure a probe here: a low quartile, because others only ever slow it down."""
+
+    def measure(probe: Probe) -> float:
+        with np.errstate(all="ignore"):
+            launches = [_bind(probe) for _ in range(probe.num_copies)]
+            _run(launches, 1, clock)
+            once = max(_run(launches, 1, clock), 1)
+            repeats = max(1, int(_PROBE_NS / _SAMPLES / once))
+            samples = sorted([_run(launches, repeats, clock) for _ in range(_SAMPLES)])
+            return samples[_SAMPLES // 4] / (repeats * len(launches))
+
+    return measure
+
+
+def _run(launches: list[Launch], repeats: int, clock: Clock) -> int:
+    before = clock()
+    for _ in range(repeats):
+        for launch in launches:
+            launch()
+    return clock() - before
+
+
+def _bind(probe: Probe) -> Launch:
+    needs = probe.kernel.query(probe.attrs, probe.inputs, probe.outputs)
+    size = needs.workspace_bytes if needs is not None else 0
+    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    arrays = [_filled(operand) for operand in (*probe.inputs, *probe.outputs)]
+    count = len(probe.inputs)
+    return probe.kernel.bind(
+        probe.attrs, tuple(arrays[:count]), tuple(arrays[count:]), raw[start : start + size]
+    )
+
+
+def _filled(operand: Operand) -> Array:
+    """Return an array of small varied numbers; integers are indices below 256."""
+    pattern = (np.arange(256) * 37 % 256).astype(operand.dtype)
+    if operand.type.dtype.is_float:
+        pattern = pattern / 256 + 0.25
+    dense = np.resize(pattern.astype(operand.dtype), operand.shape)
+    if operand.is_dense:
+        return dense
+    return dense.reshape(operand.shape[::-1]).T
+
+
+def cached_rates(folder: Path, machine: str, measure: Measure, *, is_fresh: bool = False) -> Rates:
+    """Return the rates kept in a folder for a machine; measure and keep them when there are none.
+
+    Args:
+        folder: Where the file is or will be; it is made.
+        machine: What rates depend on: processor, its threads, libraries.
+        measure: How to measure, see `stopwatch`.
+        is_fresh: Measure although there are rates.
+
+    A line says where rates are damaged, and so measured anew, or cannot be kept.
+    """
+    key = f"{FORMAT} {machine} {catalogue.fingerprint()}"
+    path = folder / f"rates-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
+    if not is_fresh:
+        try:
+            found = read_object(path)
+            if found is not None:
+                return from_values(found, key)
+        except DamagedFile as error:
+            report_damage(path, error, "the rates of this machine are measured anew")
+    rates = calibrate(measure)
+    try:
+        replace_object(path, to_values(rates, key))
+    except OSError as error:
+        _report("%s cannot be written (%s): the rates are not kept", path, error.strerror)
+    return rates
+
+
+def to_values(rates: Rates, key: str) -> dict[str, Any]:
+    """Return what a file of rates holds."""
+    return {"key": key, **asdict(rates)}
+
+
+def from_values(data: dict[str, Any], key: str) -> Rates:
+    """Return the rates in a file. Raises DamagedFile, also when they were made for another key."""
+    if data.get("key") != key:
+        raise DamagedFile("the rates are of another machine, or of another set of libraries")
+    try:
+        rates = Rates(
+            data["call_ns"],
+            data["loop_ns"],
+            tuple(data["pass_ns"]),
+            tuple(data["miss_ns"]),
+            tuple(data["flops_per_ns"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise DamagedFile(f"{type(error).__name__}: {str(error)[:100]}") from None
+    columns = (rates.pass_ns, rates.miss_ns, rates.flops_per_ns)
+    lengths = (len(Pass), len(DISTANCES_BYTES), len(EXTENTS) ** 3)
+    numbers: tuple[Any, ...] = (rates.call_ns, rates.loop_ns, *[x for c in columns for x in c])
+    if (
+        tuple(map(len, columns)) != lengths
+        or not all(type(x) in (int, float) and 0 <= x < _MAX_RATE for x in numbers)
+        or not all(rates.flops_per_ns)
+    ):
+        raise DamagedFile("expected a finite number for every quantity")
+    return rates

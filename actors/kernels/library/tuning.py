@@ -1,0 +1,306 @@
+"""Which library multiplies fastest, per shape: a fixed rule, or a table that is measured once.
+
+The table is one JSON file per machine: its name has all that the numbers depend on (compiler,
+processor, threads, versions of the libraries). A product that is not in it is measured when it is
+first asked for, under our pool, on random numbers, the candidates in turns; what was found is
+kept. A file that is damaged counts as empty, which a line says.
+
+State of the module, and why: the table belongs to the process, for every job of it must be given
+the same answer. Until `configure` says otherwise the rule is fixed and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.fork_lock import forkable_lock
+from actors.kernels.library import onednn, openblas
+from actors.kernels.library.measured_file import (
+    DamagedFile,
+    read_object,
+    replace_object,
+    report_damage,
+)
+from actors.kernels.native import runtime
+from actors.kernels.native.gemm import Gemm, Side, chunks_of
+from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
+from actors.kernels.native.gemm_products import OpenBlas, Small
+from actors.kernels.native.launch import NativeLaunch
+from actors.protocol import Array
+from compiler.types import DType
+
+BUDGET_NS = 20_000_000
+"""What a candidate that is near the best may take; it is run five times in any case."""
+
+RULE_SMALL_FLOPS = 2 * 32**3
+RULE_SMALL_COLUMNS = 16
+"""Up to this many per matrix, or so few columns, the fixed rule takes the small product."""
+
+RULE_CHUNKS = 8
+"""With fewer chunks of whole rows the fixed rule takes tiles."""
+
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 50
+_FAR, _EVEN = 1.15, 1.03
+_MAX_ELEMENTS = 1 << 28
+"""A product with a larger operand is not measured: the rule decides."""
+
+_RANDOM = 65_521
+"""Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
+
+_FORMAT = 2
+_MAX_EPOCH = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the table is kept (None: in this process alone), and whether anything is measured."""
+
+    folder: Path | None = None
+    deterministic: bool = True
+
+
+@dataclass(slots=True)
+class _State:
+    options: Options = field(default_factory=Options)
+    file: Path | None = None
+    table: dict[str, str] | None = None
+    epoch: int = 0
+    chosen: dict[tuple[Gemm, bool], str | None] = field(default_factory=dict)
+    told: set[Path] = field(default_factory=set)
+
+
+_state = _State()
+_lock = forkable_lock()
+
+
+def configure(folder: Path | None, deterministic: bool) -> None:
+    """Say where the table is, and whether the fixed rule is used instead of it."""
+    with _lock:
+        if folder != _state.options.folder:
+            _state.table = None
+        _state.options = Options(folder, deterministic)
+        _state.chosen.clear()
+
+
+def retune() -> None:
+    """Forget what was measured: every shape is measured anew when it is next asked for."""
+    with _lock:
+        _load()
+        _state.table = {}
+        _state.chosen.clear()
+        _state.epoch += 1
+        _keep()
+
+
+def epoch() -> str:
+    """Return what choices depend on besides the machine: it changes with every `retune`."""
+    with _lock:
+        if _state.options.deterministic:
+            return "rule"
+        _load()
+        return f"table-{_state.epoch}"
+
+
+def library_for(
+    gemm: Gemm, libraries: Sequence[Library], *, whole_rows: bool = False
+) -> str | None:
+    """Return the name of the library that is to compute a product; None when none takes it.
+
+    `whole_rows` asks for the best of those that cut whole rows.
+    """
+    with _lock:
+        if (gemm, whole_rows) not in _state.chosen:
+            asked = [
+                library for library in libraries if library.cut.has_whole_rows or not whole_rows
+            ]
+            taken = _distinct(gemm, asked)
+            key = f"{gemm.key} in rows" if whole_rows else gemm.key
+            _state.chosen[gemm, whole_rows] = _best(gemm, taken, key) if taken else None
+        return _state.chosen[gemm, whole_rows]
+
+
+def _best(gemm: Gemm, taken: Sequence[Library], key: str) -> str:
+    if len(taken) == 1:
+        return taken[0].name
+    if _state.options.deterministic or _largest(gemm) > _MAX_ELEMENTS:
+        return _rule(gemm, taken)
+    table = _load()
+    if table.get(key) not in [library.name for library in taken]:
+        found = _measured(gemm, taken)
+        _save(key, found, [library.name for library in taken])
+        table = _load()
+    return table[key]
+
+
+def _distinct(gemm: Gemm, libraries: Sequence[Library]) -> list[Library]:
+    """Return the libraries that take a product; of two that cut it alike, the first."""
+    taken: dict[object, Library] = {}
+    for library in libraries:
+        if workspace_bytes(library, gemm) is not None:
+            chunks = chunks_of(gemm, library.cut)
+            plain = library.name.removesuffix(f".{library.cut.value}")
+            taken.setdefault((plain, chunks), library)
+    return list(taken.values())
+
+
+def _rule(gemm: Gemm, libraries: Sequence[Library]) -> str:
+    """Return the small product, or the first library; in tiles where whole rows give few chunks.
+
+    A single column is for OpenBLAS, which has a product of a matrix and a vector.
+    """
+    first, *others = libraries
+    if gemm.n == 1:
+        return next((x.name for x in libraries if isinstance(x, OpenBlas)), first.name)
+    small = next((library for library in others if isinstance(library, Small)), None)
+    is_tiny = 2 * gemm.m * gemm.n * gemm.k <= RULE_SMALL_FLOPS
+    if small is not None and (is_tiny or gemm.n <= RULE_SMALL_COLUMNS):
+        return small.name
+    if len(chunks_of(gemm, first.cut)) < RULE_CHUNKS:
+        return next((x.name for x in others if type(x) is type(first)), first.name)
+    return first.name
+
+
+def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
+    """Return the library with the fastest of several rounds, in which all of them take turns.
+
+    The fastest, not the median: what other processes do on the machine only adds. A library that is
+    far behind after two takes no part in the others; of those that come out even the first wins.
+    """
+    rng = np.random.default_rng(0)
+    arrays = (
+        _array(rng, gemm.dtype, gemm.a, (gemm.m, gemm.k), gemm.batch),
+        _array(rng, gemm.dtype, gemm.b, (gemm.k, gemm.n), gemm.batch),
+        _array(rng, gemm.out_dtype, gemm.out, (gemm.m, gemm.n), gemm.batch),
+    )
+    launches = [
+        gemm_launch(library, gemm, arrays, _workspace(workspace_bytes(library, gemm)))
+        for library in libraries
+    ]
+    first = [min(_duration_ns(launch), _duration_ns(launch)) for launch in launches]
+    near = [index for index, time_ns in enumerate(first) if time_ns <= _FAR * min(first)]
+    times = {index: first[index] for index in near}
+    for _ in range(_rounds(min(first)) if len(near) > 1 else 0):
+        for index in near:
+            times[index] = min(times[index], _duration_ns(launches[index]))
+    best = min(times.values())
+    return next(libraries[index].name for index in near if times[index] <= _EVEN * best)
+
+
+def _rounds(duration_ns: int) -> int:
+    return max(_MIN_ROUNDS, min(_MAX_ROUNDS, BUDGET_NS // max(1, duration_ns)))
+
+
+def _duration_ns(launch: NativeLaunch) -> int:
+    begin = time.perf_counter_ns()
+    launch()
+    return time.perf_counter_ns() - begin
+
+
+def _array(
+    rng: np.random.Generator,
+    dtype: DType,
+    side: Side,
+    extents: tuple[int, int],
+    batch: tuple[int, ...],
+) -> Array:
+    """Return random elements with the strides of a side; the launch reads no more than these."""
+    size = _span(side, extents, batch)
+    if dtype is DType.FLOAT64:
+        return np.resize(rng.standard_normal(_RANDOM), size)
+    values = np.resize(rng.standard_normal(_RANDOM, np.float32), size)
+    if dtype is DType.BFLOAT16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values
+
+
+def _span(side: Side, extents: tuple[int, int], batch: tuple[int, ...]) -> int:
+    """Return how far the last element of a side is from the first, and one."""
+    places = zip(batch, side.batch, strict=True)
+    steps = ((extents[0], side.row), (extents[1], side.column), *places)
+    return 1 + sum([(extent - 1) * abs(step) for extent, step in steps])
+
+
+def _largest(gemm: Gemm) -> int:
+    sides = ((gemm.a, (gemm.m, gemm.k)), (gemm.b, (gemm.k, gemm.n)), (gemm.out, (gemm.m, gemm.n)))
+    return max([_span(side, extents, gemm.batch) for side, extents in sides])
+
+
+def _workspace(size: int | None) -> Array | None:
+    if not size:
+        return None
+    raw = np.empty(size + 64, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % 64
+    return raw[start : start + size]
+
+
+def _load() -> dict[str, str]:
+    """Return the table, read from its file when it is first asked for."""
+    file = _file()
+    if _state.table is None or file != _state.file:
+        _state.file = file
+        _state.epoch, _state.table = (0, {}) if file is None else _read(file)
+    return _state.table
+
+
+def _file() -> Path | None:
+    if _state.options.folder is None:
+        return None
+    blas = openblas.found()
+    parts = (runtime.fingerprint(), onednn.fingerprint(), blas.library if blas else "")
+    mark = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+    return _state.options.folder / f"tuning-{mark}.json"
+
+
+def _read(file: Path) -> tuple[int, dict[str, str]]:
+    try:
+        found = read_object(file)
+        return (0, {}) if found is None else _parsed(found)
+    except DamagedFile as error:
+        if file not in _state.told:
+            _state.told.add(file)
+            report_damage(file, error, "matrix products are measured anew")
+        return 0, {}
+
+
+def _parsed(found: dict[str, Any]) -> tuple[int, dict[str, str]]:
+    """Return epoch and table, empty for another format. Raises DamagedFile."""
+    form, epoch, products = found.get("format"), found.get("epoch"), found.get("products")
+    if type(form) is int and form != _FORMAT:
+        return 0, {}
+    if type(form) is not int or type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
+        raise DamagedFile(f"expected format {_FORMAT} and an epoch in [0, {_MAX_EPOCH:,})")
+    if not isinstance(products, dict) or not all([isinstance(n, str) for n in products.values()]):
+        raise DamagedFile("expected the name of a library for every product")
+    return epoch, products
+
+
+def _save(key: str, name: str, names: Sequence[str]) -> None:
+    """Add a product to table and file, unless another process of this epoch was the first.
+
+    Its answer is taken over if it is one of `names`: processes agree, and so do their bits.
+    """
+    _state.table = {**_load(), key: name}
+    if _state.file is not None:
+        epoch, others = _read(_state.file)
+        if epoch == _state.epoch:
+            _state.table |= others
+    if _state.table[key] not in names:
+        _state.table[key] = name
+    _keep()
+
+
+def _keep() -> None:
+    """Replace the file by the table; or do without."""
+    if _state.file is None or _state.table is None:
+        return
+    found = {"format": _FORMAT, "epoch": _state.epoch, "products": _state.table}
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
+        replace_object(_state.file, found)

@@ -1,0 +1,283 @@
+"""Keep optimizer state in host memory, and on the device only around its update.
+
+The state that the updates read and write is most of what a large job holds, and is needed for a
+moment of each step. Here it moves into host memory. Updates that follow one another form a bucket:
+one actor brings the bucket's state to the device, the updates change it there, another actor takes
+it back, and both overlap with compute.
+
+**When.** Bucket k comes in once bucket k - 2 is out (`Node.after`), so that the device holds two at
+most: one that is being updated, and one on its way in or out. The first two begin so late that they
+still arrive in time by the estimates; without that they would arrive before the forward pass.
+
+**Fewer cuts.** The compute stream is cut where it waits for a bucket and where a bucket waits for
+it. So buckets are as large as two of them may be, and only the first two have a start of their own.
+
+Guarantees: the values of all variables after a step have the same bits as without the pass; state
+in host memory is touched by copies alone; what is read from it comes after the last step's writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from compiler.attrs import Attrs
+from compiler.errors import CompileError
+from compiler.graph import Graph, Node, Write, consumers
+from compiler.lowering.buffers import copy_info
+from compiler.lowering.chains import MESSAGE_NS
+from compiler.lowering.launch_times import launch_times
+from compiler.lowering.storage import assign_storage, launch_of_values
+from compiler.ops.copies import COPY_BACK, COPY_IN, HOST_MEMORY, Copies
+from compiler.ops.sources import VARIABLE
+from compiler.passes.order import order_edges, place_views
+from compiler.rates import needed_per_step
+from compiler.registry import writes
+from compiler.target import Target
+from compiler.types import Phase, TensorType, ValueId
+
+MIN_BUCKET_BYTES = 4 << 20
+"""Bytes below which a bucket is not worth its two cuts of the compute stream.
+
+At 25 GB/s they take 170 us, so that what a copy costs besides its bytes, 10 to 20 us with the
+message, is a tenth.
+"""
+
+MAX_BUCKETS = 16
+"""Buckets per step, about; two are on the device, so seven eighths of the state are not."""
+
+OPTIMIZER = "optimizer"
+"""The role of the variables that may live in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateUpdate:
+    """A node that is the only one to read some optimizer state, and writes over it.
+
+    `positions` are those of the state among the node's inputs, `names` those of the variables.
+    """
+
+    node: int
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def state_updates(graph: Graph) -> tuple[StateUpdate, ...]:
+    """Return the updates whose optimizer state could live in host memory, in order. O(nodes)."""
+    readers = consumers(graph)
+    name_of = {
+        node.outputs[0]: node.attrs.str_("name")
+        for node in graph.nodes
+        if node.op is VARIABLE and node.attrs.str_("role") == OPTIMIZER
+    }
+    found: list[StateUpdate] = []
+    for index, node in enumerate(graph.nodes):
+        positions = tuple(
+            [
+                position
+                for _, position in writes.get(node.op)
+                if node.inputs[position] in name_of
+                and readers[node.inputs[position]] == [index]
+                and node.inputs.count(node.inputs[position]) == 1
+                and graph.types[node.inputs[position]].size_bytes
+            ]
+        )
+        if positions:
+            names = tuple([name_of[node.inputs[position]] for position in positions])
+            found.append(StateUpdate(index, positions, names))
+    return tuple(found)
+
+
+def state_names(graph: Graph) -> tuple[str, ...]:
+    """Return the names of all variables that could live in host memory."""
+    return tuple([name for update in state_updates(graph) for name in update.names])
+
+
+def state_bytes(graph: Graph, update: StateUpdate) -> int:
+    """Return the bytes of the state of one update."""
+    inputs = graph.nodes[update.node].inputs
+    return sum([graph.types[inputs[position]].size_bytes for position in update.positions])
+
+
+def run(
+    graph: Graph, names: Sequence[str], target: Target, *, bucket_bytes: int | None = None
+) -> Graph:
+    """Return an ordered graph with the variables of these names in host memory. O(nodes).
+
+    `bucket_bytes`: what a bucket holds at most, unless one update has more state; by default a
+    share of all bytes. Raises CompileError for a name that is not of such state.
+    """
+    if not names:
+        return graph
+    graph = with_early_updates(graph)
+    updates = _chosen(graph, names)
+    buckets = _buckets(graph, updates, bucket_bytes)
+    return _Rewriting(graph, buckets, _start(graph, buckets, target)).run()
+
+
+def with_early_updates(graph: Graph) -> Graph:
+    """Return the graph with each node of the update as soon as what it waits for is done.
+
+    That frees its gradient and spreads the copies over the backward pass. Where the peak lies
+    elsewhere, `order` leaves all updates at the end.
+    """
+    storage = assign_storage(graph)
+    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    made_by = launch_of_values(graph, storage)
+    waiting = dict.fromkeys(launches, 0)
+    successors: dict[int, list[int]] = {n: [] for n in launches}
+    for before, after in order_edges(graph, storage, launches, made_by):
+        waiting[after] += 1
+        successors[before].append(after)
+    is_late = [node.phase is not Phase.UPDATE for node in graph.nodes]
+    ready = [(is_late[n], n) for n in launches if not waiting[n]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready)[1])
+        for after in successors[order[-1]]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heappush(ready, (is_late[after], after))
+    return replace(graph, nodes=place_views(graph, storage, made_by, order))
+
+
+def _chosen(graph: Graph, names: Sequence[str]) -> tuple[StateUpdate, ...]:
+    """Return the updates of the named state, each with the positions of that state only."""
+    wanted = dict.fromkeys(names)
+    found = state_names(graph)
+    unknown = [name for name in wanted if name not in found]
+    if unknown:
+        raise CompileError(
+            f"variable {unknown[0]!r} cannot live in host memory: only optimizer state that nothing"
+            f" but its update reads can; here that is {', '.join(found) or 'none'}"
+        )
+    chosen: list[StateUpdate] = []
+    for update in state_updates(graph):
+        pairs = zip(update.positions, update.names, strict=True)
+        own = [(position, name) for position, name in pairs if name in wanted]
+        if own:
+            positions, kept = zip(*own, strict=True)
+            chosen.append(StateUpdate(update.node, positions, kept))
+    return tuple(chosen)
+
+
+def _buckets(
+    graph: Graph, updates: tuple[StateUpdate, ...], bucket_bytes: int | None
+) -> tuple[tuple[StateUpdate, ...], ...]:
+    """Put updates that follow one another together."""
+    sizes = [state_bytes(graph, update) for update in updates]
+    most = bucket_bytes or max(MIN_BUCKET_BYTES, -(-sum(sizes) // MAX_BUCKETS))
+    buckets: list[list[StateUpdate]] = []
+    held = 0
+    for update, size in zip(updates, sizes, strict=True):
+        if not buckets or held + size > most:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(update)
+        held += size
+    return tuple([tuple(bucket) for bucket in buckets])
+
+
+def _start(
+    graph: Graph, buckets: tuple[tuple[StateUpdate, ...], ...], target: Target
+) -> ValueId | None:
+    """Return the value after which the first two buckets come in; None: at once.
+
+    It is the last one that leaves both copies enough time before the updates that wait for them.
+    """
+    is_per_step = needed_per_step(graph)[buckets[0][0].node]
+    times = launch_times(graph, assign_storage(graph), target, is_per_step=is_per_step)
+    latest, needed = inf, 0.0
+    for bucket in buckets[:2]:
+        needed += sum([_copy_in_ns(graph, update, target) for update in bucket])
+        latest = min(latest, times.begin_ns[bucket[0].node] - needed - 2 * MESSAGE_NS)
+    return times.last_before(latest)
+
+
+def _copy_in_ns(graph: Graph, update: StateUpdate, target: Target) -> float:
+    inputs = graph.nodes[update.node].inputs
+    types = [graph.types[inputs[position]] for position in update.positions]
+    return sum([copy_info(target, Copies.IN, type_).duration_ns for type_ in types])
+
+
+class _Rewriting:
+    """The graph with copies around each bucket, node by node."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        buckets: tuple[tuple[StateUpdate, ...], ...],
+        start: ValueId | None,
+    ) -> None:
+        self._graph = graph
+        self._buckets = buckets
+        self._start = start
+        self._types: list[TensorType] = list(graph.types)
+        self._nodes: list[Node] = []
+        self._written: dict[ValueId, ValueId] = {}
+        self._ends: list[ValueId] = []
+        """By bucket, the last value that it took out."""
+
+    def run(self) -> Graph:
+        graph = self._graph
+        update_at = {u.node: u for bucket in self._buckets for u in bucket}
+        bucket_at = {bucket[0].node: k for k, bucket in enumerate(self._buckets)}
+        last_at = {bucket[-1].node: k for k, bucket in enumerate(self._buckets)}
+        on_host = {graph.nodes[u.node].inputs[p] for u in update_at.values() for p in u.positions}
+        brought: dict[ValueId, ValueId] = {}
+        for index, node in enumerate(graph.nodes):
+            if index in bucket_at:
+                brought = self._copy_in(bucket_at[index])
+            if node.op is VARIABLE and node.outputs[0] in on_host:
+                node = replace(node, attrs=Attrs({**node.attrs, "memory": HOST_MEMORY}))
+            elif index in update_at:
+                node = replace(node, inputs=tuple([brought.get(v, v) for v in node.inputs]))
+            self._nodes.append(node)
+            if index in last_at:
+                self._copy_back(last_at[index])
+        return replace(
+            graph,
+            nodes=tuple(self._nodes),
+            types=tuple(self._types),
+            writes=tuple(
+                [Write(w.variable, self._written.get(w.variable, w.value)) for w in graph.writes]
+            ),
+        )
+
+    def _copy_in(self, bucket: int) -> dict[ValueId, ValueId]:
+        """Append the copies of a bucket to the device; return the new values by variable."""
+        after = () if self._start is None else (self._start,)
+        if bucket >= 2:
+            after = (self._ends[bucket - 2],)
+        brought: dict[ValueId, ValueId] = {}
+        for update in self._buckets[bucket]:
+            node = self._graph.nodes[update.node]
+            for position in update.positions:
+                variable = node.inputs[position]
+                copy = replace(node, op=COPY_IN, inputs=(variable,), after=after)
+                brought[variable] = self._append(copy, bucket)
+        return brought
+
+    def _copy_back(self, bucket: int) -> None:
+        """Append the copies that take a bucket back over its variables."""
+        for update in self._buckets[bucket]:
+            node = self._graph.nodes[update.node]
+            for output, position in writes.get(node.op):
+                if position not in update.positions:
+                    continue
+                variable = node.inputs[position]
+                copy = replace(
+                    node, op=COPY_BACK, inputs=(node.outputs[output], variable), after=()
+                )
+                self._written[variable] = self._append(copy, bucket)
+        self._ends.append(self._nodes[-1].outputs[0])
+
+    def _append(self, copy: Node, bucket: int) -> ValueId:
+        """Append a copy of one bucket; return its value, which has the type of its input."""
+        value = ValueId(len(self._types))
+        self._types.append(self._types[copy.inputs[0]])
+        self._nodes.append(replace(copy, outputs=(value,), attrs=Attrs({"bucket": bucket})))
+        return value

@@ -1,0 +1,226 @@
+"""Run forward nodes again behind the loss, so that their bytes are free in between.
+
+`describe` turns the launches of an ordered graph into the planner's problem (`memory.recompute`):
+buffers are the roots that launches make, sizes are rounded up to the alignment, workspaces and
+in-place pairs are what the target's kernels say. `repeat` turns a sequence of that problem back
+into a graph: a launch that runs again is a new node with new values, views included, and whoever
+reads later reads those.
+
+A repeated node, or one that runs for the first time among backward nodes, gets a control edge from
+the node before it in the sequence that runs for the first time: on several streams it would else
+run at once, and nothing would be saved. That is never an update, for an update that stands before a
+repeated reader of its variable moves behind it.
+
+Guarantees: the same values as before, bit by bit; random ops replay, for their bits follow from
+seed, step and key; ops that write, and ops whose column `recompute` is False, run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.graph import Graph, Node
+from compiler.lowering.buffers import LaunchDraft, may_share_bytes
+from compiler.lowering.storage import Storage, assign_storage, launch_of_values
+from compiler.passes.order import order_edges, place_views, sort_launches
+from compiler.rates import needed_per_step
+from compiler.registry import is_comm, is_source, recompute, writes
+from compiler.types import Phase, TensorType, ValueId
+from memory.liveness import align_up
+from memory.recompute.problem import Op, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A graph as the planner sees it: op i of the problem is node `nodes[i]` of the graph.
+
+    `store_all_ns` is the estimated time of the ops, each run once.
+    """
+
+    problem: Problem
+    nodes: tuple[int, ...]
+    store_all_ns: float
+
+
+def may_repeat(node: Node) -> bool:
+    """Whether a node makes the same bytes whenever it runs, and at no one else's cost."""
+    return recompute.get(node.op) and not writes.get(node.op) and not is_comm.get(node.op)
+
+
+def describe(graph: Graph, drafts: Sequence[LaunchDraft], alignment: int) -> Described:
+    """Return the planner's problem of a graph: what runs once per batch, forward launches first.
+
+    A forward launch that may not repeat, and whatever it feeds, counts among the others.
+    `drafts` are the launches of the graph, in order. O(launches).
+    """
+    storage = assign_storage(graph)
+    per_step = needed_per_step(graph)
+    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    mine = [(node, draft) for node, draft in zip(launches, drafts, strict=True)]
+    mine = [(node, draft) for node, draft in mine if not per_step[node]]
+    repeats = _repeatable(graph, storage)
+    ordered = [row for row in mine if repeats[row[0]]]
+    num_forward = len(ordered)
+    ordered += [row for row in mine if not repeats[row[0]]]
+    buffer_of, sizes = _buffers(graph, storage, [node for node, _ in ordered], alignment)
+    ops = [_op(graph, storage, draft, buffer_of, alignment) for _, draft in ordered]
+    return Described(
+        Problem(tuple(ops), tuple(sizes), num_forward),
+        tuple([node for node, _ in ordered]),
+        sum([draft.info.duration_ns for _, draft in ordered]),
+    )
+
+
+def _repeatable(graph: Graph, storage: Storage) -> list[bool]:
+    """Mark the forward launches that may repeat and that only such launches feed."""
+    made_by = launch_of_values(graph, storage)
+    marks = [False] * len(graph.nodes)
+    for index, node in enumerate(graph.nodes):
+        if storage.is_launch[index] and node.phase is Phase.FORWARD and may_repeat(node):
+            marks[index] = all([made_by[v] < 0 or marks[made_by[v]] for v in node.inputs])
+    return marks
+
+
+def _buffers(
+    graph: Graph, storage: Storage, nodes: Sequence[int], alignment: int
+) -> tuple[dict[ValueId, int], list[int]]:
+    """Number the roots that launches make; outputs have bytes elsewhere, so they count none."""
+    outputs = {o.value for o in graph.outputs}
+    buffer_of: dict[ValueId, int] = {}
+    sizes: list[int] = []
+    for index in nodes:
+        for value in graph.nodes[index].outputs:
+            if storage.root[value] == value:
+                buffer_of[value] = len(sizes)
+                size = 0 if value in outputs else graph.types[value].size_bytes
+                sizes.append(align_up(size, alignment))
+    return buffer_of, sizes
+
+
+def _op(
+    graph: Graph,
+    storage: Storage,
+    draft: LaunchDraft,
+    buffer_of: dict[ValueId, int],
+    alignment: int,
+) -> Op:
+    node = draft.node
+    roots = dict.fromkeys([storage.root[v] for v in node.inputs])
+    pairs = [
+        (node.outputs[output], storage.root[node.inputs[given]])
+        for output, given in draft.info.in_place
+        if may_share_bytes(graph, storage, draft, output, given)
+    ]
+    return Op(
+        reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),
+        writes=tuple([buffer_of[v] for v in node.outputs if v in buffer_of]),
+        temp_bytes=align_up(draft.info.workspace_bytes, alignment),
+        duration=draft.info.duration_ns,
+        in_place=tuple(
+            [
+                (buffer_of[out], buffer_of[given])
+                for out, given in pairs
+                if out in buffer_of and given in buffer_of
+            ]
+        ),
+    )
+
+
+def repeat(graph: Graph, described: Described, sequence: Sequence[int]) -> Graph:
+    """Return the graph whose launches run in the order of a sequence of the problem. O(E).
+
+    What runs once per step, and so is not part of the problem, follows in its own order.
+    """
+    again = _Repetition(graph, assign_storage(graph))
+    for op in sequence:
+        again.run(described.nodes[op])
+    again.run_rest()
+    repeated = replace(graph, nodes=tuple(again.nodes), types=tuple(again.types))
+    storage = assign_storage(repeated)
+    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    made_by = launch_of_values(repeated, storage)
+    order = sort_launches(repeated, launches, order_edges(repeated, storage, launches, made_by))
+    return replace(repeated, nodes=place_views(repeated, storage, made_by, order))
+
+
+class _Repetition:
+    """The new graph while it grows; `current[v]` is the value that now stands for v."""
+
+    def __init__(self, graph: Graph, storage: Storage) -> None:
+        self.graph = graph
+        self.types: list[TensorType] = list(graph.types)
+        self.nodes: list[Node] = []
+        self.current = [ValueId(v) for v in range(len(graph.types))]
+        self._has_run = [False] * len(graph.nodes)
+        self._is_launch = storage.is_launch
+        self._producers = graph.producers()
+        self._views: dict[tuple[int, ValueId], ValueId] = {}
+        self._latest: tuple[ValueId, ...] = ()
+        self._is_behind_loss = False
+        for index, node in enumerate(graph.nodes):
+            if is_source.get(node.op):
+                self.nodes.append(node)
+                self._has_run[index] = True
+
+    def run(self, index: int) -> None:
+        """Append a launch: itself the first time, a copy with values of its own after that."""
+        node = self.graph.nodes[index]
+        inputs = tuple([self._find(v) for v in node.inputs])
+        if not self._has_run[index]:
+            self._has_run[index] = True
+            is_late = self._is_behind_loss and node.phase is Phase.FORWARD
+            after = self._latest if is_late and may_repeat(node) else node.after
+            self.nodes.append(replace(node, inputs=inputs, after=after))
+            self._is_behind_loss |= node.phase is Phase.BACKWARD
+            if node.phase is not Phase.UPDATE and not writes.get(node.op):
+                self._latest = node.outputs[:1]
+            return
+        outputs = tuple([self._new_value(v) for v in node.outputs])
+        for value, new in zip(node.outputs, outputs, strict=True):
+            self.current[value] = new
+        self.nodes.append(
+            replace(
+                node,
+                inputs=inputs,
+                outputs=outputs,
+                phase=Phase.RECOMPUTE,
+                after=self._latest,
+            )
+        )
+
+    def run_rest(self) -> None:
+        """Append every launch that has not run, and the views that no launch reads."""
+        for index, node in enumerate(self.graph.nodes):
+            if self._has_run[index]:
+                continue
+            if self._is_launch[index]:
+                self.run(index)
+            else:
+                self._find(node.outputs[0])
+
+    def _find(self, value: ValueId) -> ValueId:
+        """Return the value that now stands for `value`, after its views have been made anew."""
+        index = self._producers[value]
+        node = self.graph.nodes[index]
+        if self._is_launch[index] or is_source.get(node.op):
+            return self.current[value]
+        base = self._find(node.inputs[0])
+        key = (index, base)
+        if key not in self._views:
+            if not self._has_run[index]:
+                self._has_run[index] = True
+                self.nodes.append(replace(node, inputs=(base, *node.inputs[1:])))
+                self._views[key] = value
+            else:
+                made = self._new_value(value)
+                phase = Phase.RECOMPUTE
+                self.nodes.append(
+                    replace(node, inputs=(base, *node.inputs[1:]), outputs=(made,), phase=phase)
+                )
+                self._views[key] = made
+        return self._views[key]
+
+    def _new_value(self, like: ValueId) -> ValueId:
+        self.types.append(self.graph.types[like])
+        return ValueId(len(self.types) - 1)

@@ -1,0 +1,9 @@
+"""Fused programs: elementwise, broadcast and reduction ops as one straight-line program.
+
+- `program`: what a fused program is; `builder` grows one, `check` holds it to its rules.
+- `spaces`: where the elements of an operand lie; `expansion`: how an op becomes instructions.
+- `interpreter`: what a program means, instruction by instruction, in numpy.
+- `stage_reductions`, `narrow_broadcasts`: what makes a graph ready; `members`: which nodes fit;
+  `fuse` finds what becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the
+  matrix product that one alone reads.
+"""

@@ -1,0 +1,181 @@
+"""Grow a group's program instruction by instruction.
+
+Kinds follow from the operands by the rules of `compiler.fusion.program`; equal instructions are
+emitted once. `finish` leaves out what no output needs.
+"""
+
+from __future__ import annotations
+
+from compiler.errors import InternalError
+from compiler.fusion.program import (
+    COLUMN_REDUCTIONS,
+    COMPARISONS,
+    ROW_REDUCTIONS,
+    FusedProgram,
+    Instruction,
+    Kind,
+    ProgramInput,
+    joined,
+)
+from compiler.types import DType
+
+_NONE = -1
+
+
+class ProgramBuilder:
+    """A program under construction in a space of `rows` by `columns`; values are plain numbers."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows = rows
+        self.columns = columns
+        self._inputs: list[ProgramInput] = []
+        self._values: list[ProgramInput | Instruction] = []
+        self._seen: dict[object, int] = {}
+
+    @property
+    def num_instructions(self) -> int:
+        """Instructions emitted so far."""
+        return len(self._values) - len(self._inputs)
+
+    def input(self, operand: ProgramInput) -> int:
+        """Add an operand of the launch."""
+        self._inputs.append(operand)
+        self._values.append(operand)
+        return len(self._values) - 1
+
+    def dtype_of(self, value: int) -> DType:
+        """Return the element type of a value."""
+        return self._values[value].dtype
+
+    def kind_of(self, value: int) -> Kind:
+        """Return how a value lies in the space."""
+        return self._values[value].kind
+
+    def constant(self, number: float, dtype: DType) -> int:
+        """Emit a number as a SCALAR."""
+        held = number if dtype.is_float else int(bool(number) if dtype is DType.BOOL else number)
+        return self._emit("constant", (), dtype, Kind.SCALAR, (held,))
+
+    def constant_like(self, number: float, value: int) -> int:
+        """Emit a number as a SCALAR of the dtype of another value."""
+        return self.constant(number, self.dtype_of(value))
+
+    def op(self, name: str, *operands: int) -> int:
+        """Emit an elementwise op; its dtype is that of the last operand, or bool if it compares."""
+        dtype = DType.BOOL if name in COMPARISONS else self.dtype_of(operands[-1])
+        return self._emit(name, operands, dtype, joined([self.kind_of(v) for v in operands]))
+
+    def cast(self, value: int, dtype: DType) -> int:
+        """Emit a conversion, or nothing where the value has the dtype."""
+        if self.dtype_of(value) is dtype:
+            return value
+        return self._emit("cast", (value,), dtype, self.kind_of(value))
+
+    def reduce(self, name: str, value: int) -> int:
+        """Emit a reduction of a FULL value over columns (`row_sum`) or rows (`column_sum`).
+
+        Raises InternalError for a value of another kind.
+        """
+        if self.kind_of(value) is not Kind.FULL:
+            raise InternalError(
+                f"{name} reads a {self.kind_of(value).value} value, needs a full one"
+            )
+        if name in ROW_REDUCTIONS:
+            return self._emit(name, (value,), self.dtype_of(value), Kind.ROW)
+        if name in COLUMN_REDUCTIONS:
+            return self._emit(name, (value,), self.dtype_of(value), Kind.COLUMN)
+        known = ", ".join(ROW_REDUCTIONS + COLUMN_REDUCTIONS)
+        raise InternalError(f"a group knows no reduction {name!r}; one of: {known}")
+
+    def column_index(self) -> int:
+        """Emit the number of the column, an int32."""
+        return self._emit("column_index", (), DType.INT32, Kind.COLUMN)
+
+    def row_index(self, every: int, count: int) -> int:
+        """Emit (row // every) % count, or row // every where count is 0: an int32."""
+        return self._emit("row_index", (), DType.INT32, Kind.ROW, (every, count))
+
+    def check_index(self, value: int, extent: int) -> int:
+        """Emit a ROW of integers as it is; the launch fails for one outside of [0, extent).
+
+        It stays in the program whether its result is read or not.
+        """
+        dtype, kind = self.dtype_of(value), self.kind_of(value)
+        return self._emit("check_index", (value,), dtype, kind, (extent,))
+
+    def philox(self, seed: int, step: int, key: int, p: float) -> int:
+        """Emit whether dropout keeps an element, see `compiler.fusion.program.OTHERS`.
+
+        Raises InternalError for a seed or a step that is no SCALAR.
+        """
+        for name, value in (("seed", seed), ("step", step)):
+            if self.kind_of(value) is not Kind.SCALAR:
+                raise InternalError(
+                    f"philox reads a {self.kind_of(value).value} {name}, needs a scalar one"
+                )
+        return self._emit("philox", (seed, step), DType.BOOL, Kind.FULL, (key, p))
+
+    def finish(self, outputs: tuple[int, ...]) -> tuple[FusedProgram, tuple[int, ...]]:
+        """Return the program of what the outputs need, and which inputs are left, by their order.
+
+        Raises InternalError for an output that is an input: no instruction makes it.
+        """
+        needed = [False] * len(self._values)
+        for value in outputs:
+            needed[value] = True
+            if isinstance(self._values[value], ProgramInput):
+                raise InternalError(
+                    "an output of a group is one of its inputs; nothing computes it"
+                )
+        for value in range(len(self._values) - 1, -1, -1):
+            made = self._values[value]
+            if not isinstance(made, Instruction):
+                continue
+            needed[value] = needed[value] or made.op == "check_index"
+            if needed[value]:
+                for operand in made.operands:
+                    needed[operand] = True
+        return self._numbered(outputs, needed)
+
+    def _numbered(
+        self, outputs: tuple[int, ...], needed: list[bool]
+    ) -> tuple[FusedProgram, tuple[int, ...]]:
+        """Return the needed values as a program: inputs first, then instructions as they came."""
+        number = [_NONE] * len(self._values)
+        inputs: list[ProgramInput] = []
+        kept: list[int] = []
+        position = 0
+        for value, made in enumerate(self._values):
+            if isinstance(made, ProgramInput):
+                if needed[value]:
+                    number[value] = len(inputs)
+                    inputs.append(made)
+                    kept.append(position)
+                position += 1
+        instructions: list[Instruction] = []
+        for value, made in enumerate(self._values):
+            if isinstance(made, Instruction) and needed[value]:
+                number[value] = len(inputs) + len(instructions)
+                operands = tuple([number[v] for v in made.operands])
+                instructions.append(
+                    Instruction(made.op, operands, made.dtype, made.kind, made.constants)
+                )
+        program = FusedProgram(
+            tuple(inputs), tuple(instructions), tuple([number[v] for v in outputs])
+        )
+        return program, tuple(kept)
+
+    def _emit(
+        self,
+        op: str,
+        operands: tuple[int, ...],
+        dtype: DType,
+        kind: Kind,
+        constants: tuple[int | float, ...] = (),
+    ) -> int:
+        # 0.0 == -0.0 and 1 == True: the text of a number tells them apart.
+        key = (op, operands, dtype, repr(constants))
+        if key not in self._seen:
+            self._seen[key] = len(self._values)
+            self._values.append(Instruction(op, operands, dtype, kind, constants))
+        return self._seen[key]

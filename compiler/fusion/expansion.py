@@ -1,0 +1,74 @@
+"""Columns that say how an op becomes part of a group.
+
+`frame` says how its operands lie around the tensor that it walks over, `expand` emits its
+instructions. The two speak of shapes only: which rows and columns there are is the group's choice,
+and an op whose frame leaves the columns open may become part of a group that sees its tensor as
+[rows, columns], as one value per row, per column, or as a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from compiler.attrs import Attrs
+from compiler.fusion.builder import ProgramBuilder
+from compiler.registry import OpAttr
+from compiler.types import TensorType
+
+Types = tuple[TensorType, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How the operands of one node lie.
+
+    `shape` is the tensor walked over. Each of `inputs` and `outputs` is the operand's shape with
+    such axes of extent 1 put in that numpy's rule stretches it to `shape`. `num_trailing` is how
+    many of the last axes make up the columns; None leaves that open. `is_whole` forbids any place
+    in a group but that of a FULL value. `write_only` are outputs that no other instruction may
+    read.
+    """
+
+    shape: Shape
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    num_trailing: int | None = None
+    is_whole: bool = False
+    write_only: tuple[int, ...] = ()
+
+
+class FrameOf(Protocol):
+    """The frame of a node, from its types."""
+
+    def __call__(self, inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+        """Return the frame, or None where a group cannot compute this node."""
+        ...
+
+
+class Expand(Protocol):
+    """The instructions of a node.
+
+    `types` are those of the node's inputs, `values` the inputs in the program, in the same order.
+    """
+
+    def __call__(
+        self, p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Emit the node's instructions into `p` and return one value per output."""
+        ...
+
+
+def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """Return the frame of an op that acts on each element alone, with numpy's broadcasting."""
+    shape = outputs[0].shape
+    return Frame(shape, tuple([t.shape for t in inputs]), (shape,) * len(outputs))
+
+
+expand = OpAttr[Expand](
+    "expand", "the op as instructions of a group; read by fuse, which leaves others alone"
+)
+frame = OpAttr[FrameOf](
+    "frame", "how operands lie in a group's space; read by fuse", default=pointwise_frame
+)

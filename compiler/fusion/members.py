@@ -1,0 +1,256 @@
+"""One node as a member of a group: which tensors it reads, and how they lie in the space.
+
+A member looks through views that keep the order of elements, so that a reshape between two members,
+or a broadcast in front of one, costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Frame, expand, frame
+from compiler.fusion.program import Kind, ProgramInput, joined
+from compiler.fusion.spaces import (
+    COLUMN,
+    FULL,
+    ROW,
+    SCALAR,
+    Access,
+    Space,
+    access_of,
+    canonical,
+    has_even_rows,
+    through_broadcast,
+)
+from compiler.graph import Graph, Node
+from compiler.lowering.storage import Storage, assign_storage
+from compiler.ops.shape import BROADCAST_TO, RESHAPE, STOP_GRADIENT, TRANSPOSE
+from compiler.registry import Op, writes
+from compiler.types import DType, ValueId
+
+COMPUTED = (
+    *(DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16),
+    *(DType.INT64, DType.INT32, DType.BOOL),
+)
+"""Dtypes in which groups compute; other integers are read only to be converted."""
+
+READ = (*COMPUTED, DType.INT16, DType.INT8, DType.UINT32, DType.UINT16, DType.UINT8)
+
+MIN_COLUMNS = 2
+"""Spaces of one column and several rows are seen as one row instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A tensor that a member reads, behind all views, and how."""
+
+    base: ValueId
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node in a space: what each input reads, and the kind of each output."""
+
+    node: int
+    reads: tuple[Read, ...]
+    kinds: tuple[Kind, ...]
+    write_only: tuple[ValueId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One way to see a frame in a space: how each operand would be read, None where it cannot."""
+
+    inputs: tuple[Access | None, ...]
+    outputs: tuple[Access | None, ...]
+
+
+class Members:
+    """The nodes of a graph as members of groups."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.storage: Storage = assign_storage(graph)
+        self.producers = graph.producers()
+        self._frames: dict[int, Frame | None] = {}
+        self._weights: dict[Op, int] = {}
+
+    def frame_of(self, index: int) -> Frame | None:
+        """Return the frame of a node, or None for one that no group computes."""
+        if index not in self._frames:
+            self._frames[index] = self._find_frame(index)
+        return self._frames[index]
+
+    def natural_space(self, index: int) -> Space | None:
+        """Return the space in which a node starts a group, or None for one that no group computes.
+
+        The columns are the last axis, where the node leaves that open and the axis is no single
+        column.
+        """
+        found = self.frame_of(index)
+        if found is None:
+            return None
+        size = math.prod(found.shape)
+        num_trailing = found.num_trailing or 1
+        columns = math.prod(found.shape[len(found.shape) - num_trailing :]) if found.shape else 1
+        if columns < MIN_COLUMNS:
+            if found.num_trailing is not None:
+                return None
+            columns = size
+        return Space(size // columns, columns)
+
+    def fit(self, index: int, space: Space, made: dict[ValueId, Kind]) -> Member | None:
+        """Return a node as a member in a space, or None where it does not fit.
+
+        `made` are the values of the group and their canonical kinds: they are read as what they
+        are, and the others from tensors whose rows lie evenly spaced.
+        """
+        found = self.frame_of(index)
+        if found is None:
+            return None
+        for place in _places(found, space):
+            member = self._placed(index, found, place, space, made)
+            if member is not None:
+                return member
+        return None
+
+    def weight_of(self, member: Member) -> int:
+        """Return about how many instructions a member takes: those of the first one of its op."""
+        node = self.graph.nodes[member.node]
+        if node.op not in self._weights:
+            p = ProgramBuilder(1, 1)
+            types = tuple([self.graph.types[v] for v in node.inputs])
+            values = [
+                p.input(ProgramInput(type_.dtype, read.access.kind))
+                for type_, read in zip(types, member.reads, strict=True)
+            ]
+            expand.get(node.op)(p, node.attrs, types, tuple(values))
+            self._weights[node.op] = p.num_instructions
+        return self._weights[node.op]
+
+    def _find_frame(self, index: int) -> Frame | None:
+        node = self.graph.nodes[index]
+        if not expand.has(node.op) or not self.storage.is_launch[index] or writes.get(node.op):
+            return None
+        inputs = tuple([self.graph.types[v] for v in node.inputs])
+        outputs = tuple([self.graph.types[v] for v in node.outputs])
+        if any([t.dtype not in READ for t in inputs]) or 0 in [t.num_elements for t in inputs]:
+            return None
+        if any([t.dtype not in COMPUTED or t.num_elements == 0 for t in outputs]):
+            return None
+        return frame.get(node.op)(inputs, outputs, node.attrs)
+
+    def _placed(
+        self, index: int, found: Frame, place: Place, space: Space, made: dict[ValueId, Kind]
+    ) -> Member | None:
+        node = self.graph.nodes[index]
+        reads: list[Read] = []
+        for value, access in zip(node.inputs, place.inputs, strict=True):
+            read = None if access is None else self._read(value, access, space, made)
+            if read is None:
+                return None
+            reads.append(read)
+        kinds: list[Kind] = []
+        for access in place.outputs:
+            if access is None or access.count:
+                return None
+            kinds.append(access.kind)
+        if not _is_wide_enough(found, place, reads, kinds[0], space):
+            return None
+        return Member(
+            index, tuple(reads), tuple(kinds), tuple([node.outputs[i] for i in found.write_only])
+        )
+
+    def _read(
+        self, value: ValueId, access: Access, space: Space, made: dict[ValueId, Kind]
+    ) -> Read | None:
+        base, access = self._behind_views(value, access, space)
+        if base in made:
+            is_same = canonical(access.kind, space) is made[base] and not access.count
+            return Read(base, access) if is_same else None
+        type_, layout = self.graph.types[base], self.storage.layout[base]
+        return Read(base, access) if has_even_rows(type_, layout, access, space.columns) else None
+
+    def _behind_views(self, value: ValueId, access: Access, space: Space) -> tuple[ValueId, Access]:
+        """Walk from a value through views to the tensor that they show."""
+        while True:
+            index = self.producers[value]
+            node = self.graph.nodes[index]
+            if self.storage.is_launch[index] or not node.inputs:
+                return value, access
+            before = self.graph.types[node.inputs[0]].shape
+            if node.op is BROADCAST_TO:
+                after = self.graph.types[value].shape
+                behind = through_broadcast(access, before, after, space.columns)
+                if behind is None:
+                    return value, access
+                access = behind
+            elif not _keeps_order(node, before):
+                return value, access
+            value = node.inputs[0]
+
+
+def _keeps_order(node: Node, shape: tuple[int, ...]) -> bool:
+    """Whether a view has its elements in the same row-major order as what it shows."""
+    if node.op is not TRANSPOSE:
+        return node.op in (RESHAPE, STOP_GRADIENT)
+    perm = [axis for axis in node.attrs.ints("perm") if shape[axis] != 1]
+    return perm == sorted(perm)
+
+
+def _places(found: Frame, space: Space) -> Iterator[Place]:
+    """Yield the ways to see a frame in a space, the widest first."""
+    shape, size, columns = found.shape, math.prod(found.shape), space.columns
+    own = (
+        None if found.num_trailing is None else math.prod(shape[len(shape) - found.num_trailing :])
+    )
+    if size == space.rows * columns and own in (None, columns):
+        yield Place(
+            tuple([access_of(s, shape, columns) for s in found.inputs]),
+            tuple([access_of(s, shape, columns) for s in found.outputs]),
+        )
+    if own is not None or found.is_whole:
+        return
+    num_outputs = len(found.outputs)
+    if size == space.rows:
+        wide = (*shape, columns)
+        yield Place(
+            tuple([access_of((*s, 1), wide, columns) for s in found.inputs]), (ROW,) * num_outputs
+        )
+    if size == columns:
+        yield Place(
+            tuple([_of_columns(math.prod(s), size) for s in found.inputs]), (COLUMN,) * num_outputs
+        )
+    if size == 1:
+        yield Place((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
+
+
+def _of_columns(num_elements: int, columns: int) -> Access | None:
+    if num_elements == columns:
+        return COLUMN
+    return SCALAR if num_elements == 1 else None
+
+
+def _is_wide_enough(
+    found: Frame, place: Place, reads: list[Read], made: Kind, space: Space
+) -> bool:
+    """Whether the operands, behind broadcasts, are as wide as what is computed from them.
+
+    Instructions get their kinds from operands, and reductions need FULL ones.
+    """
+    if found.is_whole:
+        return True
+    if found.num_trailing is None:
+        kinds = [read.access.kind for read in reads]
+        return canonical(joined(kinds), space) is canonical(made, space)
+    return all(
+        [
+            read.access.kind is Kind.FULL
+            for read, access in zip(reads, place.inputs, strict=True)
+            if access == FULL
+        ]
+    )

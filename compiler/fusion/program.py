@@ -1,0 +1,152 @@
+"""A group: elementwise, broadcast and row-reduction ops as one straight-line program.
+
+A group works on a *space* of rows and columns. Every value is one of four kinds: FULL [rows,
+columns], ROW [rows], COLUMN [columns], SCALAR []. A program is in single assignment form: values
+are numbered, inputs first, then one per instruction; the outputs name values. It says what is
+computed and nothing of how: the host's generator makes loops in C of it, a device's generator a
+kernel, and numpy can follow it instruction by instruction.
+
+The program is part of the plan (attributes of a launch), so it has a plain form: nested tuples.
+
+**Where the elements of an input are.** The group sees shapes [rows, columns] or [rows]; a FULL or
+ROW input may be smaller than the space and be repeated: the element of row r is that of its own
+row (r // every) % count.
+
+**Arithmetic.** Floats compute in their own type (bfloat16 in float32). A bfloat16 value is rounded
+where it is an output, and for all that read it then; inside the group it keeps the digits of
+float32. Sums add in an order of the generator's choice, one for each shape, whatever the number of
+threads; a million float32 of one sign lose at most 1e-6 of their sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from compiler.rows import Bounds, from_row
+from compiler.types import DType, Extent
+
+Place = Annotated[int, Bounds(0, (1 << 31) - 1)]
+"""The number of a value."""
+
+Repeats = Annotated[int, Bounds(1, 1 << 48)]
+
+
+class Kind(Enum):
+    """How a value lies in the space."""
+
+    FULL = "full"
+    ROW = "row"
+    COLUMN = "column"
+    SCALAR = "scalar"
+
+
+ELEMENTWISE = (
+    *("add", "sub", "mul", "div", "max", "min", "pow", "mod"),
+    *("neg", "abs", "sign", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf"),
+    *("sin", "cos", "floor", "ceil", "round"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "select"),
+)
+"""Ops of one element. Operands are of one dtype, which is the result's too, except that comparisons
+give bool, and `select` takes (bool, a, b). Operands of lesser kinds are broadcast: the kind of the
+result is FULL where any operand is or one is ROW and one COLUMN, else ROW, else COLUMN, else
+SCALAR. max and min pass NaN on, as numpy's maximum and minimum do; mod has the sign of the divisor,
+and is 0 for an integer divisor 0; and, or, not are of bools."""
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+"""Instructions that give bool whatever they read."""
+
+ROW_REDUCTIONS = ("row_sum", "row_max", "row_min")
+"""FULL -> ROW."""
+
+COLUMN_REDUCTIONS = ("column_sum",)
+"""FULL -> COLUMN: over all rows. The result may be an output, or feed COLUMN values that are."""
+
+OTHERS = ("constant", "cast", "column_index", "row_index", "check_index", "philox")
+"""`constant` (number) -> SCALAR; `cast` to another dtype; `column_index` -> the column's number, an
+int32 (kind COLUMN); `row_index` (every, count) -> (row // every) % count, or row // every where
+count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW: labels) -> the
+operand, and the launch fails where one is not in [0, extent); `philox` (operands seed, step: int64
+SCALAR; constants key, p) -> bool FULL: whether dropout keeps the element, as
+`compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInput:
+    """An operand of the launch as the program sees it; see the module's docstring."""
+
+    dtype: DType
+    kind: Kind
+    every: Repeats = 1
+    count: Extent = 0
+    """Rows of its own; 0: as many as the space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step: an op on earlier values. `constants` are what the op has besides operands."""
+
+    op: str
+    operands: tuple[Place, ...]
+    dtype: DType
+    kind: Kind
+    constants: tuple[int | float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FusedProgram:
+    """A group: value v is input v, or instruction v - len(inputs). `outputs` name values."""
+
+    inputs: tuple[ProgramInput, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Place, ...]
+
+    @property
+    def num_values(self) -> int:
+        """Inputs and results."""
+        return len(self.inputs) + len(self.instructions)
+
+    def dtype_of(self, value: int) -> DType:
+        """Return the element type of a value."""
+        num = len(self.inputs)
+        return self.inputs[value].dtype if value < num else self.instructions[value - num].dtype
+
+    def kind_of(self, value: int) -> Kind:
+        """Return how a value lies in the space."""
+        num = len(self.inputs)
+        return self.inputs[value].kind if value < num else self.instructions[value - num].kind
+
+
+def joined(kinds: list[Kind]) -> Kind:
+    """Return the kind of an elementwise result: operands of lesser kinds are broadcast."""
+    if Kind.FULL in kinds or (Kind.ROW in kinds and Kind.COLUMN in kinds):
+        return Kind.FULL
+    if Kind.ROW in kinds:
+        return Kind.ROW
+    return Kind.COLUMN if Kind.COLUMN in kinds else Kind.SCALAR
+
+
+Plain = tuple[object, ...]
+
+
+def to_plain(program: FusedProgram) -> Plain:
+    """Return a program as nested tuples of numbers and texts, for attributes."""
+    return (
+        tuple([(i.dtype.value, i.kind.value, i.every, i.count) for i in program.inputs]),
+        tuple(
+            [
+                (i.op, i.operands, i.dtype.value, i.kind.value, i.constants)
+                for i in program.instructions
+            ]
+        ),
+        program.outputs,
+    )
+
+
+def from_plain(plain: object) -> FusedProgram:
+    """Return the program of a plain form. Raises PlanFormatError where it is none.
+
+    Every value has its type; whether they make sense together says `compiler.fusion.check`.
+    """
+    return from_row(FusedProgram, plain)

@@ -1,0 +1,135 @@
+"""Where the elements of a tensor are in a group's space of rows and columns.
+
+An *access* says which element of a tensor belongs to row r and column c: with the tensor's
+own row o = (r // every) % count it is o * columns + c (FULL), o (ROW), c (COLUMN) or 0 (SCALAR).
+Views that keep the row-major order of elements do not change an access.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from compiler.fusion.program import Kind
+from compiler.registry import Layout
+from compiler.types import TensorType
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The extents that a group works on."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How an operand is read; `count` is 0 where it has as many rows as the space."""
+
+    kind: Kind
+    every: int = 1
+    count: int = 0
+
+
+FULL = Access(Kind.FULL)
+ROW = Access(Kind.ROW)
+COLUMN = Access(Kind.COLUMN)
+SCALAR = Access(Kind.SCALAR)
+
+
+def canonical(kind: Kind, space: Space) -> Kind:
+    """Return the least kind with as many elements: in a space of one row, FULL is COLUMN."""
+    if space.rows == 1:
+        kind = {Kind.FULL: Kind.COLUMN, Kind.ROW: Kind.SCALAR}.get(kind, kind)
+    if space.columns == 1:
+        kind = {Kind.FULL: Kind.ROW, Kind.COLUMN: Kind.SCALAR}.get(kind, kind)
+    return kind
+
+
+@lru_cache(maxsize=4096)
+def access_of(shape: Shape, stretched: Shape, columns: int) -> Access | None:
+    """Return how a tensor is read that numpy's rule stretches to [..., columns].
+
+    None where the columns are no whole axes of `stretched`, where they hold a part of the tensor's
+    elements, or where its rows are not one block repeated: [8, 1, 4, 1] stretched to
+    [8, 6, 4, columns], say.
+    """
+    shape = (1,) * (len(stretched) - len(shape)) + shape
+    if shape == stretched:
+        return FULL
+    first = _first_column_axis(stretched, columns)
+    if first is None:
+        return None
+    mine = shape[first:]
+    has_columns = mine == stretched[first:]
+    if not has_columns and any([n != 1 for n in mine]):
+        return None
+    block = _repeated_block(shape[:first], stretched[:first])
+    if block is None:
+        return None
+    every, count = block
+    if count == 1:
+        return COLUMN if has_columns else SCALAR
+    kind = Kind.FULL if has_columns else Kind.ROW
+    is_whole = count == math.prod(stretched[:first])
+    return Access(kind) if is_whole else Access(kind, every, count)
+
+
+def _first_column_axis(shape: Shape, columns: int) -> int | None:
+    """Return the axis from which on the extents multiply to `columns`."""
+    product = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if product >= columns:
+            return axis + 1 if product == columns else None
+        product *= shape[axis]
+    return 0 if product == columns else None
+
+
+def _repeated_block(shape: Shape, stretched: Shape) -> tuple[int, int] | None:
+    """Return (every, count) of a row-major block that repeats along the stretched axes."""
+    own = [axis for axis, n in enumerate(shape) if n != 1]
+    if not own:
+        return 1, 1
+    low, high = own[0], own[-1] + 1
+    if shape[low:high] != stretched[low:high]:
+        return None
+    return math.prod(stretched[high:]), math.prod(shape[low:high])
+
+
+def through_broadcast(access: Access, before: Shape, after: Shape, columns: int) -> Access | None:
+    """Return how the tensor behind a broadcast_to is read whose result is read by `access`."""
+    if math.prod(before) == 1:
+        return SCALAR
+    if access == FULL:
+        return access_of(before, after, columns)
+    if access == ROW:
+        return access_of((*before, 1), (*after, columns), columns)
+    if access == COLUMN and math.prod(before) == math.prod(after):
+        return COLUMN
+    return None
+
+
+def has_even_rows(type_: TensorType, layout: Layout, access: Access, columns: int) -> bool:
+    """Whether a tensor's rows lie evenly spaced, and what belongs to one of them without gaps.
+
+    A dense tensor does, from wherever it begins; so does a cut of some columns of one.
+    """
+    item = type_.dtype.itemsize
+    axes = [(n, s) for n, s in zip(type_.shape, layout.strides_bytes, strict=True) if n != 1]
+    width = columns if access.kind in (Kind.FULL, Kind.COLUMN) else 1
+    taken = 1
+    while axes and taken < width:
+        extent, step = axes.pop()
+        if step != taken * item:
+            return False
+        taken *= extent
+    if taken != width:  # a row ends inside an axis: it may only run on
+        return all([outer == n * step for (_, outer), (n, step) in pairwise(axes)]) and (
+            not axes or axes[-1][1] == taken * item
+        )
+    return all([outer == n * step for (_, outer), (n, step) in pairwise(axes)])

@@ -1,0 +1,83 @@
+"""The actors of a plan while it is lowered: ports, control edges, and who comes before whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.lowering.plan_builder import PlanBuilder
+from compiler.plan import ActorKind, Launch, Port, RegisterKind
+from compiler.types import RegisterId, StreamId
+
+
+@dataclass(slots=True)
+class ActorDraft:
+    """An actor to be; its number is its id in the plan."""
+
+    name: str
+    kind: ActorKind
+    stream: StreamId
+    is_flushed: bool = False
+    launches: tuple[Launch, ...] = ()
+    inputs: list[Port] = field(default_factory=list)
+    outputs: list[Port] = field(default_factory=list)
+
+
+class ActorGraph:
+    """Grow the actor graph of a plan. It has no cycles: every edge leads to a later firing."""
+
+    def __init__(self, plan: PlanBuilder) -> None:
+        self.drafts: list[ActorDraft] = []
+        self._plan = plan
+        self._reach: list[int] = []
+        self._edges: set[tuple[int, int]] = set()
+
+    def add(self, name: str, kind: ActorKind, stream: StreamId, *, is_flushed: bool = False) -> int:
+        """Add an actor and return its number."""
+        self.drafts.append(ActorDraft(name, kind, stream, is_flushed))
+        self._reach.append(0)
+        return len(self.drafts) - 1
+
+    def produce(self, actor: int, register: RegisterId, rate: int = 1) -> None:
+        """Let an actor fill `rate` slots of a register per firing. Call it before `consume`."""
+        self.drafts[actor].outputs.append(Port(register, rate))
+
+    def consume(self, actor: int, register: RegisterId, producer: int, rate: int = 1) -> None:
+        """Let an actor read `rate` slots of a register per firing."""
+        self.drafts[actor].inputs.append(Port(register, rate))
+        self._order(producer, actor)
+
+    def control(self, name: str, producer: int, consumer: int, reason: str) -> None:
+        """Let the consumer wait for each firing of the producer, which waits for the consumer's."""
+        register = self._plan.register(name, RegisterKind.CONTROL, 0, reason=reason)
+        self.produce(producer, register)
+        self.consume(consumer, register, producer)
+
+    def is_before(self, earlier: int, later: int) -> bool:
+        """Whether a path of edges leads from one actor to another."""
+        return bool(self._reach[earlier] >> later & 1)
+
+    def has_edge(self, producer: int, consumer: int) -> bool:
+        """Whether a register leads from one actor straight to another."""
+        return (producer, consumer) in self._edges
+
+    def emit(self) -> None:
+        """Add all actors to the plan."""
+        for draft in self.drafts:
+            self._plan.actor(
+                draft.name,
+                draft.kind,
+                draft.stream,
+                launches=draft.launches,
+                inputs=tuple(draft.inputs),
+                outputs=tuple(draft.outputs),
+                is_flushed=draft.is_flushed,
+            )
+
+    def _order(self, earlier: int, later: int) -> None:
+        self._edges.add((earlier, later))
+        if self.is_before(earlier, later):
+            return
+        gained = self._reach[later] | 1 << later
+        for actor, reach in enumerate(self._reach):
+            if actor == earlier or reach >> earlier & 1:
+                self._reach[actor] = reach | gained

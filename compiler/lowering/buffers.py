@@ -1,0 +1,204 @@
+"""From values to buffers: the launches, what they need, and who may share bytes in place.
+
+A *draft* is a launch with its kernel chosen by the target. A *buffer* is the bytes of one or more
+roots: an output takes over the buffer of an input that dies in the same launch, when the kernel
+allows that pair and both are dense and equal in size. Live intervals are in launches, half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+
+from compiler.attrs import NO_ATTRS
+from compiler.errors import CompileError
+from compiler.graph import Graph, Node
+from compiler.lowering.storage import Storage, dense_layout, is_dense
+from compiler.ops.copies import Copies, direction
+from compiler.ops.shape import COPY
+from compiler.registry import is_comm, writes
+from compiler.target import KernelCall, KernelInfo, Operand, Target, link_of
+from compiler.types import TensorType, ValueId
+
+COMM_LATENCY_NS = 50_000.0
+"""What a collective is assumed to take besides its bytes; only the cut into chains needs it."""
+
+COMM_BYTES_PER_NS = 5.0
+"""Bytes that a collective is assumed to finish per nanosecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDraft:
+    """A launch to be: its node and the kernel the target chose."""
+
+    node: Node
+    info: KernelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes of the chain: the first root that lives here, and the live interval in launches."""
+
+    root: ValueId
+    size_bytes: int
+    interval: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """All buffers of a chain; `of_root` maps every root made by a launch to its buffer."""
+
+    buffers: tuple[Buffer, ...]
+    of_root: dict[ValueId, int]
+
+
+def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[LaunchDraft, ...]:
+    """Choose a kernel for every launch. Raises CompileError when the target has none for an op."""
+    drafts: list[LaunchDraft] = []
+    # Layers repeat: calls are told apart by the numbers of their operands, not by their contents.
+    numbers = _operand_numbers(graph, storage)
+    answers: dict[tuple[object, ...], KernelInfo] = {}
+    for index, node in enumerate(graph.nodes):
+        if not storage.is_launch[index]:
+            continue
+        inputs = tuple([numbers[v] for v in node.inputs])
+        key = (node.op, node.attrs, inputs, tuple([numbers[v] for v in node.outputs]))
+        if key not in answers:
+            try:
+                answers[key] = _kernel_of(graph, storage, node, target)
+            except LookupError as error:
+                raise CompileError(f"{node.source}: {error.args[0]}") from None
+        drafts.append(LaunchDraft(node, answers[key]))
+    return tuple(drafts)
+
+
+def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
+    """Return a number per value; those with one type and one layout have the same."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [
+        numbers.setdefault(
+            (type_.dtype, type_.shape, layout.offset_bytes, layout.strides_bytes), len(numbers)
+        )
+        for type_, layout in zip(graph.types, storage.layout, strict=True)
+    ]
+
+
+def _kernel_of(graph: Graph, storage: Storage, node: Node, target: Target) -> KernelInfo:
+    """Ask the target for a node's kernel. Raises LookupError when it has none."""
+    if is_comm.get(node.op):
+        moved = sum([graph.types[v].size_bytes for v in node.inputs])
+        duration_ns = COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS
+        return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=duration_ns)
+    way = direction(node)
+    if way is not None:
+        return copy_info(target, way, graph.types[node.inputs[0]])
+    inputs = _operands(graph, storage, node.inputs)
+    outputs = _operands(graph, storage, node.outputs)
+    return target.query(KernelCall(node.op.name, node.attrs, inputs, outputs))
+
+
+def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
+    """Return what a copy between device and host memory needs: the kernel, and the link's time.
+
+    Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
+    target has no kernel for a copy.
+    """
+    operand = Operand(type_, dense_layout(type_))
+    info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+    link = link_of(target)
+    if link is None:
+        return replace(info, in_place=())
+    time = link.in_ns if way is Copies.IN else link.out_ns
+    return replace(info, in_place=(), duration_ns=time(type_.size_bytes))
+
+
+def assign_buffers(
+    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], fixed: Container[ValueId]
+) -> Buffers:
+    """Give every root made by one of these launches a buffer. O(launches).
+
+    `fixed` are roots with bytes of their own elsewhere (of sources, or in registers between
+    actors): they get no buffer and are never shared.
+    """
+    last_use = _last_uses(storage, drafts)
+    of_root: dict[ValueId, int] = {}
+    roots: list[ValueId] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for index, draft in enumerate(drafts):
+        donors = _donors(graph, storage, draft, index, last_use, of_root)
+        for position, value in enumerate(draft.node.outputs):
+            root = storage.root[value]
+            if root in fixed or root != value:
+                continue
+            buffer = donors.get(position)
+            if buffer is None:
+                buffer = len(roots)
+                roots.append(root)
+                starts.append(index)
+                ends.append(index + 1)
+            of_root[root] = buffer
+            ends[buffer] = max(ends[buffer], last_use.get(root, index) + 1)
+    buffers = tuple(
+        Buffer(root, graph.types[root].size_bytes, (start, end))
+        for root, start, end in zip(roots, starts, ends, strict=True)
+    )
+    return Buffers(buffers, of_root)
+
+
+def _operands(graph: Graph, storage: Storage, values: tuple[ValueId, ...]) -> tuple[Operand, ...]:
+    return tuple([Operand(graph.types[v], storage.layout[v]) for v in values])
+
+
+def _last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:
+    last: dict[ValueId, int] = {}
+    for index, draft in enumerate(drafts):
+        for value in draft.node.inputs:
+            last[storage.root[value]] = index
+    return last
+
+
+def _donors(
+    graph: Graph,
+    storage: Storage,
+    draft: LaunchDraft,
+    index: int,
+    last_use: dict[ValueId, int],
+    of_root: dict[ValueId, int],
+) -> dict[int, int]:
+    """Return, per output position, the buffer of an input it may overwrite."""
+    chosen: dict[int, int] = {}
+    node = draft.node
+    for output, given in draft.info.in_place:
+        value = node.inputs[given]
+        root = storage.root[value]
+        if output in chosen or root not in of_root or last_use[root] != index:
+            continue
+        if of_root[root] not in chosen.values() and may_share_bytes(
+            graph, storage, draft, output, given
+        ):
+            chosen[output] = of_root[root]
+    return chosen
+
+
+def may_share_bytes(
+    graph: Graph, storage: Storage, draft: LaunchDraft, output: int, given: int
+) -> bool:
+    """Whether an output may lie in the bytes of an input that dies in this launch.
+
+    The kernel allows the pair; both must cover the whole root, row by row. So must every other
+    input that shows it, and the kernel allows those too: it may read them at another time.
+    """
+    node = draft.node
+    if writes.get(node.op):
+        return False
+    root = storage.root[node.inputs[given]]
+    places = [place for place, value in enumerate(node.inputs) if storage.root[value] == root]
+    same_root = [node.inputs[place] for place in places]
+    size = graph.types[node.outputs[output]].size_bytes
+    return (
+        size == graph.types[root].size_bytes
+        and all([is_dense(graph.types[v], storage.layout[v]) for v in same_root])
+        and all([graph.types[v].size_bytes == size for v in same_root])
+        and all([(output, place) in draft.info.in_place for place in places])
+    )

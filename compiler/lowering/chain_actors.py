@@ -1,0 +1,230 @@
+"""The chains of one program as actors: their streams, the bytes between them, the fence around.
+
+A value that stays in one chain is a temporary of that chain; one that other chains read is a field
+of a register with one slot between its maker and all its readers. Where an order of chains follows
+from no register, a control edge holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compiler.lowering.actor_graph import ActorGraph
+from compiler.lowering.buffers import LaunchDraft, assign_buffers
+from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
+from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
+from compiler.lowering.step_program import StepProgram
+from compiler.lowering.value_versions import ValueVersions
+from compiler.ops.copies import direction
+from compiler.plan import ActorKind, Launch, RegisterKind
+from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
+
+_BOUND = {
+    COMM_STREAM: ("all_reduce", ActorKind.COMM),
+    H2D_STREAM: ("copy_in", ActorKind.COPY),
+    D2H_STREAM: ("copy_out", ActorKind.COPY),
+}
+"""Name and kind of the actors on streams that do not compute."""
+
+Home = tuple[RegisterId, int]
+"""Where a root lives: a register, and bytes from its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The actors of one rate that begin a firing of all its chains, and the one that ends it."""
+
+    begins: tuple[int, ...]
+    end: int
+
+    @property
+    def gates(self) -> tuple[int, ...]:
+        """The actors that hold the next firing off while someone holds a credit of each."""
+        return tuple(dict.fromkeys([*self.begins, self.end]))
+
+
+@dataclass(slots=True)
+class ChainActors:
+    """Actors of the chains of a program.
+
+    `numbers` are their ids; chain c of the program is chain `first_chain` + c of the plan. `home`
+    says where roots live: state and what crosses to the outside is put there before `connect`.
+    """
+
+    program: StepProgram
+    plan: PlanBuilder
+    actors: ActorGraph
+    first_chain: int
+    first_launch: int
+    numbers: list[int] = field(default_factory=list)
+    home: dict[ValueId, Home] = field(default_factory=dict)
+    versions: ValueVersions = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.program
+        self.versions = ValueVersions(program.graph, program.storage, self.plan)
+
+    def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
+        """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
+        bound = [
+            _BOUND.get(chain.stream, (names(chain.is_per_step), ActorKind.COMPUTE))
+            for chain in self.program.chains
+        ]
+        labels = [label for label, _ in bound]
+        for index, (chain, (label, kind)) in enumerate(
+            zip(self.program.chains, bound, strict=True)
+        ):
+            name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
+            self.numbers.append(self.actors.add(name, kind, stream_of(chain.stream)))
+
+    def places(self) -> list[ChainPlace]:
+        """Return where each chain stands on virtual time and among the launches of the plan."""
+        places: list[ChainPlace] = []
+        first = self.first_launch
+        for chain in self.program.chains:
+            places.append(ChainPlace(chain.span, first, len(chain.launches)))
+            first += len(chain.launches)
+        return places
+
+    def readers(self, root: ValueId) -> tuple[int, ...]:
+        """Return the chains that read a root."""
+        return self.program.readers.get(root, ())
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def place_crossings(self) -> None:
+        """Add the registers between chains, one per maker and set of readers."""
+        groups: dict[tuple[int, tuple[int, ...]], list[ValueId]] = {}
+        for root, maker in self.program.maker.items():
+            others = tuple([c for c in self.readers(root) if c != maker])
+            if others and root not in self.home:
+                groups.setdefault((maker, others), []).append(root)
+        for (maker, others), roots in groups.items():
+            offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots])
+            names = [self.actors.drafts[self.numbers[c]].name for c in (maker, *others)]
+            register = self.plan.register(
+                f"{names[0]}>{','.join(names[1:])}",
+                RegisterKind.DATA,
+                size,
+                chains=tuple([self.first_chain + c for c in (maker, *others)]),
+                reason="1: within a step",
+                is_on_host=self.program.chains[maker].stream == D2H_STREAM,
+            )
+            self.home.update(
+                {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
+            )
+            self.actors.produce(self.numbers[maker], register)
+            for c in others:
+                self.actors.consume(self.numbers[c], register, self.numbers[maker])
+
+    def place_temporaries(self) -> None:
+        """Give every root that no one else has placed bytes in the block of its chain."""
+        program = self.program
+        for c, chain in enumerate(program.chains):
+            drafts = tuple([program.drafts[i] for i in chain.launches])
+            buffers = assign_buffers(program.graph, program.storage, drafts, self.home)
+            maker = {v: d.node for d in drafts for v in d.node.outputs}
+            registers: list[RegisterId] = []
+            for buffer in buffers.buffers:
+                node = maker[buffer.root]
+                name = f"{node.scope}:{node.op}" if node.scope else str(node.op)
+                registers.append(self._temporary(name, buffer.size_bytes, c, buffer.interval))
+            for root, index in buffers.of_root.items():
+                self.home[root] = (registers[index], 0)
+
+    def bind_launches(self) -> None:
+        """Give every actor its launches; all roots have a home by then."""
+        for c, chain in enumerate(self.program.chains):
+            self.actors.drafts[self.numbers[c]].launches = tuple(
+                [
+                    self._launch(self.program.drafts[i], c, position)
+                    for position, i in enumerate(chain.launches)
+                ]
+            )
+
+    def view(self, value: ValueId) -> int:
+        """Return the plan's view of a value."""
+        storage = self.program.storage
+        register, base = self.home[storage.root[value]]
+        layout = storage.layout[value]
+        return self.plan.view(
+            register,
+            self.program.graph.types[value],
+            base + layout.offset_bytes,
+            layout.strides_bytes,
+        )
+
+    def _launch(self, draft: LaunchDraft, chain: int, position: int) -> Launch:
+        node, info = draft.node, draft.info
+        # A variable that a copy writes over is none of its operands: see `write_after_read`.
+        read = node.inputs if direction(node) is None else node.inputs[:1]
+        workspace = None
+        if info.workspace_bytes:
+            interval = (position, position + 1)
+            name = f"{node.scope}:{node.op} workspace"
+            register = self._temporary(name, info.workspace_bytes, chain, interval)
+            block = TensorType(DType.UINT8, (info.workspace_bytes,))
+            workspace = self.plan.view(register, block)
+        return Launch(
+            kernel=info.kernel,
+            op=node.op.name,
+            attrs=tuple(node.attrs.items()),
+            inputs=tuple([self.view(v) for v in read]),
+            outputs=tuple([self.view(v) for v in node.outputs]),
+            workspace=workspace,
+            scope=node.scope,
+            source=self.plan.source(node.source),
+            duration_ns=info.duration_ns,
+            phase=node.phase,
+            reads=tuple([self.versions.read(v) for v in read]),
+            writes=tuple([self.versions.of(v) for v in node.outputs]),
+        )
+
+    def _temporary(
+        self, name: str, size_bytes: int, chain: int, interval: tuple[int, int]
+    ) -> RegisterId:
+        return self.plan.register(
+            name,
+            RegisterKind.TEMPORARY,
+            size_bytes,
+            chains=(self.first_chain + chain,),
+            interval=interval,
+        )
+
+    # -- order -----------------------------------------------------------------------------------
+
+    def hold_order(self) -> None:
+        """Add a control edge for every order of chains that no register holds."""
+        for earlier, later in sorted(self.program.order, key=lambda pair: (pair[1], -pair[0])):
+            a, b = self.numbers[earlier], self.numbers[later]
+            if not self.actors.is_before(a, b):
+                names = [self.actors.drafts[n].name for n in (a, b)]
+                self.actors.control(f"{names[0]}>{names[1]}", a, b, "1: order within a step")
+
+    def fence(self, *, is_per_step: bool, compute: StreamId) -> Span | None:
+        """Keep two firings of one rate apart; return who begins and who ends one.
+
+        None where the program has no chain of that rate.
+        """
+        chains = [
+            n
+            for n, chain in zip(self.numbers, self.program.chains, strict=True)
+            if chain.is_per_step == is_per_step
+        ]
+        if not chains:
+            return None
+        actors = self.actors
+        begins = [n for n in chains if not any([actors.is_before(m, n) for m in chains])]
+        ends = [n for n in chains if not any([actors.is_before(n, m) for m in chains])]
+        end = ends[0]
+        if len(ends) > 1:
+            own = [n for n in chains if actors.drafts[n].kind is not ActorKind.COPY]
+            name = actors.drafts[own[0]].name.partition(".")[0]
+            end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
+            for n in ends:
+                actors.control(f"{actors.drafts[n].name}.done", n, end, "1: one step at a time")
+        for n in begins:
+            if n != end and not actors.has_edge(n, end):
+                actors.control(f"{actors.drafts[n].name}.again", n, end, "1: one step at a time")
+        return Span(tuple(begins), end)

@@ -1,0 +1,279 @@
+"""Collect the parts of a plan, intern views and source lines, place the registers at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.accounting import account
+from compiler.errors import InternalError
+from compiler.graph import SourceLocation
+from compiler.lowering.packing import Item, Packing, pack
+from compiler.placement import HOST, Device
+from compiler.plan import (
+    Actor,
+    ActorKind,
+    Arena,
+    Constant,
+    Field,
+    Launch,
+    Part,
+    PlainValue,
+    Plan,
+    Port,
+    Register,
+    RegisterKind,
+    SourceLine,
+    Stream,
+    Variable,
+    View,
+)
+from compiler.types import (
+    ActorId,
+    RegisterId,
+    StreamId,
+    TensorType,
+    Version,
+    contiguous_strides,
+)
+from memory.liveness import align_up
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlace:
+    """Where a chain stands: its span on virtual time, in ranks, and its first launch.
+
+    `first_launch` counts the launches of all chains before it in the plan.
+    """
+
+    span: tuple[int, int]
+    first_launch: int
+    num_launches: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    name: str
+    kind: RegisterKind
+    item: Item
+    reason: str
+    arena: int
+
+
+class PlanBuilder:
+    """Grow a plan for one device. Ids are dense in order of creation.
+
+    Arena 0 is the device's memory; arena 1, which only some plans have, is host memory.
+    """
+
+    def __init__(self, device: Device, alignment: int) -> None:
+        self._device = device
+        self._alignment = alignment
+        self._registers: list[_Draft] = []
+        self._packings: tuple[Packing, ...] = ()
+        self._places: list[tuple[int, ...]] = []
+        self._chains: tuple[ChainPlace, ...] = ()
+        self._streams: list[Stream] = []
+        self._actors: list[Actor] = []
+        self._views: list[View] = []
+        self._view_ids: dict[tuple[object, ...], int] = {}
+        self._parts: dict[Part, int] = {}
+        self._num_versions = 0
+        self._sources: dict[SourceLine, int] = {}
+        self.fields: list[Field] = []
+        self.variables: list[Variable] = []
+        self.constants: list[Constant] = []
+
+    def stream(self, name: str, *, is_host_thread: bool) -> StreamId:
+        """Add a stream on the device."""
+        stream = Stream(StreamId(len(self._streams)), self._device, name, is_host_thread)
+        self._streams.append(stream)
+        return stream.id
+
+    def register(
+        self,
+        name: str,
+        kind: RegisterKind,
+        size_bytes: int,
+        *,
+        num_slots: int = 1,
+        chains: tuple[int, ...] = (),
+        interval: tuple[int, int] | None = None,
+        reason: str = "",
+        is_on_host: bool = False,
+    ) -> RegisterId:
+        """Add a register; see `compiler.lowering.packing.Item` for `chains` and `interval`.
+
+        `is_on_host`: it lies in host memory and not in the device's.
+        """
+        item = Item(size_bytes, num_slots, chains, interval)
+        self._registers.append(_Draft(name, kind, item, reason, int(is_on_host)))
+        return RegisterId(len(self._registers) - 1)
+
+    def num_slots(self, register: RegisterId) -> int:
+        """Return how many slots a register has."""
+        return self._registers[register].item.num_slots
+
+    def view(
+        self,
+        register: RegisterId,
+        type_: TensorType,
+        offset_bytes: int = 0,
+        strides_bytes: tuple[int, ...] | None = None,
+    ) -> int:
+        """Return the index of a view, adding it if it is new. Default: dense from the offset."""
+        strides = (
+            contiguous_strides(type_.shape, type_.dtype.itemsize)
+            if strides_bytes is None
+            else strides_bytes
+        )
+        # Parts that hash in C, and no object for a view that is known: 4 of 5 are.
+        key = (register, offset_bytes, type_.dtype, type_.shape, strides)
+        index = self._view_ids.setdefault(key, len(self._views))
+        if index == len(self._views):
+            self._views.append(View(register, offset_bytes, type_, strides))
+        return index
+
+    def version(self) -> Version:
+        """Return a number for a value that something is going to make."""
+        self._num_versions += 1
+        return Version(self._num_versions - 1)
+
+    def part(self, version: Version, offset_bytes: int, strides_bytes: tuple[int, ...]) -> int:
+        """Return what a launch reads that wants a part of a version: see `Launch.reads`."""
+        part = Part(version, offset_bytes, strides_bytes)
+        return -1 - self._parts.setdefault(part, len(self._parts))
+
+    def stack(self, types: Sequence[TensorType]) -> tuple[tuple[int, ...], int]:
+        """Return an aligned offset for each of some tensors in one register, and its size."""
+        offsets: list[int] = []
+        size = 0
+        for type_ in types:
+            offsets.append(size)
+            size += align_up(type_.size_bytes, self._alignment)
+        return tuple(offsets), size
+
+    def source(self, source: SourceLocation) -> int:
+        """Return the index of a line of the user's program."""
+        return self._sources.setdefault(SourceLine(source.file, source.line), len(self._sources))
+
+    def actor(
+        self,
+        name: str,
+        kind: ActorKind,
+        stream: StreamId,
+        *,
+        launches: tuple[Launch, ...] = (),
+        inputs: tuple[Port, ...] = (),
+        outputs: tuple[Port, ...] = (),
+        is_flushed: bool = False,
+    ) -> ActorId:
+        """Add an actor; its duration is the sum of its launches."""
+        duration = float(sum(launch.duration_ns for launch in launches))
+        actor = Actor(
+            ActorId(len(self._actors)),
+            name,
+            kind,
+            stream,
+            launches,
+            inputs,
+            outputs,
+            is_flushed,
+            duration,
+        )
+        self._actors.append(actor)
+        return actor.id
+
+    def place(self, chains: Sequence[ChainPlace]) -> tuple[tuple[int, int], ...]:
+        """Place every slot of every register in its arena.
+
+        Returns the pairs of chains that share bytes one after the other. Registers without bytes
+        may still be added.
+        """
+        spans = [chain.span for chain in chains]
+        arenas = [draft.arena for draft in self._registers]
+        self._places = [()] * len(arenas)
+        packings: list[Packing] = []
+        before: dict[tuple[int, int], None] = {}
+        for arena in range(max(arenas, default=0) + 1):
+            own = [index for index, other in enumerate(arenas) if other == arena]
+            packing = pack([self._registers[i].item for i in own], spans, self._alignment)
+            for index, offsets in zip(own, packing.offsets, strict=True):
+                self._places[index] = offsets
+            before |= dict.fromkeys(packing.before)
+            packings.append(packing)
+        self._packings = tuple(packings)
+        self._chains = tuple(chains)
+        return tuple(sorted(before, key=lambda pair: (spans[pair[1]], spans[pair[0]], pair)))
+
+    def finish(
+        self,
+        name: str,
+        *,
+        graph_hash: str,
+        target: str,
+        options: tuple[tuple[str, PlainValue], ...],
+    ) -> Plan:
+        """Return the plan, once everything is placed."""
+        if not self._packings:
+            raise InternalError(f"plan {name!r} was finished before it was placed")
+        plan = Plan(
+            name=name,
+            streams=tuple(self._streams),
+            arenas=tuple(
+                [
+                    Arena(device, packing.peak_bytes, self._alignment)
+                    for device, packing in zip((self._device, HOST), self._packings, strict=False)
+                ]
+            ),
+            registers=tuple([self._placed(index) for index in range(len(self._registers))]),
+            views=tuple(self._views),
+            actors=tuple(self._actors),
+            fields=tuple(self.fields),
+            variables=tuple(self.variables),
+            constants=tuple(self.constants),
+            sources=tuple(self._sources),
+            memory=(),
+            graph_hash=graph_hash,
+            target=target,
+            options=options,
+            parts=tuple(self._parts),
+        )
+        proven = [
+            account(plan, arena, packing.lower_bound_bytes, packing.certificate)
+            for arena, packing in enumerate(self._packings)
+        ]
+        return replace(plan, memory=tuple(proven))
+
+    def _placed(self, index: int) -> Register:
+        draft = self._registers[index]
+        item = draft.item
+        if index < len(self._places):
+            offsets = self._places[index]
+        elif item.size_bytes:
+            raise InternalError(f"register {draft.name!r} was added after the others were placed")
+        else:
+            offsets = (0,) * item.num_slots
+        return Register(
+            RegisterId(index),
+            draft.name,
+            draft.kind,
+            draft.arena,
+            item.size_bytes,
+            item.num_slots,
+            offsets,
+            self._interval(item),
+            draft.reason,
+        )
+
+    def _interval(self, item: Item) -> tuple[int, int]:
+        """Return when an item lives, in launches of all chains one after the other."""
+        chains = self._chains
+        if not item.chains:
+            return 0, max(1, sum([chain.num_launches for chain in chains]))
+        if item.interval is None:
+            touched = [chains[c] for c in item.chains]
+            ends = [chain.first_launch + chain.num_launches for chain in touched]
+            return min([chain.first_launch for chain in touched]), max(ends)
+        base = chains[item.chains[0]].first_launch
+        return base + item.interval[0], base + item.interval[1]

@@ -1,0 +1,72 @@
+"""Snapshots of the variables between two steps: how often, and the launches that take one."""
+
+from __future__ import annotations
+
+from compiler.attrs import NO_ATTRS
+from compiler.lowering.chain_actors import ChainActors
+from compiler.lowering.storage import dense_layout
+from compiler.ops.copies import is_host_variable
+from compiler.ops.shape import COPY
+from compiler.ops.sources import SCRATCH, VARIABLE
+from compiler.options import CompileOptions
+from compiler.plan import Field, Launch, RegisterKind
+from compiler.target import KernelCall, Operand, Target
+from compiler.types import RegisterId
+
+SNAPSHOTS_PER_PERIOD = 4
+"""Snapshots offered to the writer per period of seconds; it writes the first one that is due."""
+
+MAX_SNAPSHOT_RATE = 16
+"""Steps between two snapshots by time: an estimate knows nothing of a slow data source.
+
+A copy of the variables moves fewer bytes than the update that made them, so one in 16 steps costs
+next to nothing.
+"""
+
+
+def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
+    """Return the steps per snapshot; 0 for a plan without snapshots."""
+    if options.snapshot_every or not options.snapshot_seconds:
+        return options.snapshot_every
+    steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
+    return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
+
+
+def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tuple[Launch, ...]]:
+    """Add the staging register, one field per variable of a program; return what fills it."""
+    graph, plan = chains.program.graph, chains.plan
+    between = {variable.name: variable.between for variable in plan.variables}
+    nodes = [n for n in graph.nodes if n.op is VARIABLE and n.attrs.str_("role") != SCRATCH]
+    types = [graph.types[n.outputs[0]] for n in nodes]
+    offsets, size = plan.stack(types)
+    reason = "1: a second snapshot waits until the first is written"
+    # What the device shall not hold all the time it shall not hold for a snapshot either.
+    is_on_host = any([is_host_variable(node) for node in nodes])
+    staging = plan.register(
+        "staging", RegisterKind.DATA, size, reason=reason, is_on_host=is_on_host
+    )
+    launches: list[Launch] = []
+    for node, type_, offset in zip(nodes, types, offsets, strict=True):
+        operand = Operand(type_, dense_layout(type_))
+        info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+        view = plan.view(staging, type_, offset)
+        name, source = node.attrs.str_("name"), plan.source(node.source)
+        version = plan.version()
+        plan.fields.append(Field(name, staging, view, source, version))
+        read = chains.view(node.outputs[0])
+        launches.append(
+            Launch(
+                info.kernel,
+                COPY.name,
+                (),
+                (read,),
+                (view,),
+                None,
+                name,
+                source,
+                info.duration_ns,
+                reads=(between[name],),
+                writes=(version,),
+            )
+        )
+    return staging, tuple(launches)

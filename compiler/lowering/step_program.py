@@ -1,0 +1,209 @@
+"""One graph on its way into a plan: launches, their chains, and which values cross between chains.
+
+A *program* is what `compiler.lowering.lower` must know of a graph before it makes registers: the
+launches with their kernels, the two rates, the chains of each with what must come before what, and
+for every root the chain that makes it and the chains that read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.errors import InternalError
+from compiler.graph import Graph, Node
+from compiler.lowering.buffers import LaunchDraft, draft_launches
+from compiler.lowering.chains import (
+    COMM_STREAM,
+    D2H_STREAM,
+    H2D_STREAM,
+    Chain,
+    Chains,
+    Work,
+    form_chains,
+)
+from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
+from compiler.ops.copies import Copies, direction, host_values
+from compiler.rates import batches_per_step, needed_per_step
+from compiler.registry import is_comm
+from compiler.target import Target
+from compiler.types import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDraft:
+    """A chain of a program; `launches` index `StepProgram.drafts`, `span` is in ranks of time."""
+
+    launches: tuple[int, ...]
+    stream: int
+    is_per_step: bool
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """A graph with its launches and chains.
+
+    `order` has pairs (earlier, later) of chains of one rate that must not overlap in time. Every
+    chain of a batch comes before every chain of a step. `maker` and `readers` are by root: the
+    chain that makes it, and those that read it, in order. `makespan_ns` is the estimated time of a
+    whole step, with every chain on its stream.
+    """
+
+    graph: Graph
+    storage: Storage
+    drafts: tuple[LaunchDraft, ...]
+    chains: tuple[ChainDraft, ...]
+    order: tuple[tuple[int, int], ...]
+    maker: dict[ValueId, int]
+    readers: dict[ValueId, tuple[int, ...]]
+    batches_per_step: int
+    makespan_ns: float
+
+    @property
+    def batch_ns(self) -> float:
+        """Estimated time of what runs once per batch, one launch after the other."""
+        return self._time(is_per_step=False)
+
+    @property
+    def step_ns(self) -> float:
+        """Estimated time of a whole step."""
+        return self.batches_per_step * self.batch_ns + self._time(is_per_step=True)
+
+    def _time(self, *, is_per_step: bool) -> float:
+        return sum(
+            [
+                self.drafts[i].info.duration_ns
+                for chain in self.chains
+                if chain.is_per_step == is_per_step
+                for i in chain.launches
+            ]
+        )
+
+
+def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int) -> StepProgram:
+    """Return the program of a graph that went through all passes; its time starts at a rank.
+
+    Raises CompileError when the target lacks a kernel.
+    """
+    storage = assign_storage(graph)
+    _check_spaces(graph, storage)
+    drafts = draft_launches(graph, storage, target)
+    nodes = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    launch_at = {node: index for index, node in enumerate(nodes)}
+    work = _work(graph, storage, drafts, launch_at)
+    per_step = needed_per_step(graph)
+    every = batches_per_step(graph)
+    makespan_ns = 0.0
+    chains: list[ChainDraft] = []
+    order: list[tuple[int, int]] = []
+    for is_per_step in (False, True):
+        launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
+        formed = form_chains(work, launches, num_streams)
+        if not formed.chains and not is_per_step:
+            formed = Chains((Chain((), 0, 0.0, 0.0),), ())
+        end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
+        makespan_ns += end_ns if is_per_step else every * end_ns
+        order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
+        spans = _spans(formed, first_rank)
+        first_rank = max([first_rank, *[end for _, end in spans]])
+        # A link may be far slower than was assumed: nobody waits for the bytes of a collective.
+        spans = [
+            (start, first_rank if chain.stream == COMM_STREAM else end)
+            for chain, (start, end) in zip(formed.chains, spans, strict=True)
+        ]
+        chains += [
+            ChainDraft(
+                chain.launches,
+                chain.stream,
+                is_per_step,
+                span,
+            )
+            for chain, span in zip(formed.chains, spans, strict=True)
+        ]
+    maker, readers = _crossings(graph, storage, drafts, chains)
+    return StepProgram(
+        graph,
+        storage,
+        drafts,
+        tuple(chains),
+        tuple(order),
+        maker,
+        readers,
+        every,
+        makespan_ns,
+    )
+
+
+def _work(
+    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], launch_at: dict[int, int]
+) -> Work:
+    made_by = launch_of_values(graph, storage)
+    before: list[list[int]] = [[] for _ in drafts]
+    for index, draft in enumerate(drafts):
+        values = (*draft.node.inputs, *draft.node.after)
+        before[index] = [launch_at[made_by[v]] for v in values if made_by[v] >= 0]
+    for reader, writer in write_after_read(graph, storage):
+        if storage.is_launch[reader]:
+            before[launch_at[writer]].append(launch_at[reader])
+    return Work(
+        tuple([draft.info.duration_ns for draft in drafts]),
+        tuple([tuple(dict.fromkeys(row)) for row in before]),
+        tuple(
+            [
+                sum([graph.types[v].size_bytes for v in d.node.inputs]) if _is_comm(d) else 0
+                for d in drafts
+            ]
+        ),
+        {index: _copy(d.node) for index, d in enumerate(drafts) if direction(d.node)},
+    )
+
+
+def _copy(node: Node) -> tuple[int, int]:
+    """Return the stream of a copy, and its bucket there."""
+    stream = H2D_STREAM if direction(node) is Copies.IN else D2H_STREAM
+    return stream, node.attrs.int_("bucket")
+
+
+def _check_spaces(graph: Graph, storage: Storage) -> None:
+    """Check that nothing but copies touches host memory. Raises InternalError."""
+    is_host = host_values(graph)
+    if not is_host:
+        return
+    for index, node in enumerate(graph.nodes):
+        if not storage.is_launch[index] or direction(node) is Copies.OUT:
+            continue
+        read = [storage.root[v] in is_host for v in node.inputs]
+        if any(read) != (direction(node) is Copies.IN):
+            where = "device" if direction(node) else "host"
+            raise InternalError(f"{node.op} at {node.source} reads a value in {where} memory")
+
+
+def _is_comm(draft: LaunchDraft) -> bool:
+    return is_comm.get(draft.node.op)
+
+
+def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
+    """Return the spans of chains on virtual time, in ranks; none is empty."""
+    spans = [(chain.start_ns, max(chain.end_ns, chain.start_ns + 1.0)) for chain in formed.chains]
+    times = sorted({time for span in spans for time in span})
+    rank = {time: first_rank + index for index, time in enumerate(times)}
+    return [(rank[start], rank[end]) for start, end in spans]
+
+
+def _crossings(
+    graph: Graph,
+    storage: Storage,
+    drafts: tuple[LaunchDraft, ...],
+    chains: list[ChainDraft],
+) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
+    maker: dict[ValueId, int] = {}
+    readers: dict[ValueId, dict[int, None]] = {}
+    for number, chain in enumerate(chains):
+        for index in chain.launches:
+            node = drafts[index].node
+            for value in node.inputs:
+                readers.setdefault(storage.root[value], {})[number] = None
+            for value in node.outputs:
+                if storage.root[value] == value:
+                    maker[value] = number
+    return maker, {root: tuple(found) for root, found in readers.items()}

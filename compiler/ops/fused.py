@@ -1,0 +1,120 @@
+"""A group as an op: the program of `compiler.fusion.program` with tensors of the graph as operands.
+
+The reference follows the program instruction by instruction in numpy: what a group means, and what
+kernels are measured against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.attrs import Attrs, AttrValue
+from compiler.fusion.check import ProgramError, check_program
+from compiler.fusion.interpreter import evaluate
+from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind, from_plain, to_plain
+from compiler.fusion.spaces import Space
+from compiler.ops.signature import Array, Types, expect_inputs
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.rows import from_row
+from compiler.types import Extent, TensorType
+
+FUSED = define("fused")
+"""The operands of a program, in its order -> its outputs.
+
+Attrs: program (plain), rows, columns, shapes (of the outputs), members (names of the ops).
+"""
+
+HEAVY = ("exp", "log", "tanh", "erf", "sin", "cos", "pow", "philox")
+"""Instructions counted as 8 operations per element, the others as one."""
+
+
+def fused_attrs(
+    program: FusedProgram,
+    space: Space,
+    shapes: tuple[tuple[int, ...], ...],
+    members: tuple[str, ...],
+) -> dict[str, AttrValue]:
+    """Return the attributes of a group."""
+    return {
+        "program": to_plain(program),  # type: ignore[dict-item]  # plain values all the way down
+        "rows": space.rows,
+        "columns": space.columns,
+        "shapes": shapes,
+        "members": members,
+    }
+
+
+def space_of(attrs: Attrs) -> Space:
+    """Return the space of a group."""
+    return Space(attrs.int_("rows"), attrs.int_("columns"))
+
+
+def num_elements(kind: Kind, space: Space) -> int:
+    """Return how many elements a value of a kind has."""
+    rows = space.rows if kind in (Kind.FULL, Kind.ROW) else 1
+    return rows * (space.columns if kind in (Kind.FULL, Kind.COLUMN) else 1)
+
+
+@infer_type.of(FUSED)
+def _group_type(inputs: Types, attrs: Attrs) -> Types:
+    return program_types(from_plain(attrs["program"]), inputs, attrs)
+
+
+def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
+    """Return the types of a program's outputs. Raises OpTypeError for operands it cannot take."""
+    try:
+        check_program(program)
+    except ProgramError as error:
+        raise OpTypeError(f"cannot be computed: {error}") from None
+    space = space_of(attrs)
+    if space.rows < 1 or space.columns < 1:
+        raise OpTypeError(f"needs rows and columns, got {space.rows} and {space.columns}")
+    expect_inputs(inputs, *[f"operand {i}" for i in range(len(program.inputs))])
+    for index, (operand, type_) in enumerate(zip(program.inputs, inputs, strict=True)):
+        own = Space(operand.count or space.rows, space.columns)
+        expected = num_elements(operand.kind, own)
+        if type_.dtype is not operand.dtype or type_.num_elements != expected:
+            raise OpTypeError(
+                f"needs operand {index} of {expected} elements of {operand.dtype}, got {type_}"
+            )
+    found: list[TensorType] = []
+    for value, shape in zip(program.outputs, _shapes(attrs), strict=True):
+        type_ = TensorType(program.dtype_of(value), shape)
+        expected = num_elements(program.kind_of(value), space)
+        if type_.num_elements != expected:
+            raise OpTypeError(f"has an output of {expected} elements, declared as {type_}")
+        found.append(type_)
+    return tuple(found)
+
+
+def _shapes(attrs: Attrs) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the outputs. Raises PlanFormatError for anything else."""
+    return from_row(_Shapes, (attrs["shapes"],)).shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    shapes: tuple[tuple[Extent, ...], ...]
+
+
+@reference.of(FUSED)
+def _group_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    results = evaluate(from_plain(attrs["program"]), space_of(attrs), inputs)
+    shapes = attrs["shapes"]
+    return tuple([r.reshape(s) for r, s in zip(results, shapes, strict=True)])  # type: ignore[arg-type]  # shapes
+
+
+@cost.of(FUSED)
+def _group_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+    return Cost(program_flops(from_plain(attrs["program"]), space_of(attrs)), float(moved))
+
+
+def program_flops(program: FusedProgram, space: Space) -> float:
+    """Return the operations of one execution of a program."""
+    flops = 0.0
+    for index, instruction in enumerate(program.instructions, len(program.inputs)):
+        is_sum = instruction.op in ROW_REDUCTIONS or instruction.op == "column_sum"
+        kind = Kind.FULL if is_sum else program.kind_of(index)
+        flops += (8.0 if instruction.op in HEAVY else 1.0) * num_elements(kind, space)
+    return flops

@@ -1,0 +1,124 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from actorflow.bench.child import Child
+from actorflow.bench.engines import EngineError
+from actorflow.cli import bench as cli_bench
+from actorflow.cli.main import main
+
+FAKE = str(Path(__file__).parents[1] / "bench" / "fake_engine.py")
+
+
+@pytest.fixture
+def fakes(monkeypatch, tmp_path):
+    """Put fake engines in the place of all; the answer of one can be set."""
+    answers = {}
+
+    def start(environments, engine, task, variant, is_cold):
+        found = answers.get(engine.name, ("2.5", "4.0", "never"))
+        if isinstance(found, BaseException):
+            raise found
+        command = (sys.executable, "-S", FAKE, *found[:2], str(tmp_path / "log"), found[2])
+        return Child(engine.name, (*command, engine.name), {})
+
+    monkeypatch.setattr(cli_bench, "_start", start)
+    return answers
+
+
+def test_rows_of_both_precisions_end_in_one_json(fakes, tmp_path, capsys):
+    fakes["torch"] = ("2.5", "6.0", "never")
+    file = tmp_path / "found.json"
+    code = main(["bench", "mlp", "--against", "torch", "--rounds", "1", "--json", str(file)])
+    assert code == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(r["row"], r["precision"], r["ratio_to_best_rival"]) for r in rows] == [
+        ("mlp", "fp32", 1.5),
+        ("mlp", "bf16", 1.5),
+    ]
+    assert "the best rival is torch; ours is 1.50 x as fast" in capsys.readouterr().out
+
+
+def test_one_precision_can_be_asked_for(fakes, tmp_path):
+    file = tmp_path / "found.json"
+    main(["bench", "gpt:bf16", "--against", "", "--rounds", "1", "--json", str(file)])
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["row"], row["precision"], row["rivals"]) == ("gpt", "bf16", {})
+
+
+def test_a_difference_of_losses_is_an_error_and_the_next_row_goes_on(fakes, tmp_path, capsys):
+    fakes["torch"] = ("2.52", "6.0", "never")
+    file = tmp_path / "found.json"
+    code = main(["bench", "mlp", "--against", "torch", "--rounds", "1", "--json", str(file)])
+    assert code == 1
+    fp32, bf16 = json.loads(file.read_text())["rows"]
+    assert (fp32["ms"], fp32["rivals"]) == (None, {})
+    assert "which is more than 0.0001 apart" in fp32["failures"][0]
+    assert bf16["ratio_to_best_rival"] == 1.5
+    assert "ERROR: mlp fp32" in capsys.readouterr().err
+
+
+def test_an_interrupt_prints_what_was_measured(fakes, monkeypatch, capsys):
+    measured = cli_bench.measure_row
+    done = []
+
+    def until_bf16(task, engines, method):
+        if done:
+            raise KeyboardInterrupt
+        done.append(task)
+        return measured(task, engines, method)
+
+    monkeypatch.setattr(cli_bench, "measure_row", until_bf16)
+    assert main(["bench", "mlp", "--against", "", "--rounds", "1"]) == 130
+    out = capsys.readouterr().out
+    assert "| mlp fp32 | actorflow | 4 |" in out
+    assert "mlp bf16" not in out
+
+
+def test_our_own_failure_is_the_exit_code(fakes, capsys):
+    fakes["actorflow"] = EngineError("actorflow: no kernel")
+    assert main(["bench", "tiny", "--against", "jax", "--rounds", "1"]) == 1
+    assert "- tiny fp32: actorflow: no kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["giant"], "expected rows among tiny:fp32, mlp:fp32, mlp:bf16"),
+        (["tiny:bf16"], "got 'tiny:bf16'"),
+        (["--rounds", "0"], "--rounds: expected 1 or more, got 0"),
+        (["--against", "mxnet"], "got 'mxnet'"),
+        (["--json", "/nowhere/at/all.json"], "/nowhere/at: no such directory"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_runs(capsys, arguments, expected):
+    assert main(["bench", *arguments]) == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_without_a_clone_it_says_where_the_rows_are(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli_bench, "_BENCHMARKS", tmp_path)
+    assert main(["bench"]) == 1
+    assert "Run it in a clone of the repository" in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib_is_refused_politely(monkeypatch, capsys):
+    from actorflow.bench import picture
+
+    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "--png", "a.png"]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_tune_forgets_what_was_measured_in_the_cache_of_the_comparison(
+    fakes, tmp_path, monkeypatch
+):
+    folders = []
+    monkeypatch.setattr(cli_bench, "retune", lambda settings: folders.append(settings.cache))
+    arguments = ["bench", "mlp:fp32", "--against", "", "--rounds", "1", "--env", str(tmp_path)]
+    assert main([*arguments, "--tune"]) == 0
+    assert folders == [tmp_path / "cache" / "actorflow"]
+    assert main(arguments) == 0
+    assert len(folders) == 1

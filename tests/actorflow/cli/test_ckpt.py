@@ -1,0 +1,88 @@
+import os
+
+import numpy as np
+import pytest
+
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints of steps 1, 2 and 3, the second one damaged."""
+    folder = tmp_path / "run"
+    with CheckpointManager(folder, keep_last=9) as manager:
+        for step in (1, 2, 3):
+            manager.save(
+                step, {"model": {"w": np.arange(4.0)}}, seed=0, plan_hash="", config={},
+                data_state=None, data_fingerprint="",
+            )  # fmt: skip
+    shard = folder / "step-0000000002" / "model-00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def ckpt(capsys):
+    def call(*arguments):
+        code = main(["ckpt", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err
+
+    return call
+
+
+def test_all_checkpoints_of_a_run_are_verified(ckpt, run):
+    code, lines, _ = ckpt("verify", run)
+    assert code == 1
+    assert [line.split(":")[0] for line in lines] == ["step 1", "step 2", "step 3"]
+    assert [("valid" in line, "DAMAGED" in line) for line in lines] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/."])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_one_checkpoint_is_verified_alone(ckpt, run, step, ending):
+    code, lines, _ = ckpt("verify", f"{run}/step-{step:010d}{ending}")
+    assert code == int(step == 2)
+    (line,) = lines
+    assert line.startswith(f"step {step}: ")
+
+
+def test_one_checkpoint_is_verified_from_inside(ckpt, run, monkeypatch):
+    monkeypatch.chdir(run / "step-0000000003")
+    code, (line,), _ = ckpt("verify", ".")
+    assert code == 0
+    assert line.startswith("step 3: valid, 1 tensors")
+
+
+def test_a_run_that_is_called_like_a_checkpoint_is_a_run(ckpt, run, tmp_path):
+    folder = tmp_path / "step-0000000007"
+    run.rename(folder)
+    assert len(ckpt("verify", folder)[1]) == 3
+
+
+def test_one_checkpoint_is_listed_alone(ckpt, run):
+    code, lines, _ = ckpt("ls", run / "step-0000000003")
+    assert code == 0
+    assert [line.split()[0] for line in lines] == ["step", "3"]
+
+
+def test_what_is_not_there_is_said(ckpt, run, tmp_path):
+    for action in ("ls", "verify"):
+        code, lines, error = ckpt(action, tmp_path / "nowhere")
+        assert (code, lines) == (1, [])
+        assert "nowhere: no such directory" in error
+    assert ckpt("verify", run, "--step", "9")[0] == 1
+    (tmp_path / "step-0000000005").mkdir()
+    code, (line,), _ = ckpt("verify", tmp_path / "step-0000000005")
+    assert code == 1
+    assert line.startswith("step 5: DAMAGED")
+
+
+def test_a_file_of_any_time_is_listed(ckpt, run):
+    os.utime(run / "step-0000000001" / "manifest.json", ns=(0, 2**62))
+    assert ckpt("ls", run)[0] == 0

@@ -1,0 +1,232 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actorflow.cli import doctor
+from actorflow.cli.doctor import findings, report_lines
+from actorflow.compile.blas import Blas
+from actorflow.compile.host import Host
+from actorflow.settings import ENVIRONMENT
+
+FAST = Blas("libscipy_openblas.so", "SkylakeX", "OpenBLAS 0.3", 8)
+SLOW = Blas("libscipy_openblas.so", "Haswell", "OpenBLAS 0.3", 8)
+SOUND = Host(
+    python=(3, 11, 4),
+    system="Linux x86_64",
+    packages={"numpy": "2.4.0", "msgpack": "1.2"},
+    has_nvidia=False,
+    wings={name: Path("/code") / name for name in ("compiler", "actors", "memory")},
+    home=Path("/code"),
+    blas=FAST,
+    free_blas=None,
+    compiler="/usr/bin/cc: cc 12.2.0",
+    onednn="2023.2.0",
+    num_cores=8,
+    quota_cores=None,
+    memory_bytes=64 * 2**30,
+    available_bytes=48 * 2**30,
+    busy_cores=0.1,
+    cache_is_writable=True,
+)
+HOME = {"HOME": "/home/ann"}
+
+
+def warnings(environ=HOME, **changes):
+    """The (text, mend) of every warning."""
+    found = findings(environ, replace(SOUND, **changes))
+    return [(finding.text, finding.mend) for finding in found if finding.is_warning]
+
+
+def test_a_sound_machine_has_no_warning():
+    assert warnings() == []
+    assert report_lines(HOME, SOUND) == [
+        "ok   python      3.11.4 on Linux x86_64",
+        "ok   numpy       2.4.0",
+        "ok   msgpack     1.2",
+        "ok   blas        libscipy_openblas.so: SkylakeX kernels, 8 threads",
+        "ok   compiler    /usr/bin/cc: cc 12.2.0",
+        "ok   onednn      2023.2.0",
+        "ok   cores       8 available",
+        "ok   load        other processes use 0.1 cores",
+        "ok   ram         48.0 GiB available of 64.0 GiB",
+        "ok   cache       /home/ann/.cache/actorflow, writable",
+    ]
+
+
+def test_a_warning_is_followed_by_its_mend():
+    lines = report_lines(HOME, replace(SOUND, packages={"msgpack": None}))
+    assert lines[1:3] == [
+        "warn msgpack     is not installed",
+        "                 -> python -m pip install msgpack",
+    ]
+
+
+def test_a_core_type_that_holds_the_machine_back_is_named_with_both_kernels():
+    environ = {**HOME, "OPENBLAS_CORETYPE": "Haswell"}
+    assert warnings(environ, blas=SLOW, free_blas=FAST) == [
+        (
+            "OPENBLAS_CORETYPE=Haswell holds numpy to the Haswell kernels; without it numpy takes"
+            " the SkylakeX kernels",
+            "unset OPENBLAS_CORETYPE",
+        )
+    ]
+
+
+def test_a_core_type_that_changes_nothing_is_no_warning():
+    assert warnings({**HOME, "OPENBLAS_CORETYPE": "SkylakeX"}, free_blas=FAST) == []
+
+
+def test_a_core_type_is_warned_of_if_the_child_could_not_tell():
+    ((text, mend),) = warnings({**HOME, "OPENBLAS_CORETYPE": "Haswell"}, blas=SLOW)
+    assert text.endswith("without it numpy takes what this processor has")
+    assert mend == "unset OPENBLAS_CORETYPE"
+
+
+@pytest.mark.parametrize("name", ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GOTO_NUM_THREADS"])
+def test_fewer_threads_than_the_machine_gives_are_named_with_the_variable(name):
+    ((text, mend),) = warnings(
+        {**HOME, name: "1"}, blas=replace(FAST, num_threads=1), free_blas=FAST
+    )
+    assert text == f"{name}=1 holds numpy to 1 thread; without it numpy takes 8 threads"
+    assert mend.startswith(f"unset {name}, unless")
+
+
+def test_more_threads_than_cores_are_named_too():
+    ((text, _),) = warnings(
+        {**HOME, "OMP_NUM_THREADS": "64"}, blas=replace(FAST, num_threads=64), free_blas=FAST
+    )
+    assert text.startswith("OMP_NUM_THREADS=64 drives numpy to 64 threads")
+
+
+def test_as_many_threads_as_the_machine_gives_are_no_warning():
+    assert warnings({**HOME, "OMP_NUM_THREADS": "8"}, free_blas=FAST) == []
+
+
+def test_an_exported_cache_size_is_named():
+    ((text, mend),) = warnings({**HOME, "OPENBLAS_L2_SIZE": "262144"}, free_blas=FAST)
+    assert text.startswith("OPENBLAS_L2_SIZE=262144 overrides")
+    assert mend == "unset OPENBLAS_L2_SIZE"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, "not recognised: its kernels cannot be told"),
+        (Blas("libmkl_rt.so", None, None, None), "libmkl_rt.so, not OpenBLAS: its kernels cannot"),
+    ],
+)
+def test_another_blas_is_told_and_not_warned_of(found, text):
+    environ = {**HOME, "OPENBLAS_CORETYPE": "Haswell"}
+    assert warnings(environ, blas=found) == []
+    assert any(text in line for line in report_lines(environ, replace(SOUND, blas=found)))
+
+
+def test_a_foreign_package_in_the_place_of_a_wing_is_named():
+    wings = {**SOUND.wings, "compiler": Path("/py2/site-packages/compiler"), "memory": None}
+    assert warnings(wings=wings) == [
+        (
+            "is imported from /py2/site-packages/compiler and not from /code/compiler",
+            "rename or remove /py2/site-packages/compiler, or take its parent off PYTHONPATH",
+        ),
+        ("cannot be found", "python -m pip install actorflow again"),
+    ]
+
+
+def test_an_old_python_is_named():
+    ((text, mend),) = warnings(python=(3, 10, 12))
+    assert text == "3.10.12 on Linux x86_64"
+    assert "Python 3.11" in mend
+
+
+def test_a_container_with_less_than_it_shows_is_named():
+    assert warnings(quota_cores=2.5) == [
+        (
+            "8 are visible, and the container may use 2.5",
+            "set ACTORFLOW_THREADS=2, or give the container more",
+        )
+    ]
+    assert "ACTORFLOW_THREADS=1," in warnings(quota_cores=0.5)[0][1]
+    assert warnings(quota_cores=8.0) == []
+
+
+def test_other_busy_processes_are_named_and_no_fault_of_the_machine():
+    assert warnings(busy_cores=3.4) == []
+    lines = report_lines(HOME, replace(SOUND, busy_cores=3.4))
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("note load ")]
+    assert "other processes use 3.4 of 8 cores" in lines[at]
+    assert "ACTORFLOW_THREADS" in lines[at + 1]
+
+
+def test_little_memory_is_named():
+    ((text, mend),) = warnings(available_bytes=2**29)
+    assert text == "0.5 GiB available of 64.0 GiB"
+    assert "memory_budget=" in mend
+
+
+def test_a_system_that_tells_nothing_is_no_warning():
+    assert warnings(memory_bytes=None, available_bytes=None, busy_cores=None, blas=None) == []
+
+
+def test_a_gpu_that_nothing_uses_is_said_to_be_unused():
+    assert warnings(has_nvidia=True) == []
+    said = "ok   gpu         there is an NVIDIA driver; this version computes on the CPU only"
+    assert said in report_lines(HOME, replace(SOUND, has_nvidia=True))
+
+
+def test_a_cache_that_cannot_be_written_is_named():
+    ((text, mend),) = warnings(cache_is_writable=False)
+    assert text == "/home/ann/.cache/actorflow, cannot be written"
+    assert "ACTORFLOW_CACHE" in mend
+
+
+def test_a_cache_that_is_off_is_told():
+    lines = report_lines({"ACTORFLOW_CACHE": "off"}, SOUND)
+    assert "ok   cache       off: every start compiles anew" in lines
+
+
+def test_settings_in_force_are_listed_with_their_meaning():
+    lines = report_lines({**HOME, "ACTORFLOW_VERIFY": "1", "ACTORFLOW_LOG": ""}, SOUND)
+    shown = [line for line in lines if "ACTORFLOW_" in line]
+    (meaning,) = [v.meaning for v in ENVIRONMENT if v.name == "ACTORFLOW_VERIFY"]
+    assert shown == [f"ok   setting     ACTORFLOW_VERIFY=1: {meaning}"]
+
+
+def test_settings_that_mean_nothing_are_warnings():
+    ((text, _),) = warnings({**HOME, "ACTORFLOW_LOG": "inof"})
+    assert "did you mean info?" in text
+    ((text, _),) = warnings({**HOME, "ACTORFLOW_LGO": "info"})
+    assert "did you mean ACTORFLOW_LOG?" in text
+
+
+@pytest.mark.parametrize(("seen", "code"), [(SOUND, 0), (replace(SOUND, python=(3, 9, 0)), 1)])
+def test_the_exit_code_tells_whether_something_is_to_be_mended(monkeypatch, capsys, seen, code):
+    monkeypatch.setattr(doctor, "examine", lambda environ: seen)
+    monkeypatch.setattr(doctor.os, "environ", HOME)
+    assert doctor.main() == code
+    assert capsys.readouterr().out.splitlines() == report_lines(HOME, seen)
+
+
+def test_no_compiler_says_what_it_costs_and_how_to_get_one():
+    ((text, mend),) = warnings(compiler=None)
+    assert text.startswith("no cc, gcc or clang: numpy's kernels run, and a step of a small GPT")
+    assert "apt install gcc" in mend
+
+
+def test_a_compiler_that_does_not_run_is_named():
+    ((text, _),) = warnings({**HOME, "CC": "icc"}, compiler=None)
+    assert text.startswith("CC=icc does not run")
+
+
+def test_a_missing_library_of_products_is_a_warning_only_where_there_is_one():
+    ((text, mend),) = warnings(onednn=None)
+    assert "go through OpenBLAS" in text
+    assert mend == "python -m pip install onednn-cpu-gomp cffi"
+    assert warnings(onednn=None, system="Linux aarch64") == []
+
+
+def test_a_compiler_that_builds_nothing_is_quoted_with_what_it_costs():
+    said = "the C compiler /usr/bin/cc ended with status 1: error: no assembler"
+    ((text, mend),) = warnings(compiler_error=said)
+    assert text.startswith(f"{said}: numpy's kernels run, and a step of a small GPT takes about")
+    assert mend == "mend it, or name another C compiler with CC"

@@ -1,0 +1,112 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import actorflow as af
+from actorflow.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SCRIPT = """
+import sys
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+x = np.ones((8, 2), np.float32)
+
+@af.job(optimizer=af.optim.SGD(0.1))
+def train(model, batch):
+    return model(batch.x).mean()
+
+print("arguments", sys.argv[1:])
+train.fit(nn.Linear(2, 1), af.data.ArraySource({"x": x}, batch=4), steps=2, progress=False)
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["actorflow"])
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    return str(file)
+
+
+def defined_ops():
+    """Names of ops by the text of their files: `X = define("name")`."""
+    import re
+
+    found = set()
+    for file in (ROOT / "compiler" / "ops").glob("*.py"):
+        found.update(re.findall(r'\bdefine\(\s*"(\w+)"', file.read_text()))
+    return found
+
+
+def test_the_table_of_ops_is_whole_in_a_fresh_process():
+    done = subprocess.run(
+        [sys.executable, "-m", "actorflow", "ops"], cwd=ROOT, capture_output=True, text=True
+    )
+    head, _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
+    by_name = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert defined_ops() <= set(by_name)
+    for name in ("add", "mul", "matmul", "sum"):
+        assert by_name[name]["gradient"] == "yes"
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"actorflow {af.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [
+        (["--epochs", "3"], ["--epochs", "3"]),
+        (["--epochs=3", "-v"], ["--epochs=3", "-v"]),
+        (["--", "--full", "--steps", "x"], ["--full", "--steps", "x"]),
+        (["-v", "--", "--", "y"], ["-v", "--", "y"]),
+    ],
+)
+@pytest.mark.parametrize(("command", "own"), [("plan", ["--full"]), ("simulate", ["--steps", "2"])])
+def test_what_a_command_does_not_know_is_its_scripts(
+    script, capsys, command, own, given, handed_on
+):
+    assert main([command, script, *own, *given]) == 0
+    assert f"arguments {handed_on}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [(["--steps", "3"], ["--steps", "3"]), (["--", "a", "--", "b"], ["a", "--", "b"])],
+)
+def test_a_script_that_is_run_gets_all_that_follows_it(script, capsys, given, handed_on):
+    assert main(["run", script, *given]) == 0
+    assert f"arguments {handed_on}" in capsys.readouterr().out
+
+
+def test_what_no_script_can_take_is_an_error(capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["plan", "some.plan", "--steps", "3"])
+    assert "unrecognized arguments: --steps 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [["{}"], ["-m", "actorflow", "run", "{}"]])
+def test_a_script_may_be_called_like_a_module_of_pythons_library(tmp_path, how):
+    for name in ("bisect", "random"):
+        file = tmp_path / name / f"{name}.py"
+        file.parent.mkdir()
+        file.write_text(SCRIPT)
+        command = [sys.executable, *[word.format(file) for word in how]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("arguments") == 1
+
+
+def test_the_names_of_the_package_are_those_that_it_promises():
+    assert sorted(dir(af)) == sorted([*af.__all__, "__version__"])
+    for name in dir(af):
+        assert getattr(af, name) is not None

@@ -1,0 +1,164 @@
+import argparse
+import json
+from dataclasses import replace
+
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.cli import simulate as cli_simulate
+from compiler.errors import CompileError
+from compiler.plan import Actor, ActorKind, Launch, Port, Register, RegisterKind, Stream, View
+from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
+
+
+@af.job(optimizer=af.optim.SGD(0.1))
+def train(model, batch):
+    return model(batch.x).mean()
+
+
+@pytest.fixture(scope="module")
+def plan():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_NATIVE", "0")  # whose step is what the others wait for
+        return compiled()
+
+
+def compiled():
+    return train.compile(nn.Linear(4, 4), {"x": TensorType(DType.FLOAT32, (4, 4))})
+
+
+def with_all_reduce(plan):
+    """Let the metrics of a step be averaged over ranks: one more edge, stream and actor."""
+    step = next(a for a in plan.actors if a.name == "step")
+    edge, stream = RegisterId(len(plan.registers)), StreamId(len(plan.streams))
+    register = Register(edge, "gradients", RegisterKind.DATA, 0, 4096, 1, (0,), (0, 1), "")
+    view = View(edge, 0, TensorType(DType.FLOAT32, (1024,)), (4,))
+    launch = Launch(
+        "any", "all_reduce", (("num_ranks", 4),), (len(plan.views),), (), None, "", 0, 0.0
+    )
+    comm = Actor(
+        ActorId(len(plan.actors)), "reduce", ActorKind.COMM, stream, (launch,),
+        (Port(edge, 1),), (), False, 0.0,
+    )  # fmt: skip
+    sending = replace(step, outputs=(*step.outputs, Port(edge, 1)))
+    return replace(
+        plan,
+        registers=(*plan.registers, register),
+        views=(*plan.views, view),
+        streams=(*plan.streams, Stream(stream, plan.streams[0].device, "comm", False)),
+        actors=(*[sending if a is step else a for a in plan.actors], comm),
+    )
+
+
+def parsed(*arguments):
+    parser = argparse.ArgumentParser()
+    cli_simulate.add_arguments(parser)
+    return parser.parse_args(["--no-calibrate", *arguments])
+
+
+def report(capsys, plan, *arguments):
+    assert cli_simulate.run(plan, parsed("--json", *arguments)) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("--steps", "0", "1 or more, got 0"),
+        ("--devices", "0", "1 or more, got 0"),
+        ("--link", "-1", "more than 0 GB/s, got -1.0"),
+        ("--link", "nan", "more than 0 GB/s, got nan"),
+        ("--latency", "-2", "0 us or more, got -2.0"),
+        ("--straggler", "0.5", "1 or more, got 0.5"),
+        ("--jitter", "1", "0 or more and below 1, got 1.0"),
+    ],
+)
+def test_a_value_that_means_nothing_is_named_with_its_option(plan, option, value, wanted):
+    with pytest.raises(CompileError, match=f"^{option} must be {wanted}$"):
+        cli_simulate.run(plan, parsed(option, value))
+
+
+def test_ranks_that_would_never_meet_are_refused(plan):
+    with pytest.raises(CompileError, match=r"--devices 8: plan 'train' has no all-reduce"):
+        cli_simulate.run(plan, parsed("--devices", "8"))
+    with pytest.raises(CompileError, match=r"--straggler 2: plan 'train' runs on one rank"):
+        cli_simulate.run(plan, parsed("--straggler", "2"))
+
+
+def test_the_report_is_that_of_the_simulated_run(plan, capsys):
+    found = report(capsys, plan, "--steps", "40")
+    step_ms = next(a.duration_ns for a in plan.actors if a.name == "step") / 1e6
+    assert (found["plan"], found["steps"], found["rates"]) == ("train", 40, "estimated")
+    assert found["step_ms"] == pytest.approx(step_ms, abs=1e-5)
+    assert found["ranks"] is None
+    assert sum(part["share"] for part in found["critical_path"]) == pytest.approx(1, abs=0.01)
+    assert [stream["name"] for stream in found["streams"]] == [s.name for s in plan.streams]
+
+
+def test_a_row_tells_what_more_devices_cost(plan, capsys):
+    job = with_all_reduce(plan)
+    found = report(capsys, job, "--devices", "4", "--link", "0.001", "--latency", "0")["ranks"]
+    assert found["devices"] == 4
+    assert found["wire_mb"] == pytest.approx(2 * 3 / 4 * 4096 / 1e6)
+    transfer_ms = 2 * 3 / 4 * 4096 / 1e6 * 1e3
+    assert found["step_ms"] == pytest.approx(found["alone_ms"] + transfer_ms, rel=1e-3)
+    assert found["efficiency"] == pytest.approx(found["alone_ms"] / found["step_ms"])
+
+
+def test_the_text_holds_streams_path_and_row(plan, capsys):
+    job = with_all_reduce(plan)
+    assert cli_simulate.run(job, parsed("--devices", "2", "--straggler", "1.5")) == 0
+    text = capsys.readouterr().out
+    assert "100 steps of 'train' take " in text
+    assert "rates: the plan's estimates" in text
+    assert "critical path: step " in text
+    assert "the slowest (1.50 times)" in text
+    assert text.splitlines()[-1].startswith("| 2 | ")
+
+
+def test_the_timeline_is_written(plan, tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    cli_simulate.run(plan, parsed("--trace", str(path), "--steps", "3"))
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(e["ph"] == "X" and e["name"] == "step" for e in events) == 3
+
+
+@pytest.mark.parametrize(("arguments", "times"), [([], 1), (["--calibrate"], 2)])
+def test_measured_rates_are_kept_and_measured_again_on_demand(
+    plan, tmp_path, capsys, monkeypatch, arguments, times
+):
+    measured = []
+
+    def measure(probe):
+        measured.append(probe)
+        return 1e6
+
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(cli_simulate, "stopwatch", lambda clock: measure)
+    parser = argparse.ArgumentParser()
+    cli_simulate.add_arguments(parser)
+    assert cli_simulate.run(plan, parser.parse_args([])) == 0
+    once = len(measured)
+    assert cli_simulate.run(plan, parser.parse_args(arguments)) == 0
+    assert len(measured) == times * once > 0
+    assert "rates: measured on this machine" in capsys.readouterr().out
+
+
+def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CACHE", "off")
+    monkeypatch.setattr(cli_simulate, "stopwatch", lambda clock: lambda probe: 1e6)
+    parser = argparse.ArgumentParser()
+    cli_simulate.add_arguments(parser)
+    assert cli_simulate.run(plan, parser.parse_args([])) == 0
+    assert "measured" in capsys.readouterr().out
+
+
+def test_the_plan_of_one_of_several_ranks_moves_its_gradients(capsys):
+    model = nn.Linear(4, 4)
+    job = train.compile(model, {"x": TensorType(DType.FLOAT32, (4, 4))}, num_ranks=4)
+    found = report(capsys, job)["ranks"]
+    assert found["devices"] == 4
+    assert report(capsys, job, "--devices", "9")["ranks"]["devices"] == 9
+    assert found["wire_mb"] == pytest.approx(2 * 3 / 4 * (4 * 4 + 4) * 4 / 1e6)
+    assert 0 < found["efficiency"] < 1

@@ -1,0 +1,159 @@
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
+from actorflow.run.status import ActorStatus, Status, StatusError
+from compiler.errors import ActorflowError
+
+STATUS = Status(
+    job="char_gpt", pid=4711, host="box", state="running", written_at_s=1000.0, elapsed_s=3725.4,
+    step=1200, total_steps=5000, steps_per_s=20.417, loss=1.83421, arena_bytes=312 << 20,
+    streams={"compute": 0.971, "data": 0.031},
+    actors=(
+        ActorStatus("step", "compute", 1200, 0.971, 48.2004, {"register loss": 12, "self": 1188}),
+        ActorStatus("data", "data", 1203, 0.031, 1.5, {"input admission": 0}),
+    ),
+)  # fmt: skip
+
+
+def test_the_view_has_a_head_the_streams_and_a_row_per_actor():
+    assert render(STATUS, 200) == [
+        "char_gpt  step 1200/5000 (24%)  running  pid 4711",
+        "1:02:05  20.42 steps/s  loss 1.8342  memory 312.0 MiB",
+        "busy  compute 97%  data 3%",
+        "",
+        "actor  stream     firings    busy   ms/firing  waited for last",
+        "step   compute       1200   97.1%      48.200  self 99%, register loss 1%",
+        "data   data          1203    3.1%       1.500",
+    ]
+
+
+def test_what_is_not_known_is_left_out():
+    lines = render(
+        replace(STATUS, total_steps=None, loss=None, steps_per_s=None, streams={}, actors=()), 80
+    )
+    assert lines == ["char_gpt  step 1200  running  pid 4711", "1:02:05  memory 312.0 MiB"]
+
+
+@pytest.mark.parametrize("width", [1, 20, 60])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert max(len(line) for line in render(STATUS, width, "stale: process gone")) <= width
+
+
+def test_a_run_whose_process_is_gone_is_stale_and_a_silent_one_says_for_how_long():
+    here = replace(STATUS, host=socket.gethostname())
+    assert note(here, 1001.0, lambda pid: True) == ""
+    assert note(here, 1001.0, lambda pid: pid != 4711) == "stale: process gone"
+    assert note(here, 1075.0, lambda pid: True) == "no news for 75 s"
+    assert note(replace(here, state="finished"), 1075.0, lambda pid: False) == ""
+    assert "running, stale: process gone" in render(here, 99, "stale: process gone")[0]
+
+
+def test_a_process_on_another_machine_is_not_looked_for():
+    elsewhere = replace(STATUS, host=socket.gethostname() + "x")
+    assert note(elsewhere, 1001.0, pytest.fail) == ""
+
+
+def test_a_process_is_alive_until_it_was_waited_for():
+    assert is_alive(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not is_alive(child.pid)
+    assert not is_alive(1 << 80)
+
+
+def views(*endings):
+    left = iter(endings)
+    return lambda: (["line"], next(left))
+
+
+def test_the_view_is_drawn_until_the_run_is_over():
+    drawn = []
+    assert watch(views(False, False, True), drawn.append, lambda: "") == 0
+    assert drawn == [["line"]] * 3
+
+
+def test_q_and_control_c_leave():
+    drawn, keys = [], iter(["", "x", "q"])
+    assert watch(views(*[False] * 9), drawn.append, lambda: next(keys)) == 0
+    assert len(drawn) == 3
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    assert watch(views(*[False] * 9), drawn.append, interrupt) == 0
+    assert len(drawn) == 4
+
+
+def options(*arguments):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    status = replace(
+        STATUS, pid=os.getpid(), host=socket.gethostname(), written_at_s=time.time(), state="failed"
+    )
+    (tmp_path / "status.json").write_text(status.to_json())
+    return tmp_path
+
+
+def test_once_prints_one_view(folder, capsys):
+    assert run(options(folder, "--once")) == 0
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert head == f"char_gpt  step 1200/5000 (24%)  failed  pid {os.getpid()}"
+    assert len(rest) == 6
+
+
+def test_away_from_a_terminal_views_are_plain_lines_and_end_with_the_run(folder, capsys):
+    assert run(options(folder)) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_bad_input_is_an_error_that_says_what_is_wrong(folder, tmp_path):
+    with pytest.raises(StatusError, match="there is no run"):
+        run(options(tmp_path / "no", "--once"))
+    for interval in ("0", "-1", "nan", "1e300"):
+        with pytest.raises(ActorflowError, match="--interval: expected a number of seconds above"):
+            run(options(folder, "--interval", interval))
+    (folder / "status.json").write_text("{")
+    with pytest.raises(StatusError, match=r"status.json is damaged"):
+        run(options(folder, "--once"))
+
+
+TERMINAL = """
+import argparse, sys
+from actorflow.cli.top import add_arguments, run
+parser = argparse.ArgumentParser()
+add_arguments(parser)
+sys.exit(run(parser.parse_args([sys.argv[1], "--interval", "60"])))
+"""
+
+
+def test_on_a_terminal_the_view_is_redrawn_in_place_and_q_gives_the_terminal_back(folder):
+    running = Status.from_json((folder / "status.json").read_bytes())
+    (folder / "status.json").write_text(replace(running, state="running").to_json())
+    ours, theirs = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", TERMINAL, str(folder)], stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b"data   data" not in shown:
+        shown += os.read(ours, 4096)
+    os.write(ours, b"q")
+    assert child.wait(30) == 0
+    shown += os.read(ours, 4096)
+    os.close(ours)
+    assert shown.startswith(b"\x1b[?25l\x1b[H\x1b[J")
+    assert shown.rstrip().endswith(b"\x1b[?25h")

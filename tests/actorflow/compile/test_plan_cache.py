@@ -1,0 +1,238 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.compile import plan_cache
+from actorflow.compile.plan_cache import PlanCache
+from compiler import pipeline
+from compiler.types import DType, TensorType
+
+ROOT = Path(__file__).resolve().parents[3]
+SPEC = {"x": TensorType(DType.FLOAT32, (4, 3))}
+
+
+@pytest.fixture
+def compiles(monkeypatch, tmp_path):
+    """Count real compilations, with a cache directory of the test's own."""
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache"))
+    count = []
+    real = pipeline.compile_graph
+
+    def counting(*arguments):
+        count.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(pipeline, "compile_graph", counting)
+    return count
+
+
+def fresh_job(rate=0.1):
+    @af.job(optimizer=af.optim.SGD(rate))
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    return train
+
+
+def compiled_at(rate=0.1):
+    return fresh_job(rate).compile(nn.Linear(3, 2), SPEC)
+
+
+def test_a_second_process_takes_the_plan_from_disk(compiles):
+    one, two = (fresh_job().compile(nn.Linear(3, 2), SPEC) for _ in range(2))
+    assert one == two
+    assert len(compiles) == 1
+
+
+def test_one_job_compiles_once_per_signature(compiles, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CACHE", "off")
+    train, model = fresh_job(), nn.Linear(3, 2)
+    assert train.compile(model, SPEC) is train.compile(model, SPEC)
+    train.compile(model, SPEC, every=10)
+    assert len(compiles) == 2
+
+
+def test_anything_that_changes_the_plan_changes_the_key(compiles):
+    fresh_job(0.1).compile(nn.Linear(3, 2), SPEC)
+    fresh_job(0.2).compile(nn.Linear(3, 2), SPEC)
+    fresh_job(0.1).compile(nn.Linear(3, 2, bias=False), SPEC)
+    fresh_job(0.1).compile(nn.Linear(3, 2), {"x": TensorType(DType.FLOAT32, (5, 3))})
+    assert len(compiles) == 4
+
+
+def test_a_damaged_file_is_reported_and_compiled_anew(compiles, tmp_path, caplog):
+    for _ in range(2):
+        fresh_job().compile(nn.Linear(3, 2), SPEC)
+        (file,) = (tmp_path / "cache").rglob("*.plan")
+        file.write_bytes(file.read_bytes()[:-9])
+    assert len(compiles) == 2
+    assert "compiling again" in caplog.text
+
+
+def test_a_cached_plan_that_is_not_proven_is_reported_and_compiled_anew(compiles, tmp_path, caplog):
+    plan = compiled_at()
+    (file,) = (tmp_path / "cache").glob("*.plan")
+    actors = [
+        replace(a, launches=tuple([replace(x, kernel="numpy.none") for x in a.launches]))
+        for a in plan.actors
+    ]
+    hostile = replace(plan, actors=tuple(actors))
+    file.write_bytes(plan_cache._sealed(hostile.to_bytes(), file.stem))
+    assert compiled_at() == plan
+    assert len(compiles) == 2
+    assert "no such kernel here" in caplog.text
+
+
+def test_a_folder_that_others_may_write_is_not_believed(compiles, tmp_path, caplog):
+    fresh_job().compile(nn.Linear(3, 2), SPEC)
+    (tmp_path / "cache").chmod(0o777)
+    fresh_job().compile(nn.Linear(3, 2), SPEC)
+    assert len(compiles) == 2
+    assert caplog.text.count("others may write") == 1
+    assert "no plan is kept there, or taken from there" in caplog.text
+
+
+def test_files_that_swapped_their_names_do_not_answer_for_each_other(compiles, tmp_path, caplog):
+    plans = [compiled_at(0.1), compiled_at(0.2)]
+    one, two = (tmp_path / "cache").glob("*.plan")
+    one.rename(tmp_path / "third")
+    two.rename(one)
+    (tmp_path / "third").rename(two)
+    assert [compiled_at(0.1), compiled_at(0.2)] == plans
+    assert len(compiles) == 4
+    assert caplog.text.count("holds the plan of another key") == 2
+
+
+@pytest.mark.parametrize("at", [0, 30, 60, 90, -1])
+def test_no_changed_byte_of_a_file_goes_unnoticed(compiles, tmp_path, caplog, at):
+    plan = compiled_at()
+    (file,) = (tmp_path / "cache").glob("*.plan")
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    assert compiled_at() == plan
+    assert len(compiles) == 2
+    assert caplog.text.count("compiling again") == 1
+
+
+def test_an_unwritable_cache_is_reported_and_is_no_error(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    told = []
+    plan = fresh_job().compile(nn.Linear(3, 2), SPEC)
+    PlanCache(blocked / "cache", told.append).store("0" * 32, plan)
+    assert len(told) == 1
+    assert str(blocked) in told[0]
+
+
+def test_a_cache_that_is_off_keeps_nothing():
+    cache = PlanCache(None, print)
+    cache.store("0" * 32, fresh_job().compile(nn.Linear(3, 2), SPEC))
+    assert cache.find("0" * 32) is None
+
+
+OP = """
+import numpy as np
+from compiler.ops.rule import gradient_of, pointwise
+from compiler.ops.binary import scaled
+from compiler.registry import define, infer_type, reference
+
+TWIN = define("twin")
+infer_type.register(TWIN, lambda inputs, attrs: inputs)
+reference.register(TWIN, pointwise(np.copy))
+
+@gradient_of(TWIN)
+def _twin(b, node, dy):
+    return (scaled(b, dy, {factor}),)
+"""
+
+KERNEL = """
+from functools import partial
+import numpy as np
+from actors.kernels import catalogue
+from actors.kernels.kernel import KernelNeeds
+
+class Twin:
+    name, op = "elsewhere.twin", "twin"
+
+    def query(self, attrs, inputs, outputs):
+        return KernelNeeds({scratch})
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        return partial(np.copyto, outputs[0], inputs[0])
+
+catalogue.register(Twin())
+"""
+
+TRAIN = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+from actorflow.tensor import apply
+from compiler.registry import find_op
+import op, kernel
+
+class Model(nn.Module):
+    def __init__(self):
+        self.w = nn.Parameter((2,), (("kind", "zeros"),))
+
+@af.job(optimizer=af.optim.SGD(1.0))
+def train(model, batch):
+    return (apply(find_op("twin"), model.w) * batch.x).sum()
+
+model = Model()
+train.step(model, {"x": np.ones(2, np.float32)})
+train.close(model)
+print(*model.w.data)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Train in a new process with an op and a kernel of files of its own; return the weights."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def run(factor=1, scratch=0):
+        (tmp_path / "op.py").write_text(OP.format(factor=float(factor)))
+        (tmp_path / "kernel.py").write_text(KERNEL.format(scratch=scratch))
+        environment = {
+            **os.environ,
+            "ACTORFLOW_CACHE": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",  # two texts of one second and size share a .pyc
+        }
+        done = subprocess.run(
+            [sys.executable, "train.py"],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(), len(list((tmp_path / "cache").glob("*.plan")))
+
+    return run
+
+
+def test_a_gradient_registered_elsewhere_makes_a_new_plan_when_its_file_changes(trained):
+    assert trained(factor=1) == (["-1.0", "-1.0"], 1)
+    assert trained(factor=1) == (["-1.0", "-1.0"], 1)
+    assert trained(factor=5) == (["-5.0", "-5.0"], 2)
+
+
+def test_a_kernel_registered_elsewhere_makes_a_new_plan_when_its_file_changes(trained):
+    assert trained(scratch=0)[1] == 1
+    assert trained(scratch=64)[1] == 2
+
+
+def test_a_file_written_while_the_process_runs_gives_a_key_of_this_process_alone(tmp_path):
+    early, late = tmp_path / "early.py", tmp_path / "late.py"
+    for path in (early, late):
+        path.write_text("x = 1")
+    os.utime(early, ns=(1, 1))
+    stamps = [plan_cache._content_stamp(p) for p in (early, late, tmp_path / "<stdin>")]
+    assert stamps[0] != stamps[1]
+    assert stamps[1] == stamps[2] == plan_cache._THIS_PROCESS

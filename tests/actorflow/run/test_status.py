@@ -1,0 +1,190 @@
+import json
+import math
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+
+from actorflow.run.status import ActorStatus, Status, StatusError, StatusWriter, read_status
+from actors.statistics import ActorStatistics, Statistics, StreamStatistics, Waits
+from compiler.placement import HOST
+from compiler.plan import Arena, Plan
+
+PLAN = Plan("demo", (), (Arena(HOST, 3000, 64), Arena(HOST, 1000, 64)), *[()] * 8, "", "", ())
+
+
+def statistics(elapsed_ns, busy_ns, firings):
+    actor = ActorStatistics(
+        "step", "compute", firings, busy_ns, 0, (Waits("input", "batch", 3), Waits("self", "", 1))
+    )
+    return Statistics(elapsed_ns, (actor,), (StreamStatistics("compute", busy_ns, 0),), ())
+
+
+class Run:
+    """A run on a clock of its own, with the writer of its status."""
+
+    def __init__(self, folder, first_step=0, **options):
+        self.now, self.asked, self.said = 0.0, 0, []
+        self.counts = (0, 0, 0)
+        self.path = folder / "status.json"
+        self.writer = StatusWriter(
+            self.path, PLAN, first_step=first_step, total_steps=100, clock=lambda: self.now,
+            time_of_day=lambda: 1000.0 + self.now, report=self.said.append, **options,
+        )  # fmt: skip
+
+    def statistics(self):
+        self.asked += 1
+        return statistics(*self.counts)
+
+    def read(self):
+        return read_status(self.path.parent)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path, first_step=10)
+    made.writer.start(made.statistics)
+    return made
+
+
+def test_a_run_has_a_status_before_its_first_step(run):
+    assert run.read() == Status(
+        job="demo", pid=os.getpid(), host=socket.gethostname(), state="running",
+        written_at_s=1000.0, elapsed_s=0.0, step=10, total_steps=100, steps_per_s=None, loss=None,
+        arena_bytes=4000, streams={"compute": 0.0},
+        actors=(ActorStatus("step", "compute", 0, 0.0, 0.0, {"input batch": 3, "self": 1}),),
+    )  # fmt: skip
+
+
+def test_rates_and_shares_are_those_of_the_last_interval(run):
+    run.now, run.counts = 2.0, (2_000, 500, 4)
+    run.writer.step(14, {"loss": 1.5})
+    run.now, run.counts = 4.0, (4_000, 2_300, 10)
+    run.writer.step(20, {"loss": 1.25, "other": [1]})
+    status = run.read()
+    assert (status.step, status.loss, status.elapsed_s) == (20, 1.25, 4.0)
+    assert status.steps_per_s == 3.0
+    assert status.streams == {"compute": 0.9}
+    assert status.actors[0].busy_share == 0.9
+    assert status.actors[0].ms_per_firing == 2_300 / 10 / 1e6
+
+
+def test_it_is_written_about_once_a_second_and_asks_for_nothing_in_between(run):
+    for step in range(11, 1011):
+        run.now += 0.01
+        run.writer.step(step, {"loss": 1.0})
+    assert 9 <= run.asked <= 12
+
+
+def test_the_last_status_is_of_the_whole_run(run):
+    run.now, run.counts = 5.0, (5_000, 500, 5)
+    run.writer.step(15, {"loss": 1.0})
+    run.now, run.counts = 5.1, (10_000, 5_000, 10)
+    run.writer.step(30, {"loss": 0.5})
+    run.now = 10.0
+    run.writer.finish("finished")
+    status = run.read()
+    assert (status.state, status.step, status.loss) == ("finished", 30, 0.5)
+    assert (status.steps_per_s, status.streams) == (2.0, {"compute": 0.5})
+
+
+def test_a_run_that_never_began_has_no_status(tmp_path):
+    Run(tmp_path).writer.finish("failed")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_survives_the_file(run, loss):
+    run.now = 2.0
+    run.writer.step(11, {"loss": loss})
+    assert str(run.read().loss) == str(loss)
+    json.loads(run.path.read_text(), parse_constant=pytest.fail)
+
+
+def test_the_file_is_replaced_as_a_whole(run, monkeypatch):
+    replaced = []
+    monkeypatch.setattr("pathlib.Path.replace", lambda old, new: replaced.append((old, new)))
+    before = run.path.read_text()
+    run.writer.finish("finished")
+    ((partial, path),) = replaced
+    assert (path, run.path.read_text()) == (run.path, before)
+    assert partial.parent == path.parent
+    assert json.loads(partial.read_text())["state"] == "finished"
+
+
+def test_a_file_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path):
+    run = Run(tmp_path / "gone")
+    run.writer.start(run.statistics)
+    run.now = 5.0
+    run.writer.step(1, {})
+    (said,) = run.said
+    assert said.startswith(f"{run.path} cannot be written (No such file or directory); the run")
+    (tmp_path / "gone").mkdir()
+    run.now = 10.0
+    run.writer.step(2, {})
+    assert run.read().step == 2
+    assert len(run.said) == 1
+
+
+def test_the_status_of_no_run_says_what_is_missing(tmp_path):
+    with pytest.raises(StatusError, match=r"there is no run .*no such directory"):
+        read_status(tmp_path / "nothing")
+    with pytest.raises(StatusError, match=r"status.json is not there: no run has been started"):
+        read_status(tmp_path)
+    (tmp_path / "status.json").mkdir()
+    with pytest.raises(StatusError, match=r"status.json cannot be read: Is a directory"):
+        read_status(tmp_path)
+
+
+WRONG = {
+    "step": "many", "state": "asleep", "actors": 3, "streams": ["compute"], "loss": [],
+    "pid": None, "total_steps": "x", "host": ..., "format": ...,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_or_missing_value_is_damage(run, key):
+    values = json.loads(run.path.read_text())
+    if WRONG[key] is ...:
+        del values[key]
+    else:
+        values[key] = WRONG[key]
+    run.path.write_text(json.dumps(values))
+    with pytest.raises(StatusError, match=r"status.json is damaged \([A-Z][a-z]+Error"):
+        run.read()
+
+
+def test_any_cut_of_the_file_is_damage_and_never_another_exception(run):
+    whole = run.path.read_bytes()
+    for length in range(len(whole) - 1):
+        with pytest.raises(StatusError, match="damaged"):
+            Status.from_json(whole[:length])
+    for text in (b"[]", b"3", b"null", b"\xff", b'{"format": 1}', b"[" * 100_000):
+        with pytest.raises(StatusError, match="damaged"):
+            Status.from_json(text)
+
+
+def test_a_status_of_another_version_says_so(run):
+    values = json.loads(run.path.read_text()) | {"format": 99}
+    run.path.write_text(json.dumps(values))
+    with pytest.raises(StatusError, match="has status format 99, this actorflow reads format 1"):
+        run.read()
+
+
+def test_a_status_without_an_end_or_a_loss_goes_through_the_file(run):
+    status = replace(run.read(), total_steps=None, loss=None, steps_per_s=2.5)
+    assert Status.from_json(status.to_json()) == status
+
+
+def test_a_folder_that_belongs_to_another_run_by_now_is_not_written(tmp_path):
+    owners = [True, False, False]
+    run = Run(tmp_path, is_ours=lambda: owners.pop(0))
+    run.writer.start(run.statistics)
+    before = run.path.read_bytes()
+    run.now = 5.0
+    run.writer.step(1, {})
+    run.writer.finish("finished")
+    assert run.path.read_bytes() == before
+    assert len(run.said) == 1
+    assert "no longer that of the run" in run.said[0]

@@ -1,0 +1,442 @@
+"""Products with a group behind them, in every library: against a product and a group in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from actors.kernels.codegen.emit import emit
+from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
+from actors.kernels.interpret.fused_product import NumpyFusedProductKernel
+from actors.kernels.interpret.upcast import upcast
+from actors.kernels.library import tuning
+from actors.kernels.native import runtime
+from compiler.errors import InternalError
+from compiler.fusion.program import Kind, to_plain
+from compiler.types import DType
+
+FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
+F32, F64, BF16, I64 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT64
+NATIVE = {kernel.name: kernel for kernel in FUSED_PRODUCT_KERNELS}
+SHAPES = ((1, 1, 1), (5, 3, 7), (33, 40, 17), (600, 48, 200), (1500, 64, 96))
+"""Rows, columns and inner extent; the last two are cut into several chunks."""
+
+
+def bias_gelu(groups, dtype=F32):
+    """What follows a linear layer: nothing is reduced, and the product is read in one phase."""
+    b = groups.Builder()
+    x, bias = b.input(FULL, dtype), b.input(COLUMN, dtype)
+    h = b.op("add", x, bias)
+    return b.program(h, b.op("mul", h, b.op("tanh", h)))
+
+
+def normed(groups, dtype=F32):
+    """Residual, layer norm, statistics: the product is read before its place is stored."""
+    b = groups.Builder()
+    x, residual, gamma = b.input(FULL, dtype), b.input(FULL, dtype), b.input(COLUMN, dtype)
+    h = b.op("add", x, residual)
+    mean = b.op("mul", b.reduce("row_sum", h), b.constant(1 / 48, dtype))
+    centred = b.op("sub", h, mean)
+    squares = b.reduce("row_sum", b.op("mul", centred, centred))
+    rstd = b.op("rsqrt", b.op("add", squares, b.constant(0.1, dtype)))
+    return b.program(h, b.op("mul", b.op("mul", centred, rstd), gamma), mean, rstd)
+
+
+def gradient(groups, dtype=F32):
+    """A product that is multiplied and summed over rows, with an output of every kind."""
+    b = groups.Builder()
+    dy, x = b.input(FULL, dtype), b.input(FULL, dtype)
+    row, scalar = b.input(ROW, dtype), b.input(SCALAR, dtype)
+    dx = b.op("mul", b.op("mul", dy, row), b.op("tanh", x))
+    total = b.reduce("column_sum", dx)
+    return b.program(dx, total, b.reduce("row_max", dx), b.op("neg", scalar))
+
+
+def scaled(groups, dtype=F32):
+    """An output of one number, and no sum."""
+    b = groups.Builder()
+    x, scalar = b.input(FULL, dtype), b.input(SCALAR, dtype)
+    twice = b.op("add", scalar, scalar)
+    return b.program(b.op("mul", x, twice), twice)
+
+
+def softmax(groups, dtype=F32):
+    """A product that is read again behind a reduction."""
+    b = groups.Builder()
+    x = b.input(FULL, dtype)
+    shifted = b.op("exp", b.op("sub", x, b.reduce("row_max", x)))
+    return b.program(b.op("div", shifted, b.reduce("row_sum", shifted)))
+
+
+def without_a_place(groups, dtype=F32):
+    """No output of the product's extents: it goes to the workspace."""
+    b = groups.Builder()
+    x = b.input(FULL, dtype)
+    return b.program(b.reduce("row_sum", b.op("mul", x, x)), b.reduce("column_sum", x))
+
+
+def read_after_every_store(groups, dtype=F32):
+    """The one output of the product's extents is stored before the product was read last."""
+    b = groups.Builder()
+    x, y = b.input(FULL, dtype), b.input(FULL, dtype)
+    stored = b.op("tanh", y)
+    total = b.reduce("row_sum", b.op("mul", stored, x))
+    late = b.op("mul", b.op("sub", x, total), stored)
+    return b.program(stored, b.reduce("row_max", late), b.reduce("column_sum", late))
+
+
+def random_program(groups, seed):
+    rng = np.random.default_rng(seed)
+    b = groups.Builder()
+    values = [b.input(kind) for kind in (FULL, FULL, ROW, COLUMN, SCALAR)]
+    for _ in range(rng.integers(3, 12)):
+        x, y = (int(v) for v in rng.choice(values, 2))
+        choice = rng.random()
+        if choice < 0.25:
+            full = [v for v in (x, y) if b.kind(v) is FULL]
+            name = ("row_sum", "row_max", "row_min")[rng.integers(3)]
+            values.append(b.reduce(name, (full or [0])[0]))
+        else:
+            values.append(b.op(("add", "sub", "mul", "max", "min")[rng.integers(5)], x, y))
+        values[-1] = b.op("tanh", values[-1])
+    values.append(b.op("add", 0, values[-1]))  # the product is read in any case
+    outputs = [int(v) for v in rng.choice(values[5:], 3)]
+    return b.program(*outputs, values[-1], b.reduce("column_sum", values[-1]))
+
+
+RANDOM_SEEDS = range(6)
+IN_DOUBLES = (normed, gradient)
+MAKERS = (
+    bias_gelu, normed, gradient, scaled, softmax, without_a_place, read_after_every_store
+)  # fmt: skip
+
+
+def operands(groups, program, shape, seed=0):
+    """Return a, b, and what the program reads besides their product."""
+    rows, columns, inner = shape
+    rng = np.random.default_rng(seed)
+    dtype = program.inputs[0].dtype
+    values = [rng.standard_normal(s) / np.sqrt(inner) for s in ((rows, inner), (inner, columns))]
+    if dtype is BF16:
+        factors = [groups.float_to_bf16(x) for x in values]
+    else:
+        factors = [x.astype(dtype.value) for x in values]
+    return [*factors, *groups.operands(program, rows, columns, seed)[1:]]
+
+
+def numbers(groups, array):
+    return groups.bf16_to_float(array) if array.dtype == np.uint16 else array
+
+
+def expected(groups, program, shape, arrays):
+    """Return the outputs by a product and an interpreter in float64."""
+    a, b = (numbers(groups, x).astype(np.float64) for x in arrays[:2])
+    wide = replace(program.inputs[0], dtype=F64)
+    of_wide = replace(program, inputs=(wide, *program.inputs[1:]))
+    return groups.interpret(of_wide, *shape[:2], [a @ b, *arrays[2:]])
+
+
+def call_of(groups, program, shape, arrays, outputs):
+    attrs = {"program": to_plain(program), "rows": shape[0], "columns": shape[1]}
+    dtype = program.inputs[0].dtype
+    dtypes = (dtype, dtype, *[entry.dtype for entry in program.inputs[1:]])
+    given = tuple(groups.operand(d, x) for d, x in zip(dtypes, arrays, strict=True))
+    made = [program.dtype_of(v) for v in program.outputs]
+    return attrs, given, tuple(groups.operand(d, x) for d, x in zip(made, outputs, strict=True))
+
+
+def guarded_outputs(groups, program, shape):
+    return [
+        groups.Guarded(
+            groups.shape_of(program.kind_of(v), *shape[:2]),
+            groups.numpy_type(program.dtype_of(v)),
+        )
+        for v in program.outputs
+    ]
+
+
+def run(groups, kernel, program, shape, arrays, pair=None, between=None):
+    """Query, bind and run as a plan does; returns outputs and needs, after a look at the guards.
+
+    `pair` lays an output over an input; `between` is called before the launch is bound.
+    """
+    guarded = guarded_outputs(groups, program, shape)
+    outputs, given = [g.array for g in guarded], [x.copy() for x in arrays]
+    attrs, inputs, results = call_of(groups, program, shape, given, outputs)
+    needs = kernel.query(attrs, inputs, results)
+    if needs is None:
+        pytest.skip(f"{kernel.name} does not take this product")
+    if pair is not None:
+        outputs[pair[0]] = given[pair[1]]
+    if between is not None:
+        between()
+    space = groups.Guarded((needs.workspace_bytes,), np.uint8, fill=0xFF)
+    workspace = space.array if needs.workspace_bytes else None
+    launch = kernel.bind(attrs, tuple(given), tuple(outputs), workspace)
+    for _ in range(1 if pair else 2):
+        space.array[:] = 0xFF
+        launch()
+    assert space.is_whole()
+    assert all(g.is_whole() for g in guarded)
+    if pair is None:
+        for x, before in zip(given, arrays, strict=True):
+            np.testing.assert_array_equal(x, before)
+    return outputs, needs
+
+
+def check(groups, kernel, program, shape, tolerance=1e-4):
+    arrays = operands(groups, program, shape)
+    got, _ = run(groups, kernel, program, shape, arrays)
+    groups.compare(program, got, expected(groups, program, shape, arrays), tolerance)
+
+
+def prepare(programs):
+    runtime.prepare([emit(program) for program in programs])
+
+
+def choose(kernel, monkeypatch):
+    """Let a kernel be the fastest for every product."""
+    name = kernel.library.name
+    monkeypatch.setattr(tuning, "library_for", lambda *given, **options: name)
+
+
+@pytest.fixture(scope="session")
+def built(native_toolchain, groups):
+    """Build every known program in one start of the compiler."""
+    runtime.turn_on(native_toolchain, 2)
+    programs = [make(groups, dtype) for make in MAKERS for dtype in (F32, BF16)]
+    programs += [make(groups, F64) for make in IN_DOUBLES]
+    prepare([*programs, *[random_program(groups, seed) for seed in RANDOM_SEEDS]])
+    runtime.turn_off()
+
+
+@pytest.fixture(params=[*sorted(NATIVE), "numpy.fused_product"])
+def kernel(request, monkeypatch):
+    """Every library, chosen for every product that it takes; numpy's needs no compiler."""
+    if request.param == "numpy.fused_product":
+        return NumpyFusedProductKernel()
+    request.getfixturevalue("built")
+    request.getfixturevalue("native")
+    found = NATIVE[request.param]
+    choose(found, monkeypatch)
+    return found
+
+
+@pytest.fixture(params=sorted(NATIVE))
+def compiled(request, built, native, monkeypatch):
+    """Every library, and not numpy."""
+    found = NATIVE[request.param]
+    choose(found, monkeypatch)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", MAKERS)
+def test_known_programs_match_a_product_and_an_interpreter(kernel, groups, make, shape):
+    check(groups, kernel, make(groups), shape)
+
+
+@pytest.mark.parametrize("shape", [(33, 40, 17), (600, 48, 200)])
+def test_random_programs_match_a_product_and_an_interpreter(kernel, groups, shape):
+    for seed in RANDOM_SEEDS:
+        check(groups, kernel, random_program(groups, seed), shape)
+
+
+@pytest.mark.parametrize("make", IN_DOUBLES)
+def test_doubles_are_computed_in_doubles(built, native, groups, make, monkeypatch):
+    choose(NATIVE["openblas.rows.fused_product"], monkeypatch)
+    program, shape = make(groups, F64), (600, 48, 200)
+    arrays = operands(groups, program, shape)
+    got, _ = run(groups, NATIVE["openblas.rows.fused_product"], program, shape, arrays)
+    reference = expected(groups, program, shape, arrays)
+    for y, want in zip(got, reference, strict=True):
+        np.testing.assert_allclose(y, want.reshape(y.shape), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["onednn.packed.fused_product", "onednn.rows.fused_product"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_bfloat16_products_are_taken_and_rounded(built, native, groups, make, name, monkeypatch):
+    choose(NATIVE[name], monkeypatch)
+    # A column sum has 600 rounded numbers: an eighth of the last place each, in root mean square.
+    check(groups, NATIVE[name], make(groups, BF16), (600, 48, 200), tolerance=0.06)
+
+
+def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
+    (kernel,) = upcast([NumpyFusedProductKernel()])
+    assert kernel.name == "numpy.fused_product.upcast"
+    check(groups, kernel, normed(groups, BF16), (33, 40, 17), tolerance=0.02)
+
+
+def test_a_bfloat16_product_may_leave_its_float32_sums_unrounded(native, groups, monkeypatch):
+    choose(NATIVE["onednn.rows.fused_product"], monkeypatch)
+    kernel, program, shape = NATIVE["onednn.rows.fused_product"], bias_gelu(groups), (70, 48, 64)
+    arrays = operands(groups, program, shape)
+    low = [groups.float_to_bf16(x) for x in arrays[:2]]
+    guarded = guarded_outputs(groups, program, shape)
+    outputs = [g.array for g in guarded]
+    attrs, inputs, results = call_of(groups, program, shape, arrays, outputs)
+    inputs = (*[groups.operand(BF16, x) for x in low], *inputs[2:])
+    needs = kernel.query(attrs | {"out_dtype": "float32"}, inputs, results)
+    assert needs is not None
+    space = groups.Guarded((needs.workspace_bytes,), np.uint8)
+    workspace = space.array if needs.workspace_bytes else None
+    kernel.bind(attrs, (*low, *arrays[2:]), tuple(outputs), workspace)()
+    reference = expected(groups, program, shape, [*low, *arrays[2:]])
+    groups.compare(program, outputs, reference, 1e-5)
+    assert space.is_whole()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_one_thread_gives_the_bits_of_two(compiled, groups, make, monkeypatch):
+    program, shape = make(groups), (1500, 64, 96)
+    arrays = operands(groups, program, shape)
+    two, needs = run(groups, compiled, program, shape, arrays)
+    monkeypatch.setattr(runtime, "num_threads", lambda: 1)
+    one, fewer = run(groups, compiled, program, shape, arrays)
+    assert fewer.workspace_bytes <= needs.workspace_bytes
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("make", [softmax, normed, gradient, without_a_place])
+@pytest.mark.parametrize("threads", [(1, 64), (2, 1), (2, 64)])
+def test_a_launch_takes_the_threads_its_workspace_has_room_for(
+    compiled, groups, make, threads, monkeypatch
+):
+    program, shape = make(groups), (1500, 64, 96)
+    arrays = operands(groups, program, shape)
+    reference, _ = run(groups, compiled, program, shape, arrays)
+    planned, bound = threads
+    monkeypatch.setattr(runtime, "num_threads", lambda: planned)
+    between = lambda: monkeypatch.setattr(runtime, "num_threads", lambda: bound)  # noqa: E731
+    got, _ = run(groups, compiled, program, shape, arrays, between=between)
+    for a, b in zip(got, reference, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_too_small_a_workspace_is_refused(compiled, groups):
+    program, shape = without_a_place(groups), (1500, 64, 96)
+    arrays = operands(groups, program, shape)
+    outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+    attrs, inputs, results = call_of(groups, program, shape, arrays, outputs)
+    if compiled.query(attrs, inputs, results) is None:
+        pytest.skip(f"{compiled.name} does not take this product")
+    with pytest.raises(InternalError, match="bytes of workspace and was given 64"):
+        compiled.bind(attrs, tuple(arrays), tuple(outputs), np.zeros(64, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(33, 40, 17), (1500, 64, 96)])
+def test_outputs_may_lie_over_the_inputs_that_are_offered(kernel, groups, shape):
+    offered = 0
+    for make in MAKERS:
+        program = make(groups)
+        arrays = operands(groups, program, shape)
+        apart, needs = run(groups, kernel, program, shape, arrays)
+        for pair in needs.in_place:
+            offered += 1
+            together, _ = run(groups, kernel, program, shape, arrays, pair)
+            for a, b in zip(apart, together, strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert offered
+
+
+def test_factors_and_the_place_of_the_product_are_not_offered(native, groups):
+    for kernel in FUSED_PRODUCT_KERNELS:
+        for make in MAKERS:
+            program, shape = make(groups), (48, 48, 48)
+            arrays = operands(groups, program, shape)
+            outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+            needs = kernel.query(*call_of(groups, program, shape, arrays, outputs))
+            if needs is not None:
+                assert all(index > 1 for _, index in needs.in_place)
+
+
+def test_a_product_has_scratch_of_its_own_only_without_a_place(native, groups, monkeypatch):
+    choose(NATIVE["openblas.rows.fused_product"], monkeypatch)
+    kernel, shape, sizes = NATIVE["openblas.rows.fused_product"], (600, 48, 200), {}
+    for make in MAKERS:
+        program = make(groups)
+        arrays = operands(groups, program, shape)
+        sizes[make] = run(groups, kernel, program, shape, arrays)[1].workspace_bytes
+    product_bytes = 600 * 48 * 4
+    for make, size in sizes.items():
+        is_apart = make in (without_a_place, read_after_every_store)
+        assert (size >= product_bytes) == is_apart, make.__name__
+
+
+def test_a_bad_index_fails_the_launch_and_is_named(kernel, groups):
+    b = groups.Builder()
+    x, labels = b.input(), b.input(ROW, I64)
+    label = b.cast(b.op("check_index", labels, constants=(40,)), DType.INT32)
+    hit = b.op("eq", b.op("column_index", dtype=DType.INT32, kind=COLUMN), label)
+    program = b.program(b.reduce("row_sum", b.op("select", hit, x, b.constant(0.0))))
+    shape = (33, 40, 17)
+    arrays = operands(groups, program, shape)
+    run(groups, kernel, program, shape, arrays)
+    for bad in (40, -1):
+        arrays[2][20] = bad
+        with pytest.raises(IndexError, match=rf"^label {bad} at position 20 is outside 0\.\.39$"):
+            run(groups, kernel, program, shape, arrays)
+
+
+def test_a_status_of_the_library_is_told_as_its_own(native, groups, monkeypatch):
+    choose(NATIVE["onednn.rows.fused_product"], monkeypatch)
+    kernel, program, shape = NATIVE["onednn.rows.fused_product"], softmax(groups), (5, 3, 7)
+    arrays = operands(groups, program, shape)
+    outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+    attrs, inputs, results = call_of(groups, program, shape, arrays, outputs)
+    needs = kernel.query(attrs, inputs, results)
+    if needs is None:
+        pytest.skip("there is no oneDNN on this machine")
+    space = groups.Guarded((needs.workspace_bytes,), np.uint8)
+    launch = kernel.bind(attrs, tuple(arrays), tuple(outputs), space.array)
+    assert "oneDNN answers with not implemented" in str(launch.error(3))
+
+
+@pytest.mark.parametrize("shape", [(33, 40, 17), (600, 48, 200)])
+def test_factors_may_lie_transposed_or_in_windows(kernel, groups, shape):
+    program = bias_gelu(groups)
+    a, b, bias = operands(groups, program, shape)
+    reference, _ = run(groups, kernel, program, shape, [a, b, bias])
+    wide = np.zeros((a.shape[0], a.shape[1] + 5), a.dtype)
+    wide[:, 2 : 2 + a.shape[1]] = a
+    layouts = (
+        (np.ascontiguousarray(a.T).T, b),
+        (a, np.ascontiguousarray(b.T).T),
+        (wide[:, 2 : 2 + a.shape[1]], b),
+    )
+    for factors in layouts:
+        outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+        arrays = [*factors, bias]
+        attrs, inputs, results = call_of(groups, program, shape, arrays, outputs)
+        needs = kernel.query(attrs, inputs, results)
+        if needs is None:
+            continue
+        space = groups.Guarded((needs.workspace_bytes,), np.uint8)
+        workspace = space.array if needs.workspace_bytes else None
+        kernel.bind(attrs, tuple(arrays), tuple(outputs), workspace)()
+        assert space.is_whole()
+        for got, want in zip(outputs, reference, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_some_kernel_takes_every_product_of_single_or_half_precision(native, groups):
+    for dtype in (F32, BF16):
+        for shape in SHAPES:
+            program = normed(groups, dtype)
+            arrays = operands(groups, program, shape)
+            outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+            call = call_of(groups, program, shape, arrays, outputs)
+            takers = [k.name for k in FUSED_PRODUCT_KERNELS if k.query(*call) is not None]
+            assert len(takers) == 1, (dtype, shape, takers)
+
+
+def test_without_a_compiler_every_product_is_declined(groups):
+    runtime.turn_off()
+    program, shape = softmax(groups), (5, 3, 7)
+    arrays = operands(groups, program, shape)
+    outputs = [g.array for g in guarded_outputs(groups, program, shape)]
+    call = call_of(groups, program, shape, arrays, outputs)
+    assert all(kernel.query(*call) is None for kernel in FUSED_PRODUCT_KERNELS)

@@ -1,0 +1,285 @@
+"""Casts to and from bfloat16 on the bits, and kernels upcast to float32."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from actors.kernels import catalogue
+from actors.kernels.kernel import Operand
+from compiler.types import DType, TensorType
+
+LOW = DType.BFLOAT16
+EVERY = np.arange(1 << 16, dtype=np.uint16)
+
+
+def up(bits):
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def down(x):
+    """Round by comparing with both neighbours in float64: slow, and no relation of the kernel's."""
+    x = np.asarray(x, np.float32)
+    toward_zero = (x.view(np.uint32) >> 16).astype(np.uint16)
+    finite = np.isfinite(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        low = up(toward_zero).astype(np.float64)
+        high = np.where(
+            toward_zero & 0x7FFF == 0x7F7F,
+            np.copysign(2.0**128, x.astype(np.float64)),
+            up(toward_zero + np.uint16(1)),
+        )
+        exact = x.astype(np.float64)
+        below, above = np.abs(exact - low), np.abs(high - exact)
+        is_up = (above < below) | ((above == below) & (toward_zero % 2 == 1))
+    found = np.where(finite & is_up, toward_zero + 1, toward_zero).astype(np.uint16)
+    return np.where(np.isnan(x), found | 0x40, found).astype(np.uint16)
+
+
+def operand(array, dtype=None):
+    dtype = dtype or (LOW if array.dtype == np.uint16 else DType(array.dtype.name))
+    return Operand(TensorType(dtype, array.shape), 0, array.strides)
+
+
+def bound(op, attrs, inputs, outputs, guard=64):
+    """Choose for these operands, with uint16 as bfloat16; returns (name, launch, check)."""
+    name, needs = catalogue.choose(
+        op, attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs))
+    )
+    raw = np.full(needs.workspace_bytes + 64 + guard, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    workspace = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
+    launch = catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), workspace)
+
+    def check():
+        assert (raw[start + needs.workspace_bytes :] == 0xFF).all(), "wrote behind its workspace"
+
+    return name, launch, check
+
+
+def run(op, attrs, inputs, outputs):
+    name, launch, check = bound(op, attrs, inputs, outputs)
+    launch()
+    launch()
+    check()
+    return name
+
+
+def cast(x, out):
+    dtype = "bfloat16" if out.dtype == np.uint16 else out.dtype.name
+    assert run("cast", {"dtype": dtype}, (x,), (out,)) == "numpy.cast_bfloat16"
+    return out
+
+
+def test_every_value_goes_up_exactly():
+    np.testing.assert_array_equal(
+        cast(EVERY, np.empty(1 << 16, np.float32)).view(np.uint32), EVERY.astype(np.uint32) << 16
+    )
+
+
+def test_numbers_go_down_to_the_nearest_in_every_block():
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 1 << 32, (3, 40_000), dtype=np.uint64).astype(np.uint32)
+    x[0, ::7] = (x[0, ::7] & 0xFFFF0000) | 0x8000
+    x[1, :5] = 0x7F7F8000, 0xFF7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x00008000
+    x = x.view(np.float32)
+    np.testing.assert_array_equal(cast(x, np.empty(x.shape, np.uint16)), down(x))
+
+
+def test_a_nan_stays_one_with_its_sign():
+    x = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFC00000], np.uint32).view(np.float32)
+    found = cast(x, np.empty(4, np.uint16))
+    assert np.isnan(up(found)).all()
+    np.testing.assert_array_equal(found >> 15, [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "int8", "bool"])
+def test_casts_with_other_types_go_by_way_of_float32(dtype):
+    x = np.array([0, 1, 1, 0] if dtype == "bool" else [-3, 100, 77, 5]).astype(dtype)
+    expected = down(x.astype(np.float32))
+    np.testing.assert_array_equal(cast(x, np.empty(4, np.uint16)), expected)
+    np.testing.assert_array_equal(cast(expected, np.empty(4, dtype)), x)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 7)])
+def test_casts_take_strides_and_any_rank(shape):
+    rng = np.random.default_rng(1)
+    x = np.asarray(rng.normal(size=(*shape, 3)).astype(np.float32)[..., 1])
+    low = np.empty((*shape, 2), np.uint16)[..., 0]
+    np.testing.assert_array_equal(cast(x.T, low.T), down(x.T))
+    wide = np.empty((*shape, 2), np.float32)[..., 0]
+    np.testing.assert_array_equal(cast(low.T, wide.T), up(low.T))
+
+
+def test_a_repeated_row_goes_down_as_often_as_it_stands_there():
+    x = np.broadcast_to(np.float32([1.1, 2.2]), (3, 2))
+    np.testing.assert_array_equal(cast(x, np.empty((3, 2), np.uint16)), down(x))
+
+
+def floats(*shape, seed=0):
+    return down(np.random.default_rng(seed + len(shape)).normal(size=shape))
+
+
+MOVEMENT = {
+    *("reshape", "transpose", "broadcast_to", "slice", "pad", "concat", "split", "copy"),
+    *("stop_gradient", "embedding", "embedding_concat", "cast"),
+}
+"""Ops whose kernels move the bytes of any type, and the cast."""
+
+
+def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
+    """Their arithmetic would be that of uint16."""
+    x, square = operand(floats(4)), operand(floats(4, 4))
+    scalar, ids = operand(floats()), operand(np.zeros(4, np.int64))
+    attrs = {
+        "axes": (0,), "axis": 0, "keepdims": False, "scale": 1.0, "causal": False, "eps": 0.1,
+        "p": 0.5, "key": 1, "every": 2, "rows": 4, "weight_decay": 0.0, "momentum": 0.9,
+        "nesterov": False, "beta1": 0.9, "beta2": 0.9, "chunk_rows": 2,
+        "dx": True, "dweight": True, "dbias": False,
+    }  # fmt: skip
+    calls = {
+        1: ((x,), (square,)),
+        2: ((x, x), (square, square), (square, ids)),
+        3: ((x, x, x), (square, square, ids), (x, x, scalar)),
+        4: ((x, x, x, scalar),),
+        6: ((x, x, x, x, scalar, ids),),
+    }
+    asked = 0
+    for kernel in catalogue.HOST_KERNELS:
+        if kernel.op in MOVEMENT or not kernel.name.startswith("numpy."):
+            continue
+        if kernel.name.endswith(".upcast") or kernel.op in ("fused", "fused_product", "increment"):
+            continue
+        for inputs in [call for calls_of_size in calls.values() for call in calls_of_size]:
+            for outputs in ((inputs[0],), (scalar,), (inputs[0],) * 3):
+                try:
+                    needs = kernel.query(attrs, inputs, outputs)
+                except (ValueError, IndexError):  # not so many operands
+                    continue
+                asked += 1
+                assert needs is None, f"{kernel.name} takes {inputs}"
+    assert asked > 100
+
+
+def wide_call(op, attrs, inputs, shapes):
+    """Return what the op gives in float32."""
+    outputs = tuple(np.empty(shape, np.float32) for shape in shapes)
+    run(op, attrs, tuple(up(x) if x.dtype == np.uint16 else x for x in inputs), outputs)
+    return outputs
+
+
+HEADS = (2, 3, 5, 8)
+SOFT = {"scale": 0.5, "causal": True}
+SEED = (np.array(3, np.int64), np.array(4, np.int64))
+CASES = {
+    "add": ({}, (floats(3, 5), floats(5)), [(3, 5)]),
+    "where": ({}, (floats(3, 5) % 2 == 0, floats(3, 5), floats(3, 1)), [(3, 5)]),
+    "gelu": ({}, (floats(7, 9),), [(7, 9)]),
+    "gelu_grad_output": ({}, (floats(4, 4), floats(4, 4, seed=1)), [(4, 4), (4, 4)]),
+    "sum": ({"axes": (0,), "keepdims": False}, (floats(6, 5),), [(5,)]),
+    "max": ({"axes": (1,), "keepdims": True}, (floats(6, 5),), [(6, 1)]),
+    "softmax": ({**SOFT, "causal": False}, (floats(3, 5),), [(3, 5)]),
+    "dropout": ({"p": 0.3, "key": 2}, (floats(6, 6), *SEED), [(6, 6)]),
+    "layer_norm": ({"eps": 0.1}, (floats(6, 8), floats(8), floats(8)), [(6, 8), (6,), (6,)]),
+    "matmul": ({}, (floats(2, 4, 6), floats(6, 3)), [(2, 4, 3)]),
+}
+
+
+@pytest.mark.parametrize("op", sorted(CASES))
+def test_a_widened_kernel_gives_the_rounded_results_of_float32(op):
+    attrs, inputs, shapes = CASES[op]
+    outputs = tuple(np.empty(shape, np.uint16) for shape in shapes)
+    assert run(op, attrs, inputs, outputs) == f"numpy.{op}.upcast"
+    for found, exact in zip(outputs, wide_call(op, attrs, inputs, shapes), strict=True):
+        np.testing.assert_array_equal(found, down(exact))
+
+
+def test_a_product_may_leave_its_float32_sums_unrounded():
+    a, b = floats(8, 6), floats(6, 5)
+    out = np.empty((8, 5), np.float32)
+    assert run("matmul", {"out_dtype": "float32"}, (a, b), (out,)) == "numpy.matmul.upcast"
+    np.testing.assert_allclose(out, up(a).astype(np.float64) @ up(b), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_reads_and_makes_bfloat16_and_float32_statistics():
+    q, k, v = (floats(*HEADS, seed=s) for s in range(3))
+    y, lse = np.empty(HEADS, np.uint16), np.empty(HEADS[:-1], np.float32)
+    run("attention", SOFT, (q, k, v), (y, lse))
+    exact, statistics = wide_call("attention", SOFT, (q, k, v), [HEADS, HEADS[:-1]])
+    np.testing.assert_array_equal(y, down(exact))
+    np.testing.assert_array_equal(lse, statistics)
+    grads = tuple(np.empty(HEADS, np.uint16) for _ in range(3))
+    inputs = (floats(*HEADS, seed=9), q, k, v, y, lse)
+    run("attention_grad", SOFT, inputs, grads)
+    for found, exact in zip(
+        grads, wide_call("attention_grad", SOFT, inputs, [HEADS] * 3), strict=True
+    ):
+        np.testing.assert_array_equal(found, down(exact))
+
+
+def test_strided_operands_and_results_are_taken_where_they_lie():
+    a = floats(6, 2, 8)[:, 1].T
+    b = np.broadcast_to(floats(1, 5), (6, 5))
+    out = np.empty((5, 8), np.uint16).T
+    run("matmul", {}, (a, b), (out,))
+    (exact,) = wide_call("matmul", {}, (np.ascontiguousarray(a), b.copy()), [(8, 5)])
+    np.testing.assert_array_equal(out, down(exact))
+
+
+def test_a_repeated_operand_costs_scratch_for_one_copy():
+    row, out = np.broadcast_to(floats(1, 64), (512, 64)), np.empty((512, 64), np.uint16)
+    attrs, operands = CASES["softmax"][0], tuple(map(operand, (row, out)))
+    repeated = catalogue.choose("softmax", attrs, operands[:1], operands[1:])[1].workspace_bytes
+    dense = catalogue.choose("softmax", attrs, operands[1:], operands[1:])[1].workspace_bytes
+    assert dense - repeated == 511 * 64 * 4
+
+
+def test_ops_of_single_elements_need_scratch_for_a_block_and_no_more():
+    small, large = (np.zeros((n, 1 << 15), np.uint16) for n in (1, 40))
+    sizes = [
+        catalogue.choose("gelu_grad", {}, (operand(x), operand(x)), (operand(x),))[1]
+        for x in (small, large)
+    ]
+    assert sizes[0].workspace_bytes == sizes[1].workspace_bytes
+
+
+def test_a_tensor_of_many_blocks_is_computed_in_each():
+    x, row = floats(5, 30_000), floats(30_000)
+    outputs = tuple(np.empty(x.shape, np.uint16) for _ in range(2))
+    dy = np.broadcast_to(row, x.shape)
+    run("gelu_grad_output", {}, (dy, x), outputs)
+    exact = wide_call("gelu_grad_output", {}, (np.ascontiguousarray(dy), x), [x.shape] * 2)
+    for found, wide in zip(outputs, exact, strict=True):
+        np.testing.assert_array_equal(found, down(wide))
+
+
+def test_true_uint16_is_never_taken_for_bfloat16():
+    x = np.zeros((4, 4), np.uint16)
+    low, bits = operand(x), operand(x, DType.UINT16)
+    with pytest.raises(LookupError, match="no host kernel takes add"):
+        catalogue.choose("add", {}, (bits, low), (low,))
+    upcast = catalogue.binders()["numpy.embedding.upcast"]
+    indices = [operand(x[0], DType.UINT16), operand(x[0].astype(np.int32))]
+    assert [upcast.query({}, (low, i), (low,)) is None for i in indices] == [True, False]
+    assert catalogue.choose("add", {}, (bits, bits), (bits,))[0] == "numpy.add"
+    assert catalogue.choose("cast", {"dtype": "uint16"}, (low,), (bits,))[0].endswith("bfloat16")
+
+
+@pytest.mark.parametrize("case", ["down", "up", "matmul"])
+def test_launches_allocate_nothing(case):
+    x, low = np.ones((300, 400), np.float32), floats(300, 400)
+    if case == "matmul":
+        launch = bound("matmul", {}, (low, low.T), (np.empty((300, 300), np.uint16),))[1]
+    else:
+        operands = (x, low) if case == "down" else (low, x)
+        dtype = "bfloat16" if case == "down" else "float32"
+        launch = bound("cast", {"dtype": dtype}, operands[:1], operands[1:])[1]
+    launch()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        launch()
+        assert tracemalloc.get_traced_memory()[1] - before < 16 * 1024
+    finally:
+        tracemalloc.stop()

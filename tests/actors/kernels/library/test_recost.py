@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+
+from actors.kernels import cost
+from actors.kernels.cost import REFERENCE
+from actors.kernels.library.recost import GRANULE_BYTES, durations_ns, recost
+from compiler.placement import HOST
+from compiler.plan import (
+    Actor,
+    ActorKind,
+    Arena,
+    Launch,
+    Plan,
+    Register,
+    RegisterKind,
+    SourceLine,
+    Stream,
+    View,
+)
+from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType, contiguous_strides
+
+FREE = replace(REFERENCE, miss_ns=(0.0,) * len(REFERENCE.miss_ns))
+ONLY_MISSES = replace(REFERENCE, call_ns=0.0, loop_ns=0.0, pass_ns=(0.0,) * len(REFERENCE.pass_ns))
+
+
+def plan_of(launches, num_views, elements, offsets=None):
+    """One compute actor; view i is a float32 vector on register i."""
+    size = 4 * elements
+    offsets = offsets or [size * i for i in range(num_views)]
+    registers = tuple(
+        [
+            Register(RegisterId(i), f"r{i}", RegisterKind.TEMPORARY, 0, size, 1, (o,), (0, 1), "")
+            for i, o in enumerate(offsets)
+        ]
+    )
+    type_ = TensorType(DType.FLOAT32, (elements,))
+    strides = contiguous_strides((elements,), 4)
+    views = tuple([View(RegisterId(i), 0, type_, strides) for i in range(num_views)])
+    stream = StreamId(0)
+    actors = (
+        Actor(ActorId(0), "data", ActorKind.SOURCE, stream, (), (), (), False, 77.0),
+        Actor(ActorId(1), "step", ActorKind.COMPUTE, stream, launches, (), (), False, 1.0),
+    )
+    return Plan(
+        "test", (Stream(stream, HOST, "compute", False),), (Arena(HOST, max(offsets) + size, 64),),
+        registers, views, actors, (), (), (), (SourceLine("a.py", 1),), (), "", "", (),
+    )  # fmt: skip
+
+
+def launch(inputs, output, kernel="numpy.copy", op="copy"):
+    return Launch(kernel, op, (), inputs, (output,), None, "", 0, 123.0)
+
+
+def test_with_nothing_to_miss_a_launch_takes_its_own_work():
+    plan = plan_of((launch((0,), 1), launch((0, 1), 2, "numpy.add", "add")), 3, 1 << 16)
+    copy, add = recost(plan, FREE)[1]
+    assert 0 < copy < add
+    size = 4 << 16
+    assert copy == pytest.approx(FREE.call_ns + size * FREE.pass_ns[0])
+
+
+def test_bytes_are_charged_by_how_long_ago_they_were_touched():
+    # In turn: 4 vectors of 8 MiB, each touched once a round, so all are 32 MiB away.
+    plan = plan_of((launch((0,), 1), launch((2,), 3)), 4, 2 << 20)
+    for duration in recost(plan, ONLY_MISSES)[1]:
+        assert duration == pytest.approx((16 << 20) * ONLY_MISSES.miss_ns_at(32 << 20), rel=0.05)
+
+
+def test_what_the_launch_before_has_just_written_is_still_there():
+    again = plan_of((launch((0,), 1), launch((1,), 2)), 3, 1 << 16)
+    first, second = recost(again, ONLY_MISSES)[1]
+    assert second < first
+
+
+def test_bytes_are_the_same_bytes_under_another_register():
+    size = 4 << 16
+    launches = (launch((0,), 1), launch((2,), 3))
+    shared = plan_of(launches, 4, 1 << 16, offsets=[0, size, size, 2 * size])
+    apart = plan_of(launches, 4, 1 << 16)
+    assert sum(recost(shared, ONLY_MISSES)[1]) < sum(recost(apart, ONLY_MISSES)[1])
+
+
+def test_a_small_chain_misses_nothing():
+    plan = plan_of((launch((0,), 1),), 2, GRANULE_BYTES // 16)
+    assert recost(plan, ONLY_MISSES)[1] == (0.0,)
+
+
+@pytest.mark.parametrize("kernel", ["elsewhere.copy", "mute.copy"])
+def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kernel, monkeypatch):
+    class Mute:
+        def query(self, attrs, inputs, outputs):
+            return cost.KernelNeeds(duration_ns=5.0)
+
+    monkeypatch.setattr(
+        "actors.kernels.library.recost.catalogue.binders", lambda: {"mute.copy": Mute()}
+    )
+    plan = plan_of((launch((0,), 1, kernel),), 2, 1 << 16)
+    assert recost(plan, REFERENCE)[1] == (123.0,)
+
+
+def test_an_actor_takes_what_its_launches_take_and_without_any_what_the_plan_says():
+    plan = plan_of((launch((0,), 1), launch((1,), 0)), 2, 1 << 16)
+    assert durations_ns(plan, FREE) == (77.0, sum(recost(plan, FREE)[1]))

@@ -1,0 +1,191 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from actors.kernels.library import tuning
+from actors.kernels.native.gemm import gemm_of, view_of_array
+from actors.kernels.native.matmul import LIBRARIES
+
+
+def gemm(m=128, k=128, n=128):
+    a, b, out = [np.empty(shape, np.float32) for shape in ((m, k), (k, n), (m, n))]
+    return gemm_of(*map(view_of_array, (a, b, out)))
+
+
+@pytest.fixture
+def folder(native, tmp_path, monkeypatch):
+    """A table of this test alone, measured by a stub that counts."""
+    monkeypatch.setattr(tuning, "_state", tuning._State())
+    tuning.configure(tmp_path, deterministic=False)
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The products that were measured; the last library wins."""
+    keys = []
+
+    def stub(gemm, libraries):
+        keys.append(gemm.key)
+        return libraries[-1].name
+
+    monkeypatch.setattr(tuning, "_measured", stub)
+    return keys
+
+
+def forget(folder):
+    tuning._state = tuning._State()
+    tuning.configure(folder, deterministic=False)
+
+
+def test_a_product_is_measured_once_and_remembered_by_the_next_process(folder, measured):
+    first = tuning.library_for(gemm(), LIBRARIES)
+    assert tuning.library_for(gemm(), LIBRARIES) == first
+    forget(folder)
+    assert tuning.library_for(gemm(), LIBRARIES) == first
+    assert measured == [gemm().key]
+
+
+def test_the_rule_measures_nothing_and_writes_nothing(folder, measured):
+    tuning.configure(folder, deterministic=True)
+    assert tuning.library_for(gemm(), LIBRARIES) is not None
+    assert tuning.library_for(gemm(16, 16, 16), LIBRARIES) == "c"
+    assert tuning.library_for(gemm(n=10), LIBRARIES) == "c"
+    assert tuning.library_for(gemm(n=1), LIBRARIES).startswith("openblas")
+    assert measured == []
+    assert list(folder.iterdir()) == []
+    assert tuning.epoch() == "rule"
+
+
+def test_after_retune_everything_is_measured_anew_in_another_epoch(folder, measured):
+    tuning.library_for(gemm(), LIBRARIES)
+    before = tuning.epoch()
+    tuning.retune()
+    assert tuning.epoch() != before
+    tuning.library_for(gemm(), LIBRARIES)
+    assert len(measured) == 2
+    epoch = tuning.epoch()
+    forget(folder)
+    assert tuning.epoch() == epoch
+
+
+def content(**changes):
+    return json.dumps({"format": 2, "epoch": 0, "products": {}} | changes)
+
+
+ABSURD = [
+    "", "{", "[]", "3", "null", "NaN", '"text"', "\x00\xff", "[" * 100_000, '{"a":' * 50_000,
+    '{"format": 2}', content(epoch=None), content(epoch=-1), content(epoch=1.5),
+    content(epoch=True), content(epoch=float("nan")), content(epoch=float("inf")),
+    content(epoch=10**30), content(epoch=0).replace("0", "9" * 5000), content(format="2"),
+    content(format=True), content(products=3), content(products=[]), content(products={"a": 1}),
+    content(products={"a": {"b": "c"}}), content(products=None), " " * (9 << 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSURD, ids=lambda text: text[:40])
+def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(folder, measured, text, caplog):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    file.write_text(text, encoding="latin-1")
+    forget(folder)
+    tuning.library_for(gemm(), LIBRARIES)
+    tuning.library_for(gemm(64, 64, 64), LIBRARIES)
+    assert len(measured) == 3
+    assert gemm().key in json.loads(file.read_text())["products"]
+    assert len(caplog.records) == 1
+    assert f"{file} is damaged" in caplog.text
+    assert "matrix products are measured anew" in caplog.text
+
+
+def a_directory(file):
+    file.mkdir()
+
+
+def a_pipe(file):
+    os.mkfifo(file)
+
+
+def a_loop(file):
+    file.symlink_to(file)
+
+
+@pytest.mark.parametrize("put", [a_directory, a_pipe, a_loop])
+def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put, caplog):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    file.unlink()
+    put(file)
+    forget(folder)
+    for _ in range(2):
+        tuning.library_for(gemm(), LIBRARIES)
+        tuning.library_for(gemm(64, 64, 64), LIBRARIES)
+    assert len(measured) == 3
+    assert len(caplog.records) == 1
+    assert list(folder.iterdir()) == [file], "nothing is left behind"
+
+
+def test_a_table_of_another_version_is_no_damage(folder, measured, caplog):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    file.write_text(content(format=1, products={gemm().key: "c"}))
+    forget(folder)
+    tuning.library_for(gemm(), LIBRARIES)
+    assert len(measured) == 2
+    assert caplog.records == []
+
+
+def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    content = json.loads(file.read_text())
+    content["products"] = dict.fromkeys(content["products"], "somebody")
+    file.write_text(json.dumps(content))
+    forget(folder)
+    assert tuning.library_for(gemm(), LIBRARIES) in [library.name for library in LIBRARIES]
+
+
+def test_what_another_process_found_meanwhile_is_kept(folder, measured):
+    tuning.library_for(gemm(), LIBRARIES)
+    (file,) = folder.iterdir()
+    content = json.loads(file.read_text())
+    content["products"]["theirs"] = "c"
+    file.write_text(json.dumps(content))
+    tuning.library_for(gemm(64, 64, 64), LIBRARIES)
+    assert set(json.loads(file.read_text())["products"]) >= {"theirs", gemm().key}
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement_and_no_more(folder, measured):
+    (folder / "file").write_text("")
+    forget(folder / "file" / "below")
+    assert tuning.library_for(gemm(), LIBRARIES) == tuning.library_for(gemm(), LIBRARIES)
+    assert len(measured) == 1
+
+
+def test_a_measurement_names_one_of_the_libraries_asked(folder, monkeypatch):
+    monkeypatch.setattr(tuning, "BUDGET_NS", 1)
+    found = tuning.library_for(gemm(40, 40, 40), LIBRARIES)
+    assert found in [library.name for library in LIBRARIES]
+
+
+def test_two_cuts_into_the_same_chunks_are_asked_once(folder):
+    names = [library.name for library in tuning._distinct(gemm(64, 64, 64), LIBRARIES)]
+    assert len([name for name in names if name.startswith("openblas")]) == 1
+
+
+def test_what_another_process_measured_first_is_taken_over_before_the_answer(folder, monkeypatch):
+    """A rival writes its table while the product is being measured."""
+
+    def rival(gemm, libraries):
+        content = {"format": tuning._FORMAT, "epoch": 0, "products": {gemm.key: libraries[0].name}}
+        tuning._file().write_text(json.dumps(content))
+        return libraries[-1].name
+
+    monkeypatch.setattr(tuning, "_measured", rival)
+    taken = tuning._distinct(gemm(), LIBRARIES)
+    assert taken[0].name != taken[-1].name
+    assert tuning.library_for(gemm(), LIBRARIES) == taken[0].name
+    (file,) = folder.iterdir()
+    assert json.loads(file.read_text())["products"] == {gemm().key: taken[0].name}

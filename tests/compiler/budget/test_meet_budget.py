@@ -1,0 +1,124 @@
+"""Which way a budget is met, by what the link costs and by what recomputation costs."""
+
+import pytest
+
+import compiler.budget.meet_budget as budget_module
+from compiler.attrs import Attrs
+from compiler.budget.meet_budget import meet_budget
+from compiler.errors import BudgetError
+from compiler.graph import Output, UpdateRule
+from compiler.lowering.lower import lower
+from compiler.ops.elementwise import EXP
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import SUM
+from compiler.ops.update import MOMENTUM_UPDATE
+from compiler.options import CompileOptions
+from compiler.passes import autodiff, order, outputs, simplify
+from compiler.target import KernelInfo, Link
+from compiler.types import Phase
+from compiler.verify import verify_plan
+
+N = 4096
+TENSOR = 4 * N * N
+
+
+class LinkedTarget:
+    """A device whose kernels take a millisecond, with a link of so many bytes per nanosecond."""
+
+    device_kind = "fake"
+
+    def __init__(self, bytes_per_ns):
+        self.link = Link(bytes_per_ns, bytes_per_ns, 1000.0) if bytes_per_ns else None
+        self.fingerprint = f"linked-{bytes_per_ns}"
+
+    def query(self, call):
+        in_place = ((0, 0),) if call.op in ("exp", "mul") else ()
+        return KernelInfo(f"linked.{call.op}", 0, in_place, 1e6)
+
+
+@pytest.fixture
+def graph(sketch):
+    """Eight layers of [N, N] with a momentum buffer each."""
+    b = sketch.b
+    h = sketch.input("x", (N, N), "float32")
+    weights = [sketch.variable(f"w{i}", (N, N), "float32") for i in range(8)]
+    for weight in weights:
+        h = b.one(EXP, b.one(MATMUL, h, weight))
+    b.objective = b.one(SUM, h, axes=(0, 1), keepdims=False)
+    b.outputs = [Output("loss", b.objective)]
+    rate = sketch.variable("rate", (), "float32", role="counter")
+    attrs = Attrs({"momentum": 0.9, "nesterov": False, "weight_decay": 0.0})
+    b.updates = [
+        UpdateRule(
+            MOMENTUM_UPDATE,
+            weight,
+            (sketch.variable(f"momentum/w{i}", (N, N), "float32", role="optimizer"),),
+            (rate,),
+            attrs,
+        )
+        for i, weight in enumerate(weights)
+    ]
+    built = b.freeze()
+    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+        built = run(built)
+    return built
+
+
+def plan_for(graph, bytes_per_ns, **options):
+    target = LinkedTarget(bytes_per_ns)
+    given = CompileOptions("budgeted", verify=True, **options)
+    _, plan = meet_budget(graph, target, given, lambda g: lower(g, target, given, "x"))
+    verify_plan(plan)
+    return plan
+
+
+def num_again(plan):
+    return sum(x.phase is Phase.RECOMPUTE for a in plan.actors for x in a.launches)
+
+
+def test_without_a_link_launches_run_again(graph):
+    free = plan_for(graph, 0)
+    plan = plan_for(graph, 0, memory_budget=free.arenas[0].size_bytes - TENSOR)
+    assert len(plan.arenas) == 1
+    assert num_again(plan) > 0
+
+
+def test_over_a_fast_link_bytes_move_and_nothing_runs_again(graph):
+    free = plan_for(graph, 0)
+    budget = free.arenas[0].size_bytes - TENSOR
+    plan = plan_for(graph, 100.0, memory_budget=budget)
+    assert plan.arenas[0].size_bytes <= budget
+    assert plan.recomputation[0].method == "offload"
+    assert num_again(plan) == 0
+    assert len(plan.arenas) == 2
+
+
+def test_over_a_slow_link_launches_run_again_instead(graph):
+    free = plan_for(graph, 0)
+    budget = free.arenas[0].size_bytes - TENSOR
+    plan = plan_for(graph, 0.001, memory_budget=budget)
+    assert plan.arenas[0].size_bytes <= budget
+    assert num_again(plan) > 0
+    assert len(plan.arenas) == 1
+
+
+def test_a_link_is_left_alone_where_the_job_says_so_or_the_budget_is_large_enough(graph):
+    free = plan_for(graph, 0).arenas[0].size_bytes
+    assert len(plan_for(graph, 100.0, memory_budget=free - TENSOR, offload="none").arenas) == 1
+    assert len(plan_for(graph, 100.0, memory_budget=free).arenas) == 1
+    assert len(plan_for(graph, 100.0).arenas) == 1
+
+
+def test_what_neither_way_can_do_alone_is_tried_with_both(graph, monkeypatch):
+    """As if the choice found nothing: then all state moves, and launches run again for the rest."""
+    with pytest.raises(BudgetError) as alone:
+        plan_for(graph, 0, memory_budget=1)
+    least = alone.value.smallest_bytes
+    nothing = budget_module.OffloadChoice((), (), 1 << 60, 0.0)
+    monkeypatch.setattr(budget_module, "choose_offload", lambda *_, **__: nothing)
+    plan = plan_for(graph, 100.0, memory_budget=least - TENSOR)
+    assert plan.arenas[0].size_bytes <= least - TENSOR
+    assert plan.memory[0].optimizer_bytes == 0
+    with pytest.raises(BudgetError) as caught:
+        plan_for(graph, 100.0, memory_budget=1)
+    assert caught.value.smallest_bytes < least

@@ -1,0 +1,266 @@
+"""Graphs to the planner's problem, and sequences back to graphs: same values, same bytes."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.attrs import Attrs
+from compiler.budget.recompute import describe, repeat
+from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.lowering.buffers import assign_buffers, draft_launches
+from compiler.lowering.storage import assign_storage, old_reads
+from compiler.ops.activation import RELU
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.elementwise import EXP, NEG
+from compiler.ops.matmul import MATMUL
+from compiler.ops.random import DROPOUT
+from compiler.ops.reduce import SUM
+from compiler.ops.shape import TRANSPOSE
+from compiler.ops.sources import INPUT, VARIABLE
+from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes.check import check
+from compiler.target import KernelInfo
+from compiler.types import Phase
+from memory.offsets import plan_offsets
+from memory.recompute.problem import check_sequence
+from memory.recompute.simulate import buffer_intervals, simulate
+
+ALIGNMENT = 64
+N = 8
+
+
+class PickyTarget:
+    """Kernels with scratch, in-place pairs and times that differ from op to op."""
+
+    device_kind = "fake"
+    fingerprint = "picky-1"
+
+    def query(self, call):
+        in_place = ((0, 0),) if call.op in ("add", "mul", "neg", "exp", "relu", "relu_grad") else ()
+        scratch = {"matmul": 1000, "exp": 40}.get(call.op, 0)
+        return KernelInfo(f"picky.{call.op}", scratch, in_place, 1000.0 + len(call.op))
+
+
+def variable(b, name, shape, dtype="float64", role="parameter"):
+    init = (("kind", "zeros"),)
+    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+
+
+def training_graph(rng, num_ops=8, shared=True):
+    """A random training graph with dropout, views, skips and, perhaps, a weight used twice."""
+    b = GraphBuilder()
+    seed, step = (variable(b, n, (), "int64", "counter") for n in ("seed", "step"))
+    values = [b.one(INPUT, name="x", dtype="float64", shape=(N, N))]
+    weights = [variable(b, "w0", (N, N))]
+    for i in range(num_ops):
+        x = rng.choice(values[-3:])
+        kind = rng.choice(("matmul", "matmul", "relu", "exp", "dropout", "skip", "turned"))
+        if kind == "matmul":
+            if not (shared and rng.random() < 0.3):
+                weights.append(variable(b, f"w{i + 1}", (N, N)))
+            x = b.one(MATMUL, x, rng.choice(weights[-2:]))
+        elif kind == "relu":
+            x = b.one(RELU, x)
+        elif kind == "exp":
+            x = b.one(EXP, b.one(NEG, b.one(RELU, x)))
+        elif kind == "dropout":
+            x = b.emit(DROPOUT, (x, seed, step), Attrs({"p": 0.25, "key": i}))[0]
+        elif kind == "turned":
+            x = b.one(MUL, x, b.one(TRANSPOSE, rng.choice(values), perm=(1, 0)))
+        else:
+            x = b.one(ADD, x, rng.choice(values))
+        values.append(x)
+    for value, weight in zip(values[-1:] * len(weights), weights, strict=True):
+        values.append(b.one(ADD, values[-1], b.one(MATMUL, value, weight)))
+    loss = b.one(SUM, b.one(MUL, values[-1], values[-1]), axes=(0, 1), keepdims=False)
+    side = b.one(SUM, values[1], axes=(0, 1), keepdims=False)
+    rate = variable(b, "rate", (), "float64", "counter")
+    b.objective, b.outputs = loss, [Output("loss", loss), Output("side", side)]
+    b.updates = [
+        UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.1})) for w in weights
+    ]
+    b.writes.append(Write(step, b.one(INCREMENT, step)))
+    graph = b.freeze()
+    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+        graph = run(graph)
+    return graph
+
+
+def feeds_for(graph, rng):
+    names = {n.attrs["name"]: graph.types[n.outputs[0]] for n in graph.nodes if "name" in n.attrs}
+    generator = np.random.default_rng(rng.randrange(1 << 30))
+    return {
+        name: np.asarray(generator.normal(size=t.shape) / 4)
+        if t.dtype.is_float
+        else np.array(3, "int64")
+        for name, t in names.items()
+    }
+
+
+def described(graph):
+    drafts = draft_launches(graph, assign_storage(graph), PickyTarget())
+    return describe(graph, drafts, ALIGNMENT)
+
+
+def forgetful(rng, problem, share):
+    return {b for b, maker in enumerate(problem.makers) if maker >= 0 and rng.random() < share}
+
+
+def packed_bytes(graph):
+    """What the lowering packs for the launches of a graph, in their order."""
+    storage = assign_storage(graph)
+    drafts = draft_launches(graph, storage, PickyTarget())
+    fixed = {o.value for o in graph.outputs}
+    fixed |= {n.outputs[0] for n in graph.nodes if n.op in (INPUT, VARIABLE)}
+    buffers = assign_buffers(graph, storage, drafts, fixed).buffers
+    rows = [(*x.interval, x.size_bytes) for x in buffers]
+    rows += [(i, i + 1, d.info.workspace_bytes) for i, d in enumerate(drafts)]
+    return plan_offsets(*zip(*rows, strict=True), alignment=ALIGNMENT).peak_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
+def test_a_repeated_graph_has_the_same_values_bit_by_bit(
+    sequence_without, evaluate_graphs, seed, share
+):
+    rng = Random(seed)
+    graph = training_graph(rng)
+    found = described(graph)
+    sequence = sequence_without(found.problem, forgetful(rng, found.problem, share))
+    check_sequence(found.problem, sequence)
+    again = check(repeat(graph, found, sequence), "recompute")
+    feeds = feeds_for(graph, rng)
+    before, after = evaluate_graphs(graph, feeds), evaluate_graphs(again, feeds)
+    for old, new in zip(before, after, strict=True):
+        assert old.keys() == new.keys()
+        for name in old:
+            np.testing.assert_array_equal(old[name], new[name])
+    num_again = sum(n.phase is Phase.RECOMPUTE for n in again.nodes)
+    views = sum(not x for x in assign_storage(again).is_launch)
+    assert num_again - views <= len(sequence) - len(found.problem.ops) <= num_again
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
+def test_no_reader_of_an_old_value_comes_behind_the_update_of_its_variable(
+    sequence_without, seed, share
+):
+    rng = Random(seed)
+    graph = training_graph(rng)
+    found = described(graph)
+    sequence = sequence_without(found.problem, forgetful(rng, found.problem, share))
+    again = repeat(graph, found, sequence)
+    storage = assign_storage(again)
+    for read in old_reads(again, storage):
+        if storage.is_launch[read.reader] and read.reader != read.writer:
+            assert read.reader < read.writer
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
+def test_the_planner_counts_the_bytes_that_lowering_packs(sequence_without, seed, share):
+    """Where no update had to move: then the graph runs in just the planner's order."""
+    rng = Random(seed)
+    graph = training_graph(rng, shared=False)
+    found = described(graph)
+    sequence = sequence_without(found.problem, forgetful(rng, found.problem, share))
+    again = repeat(graph, found, sequence)
+    lower, upper, size = buffer_intervals(found.problem, sequence)
+    planned = plan_offsets(lower, upper, size, alignment=ALIGNMENT).peak_bytes
+    assert planned >= simulate(found.problem, sequence).peak_bytes
+    is_launch = assign_storage(again).is_launch
+    launches = [n.op.name for n, x in zip(again.nodes, is_launch, strict=True) if x]
+    if launches != [graph.nodes[found.nodes[i]].op.name for i in sequence]:
+        return
+    # An output that is made again lies among the temporaries the second time.
+    slack = ALIGNMENT * sum(
+        found.problem.size_bytes[b] == 0 for b in range(len(found.problem.size_bytes))
+    )
+    assert planned <= packed_bytes(again) <= planned + slack
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_runs_again_waits_for_the_node_before_it_that_does_not(sequence_without, seed):
+    graph = training_graph(Random(seed))
+    found = described(graph)
+    everything = set(range(len(found.problem.size_bytes)))
+    again = repeat(graph, found, sequence_without(found.problem, everything))
+    producers = again.producers()
+    storage = assign_storage(again)
+    repeated = [
+        n
+        for n, is_launch in zip(again.nodes, storage.is_launch, strict=True)
+        if n.phase is Phase.RECOMPUTE and is_launch
+    ]
+    assert repeated
+    for node in repeated:
+        (value,) = node.after
+        assert again.nodes[producers[value]].phase in (Phase.FORWARD, Phase.BACKWARD)
+
+
+def test_what_first_runs_among_backward_nodes_waits_there_too():
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float64", shape=(N, N))
+    w = variable(b, "w", (N, N))
+    h = b.one(MATMUL, x, w)
+    b.objective = b.one(SUM, b.one(EXP, h), axes=(0, 1), keepdims=False)
+    aside = b.one(SUM, b.one(NEG, x), axes=(0, 1), keepdims=False)
+    b.outputs = [Output("loss", b.objective), Output("aside", aside)]
+    rate = variable(b, "rate", (), "float64", "counter")
+    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+    graph = b.freeze()
+    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+        graph = run(graph)
+    found = described(graph)
+    ops = [graph.nodes[n].op.name for n in found.nodes]
+    late = ops.index("neg")
+    first_backward = found.problem.num_forward
+    sequence = [i for i in range(len(ops)) if i != late]
+    sequence.insert(sequence.index(first_backward) + 1, late)
+    sequence.remove(late + 1)  # its sum
+    sequence.insert(sequence.index(late) + 1, late + 1)
+    check_sequence(found.problem, sequence)
+    again = check(repeat(graph, found, sequence), "recompute")
+    backward = graph.nodes[found.nodes[first_backward]].outputs[0]
+    (moved,) = [n for n in again.nodes if n.op is NEG]
+    assert moved.phase is Phase.FORWARD
+    assert moved.after == (backward,)
+
+
+def test_what_writes_or_talks_to_other_ranks_is_not_among_what_may_run_again(sketch):
+    b = sketch.b
+    x = sketch.input("x", (N, N))
+    step = sketch.variable("step", (), "int64", "counter")
+    a = b.one(EXP, x)
+    summed = b.one(ALL_REDUCE, a, num_ranks=2)
+    c = b.one(EXP, summed)
+    b.outputs = [Output("c", c)]
+    b.writes.append(Write(step, b.one(INCREMENT, step)))
+    graph = b.freeze()
+    found = described(graph)
+    ops = [graph.nodes[n].op.name for n in found.nodes]
+    assert ops[: found.problem.num_forward] == ["exp"]
+    assert ops[found.problem.num_forward :] == ["all_reduce", "exp", "increment"]
+
+
+def test_outputs_take_no_bytes_of_the_planner(sketch):
+    b = sketch.b
+    y = b.one(EXP, sketch.input("x", (N, N)))
+    b.outputs = [Output("y", y)]
+    problem = described(b.freeze()).problem
+    assert problem.size_bytes == (0,)
+    assert simulate(problem, problem.store_all).peak_bytes == ALIGNMENT
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_sequence_gives_the_same_graph_every_time(sequence_without, share):
+    graph = training_graph(Random(1))
+    found = described(graph)
+    forgotten = forgetful(Random(2), found.problem, share)
+    sequence = sequence_without(found.problem, forgotten)
+    assert repeat(graph, found, sequence) == repeat(graph, found, sequence)

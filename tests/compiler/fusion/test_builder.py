@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+
+from compiler.errors import InternalError
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.interpreter import evaluate
+from compiler.fusion.program import Kind, ProgramInput, from_plain, to_plain
+from compiler.fusion.spaces import Space
+from compiler.types import DType
+
+F64 = DType.FLOAT64
+
+
+@pytest.fixture
+def p():
+    return ProgramBuilder(4, 3)
+
+
+def test_kinds_follow_from_the_operands(p):
+    full, row, column, scalar = (p.input(ProgramInput(F64, kind)) for kind in Kind)
+    assert p.kind_of(p.op("add", row, column)) is Kind.FULL
+    assert p.kind_of(p.op("add", scalar, full)) is Kind.FULL
+    assert p.kind_of(p.op("add", scalar, row)) is Kind.ROW
+    assert p.kind_of(p.op("add", column, scalar)) is Kind.COLUMN
+    assert p.kind_of(p.op("neg", scalar)) is Kind.SCALAR
+    assert p.kind_of(p.reduce("row_sum", full)) is Kind.ROW
+    assert p.kind_of(p.reduce("column_sum", full)) is Kind.COLUMN
+
+
+def test_comparisons_are_bool_and_what_they_select_is_not(p):
+    x = p.input(ProgramInput(F64, Kind.FULL))
+    is_more = p.op("gt", x, p.constant_like(0, x))
+    assert p.dtype_of(is_more) is DType.BOOL
+    assert p.dtype_of(p.op("select", is_more, x, x)) is F64
+
+
+def test_equal_instructions_are_one_but_zeros_of_two_signs_are_two(p):
+    x = p.input(ProgramInput(F64, Kind.FULL))
+    assert p.op("exp", x) == p.op("exp", x)
+    assert p.constant(0.0, F64) != p.constant(-0.0, F64)
+    assert p.cast(x, F64) == x
+
+
+def test_what_no_output_needs_is_left_out_with_its_inputs(p):
+    a, b, c = (p.input(ProgramInput(F64, Kind.FULL)) for _ in range(3))
+    p.op("exp", b)
+    program, kept = p.finish((p.op("sub", c, a),))
+    assert kept == (0, 2)
+    assert [i.op for i in program.instructions] == ["sub"]
+    assert program.instructions[0].operands == (1, 0)
+    assert from_plain(to_plain(program)) == program
+
+
+def test_a_check_stays_though_nobody_reads_its_result(p):
+    labels = p.input(ProgramInput(DType.INT64, Kind.ROW))
+    x = p.input(ProgramInput(F64, Kind.FULL))
+    p.check_index(labels, 3)
+    program, kept = p.finish((p.op("exp", x),))
+    assert kept == (0, 1)
+    bad = (np.array([0, 1, 2, 3]), np.zeros((4, 3)))
+    with pytest.raises(IndexError, match="label 3 at position"):
+        evaluate(program, Space(4, 3), bad)
+
+
+def test_reductions_of_narrow_values_and_outputs_that_are_inputs_are_bugs(p):
+    row = p.input(ProgramInput(F64, Kind.ROW))
+    with pytest.raises(InternalError, match="row_sum reads a row value, needs a full one"):
+        p.reduce("row_sum", row)
+    with pytest.raises(InternalError, match="an output of a group is one of its inputs"):
+        p.finish((row,))
+    with pytest.raises(InternalError, match="knows no reduction 'row_mean'"):
+        p.reduce("row_mean", p.op("add", row, p.column_index()))
+
+
+def test_repeated_rows_and_indices_are_where_the_words_say(p):
+    x = p.input(ProgramInput(F64, Kind.FULL, every=2, count=2))
+    row = p.cast(p.row_index(2, 0), F64)
+    column = p.cast(p.column_index(), F64)
+    program, _ = p.finish((p.op("add", x, p.op("add", row, column)),))
+    own = np.array([[10.0, 20, 30], [40, 50, 60]])
+    (got,) = evaluate(program, Space(4, 3), (own,))
+    np.testing.assert_array_equal(got, [[10, 21, 32], [10, 21, 32], [41, 52, 63], [41, 52, 63]])
+
+
+def test_bfloat16_is_rounded_where_it_is_an_output(p):
+    bf16 = DType.BFLOAT16
+    x = p.input(ProgramInput(bf16, Kind.FULL))
+    third = p.op("div", x, p.constant_like(3, x))
+    exact = p.op("mul", third, p.constant_like(3, third))
+    inside, _ = p.finish((exact,))
+    stored, _ = p.finish((third, exact))
+    ones = np.ones((4, 3), np.float32)
+    assert evaluate(inside, Space(4, 3), (ones,))[0].max() == 1.0
+    rounded, after = evaluate(stored, Space(4, 3), (ones,))
+    assert rounded.max() == 0.333984375
+    assert after.max() == 1.0  # 1.001953125 rounded
+    assert {a.dtype for a in (rounded, after)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(("seed", "step", "name"), [(0, 1, "seed"), (1, 0, "step")])
+def test_a_mask_is_refused_whose_seed_or_step_is_no_scalar(seed, step, name):
+    p = ProgramBuilder(2, 3)
+    full = p.input(ProgramInput(DType.INT64, Kind.FULL))
+    scalar = p.input(ProgramInput(DType.INT64, Kind.SCALAR))
+    values = (full, scalar)
+    with pytest.raises(InternalError, match=f"philox reads a full {name}, needs a scalar one"):
+        p.philox(values[seed], values[step], 0, 0.5)

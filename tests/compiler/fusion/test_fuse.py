@@ -1,0 +1,453 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compiler.ops.standard  # noqa: F401  # registers the ops
+from compiler.attrs import Attrs
+from compiler.fusion import fuse as fuse
+from compiler.fusion.members import Members
+from compiler.fusion.program import Kind, from_plain
+from compiler.graph import (
+    Accumulation,
+    Graph,
+    GraphBuilder,
+    Output,
+    SourceLocation,
+    UpdateRule,
+    Write,
+)
+from compiler.lowering.storage import assign_storage
+from compiler.ops.activation import GELU, RELU, TANH
+from compiler.ops.binary import ADD, MUL, SUB
+from compiler.ops.elementwise import EXP, NEG, SQUARE
+from compiler.ops.matmul import MATMUL
+from compiler.ops.norm import LAYER_NORM
+from compiler.ops.reduce import MEAN, SUM
+from compiler.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
+from compiler.ops.slicing import SLICE
+from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
+from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.passes import autodiff, order, outputs, rates, simplify
+from compiler.passes.check import check
+from compiler.rates import needed_per_step
+
+R, C = 6, 8
+
+
+class Net:
+    """A graph under construction whose inputs get numbers as they are made."""
+
+    def __init__(self):
+        self.b = GraphBuilder()
+        self.feeds = {}
+
+    def input(self, *shape, dtype="float64"):
+        name = f"in{len(self.feeds)}"
+        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape).astype(dtype)
+        return self.b.one(INPUT, name=name, dtype=dtype, shape=shape)
+
+    def variable(self, *shape, dtype="float64", role="parameter"):
+        name = f"var{len(self.feeds)}"
+        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape).astype(dtype)
+        init = (("kind", "zeros"),)
+        return self.b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+
+    def number(self, value):
+        return self.b.one(CONSTANT, dtype="float64", shape=(), data=np.float64(value).tobytes())
+
+    def done(self, **named):
+        self.b.outputs = [Output(name, value) for name, value in named.items()]
+        return outputs.run(self.b.freeze())
+
+
+@pytest.fixture
+def net():
+    return Net()
+
+
+def launches(graph):
+    storage = assign_storage(graph)
+    return [n for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
+
+
+def members(graph):
+    """Return, per launch, the ops in it."""
+    return [n.attrs["members"] if n.op.name == "fused" else n.op.name for n in launches(graph)]
+
+
+def fused(graph, feeds, evaluate, rtol=1e-9):
+    """Run the pass, and check that every output and variable is what it was."""
+    after = check(fuse.run(graph), "fuse")
+    for got, expected in zip(evaluate(after, feeds), evaluate(graph, feeds), strict=True):
+        assert got.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_allclose(got[name], array, rtol, 1e-9, err_msg=name)
+    check(order.run(after), "order")
+    return after
+
+
+def program_of(graph, index=0):
+    groups = [n for n in launches(graph) if n.op.name == "fused"]
+    return from_plain(groups[index].attrs["program"])
+
+
+def test_a_chain_becomes_one_group_that_reads_and_writes_its_ends_only(net, evaluate):
+    x, bias = net.input(R, C), net.input(C)
+    h = net.b.one(GELU, net.b.one(ADD, x, bias))
+    after = fused(net.done(y=net.b.one(MUL, h, x)), net.feeds, evaluate)
+    assert members(after) == [("add", "gelu", "mul")]
+    (node,) = launches(after)
+    assert (len(node.inputs), len(node.outputs)) == (2, 1)
+    assert [i.kind for i in program_of(after).inputs] == [Kind.FULL, Kind.COLUMN]
+
+
+def test_what_is_read_elsewhere_too_becomes_an_output(net, evaluate):
+    x = net.input(R, C)
+    h = net.b.one(NEG, x)
+    y = net.b.one(MATMUL, net.b.one(EXP, h), net.input(C, C))
+    after = fused(net.done(h=h, y=y), net.feeds, evaluate)
+    assert members(after) == [("neg", "exp"), "matmul"]
+    assert len(launches(after)[0].outputs) == 2
+
+
+def test_reshapes_between_members_cost_nothing(net, evaluate):
+    x = net.input(2, 3, C)
+    h = net.b.one(RESHAPE, net.b.one(NEG, x), shape=(R, C))
+    h = net.b.one(RESHAPE, net.b.one(ADD, h, net.input(R, C)), shape=(2, 3, C))
+    after = fused(net.done(y=net.b.one(EXP, h)), net.feeds, evaluate)
+    assert members(after) == [("neg", "add", "exp")]
+    assert RESHAPE not in [n.op for n in after.nodes]
+
+
+def test_a_broadcast_is_read_where_it_is_narrow(net, evaluate):
+    x, row = net.input(R, C), net.input(R, 1)
+    wide = net.b.one(BROADCAST_TO, row, shape=(R, C))
+    wider = net.b.one(BROADCAST_TO, net.number(3.0), shape=(R, C))
+    y = net.b.one(ADD, net.b.one(MUL, x, wide), wider)
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert members(after) == [("mul", "add")]
+    assert [i.kind for i in program_of(after).inputs] == [Kind.FULL, Kind.ROW]
+    assert program_of(after).instructions[1].constants == (3.0,)
+
+
+def test_rows_that_repeat_are_read_by_every_and_count(net, evaluate):
+    x, positions, heads = net.input(2, 3, 4, C), net.input(4, C), net.input(3, 1, 1)
+    y = net.b.one(MUL, net.b.one(ADD, x, positions), heads)
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert members(after) == [("add", "mul")]
+    found = [(i.kind, i.every, i.count) for i in program_of(after).inputs]
+    assert found == [(Kind.FULL, 1, 0), (Kind.FULL, 1, 4), (Kind.ROW, 4, 3)]
+
+
+def test_a_norm_written_by_hand_is_one_group(net, evaluate):
+    x, gain = net.input(2, 3, C), net.input(C)
+    mean = net.b.one(MEAN, net.b.one(SQUARE, x), axes=(2,), keepdims=True)
+    scale = net.b.one(EXP, net.b.one(ADD, mean, net.number(1e-5)))
+    y = net.b.one(MUL, net.b.one(MUL, x, scale), gain)
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert members(after) == [("square", "mean", "add", "exp", "mul", "mul")]
+
+
+def test_a_row_statistic_that_broadcasts_along_columns_is_read_from_memory(net, evaluate):
+    x = net.input(C, C)
+    total = net.b.one(SUM, x, axes=(1,), keepdims=False)  # [C]: broadcasts as a column
+    after = fused(net.done(y=net.b.one(ADD, x, total)), net.feeds, evaluate)
+    assert members(after) == [("sum",), ("add",)]
+
+
+def test_a_sum_over_rows_ends_a_group(net, evaluate):
+    x = net.input(R, C)
+    h = net.b.one(EXP, x)
+    total = net.b.one(SUM, h, axes=(0,), keepdims=False)
+    after = fused(net.done(y=net.b.one(MUL, h, total)), net.feeds, evaluate)
+    assert members(after) == [("exp", "sum"), ("mul",)]
+
+
+def test_transposed_operands_are_left_to_kernels_that_follow_strides(net, evaluate):
+    x = net.b.one(TRANSPOSE, net.input(C, R), perm=(1, 0))
+    y = net.b.one(EXP, net.b.one(ADD, x, net.input(R, C)))
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert members(after) == ["add", ("exp",)]
+
+
+def test_a_cut_of_columns_is_read_where_it_lies(net, evaluate):
+    x = net.input(2, R, 3 * C)
+    cut = net.b.one(SLICE, x, starts=(0, 0, C), stops=(2, R, 2 * C), steps=(1, 1, 1))
+    after = fused(net.done(y=net.b.one(EXP, cut)), net.feeds, evaluate)
+    assert members(after) == [("exp",)]
+
+
+def test_every_other_column_is_left_to_kernels_that_follow_strides(net, evaluate):
+    cut = net.b.one(SLICE, net.input(R, 2 * C), starts=(0, 0), stops=(R, 2 * C), steps=(1, 2))
+    after = fused(net.done(y=net.b.one(EXP, cut)), net.feeds, evaluate)
+    assert members(after) == ["exp"]
+
+
+def test_a_group_does_not_close_around_what_stands_between_its_ends(net, evaluate):
+    x = net.input(C, C)
+    h = net.b.one(EXP, x)
+    y = net.b.one(ADD, h, net.b.one(MATMUL, h, net.input(C, C)))
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert members(after) == [("exp",), "matmul", ("add",)]
+
+
+def test_siblings_that_read_one_tensor_meet(net, evaluate):
+    dy = net.b.one(MATMUL, net.input(R, C), net.input(C, C))
+    a, b = net.b.one(MUL, dy, net.input(R, C)), net.b.one(MUL, dy, net.input(R, C))
+    after = fused(net.done(a=a, b=b), net.feeds, evaluate)
+    assert members(after) == ["matmul", ("mul", "mul")]
+
+
+def test_two_groups_become_one_where_their_results_meet(net, evaluate):
+    x = net.b.one(EXP, net.input(R, C))
+    y = net.b.one(NEG, net.input(R, C))
+    after = fused(net.done(z=net.b.one(ADD, x, y)), net.feeds, evaluate)
+    assert members(after) == [("exp", "neg", "add")]
+
+
+def test_a_group_stops_growing_at_its_limits(net, evaluate):
+    h = net.input(R, C)
+    for _ in range(100):
+        h = net.b.one(ADD, h, net.number(1.0))
+    after = fused(net.done(y=h), net.feeds, evaluate)
+    assert len(launches(after)) == 2
+    total = net.input(R, C)
+    for _ in range(30):
+        total = net.b.one(ADD, total, net.input(R, C))
+    for node in launches(fused(net.done(y=total), net.feeds, evaluate)):
+        assert len(node.inputs) <= fuse.MAX_FULL_INPUTS
+
+
+def trained(net, loss, trained_variables, every=1):
+    net.b.objective = loss
+    net.b.outputs = [Output("loss", loss)]
+    rate = net.number(0.1)
+    attrs = Attrs({"weight_decay": 0.0})
+    net.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in trained_variables]
+    if every > 1:
+        batches = net.variable(dtype="int64", role=SCRATCH)
+        net.feeds[net.b.producer_of(batches).attrs["name"]] = np.array(0)
+        net.b.accumulation = Accumulation(every, batches)
+    return outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
+
+
+def test_on_request_a_forward_group_ends_at_what_the_backward_pass_keeps(net, evaluate):
+    w = net.variable(C)
+    kept = net.b.one(TANH, net.b.one(MUL, net.input(R, C), w))  # its gradient reads it
+    bent = net.b.one(EXP, net.b.one(NEG, kept))
+    loss = net.b.one(MEAN, bent, axes=(0, 1), keepdims=False)
+    graph = trained(net, loss, [w])
+    assert members(fuse.run(graph))[0] == ("mul", "tanh", "neg", "exp", "mean")
+    after = check(fuse.run(graph, ends_at_saved=True), "fuse")
+    assert members(after)[:2] == [("mul", "tanh"), ("neg", "exp")]
+    for got, expected in zip(evaluate(after, net.feeds), evaluate(graph, net.feeds), strict=True):
+        for name, array in expected.items():
+            np.testing.assert_allclose(got[name], array, 1e-12, err_msg=name)
+
+
+def loss_of_a_bent_product(net):
+    x, w = net.input(R, C), net.variable(C)
+    bent = net.b.one(TANH, net.b.one(MUL, x, w))
+    return net.b.one(MEAN, bent, axes=(0, 1), keepdims=False), w
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_neither_phases_nor_rates_mix(net, every):
+    loss, w = loss_of_a_bent_product(net)
+    staged = fuse.stage_reductions(trained(net, loss, [w], every))
+    per_step = needed_per_step(staged)
+    found = fuse.find_groups(Members(staged))
+    rows = [[(staged.nodes[m.node].phase, per_step[m.node]) for m in g.members] for g in found]
+    assert all(len(set(row)) == 1 for row in rows)
+    assert len({row[0] for row in rows}) > 1
+    check(order.run(check(fuse.run(staged), "fuse")), "order")
+
+
+def test_readers_of_an_old_value_stay_before_its_update(net, evaluate):
+    """The group must not hold both a reader of the old value and one of the new."""
+    x, w = net.input(R, C), net.variable(R, C)
+    old = net.b.one(MUL, x, w)
+    grad = net.b.one(NEG, old)
+    (new,) = net.b.emit(SGD_UPDATE, (w, grad, net.number(0.1)), {"weight_decay": 0.0})
+    late = net.b.one(ADD, net.b.one(EXP, x), new)
+    net.b.writes = [Write(w, new)]
+    after = fused(net.done(late=late), net.feeds, evaluate)
+    assert members(after) == [("mul", "neg", "exp"), "sgd_update", ("add",)]
+
+
+def test_counters_are_read_before_they_are_incremented(net, evaluate):
+    step = net.variable(dtype="int64")
+    net.feeds["var0"] = np.array(4)
+    share = net.b.one(MUL, net.b.one(ADD, step, step), step)
+    (counted,) = net.b.emit(INCREMENT, (step,), {})
+    net.b.writes = [Write(step, counted)]
+    fused(net.done(share=share), net.feeds, evaluate)
+
+
+def test_a_group_has_the_line_and_scope_of_its_last_member(net):
+    x = net.input(R, C)
+    with net.b.at("first", SourceLocation("train.py", 1)):
+        h = net.b.one(NEG, x)
+    with net.b.at("last", SourceLocation("train.py", 2)):
+        y = net.b.one(EXP, h)
+    (node,) = launches(fuse.run(net.done(y=y)))
+    assert (node.scope, str(node.source)) == ("last", "train.py:2")
+
+
+def test_a_graph_without_such_ops_is_returned_as_it_is(net):
+    graph = net.done(y=net.b.one(MATMUL, net.input(R, C), net.input(C, R)))
+    assert fuse.run(graph) is graph
+
+
+def test_numbers_that_a_program_cannot_hold_stay_operands(net, evaluate):
+    x = net.input(R, C)
+    y = x
+    for number in (-0.0, np.inf, 2.0):
+        y = net.b.one(SUB, y, net.number(number))
+    after = fused(net.done(y=y), net.feeds, evaluate)
+    assert len(launches(after)[0].inputs) == 3
+
+
+def block(net, width, rows):
+    """Return the forward part of a small transformer block, without attention."""
+    x = net.input(2, rows // 2, width, dtype="float32")
+    gain, shift = (net.variable(width, dtype="float32") for _ in range(2))
+    y, _, _ = net.b.emit(LAYER_NORM, (x, gain, shift), {"eps": 1e-5})
+    flat = net.b.one(RESHAPE, y, shape=(rows, width))
+    up = net.b.one(MATMUL, flat, net.variable(width, 4 * width, dtype="float32"))
+    h = net.b.one(GELU, net.b.one(ADD, up, net.variable(4 * width, dtype="float32")))
+    down = net.b.one(MATMUL, h, net.variable(4 * width, width, dtype="float32"))
+    down = net.b.one(ADD, down, net.variable(width, dtype="float32"))
+    return net.b.one(ADD, x, net.b.one(RESHAPE, down, shape=(2, rows // 2, width)))
+
+
+GOLDEN = """\
+forward  layer_norm                          6x8   3 -> 3
+forward  matmul
+forward  add gelu                            6x32  2 -> 2
+forward  matmul
+forward  add add square mean                 6x8   3 -> 2
+forward  mean                                1x6   1 -> 1
+backward mul sum                             6x8   1 -> 2
+backward matmul
+backward matmul
+backward gelu_grad sum                       6x32  2 -> 2
+backward matmul
+backward matmul
+backward layer_norm_grad                     6x8   4 -> 2
+"""
+
+
+def described(graph):
+    lines = []
+    for node in launches(graph):
+        if node.op.name != "fused":
+            lines.append(f"{node.phase.value:<8} {node.op.name}")
+            continue
+        names = " ".join(node.attrs["members"])
+        space = f"{node.attrs['rows']}x{node.attrs['columns']}"
+        sizes = f"{len(node.inputs)} -> {len(node.outputs)}"
+        lines.append(f"{node.phase.value:<8} {names:<35} {space:<5} {sizes}")
+    return lines
+
+
+def test_the_groups_of_a_transformer_block_are_these(net, evaluate):
+    y = block(net, 8, 6)
+    loss = net.b.one(MEAN, net.b.one(SQUARE, y), axes=(0, 1, 2), keepdims=False)
+    variables = [n.outputs[0] for n in net.b.nodes if n.op is VARIABLE]
+    rate = net.b.one(CONSTANT, dtype="float32", shape=(), data=np.float32(1).tobytes())
+    net.b.objective, net.b.outputs = loss, [Output("loss", loss)]
+    attrs = Attrs({"weight_decay": 0.0})
+    net.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in variables]
+    graph = outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
+    after = fused(graph, net.feeds, evaluate, rtol=1e-3)
+    assert [line for line in described(after) if "sgd_update" not in line] == GOLDEN.splitlines()
+
+
+@st.composite
+def programs(draw):
+    """A list of instructions (what, two earlier tensors)."""
+    what = st.sampled_from(
+        ("relu", "neg", "add", "mul", "row", "column", "norm", "turn", "shown", "product", "bias")
+    )
+    earlier = st.integers(0, 99)
+    return draw(st.lists(st.tuples(what, earlier, earlier), min_size=2, max_size=16))
+
+
+def built(net, program, trains):
+    """Return a graph of tensors [R, C] whose sum, or all of them, is the result."""
+    b = net.b
+    weights = [net.variable(C, C), net.variable(C), net.variable(R, 1)]
+    first = b.one(ADD, b.one(MUL, net.input(R, C), weights[2]), weights[1])
+    tensors = [b.one(MATMUL, first, weights[0])]
+    for what, i, j in program:
+        x, y = tensors[-1 - i % min(4, len(tensors))], tensors[j % len(tensors)]
+        if what in ("relu", "neg"):
+            made = b.one({"relu": RELU, "neg": NEG}[what], x)
+        elif what in ("add", "mul"):
+            made = b.one({"add": ADD, "mul": MUL}[what], x, b.one(TANH, y))
+        elif what == "row":
+            made = b.one(SUB, x, b.one(MEAN, y, axes=(1,), keepdims=True))
+        elif what == "column":
+            made = b.one(SUB, x, b.one(MEAN, y, axes=(0,), keepdims=False))
+        elif what == "norm":
+            made = b.emit(LAYER_NORM, (x, weights[1], weights[1]), {"eps": 0.1})[0]
+        elif what == "turn":
+            made = b.one(RESHAPE, b.one(TRANSPOSE, x, perm=(1, 0)), shape=(R, C))
+        elif what == "shown":
+            parts = b.one(RESHAPE, x, shape=(2, R // 2, C))
+            made = b.one(RESHAPE, b.one(TANH, parts), shape=(R, C))
+        elif what == "product":
+            made = b.one(TANH, b.one(MATMUL, x, weights[0]))
+        else:
+            made = b.one(ADD, x, weights[1])
+        tensors.append(made)
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = b.one(ADD, total, b.one(TANH, tensor))
+    if not trains:
+        return net.done(total=total, last=tensors[-1])
+    loss = b.one(MEAN, b.one(SQUARE, total), axes=(0, 1), keepdims=False)
+    return trained(net, loss, weights)
+
+
+@settings(max_examples=120, deadline=None)
+@given(program=programs(), trains=st.booleans())
+def test_any_graph_keeps_its_meaning_and_an_order_exists(program, trains, evaluate_graphs):
+    net = Net()
+    graph = built(net, program, trains)
+    with np.errstate(all="ignore"):
+        after = fused(graph, net.feeds, evaluate_graphs, rtol=1e-6)
+    assert len(launches(after)) <= len(launches(graph)) + 2  # a mean over all takes two
+    assert simplify.prune(after) == after
+
+
+def chain_of(length):
+    net = Net()
+    h = net.input(R, C)
+    for i in range(length):
+        h = net.b.one(MATMUL, h, net.input(C, C)) if i % 5 == 0 else net.b.one(TANH, h)
+    return net.done(y=h)
+
+
+def test_the_work_grows_as_the_graph_does(monkeypatch):
+    counts = []
+    place = Members._placed
+
+    def counted(self, *arguments):
+        counts[-1] += 1
+        return place(self, *arguments)
+
+    monkeypatch.setattr(Members, "_placed", counted)
+    for length in (200, 400, 800):
+        counts.append(0)
+        fuse.run(chain_of(length))
+    assert counts[2] - counts[1] <= 2.1 * (counts[1] - counts[0])
+    assert counts[0] < 4 * 200
+
+
+def test_graphs_are_plain_values_still(net):
+    graph = fuse.run(net.done(y=net.b.one(EXP, net.input(R, C))))
+    assert isinstance(graph, Graph)
+    assert hash(graph.nodes[-1].attrs) == hash(graph.nodes[-1].attrs)

@@ -1,0 +1,97 @@
+"""The ops of groups: what they refuse, what they cost, and how they are shown."""
+
+import numpy as np
+import pytest
+
+import compiler.ops.standard  # noqa: F401  # registers the ops
+from compiler.attrs import Attrs
+from compiler.errors import CompileError
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.program import Kind, ProgramInput
+from compiler.fusion.spaces import Space
+from compiler.graph import GraphBuilder, Output, SourceLocation
+from compiler.ops.fused import FUSED, fused_attrs
+from compiler.ops.fused_product import FUSED_PRODUCT
+from compiler.ops.sources import INPUT
+from compiler.printer import print_graph
+from compiler.registry import OpTypeError, cost, infer_type, recompute, reference
+from compiler.types import DType, TensorType
+
+F32 = DType.FLOAT32
+FULL, COLUMN = TensorType(F32, (2, 3, 4)), TensorType(F32, (4,))
+
+
+def biased(rows=6, columns=4):
+    """Return the attributes of exp(x + bias)."""
+    p = ProgramBuilder(rows, columns)
+    x, bias = (p.input(ProgramInput(F32, kind)) for kind in (Kind.FULL, Kind.COLUMN))
+    program, _ = p.finish((p.op("exp", p.op("add", x, bias)),))
+    return Attrs(fused_attrs(program, Space(rows, columns), ((2, 3, 4),), ("add", "exp")))
+
+
+def test_the_types_of_a_group_are_its_shapes_and_the_programs_dtypes():
+    assert infer_type.get(FUSED)((FULL, COLUMN), biased()) == (FULL,)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((FULL,), r"expects 2 inputs \(operand 0, operand 1\), got 1"),
+        ((FULL, FULL), r"needs operand 1 of 4 elements of float32, got float32\[2, 3, 4\]"),
+        (
+            (TensorType(DType.FLOAT64, FULL.shape), COLUMN),
+            r"needs operand 0 of 24 elements of float32, got float64\[2, 3, 4\]",
+        ),
+    ],
+)
+def test_operands_that_the_program_does_not_describe_are_refused(inputs, text):
+    with pytest.raises(OpTypeError, match=text):
+        infer_type.get(FUSED)(inputs, biased())
+
+
+def test_an_output_of_another_size_is_refused():
+    attrs = Attrs({**biased(), "shapes": ((2, 4),)})
+    with pytest.raises(OpTypeError, match=r"has an output of 24 elements, declared as"):
+        infer_type.get(FUSED)((FULL, COLUMN), attrs)
+
+
+def test_a_product_of_other_rows_and_columns_is_refused():
+    a, b = TensorType(F32, (5, 7)), TensorType(F32, (7, 4))
+    with pytest.raises(OpTypeError, match="needs a product of 6 rows and 4 columns, got"):
+        infer_type.get(FUSED_PRODUCT)((a, b, COLUMN), biased())
+    with pytest.raises(OpTypeError, match="expects a, b and the operands of a group, got 1"):
+        infer_type.get(FUSED_PRODUCT)((a,), biased())
+
+
+def test_a_wrong_operand_is_told_with_the_users_line():
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
+    wrong = pytest.raises(CompileError, match=r"train\.py:7: fused")
+    with b.at("mlp", SourceLocation("train.py", 7)), wrong:
+        b.emit(FUSED, (x, x), biased())
+
+
+def test_a_group_costs_its_operands_and_heavy_instructions_eight_times():
+    found = cost.get(FUSED)((FULL, COLUMN), (FULL,), biased())
+    assert found.bytes == 4 * (24 + 4 + 24)
+    assert found.flops == 24 * (1 + 8)
+
+
+def test_the_product_is_operand_0_of_its_group():
+    rng = np.random.default_rng(0)
+    a, b, bias = (rng.normal(size=s).astype(np.float32) for s in ((6, 5), (5, 4), (4,)))
+    (got,) = reference.get(FUSED_PRODUCT)(biased(), a, b, bias)
+    np.testing.assert_allclose(got, np.exp(a @ b + bias).reshape(2, 3, 4), 1e-6)
+
+
+def test_groups_may_run_again():
+    assert recompute.get(FUSED)
+    assert recompute.get(FUSED_PRODUCT)
+
+
+def test_a_group_is_shown_by_what_it_is_made_of():
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
+    bias = b.one(INPUT, name="bias", dtype="float32", shape=(4,))
+    b.outputs = [Output("y", b.emit(FUSED, (x, bias), biased())[0])]
+    assert "= fused(add, exp)(%0, %1) {'rows': 6, 'columns': 4}" in print_graph(b.freeze())[2]

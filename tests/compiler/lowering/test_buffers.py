@@ -1,0 +1,52 @@
+"""Which inputs an output takes over, when a value is read at more than one position."""
+
+import pytest
+
+from compiler.graph import Output
+from compiler.lowering.buffers import assign_buffers, draft_launches
+from compiler.lowering.storage import assign_storage
+from compiler.ops.binary import ADD
+from compiler.ops.elementwise import EXP
+from compiler.ops.matmul import MATMUL
+from compiler.ops.shape import RESHAPE
+from compiler.target import KernelInfo
+
+
+class Offering:
+    """Kernels that offer these pairs for `add` and `matmul`, and none for the rest."""
+
+    device_kind = "fake"
+    fingerprint = "offering"
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def query(self, call):
+        return KernelInfo(f"fake.{call.op}", 0, self.pairs if call.op in ("add", "matmul") else ())
+
+
+def shares(sketch, op, view, pairs):
+    """Whether op(u, u'), with u' another view of u's bytes or u itself, lies where u was."""
+    b = sketch.b
+    u = b.one(EXP, sketch.input("x", (4, 4)))
+    other = b.one(RESHAPE, b.one(RESHAPE, u, shape=(16,)), shape=(4, 4)) if view else u
+    y = b.one(op, u, other)
+    b.outputs = [Output("y", y)]
+    graph = b.freeze()
+    storage = assign_storage(graph)
+    drafts = draft_launches(graph, storage, Offering(pairs))
+    found = assign_buffers(graph, storage, drafts, ())
+    assert storage.root[other] == u
+    return found.of_root[u] == found.of_root[y]
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("op", [ADD, MATMUL])
+def test_a_value_read_twice_is_taken_over_only_where_both_positions_are_offered(sketch, op, view):
+    assert shares(sketch, op, view, ((0, 0), (0, 1)))
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("pairs", [((0, 0),), ((0, 1),), ()])
+def test_a_value_that_a_kernel_reads_at_another_time_too_is_left_alone(sketch, pairs, view):
+    assert not shares(sketch, MATMUL, view, pairs)

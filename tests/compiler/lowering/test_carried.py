@@ -1,0 +1,81 @@
+"""How often a writer has fired when what it updates is read in another actor."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from compiler.errors import InternalError
+from compiler.lowering.carried import Carried, CarriedCount, CarriedRead, When
+
+READER, WRITER, OTHER = range(3)
+
+
+def plan_of(*roles):
+    launch = SimpleNamespace(op="matmul", source=0)
+    names = ("reader", "writer", "other")
+    return SimpleNamespace(
+        actors=[SimpleNamespace(name=name, launches=[launch]) for name in names],
+        registers=[SimpleNamespace(name="w"), SimpleNamespace(name="v")],
+        variables=[SimpleNamespace(name=f"v{i}", role=role) for i, role in enumerate(roles)],
+        sources=["train.py:7"],
+    )
+
+
+def play(when, repetitions, firings, writers=(WRITER,)):
+    """Play pairs (actor, times) in order."""
+    reads = [CarriedRead(READER, 0, writer, i, when) for i, writer in enumerate(writers)]
+    count = CarriedCount(plan_of(), Carried(tuple(reads), ()), repetitions)
+    fired = [0, 0, 0]
+    for actor, times in firings:
+        count.visit(actor, fired[actor], times)
+        fired[actor] += times
+
+
+R, W, X = (READER, 1), (WRITER, 1), (OTHER, 1)
+RIGHT = [
+    (When.BEFORE, (1, 1, 1), [R, W]),
+    (When.AFTER, (1, 1, 1), [W, R]),
+    (When.BEFORE, (2, 2, 1), [R, W, R, W]),
+    (When.AFTER, (2, 2, 1), [W, R, W, R]),
+    (When.BEFORE, (4, 2, 1), [(READER, 2), W, (READER, 2), W]),  # two batches per update
+    (When.AFTER, (1, 2, 1), [W, W, R]),  # the sums of two batches
+    (When.AFTER, (2, 4, 1), [(WRITER, 2), R, (WRITER, 2), R]),
+    (When.BETWEEN, (3, 2, 1), [W, (READER, 3), W]),  # three batches of an evaluation
+]
+WRONG = [
+    (When.BEFORE, (1, 1, 1), [W, R]),
+    (When.AFTER, (1, 1, 1), [R, W]),
+    (When.BEFORE, (2, 2, 1), [R, R, W, W]),
+    (When.BEFORE, (4, 2, 1), [(READER, 3), W, R, W]),
+    (When.AFTER, (1, 2, 1), [W, R, W]),
+    (When.AFTER, (2, 4, 1), [(WRITER, 4), (READER, 2)]),
+    (When.BEFORE, (3, 2, 1), [(READER, 3), (WRITER, 2)]),  # no rate fits the other
+]
+
+
+@pytest.mark.parametrize(("when", "repetitions", "firings"), RIGHT)
+def test_a_read_at_the_right_firing_passes(when, repetitions, firings):
+    play(when, repetitions, firings)
+
+
+@pytest.mark.parametrize(("when", "repetitions", "firings"), WRONG)
+def test_a_read_at_another_firing_names_launch_line_and_counts(when, repetitions, firings):
+    with pytest.raises(InternalError, match=r"\(matmul, train.py:7\) of 'reader' reads 'w' as it"):
+        play(when, repetitions, firings)
+
+
+def test_who_reads_between_steps_reads_all_writers_after_the_same_step():
+    both = (WRITER, OTHER)
+    play(When.BETWEEN, (1, 2, 2), [W, X, R, W, X], both)
+    with pytest.raises(InternalError, match="1 firings of it and 2 of 'writer'"):
+        play(When.BETWEEN, (1, 2, 2), [W, X, W, R, X], both)
+
+
+def test_state_is_written_at_one_rate_and_scratch_at_one():
+    plan = plan_of("parameter", "scratch", "optimizer", "scratch")
+    right = ((0, OTHER), (1, WRITER), (2, OTHER), (3, WRITER))
+    CarriedCount(plan, Carried((), right), (1, 2, 1))
+    for index, actor in ((2, WRITER), (3, OTHER)):
+        wrong = tuple([(i, actor if i == index else a) for i, a in right])
+        with pytest.raises(InternalError, match=rf"writes variable 'v{index}' \d times"):
+            CarriedCount(plan, Carried((), wrong), (1, 2, 1))

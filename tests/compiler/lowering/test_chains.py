@@ -1,0 +1,256 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.errors import InternalError
+from compiler.lowering.chains import (
+    COMM_STREAM,
+    D2H_STREAM,
+    H2D_STREAM,
+    MAX_BUCKETS,
+    MESSAGE_NS,
+    Work,
+    form_chains,
+)
+
+DURATIONS = (0.0, 1.0, 500.0, MESSAGE_NS, 5 * MESSAGE_NS)
+
+
+@st.composite
+def works(draw, with_comm=True):
+    """A random DAG of up to 24 launches; each waits for some of the launches before it.
+
+    Some communicate and some copy. Copies that follow each other at once share a bucket, but not
+    where anything communicates: such buckets could wait for each other.
+    """
+    count = draw(st.integers(1, 24))
+    durations = draw(st.lists(st.sampled_from(DURATIONS), min_size=count, max_size=count))
+    before = [
+        tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else ()
+        for i in range(count)
+    ]
+    sizes = st.sampled_from((0, 0, 0, 4, 1000) if with_comm else (0,))
+    comm = draw(st.lists(sizes, min_size=count, max_size=count))
+    ways = st.sampled_from((0, 0, 0, H2D_STREAM, D2H_STREAM) if with_comm else (0,))
+    copies, bucket, last = {}, 0, None
+    for i in range(count):
+        way = 0 if comm[i] else draw(ways)
+        bucket += way != last or any(comm)
+        last = way
+        if way:
+            copies[i] = (way, bucket)
+    return Work(tuple(durations), tuple(before), tuple(comm), copies)
+
+
+def closure(count, pairs):
+    """Return the set of (earlier, later) that the pairs imply, by Warshall's algorithm."""
+    reach = [[False] * count for _ in range(count)]
+    for a, b in pairs:
+        reach[a][b] = True
+    for k in range(count):
+        for i in range(count):
+            if reach[i][k]:
+                reach[i] = [x or y for x, y in zip(reach[i], reach[k], strict=True)]
+    return reach
+
+
+def comm_depths(work):
+    """Return, per launch, the most collectives on any way that leads to it."""
+    depths = []
+    for row in work.before:
+        depths.append(max([depths[p] + bool(work.comm_bytes[p]) for p in row], default=0))
+    return depths
+
+
+def chain_of(formed):
+    return {i: c for c, chain in enumerate(formed.chains) for i in chain.launches}
+
+
+def play(work, formed):
+    """Run the chains, each stream one at a time in the order given; return all launches, in order.
+
+    A chain begins when the chains before it in `order` are done; nothing else is waited for.
+    """
+    waiting = {stream: [] for stream in sorted({c.stream for c in formed.chains})}
+    for number, chain in enumerate(formed.chains):
+        waiting[chain.stream].append(number)
+    done, launches = set(), []
+    while any(waiting.values()):
+        ready = [
+            queue
+            for queue in waiting.values()
+            if queue and all(a in done for a, b in formed.order if b == queue[0])
+        ]
+        assert ready, f"deadlock: {waiting}"
+        number = ready[-1].pop(0)
+        for i in formed.chains[number].launches:
+            assert set(work.before[i]) <= set(launches), f"launch {i} began too early"
+            launches.append(i)
+        done.add(number)
+    return launches
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    launches = [i for chain in formed.chains for i in chain.launches]
+    assert sorted(launches) == list(range(len(work.before)))
+    for chain in formed.chains:
+        assert chain.launches
+        for i in chain.launches:
+            assert min(chain.stream, 0) == work.stream(i)
+        assert chain.stream < streams
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    reach = closure(len(formed.chains), formed.order)
+    chain = chain_of(formed)
+    for later, row in enumerate(work.before):
+        for earlier in row:
+            a, b = chain[earlier], chain[later]
+            if a == b:
+                launches = formed.chains[a].launches
+                assert launches.index(earlier) < launches.index(later)
+            else:
+                assert reach[a][b], (earlier, later, formed)
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    assert all(a < b for a, b in formed.order)
+    reach = closure(len(formed.chains), formed.order)
+    for stream in range(D2H_STREAM, streams):
+        own = [c for c, chain in enumerate(formed.chains) if chain.stream == stream]
+        assert all(reach[a][b] for a, b in pairwise(own))
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_chains_ordered_by_nothing_but_their_edges_never_deadlock_or_begin_too_early(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    assert len(play(work, formed)) == len(work.before)
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    for chain in formed.chains:
+        needed = sum(work.duration_ns[i] for i in chain.launches)
+        assert chain.end_ns - chain.start_ns >= needed * (1 - 1e-9)
+    for a, b in formed.order:
+        earlier, later = formed.chains[a], formed.chains[b]
+        message = 0.0 if earlier.stream == later.stream else MESSAGE_NS
+        assert later.start_ns >= (earlier.end_ns + message) * (1 - 1e-9)
+
+
+@given(works(with_comm=False))
+@settings(max_examples=50, deadline=None)
+def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
+    formed = form_chains(work, range(len(work.before)), 1)
+    assert [chain.launches for chain in formed.chains] == [tuple(range(len(work.before)))]
+    assert formed.order == ()
+
+
+@given(works(), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_collectives_make_few_chains_of_members_that_do_not_wait_for_each_other(work, streams):
+    formed = form_chains(work, range(len(work.before)), streams)
+    comm = [i for i, size in enumerate(work.comm_bytes) if size]
+    depths = comm_depths(work)
+    chains = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
+    assert len(chains) <= MAX_BUCKETS + len({depths[i] for i in comm})
+    assert sorted(i for chain in chains for i in chain.launches) == comm
+
+
+def test_many_small_collectives_become_at_most_eight_chains():
+    gradients = 64
+    work = Work(
+        (50_000.0,) * gradients + (10_000.0,) * gradients,
+        tuple((i - 1,) if i else () for i in range(gradients)) + tuple((i,) for i in range(64)),
+        (0,) * gradients + (4096,) * gradients,
+    )
+    formed = form_chains(work, range(2 * gradients), 1)
+    comm = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
+    assert [len(chain.launches) for chain in comm] == [8] * MAX_BUCKETS
+    first_gradients = [min(chain.launches) - gradients for chain in comm]
+    assert first_gradients == sorted(first_gradients)
+    compute = [chain for chain in formed.chains if chain.stream == 0]
+    assert comm[0].start_ns < compute[-1].start_ns, "communication waits for all gradients"
+
+
+def test_collectives_without_duration_keep_their_order_on_their_stream():
+    # The first bucket holds 1 and 4, so it stands behind launch 3; 2 waits for 1 alone.
+    work = Work((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
+    formed = form_chains(work, range(5), 1)
+    assert len(play(work, formed)) == 5
+
+
+def test_two_long_branches_run_side_by_side_and_meet_once():
+    long = 10 * MESSAGE_NS
+    work = Work((long,) * 5, ((), (), (0,), (1,), (2, 3)), (0,) * 5)
+    formed = form_chains(work, range(5), 2)
+    assert sorted(chain.launches for chain in formed.chains) == [(0, 2), (1, 3), (4,)]
+    assert max(chain.end_ns for chain in formed.chains) < 5 * long
+
+
+def test_what_is_shorter_than_a_message_stays_on_one_stream():
+    work = Work((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()), (0,) * 6)
+    formed = form_chains(work, range(6), 4)
+    assert [chain.stream for chain in formed.chains] == [0]
+
+
+@given(works(), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_the_same_work_gives_the_same_chains(work, streams):
+    one, two = (form_chains(work, range(len(work.before)), streams) for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_no_launches_are_no_chains(streams):
+    formed = form_chains(Work((), (), ()), (), streams)
+    assert (formed.chains, formed.order) == ((), ())
+
+
+def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
+    work = Work((1.0,) * 4, ((), (0,), (1,), (0, 2)), (0, 0, 0, 0))
+    formed = form_chains(work, (2, 3), 2)
+    assert sorted(i for chain in formed.chains for i in chain.launches) == [2, 3]
+    assert len(play(Work(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
+
+
+@given(works(), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_the_copies_of_a_bucket_run_in_one_chain(work, streams):
+    chain = chain_of(form_chains(work, range(len(work.before)), streams))
+    of_bucket = {}
+    for launch, bucket in work.copies.items():
+        of_bucket.setdefault(bucket, set()).add(chain[launch])
+    assert all(len(found) == 1 for found in of_bucket.values())
+
+
+def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
+    """Three rounds of copy in, compute, copy out: a pipeline of as many stages."""
+    long = 50 * MESSAGE_NS
+    before = [(), (0,), (1,), (), (3,), (4,), (), (6,), (7,)]
+    copies = {i: (H2D_STREAM, i) for i in (0, 3, 6)} | {i: (D2H_STREAM, i) for i in (2, 5, 8)}
+    formed = form_chains(Work((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1)
+    assert [c.stream for c in formed.chains].count(0) == 3
+    end = max(chain.end_ns for chain in formed.chains)
+    assert end == pytest.approx(5 * long, rel=0.1)
+
+
+def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
+    copies = {0: (H2D_STREAM, 0), 1: (D2H_STREAM, 1), 2: (D2H_STREAM, 1), 3: (H2D_STREAM, 0)}
+    work = Work((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
+    with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
+        form_chains(work, range(4), 1)
