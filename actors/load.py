@@ -17,7 +17,7 @@ import numpy as np
 from actors.arena import Views
 from actors.protocol import Array, Chain, HostPort, Launch, Token
 from compiler.errors import InternalError
-from compiler.plan import PORTED, Actor, Constant, PlainValue, Plan, Port, RegisterKind
+from compiler.plan import PORTED, Actor, AttrValue, Constant, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId
 
@@ -33,7 +33,7 @@ class KernelBinder(Protocol):
 
     def bind(
         self,
-        attrs: Mapping[str, PlainValue],
+        attrs: Mapping[str, AttrValue],
         inputs: tuple[Array, ...],
         outputs: tuple[Array, ...],
         workspace: Array | None,

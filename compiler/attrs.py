@@ -1,21 +1,36 @@
-"""Attributes of a node: an immutable, hashable mapping of names to plain values."""
+"""Attributes of a node: an immutable, hashable mapping of names to values.
+
+A value is plain (what every file format has), or a `Structure`: a frozen dataclass, such as the
+program of a fused op, that stands there as itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 
-AttrValue = int | float | bool | str | bytes | None | tuple["AttrValue", ...]
+from compiler.rows import Structure, packed
+
+PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
+"""What msgpack carries as it is, with tuples for sequences."""
+
+AttrValue = PlainValue | Structure
+"""What an attribute may be."""
+
+S = TypeVar("S", bound=Structure)
 
 
 class Attrs(Mapping[str, AttrValue]):
-    """An immutable, hashable mapping of attribute names to plain values, with typed getters."""
+    """An immutable, hashable mapping of attribute names to values, with typed getters.
 
-    __slots__ = ("_data", "_hash")
+    Two are equal where a file would hold the same bytes of them: 0.0 is not -0.0, 1 is not True.
+    """
+
+    __slots__ = ("_data", "_packed")
 
     def __init__(self, data: Mapping[str, AttrValue] | None = None) -> None:
         self._data = dict(sorted(data.items())) if data else {}
-        self._hash = hash(tuple(self._data.items()))
+        self._packed: bytes | None = None  # most are never compared
 
     def __getitem__(self, key: str) -> AttrValue:
         return self._data[key]
@@ -26,11 +41,18 @@ class Attrs(Mapping[str, AttrValue]):
     def __len__(self) -> int:
         return len(self._data)
 
+    @property
+    def packed(self) -> bytes:
+        """What a file holds of them; made once."""
+        if self._packed is None:
+            self._packed = packed(list(self._data.items()))
+        return self._packed
+
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.packed)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Attrs) and self._data == other._data
+        return self is other or (isinstance(other, Attrs) and self.packed == other.packed)
 
     def __repr__(self) -> str:
         return ", ".join(f"{k}={v!r}" for k, v in self._data.items())
@@ -63,6 +85,29 @@ class Attrs(Mapping[str, AttrValue]):
         if type(value) is not tuple or not all([type(item) is int for item in value]):
             _refuse(key, "a tuple of ints", value)
         return cast("tuple[int, ...]", value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a tuple-of-str attribute. Raises TypeError for another kind."""
+        value = self._data[key]
+        if type(value) is not tuple or not all([type(item) is str for item in value]):
+            _refuse(key, "a tuple of texts", value)
+        return cast("tuple[str, ...]", value)
+
+    def shapes(self, key: str) -> tuple[tuple[int, ...], ...]:
+        """Return an attribute that is a tuple of shapes. Raises TypeError for another kind."""
+        value = self._data[key]
+        if type(value) is not tuple or not all([_is_shape(item) for item in value]):
+            _refuse(key, "a tuple of shapes", value)
+        return cast("tuple[tuple[int, ...], ...]", value)
+
+    def structure(self, key: str, cls: type[S]) -> S:
+        """Return an attribute that is of a class. Raises TypeError for another kind."""
+        value = self._data[key]
+        return value if isinstance(value, cls) else _refuse(key, f"a {cls.__name__}", value)
+
+
+def _is_shape(value: AttrValue) -> bool:
+    return type(value) is tuple and all([type(n) is int and n >= 0 for n in value])
 
 
 def _refuse(key: str, expected: str, value: AttrValue) -> NoReturn:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import astuple
 
-import msgpack
-
 from compiler.graph import Graph
+from compiler.rows import packed
 
 
 def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
     """Return a hash of what the graph computes; `with_sources` adds scopes and user lines."""
     nodes = []
     for node in graph.nodes:
-        row: list[object] = [node.op.name, node.inputs, node.outputs, tuple(node.attrs.items())]
+        row: list[object] = [node.op.name, node.inputs, node.outputs, node.attrs.packed]
         if with_sources:
             row += [node.scope, node.source.file, node.source.line]
         nodes.append(row)
-    rules = [
-        (u.op.name, u.variable, u.state, u.scalars, tuple(u.attrs.items())) for u in graph.updates
-    ]
+    rules = [(u.op.name, u.variable, u.state, u.scalars, u.attrs.packed) for u in graph.updates]
     body = [
         nodes,
         [(t.dtype.value, t.shape) for t in graph.types],
@@ -31,4 +28,4 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         None if graph.accumulation is None else astuple(graph.accumulation),
         graph.num_ranks,
     ]
-    return hashlib.blake2b(msgpack.packb(body, use_bin_type=True), digest_size=16).hexdigest()
+    return hashlib.blake2b(packed(body), digest_size=16).hexdigest()

@@ -27,20 +27,19 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgpack
 
+import compiler.fusion.program  # noqa: F401  # the structure that a plan's attributes may hold
+from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.placement import Device
-from compiler.rows import Bounds, from_row, to_row
+from compiler.rows import Bounds, from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
 
-PLAN_FORMAT = 3
+PLAN_FORMAT = 4
 _MAGIC = "actorflow-plan"
-
-PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
-"""What an attribute may be: everything msgpack carries, with tuples for sequences."""
 
 MAX_BYTES = 1 << 48
 """Of an arena, a register, an offset: more than any machine has, and sums of them are no trouble
@@ -197,7 +196,7 @@ class Launch:
 
     kernel: str
     op: str
-    attrs: tuple[tuple[str, PlainValue], ...]
+    attrs: tuple[tuple[str, AttrValue], ...]
     inputs: tuple[Index, ...]
     outputs: tuple[Index, ...]
     workspace: Index | None
@@ -369,10 +368,10 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
-        body = cast("bytes", msgpack.packb(to_row(self), use_bin_type=True))
+        body = packed(to_row(self))
         digest = hashlib.blake2b(body, digest_size=16).hexdigest()
         head = {"magic": _MAGIC, "format": PLAN_FORMAT, "digest": digest, "body": body}
-        return cast("bytes", msgpack.packb(head, use_bin_type=True))
+        return packed(head)
 
     @property
     def fingerprint(self) -> str:
@@ -459,6 +458,7 @@ __all__ = [
     "Actor",
     "ActorKind",
     "Arena",
+    "AttrValue",
     "Constant",
     "DType",
     "DeviceMemory",
@@ -466,6 +466,7 @@ __all__ = [
     "Launch",
     "Part",
     "Phase",
+    "PlainValue",
     "Plan",
     "Port",
     "Recomputation",

@@ -8,6 +8,9 @@ On the way back everything is looked at, for a file may come from anywhere: each
 that its hint names, and lies within the `Bounds` that an `Annotated` hint gives it. Texts hold no
 control characters, so that none can draw on a terminal or break out of a line. The first value that
 is wrong is named with its way from the outermost row: "registers[3].size_bytes".
+
+An attribute of a launch has no hint that says what it is. So a `Structure` among them is a mapping
+with one entry, from its kind to its row; nothing else in a file is a mapping.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from types import UnionType
 from typing import Annotated, Any, NewType, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as hints_of
 
+import msgpack
+
 from compiler.errors import PlanFormatError
 
 T = TypeVar("T")
@@ -30,7 +35,7 @@ T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
 MAX_DEPTH = 16
-"""Tuples within tuples of a plain value; a generated program has five."""
+"""Tuples within tuples of a plain value; those of the compiler's own have three."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NUMBERS = (int, float)
@@ -43,6 +48,72 @@ class Bounds:
 
     low: float
     high: float
+
+
+class Structure:
+    """What the frozen dataclasses derive from that stand in attributes as themselves.
+
+    Two are equal where a file would hold the same bytes of them. So 0.0 is not -0.0 and 1 is not
+    True, as they are to `==`: a kernel that is made for one must not be found for the other.
+    """
+
+    __slots__ = ("_packed",)
+    _packed: bytes
+
+    @property
+    def packed(self) -> bytes:
+        """What a file holds of it; made once."""
+        try:
+            return self._packed
+        except AttributeError:
+            # Frozen for everyone else: this is not a field, and always the same.
+            object.__setattr__(self, "_packed", packed(to_row(self)))
+            return self._packed
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Structure) and (type(self), self.packed) == (
+            type(other),
+            other.packed,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+
+_KINDS: dict[str, type[Structure]] = {}
+_KIND_OF: dict[type[Structure], str] = {}
+
+S = TypeVar("S", bound=Structure)
+
+
+def structure(kind: str) -> Callable[[type[S]], type[S]]:
+    """Let plan files hold a class of structures, under a name of its own.
+
+    A decorator, above `@dataclass(frozen=True, slots=True, eq=False)`. Raises ValueError where
+    another class has the name.
+    """
+
+    def known(cls: type[S]) -> type[S]:
+        other = _KINDS.setdefault(kind, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"{cls.__module__} and {other.__module__} both define {kind!r}")
+        _KINDS[kind], _KIND_OF[cls] = cls, kind  # a module that is run again defines it anew
+        return cls
+
+    return known
+
+
+def packed(value: object) -> bytes:
+    """Return plain values and structures, in tuples and lists of any depth, as msgpack."""
+    return cast("bytes", msgpack.packb(value, use_bin_type=True, default=_named_row))
+
+
+def _named_row(value: object) -> dict[str, object]:
+    if not isinstance(value, Structure):
+        raise TypeError(f"a plan cannot hold {value!r:.60}")
+    return {_KIND_OF[type(value)]: to_row(value)}
 
 
 class _WrongValue(Exception):
@@ -216,6 +287,8 @@ def _under(step: str, read: Convert, item: object) -> None:
 def _one_of(hint: Any) -> Convert:
     """Return the reader of a union: of plain values where tuples are among them."""
     kinds = get_args(hint)
+    if Structure in kinds:
+        return _attribute
     if any([get_origin(kind) is tuple for kind in kinds]):
         return _plain
     if set(kinds) == {int, float}:
@@ -225,6 +298,18 @@ def _one_of(hint: Any) -> Convert:
         raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
     read = _reader(some[0])
     return lambda item: None if item is None else read(item)
+
+
+def _attribute(value: Any) -> Any:
+    """Return a plain value, or the structure of a mapping of its kind to its row."""
+    if type(value) is not dict:
+        return _plain(value)
+    kind, row = next(iter(value.items())) if len(value) == 1 else ("", None)
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise _WrongValue(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
+    hint: Any = cls
+    return _reader(hint)(row)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

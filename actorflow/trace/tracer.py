@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
 
-from compiler.attrs import Attrs, AttrValue
+from compiler.attrs import Attrs, PlainValue
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, SourceLocation
 from compiler.ops.sources import INPUT, VARIABLE
@@ -27,7 +27,7 @@ _HOUSE = Path(__file__).resolve().parents[2]
 _WINGS = ("actorflow", "actors", "compiler", "memory")
 _OURS = tuple(str(_HOUSE / wing) + os.sep for wing in _WINGS)
 
-InitSpec = tuple[tuple[str, AttrValue], ...]
+InitSpec = tuple[tuple[str, PlainValue], ...]
 """How a variable gets its first value: ("kind", ...) and its parameters."""
 
 

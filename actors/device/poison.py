@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.load import KernelBinder
 from actors.protocol import Array, Launch
-from compiler.plan import Actor, PlainValue, Plan, Register, RegisterKind, View
+from compiler.plan import Actor, AttrValue, Plan, Register, RegisterKind, View
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import DType, RegisterId, TensorType
 
@@ -73,7 +73,7 @@ class _Poison:
 
     def bind(
         self,
-        attrs: Mapping[str, PlainValue],
+        attrs: Mapping[str, AttrValue],
         inputs: tuple[Array, ...],
         outputs: tuple[Array, ...],
         workspace: Array | None,

@@ -1,10 +1,11 @@
-"""Typed readers of plain attribute values."""
+"""Typed readers of attribute values."""
 
 from __future__ import annotations
 
 from actors.kernels.kernel import Attrs
 from compiler.errors import InternalError
-from compiler.plan import PlainValue
+from compiler.fusion.program import FusedProgram
+from compiler.plan import AttrValue
 
 
 def number(attrs: Attrs, name: str) -> float:
@@ -50,11 +51,19 @@ def integers(attrs: Attrs, name: str) -> tuple[int, ...]:
     return found
 
 
-def _present(attrs: Attrs, name: str) -> PlainValue:
+def fused_program(attrs: Attrs, name: str) -> FusedProgram:
+    """Return a program. Raises InternalError when it is missing or of another kind."""
+    value = _present(attrs, name)
+    if not isinstance(value, FusedProgram):
+        raise _wrong(name, "a program", value)
+    return value
+
+
+def _present(attrs: Attrs, name: str) -> AttrValue:
     if name not in attrs:
         raise InternalError(f"attribute {name!r} is missing; there are {sorted(attrs)}")
     return attrs[name]
 
 
-def _wrong(name: str, expected: str, value: PlainValue) -> InternalError:
-    return InternalError(f"attribute {name!r} should be {expected}, not {value!r}")
+def _wrong(name: str, expected: str, value: AttrValue) -> InternalError:
+    return InternalError(f"attribute {name!r} should be {expected}, not {value!r:.60}")

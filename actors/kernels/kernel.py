@@ -15,10 +15,10 @@ import numpy as np
 
 from actors.kernels.work import Work
 from actors.protocol import Array, Launch
-from compiler.plan import PlainValue
+from compiler.plan import AttrValue
 from compiler.types import TensorType, contiguous_strides, numpy_dtype
 
-Attrs = Mapping[str, PlainValue]
+Attrs = Mapping[str, AttrValue]
 
 
 @dataclass(frozen=True, slots=True)

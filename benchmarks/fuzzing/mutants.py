@@ -287,10 +287,17 @@ def _other_plain(value: Any, rng: random.Random) -> Any:
         else:
             _change_list(value, rng)
         return value
+    if isinstance(value, dict) and value:  # a structure: its kind, and its row
+        ((kind, row),) = value.items()
+        if rng.random() < 0.1:
+            return {rng.choice((*HOSTILE, kind + "x")): row}
+        return {kind: _other_plain(row, rng)}
     return rng.choice((0, "", []))
 
 
 def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {kind: _lists(row) for kind, row in value.items()}
     return [_lists(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 

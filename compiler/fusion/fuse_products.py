@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.attrs import Attrs
-from compiler.fusion.program import FusedProgram, Instruction, Kind, from_plain, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind
 from compiler.fusion.spaces import Space
 from compiler.graph import Graph, Node, consumers
-from compiler.ops.fused import FUSED, space_of
+from compiler.ops.fused import FUSED, program_of, space_of
 from compiler.ops.fused_product import FUSED_PRODUCT
 from compiler.ops.matmul import MATMUL
 from compiler.passes.simplify import prune
@@ -59,7 +59,7 @@ def _fits(graph: Graph, product: Node, group: Node, position: int) -> bool:
     shape = graph.types[product.outputs[0]].shape
     if len(shape) != 2:
         return False
-    program = from_plain(group.attrs["program"])
+    program = program_of(group.attrs)
     operand = program.inputs[position]
     if operand.kind is not Kind.FULL or operand.count:
         return False
@@ -68,21 +68,21 @@ def _fits(graph: Graph, product: Node, group: Node, position: int) -> bool:
 
 def _with_product(product: Node, group: Node, position: int, graph: Graph) -> Node:
     rows, columns = graph.types[product.outputs[0]].shape
-    program = _with_first(from_plain(group.attrs["program"]), position)
+    program = _with_first(program_of(group.attrs), position)
     attrs = {
         **product.attrs,
         **group.attrs,
-        "program": to_plain(program),
+        "program": program,
         "rows": rows,
         "columns": columns,
-        "members": (product.op.name, *group.attrs["members"]),  # type: ignore[misc]  # names
+        "members": (product.op.name, *group.attrs.texts("members")),
     }
     others = (*group.inputs[:position], *group.inputs[position + 1 :])
     return replace(
         group,
         op=FUSED_PRODUCT,
         inputs=(*product.inputs, *others),
-        attrs=Attrs(attrs),  # type: ignore[arg-type]  # plain values
+        attrs=Attrs(attrs),
     )
 
 

@@ -6,7 +6,8 @@ are numbered, inputs first, then one per instruction; the outputs name values. I
 computed and nothing of how: the host's generator makes loops in C of it, a device's generator a
 kernel, and numpy can follow it instruction by instruction.
 
-The program is part of the plan (attributes of a launch), so it has a plain form: nested tuples.
+The program is an attribute of a node and of its launch, and in the file of the plan too. One that
+comes from a file has its types right; whether it makes sense says `compiler.fusion.check`.
 
 **Where the elements of an input are.** The group sees shapes [rows, columns] or [rows]; a FULL or
 ROW input may be smaller than the space and be repeated: the element of row r is that of its own
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from compiler.rows import Bounds, from_row
+from compiler.rows import Bounds, Structure, structure
 from compiler.types import DType, Extent
 
 Place = Annotated[int, Bounds(0, (1 << 31) - 1)]
@@ -94,8 +95,9 @@ class Instruction:
     constants: tuple[int | float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FusedProgram:
+@structure("fused_program")
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedProgram(Structure):
     """A group: value v is input v, or instruction v - len(inputs). `outputs` name values."""
 
     inputs: tuple[ProgramInput, ...]
@@ -125,28 +127,3 @@ def joined(kinds: list[Kind]) -> Kind:
     if Kind.ROW in kinds:
         return Kind.ROW
     return Kind.COLUMN if Kind.COLUMN in kinds else Kind.SCALAR
-
-
-Plain = tuple[object, ...]
-
-
-def to_plain(program: FusedProgram) -> Plain:
-    """Return a program as nested tuples of numbers and texts, for attributes."""
-    return (
-        tuple([(i.dtype.value, i.kind.value, i.every, i.count) for i in program.inputs]),
-        tuple(
-            [
-                (i.op, i.operands, i.dtype.value, i.kind.value, i.constants)
-                for i in program.instructions
-            ]
-        ),
-        program.outputs,
-    )
-
-
-def from_plain(plain: object) -> FusedProgram:
-    """Return the program of a plain form. Raises PlanFormatError where it is none.
-
-    Every value has its type; whether they make sense together says `compiler.fusion.check`.
-    """
-    return from_row(FusedProgram, plain)

@@ -6,22 +6,19 @@ kernels are measured against.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.check import ProgramError, check_program
 from compiler.fusion.interpreter import evaluate
-from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind, from_plain, to_plain
+from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind
 from compiler.fusion.spaces import Space
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
-from compiler.rows import from_row
-from compiler.types import Extent, TensorType
+from compiler.types import TensorType
 
 FUSED = define("fused")
 """The operands of a program, in its order -> its outputs.
 
-Attrs: program (plain), rows, columns, shapes (of the outputs), members (names of the ops).
+Attrs: program, rows, columns, shapes (of the outputs), members (names of the ops).
 """
 
 HEAVY = ("exp", "log", "tanh", "erf", "sin", "cos", "pow", "philox")
@@ -36,12 +33,17 @@ def fused_attrs(
 ) -> dict[str, AttrValue]:
     """Return the attributes of a group."""
     return {
-        "program": to_plain(program),  # type: ignore[dict-item]  # plain values all the way down
+        "program": program,
         "rows": space.rows,
         "columns": space.columns,
         "shapes": shapes,
         "members": members,
     }
+
+
+def program_of(attrs: Attrs) -> FusedProgram:
+    """Return what a group computes. Raises TypeError where there is something else."""
+    return attrs.structure("program", FusedProgram)
 
 
 def space_of(attrs: Attrs) -> Space:
@@ -57,7 +59,7 @@ def num_elements(kind: Kind, space: Space) -> int:
 
 @infer_type.of(FUSED)
 def _group_type(inputs: Types, attrs: Attrs) -> Types:
-    return program_types(from_plain(attrs["program"]), inputs, attrs)
+    return program_types(program_of(attrs), inputs, attrs)
 
 
 def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
@@ -78,7 +80,7 @@ def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
                 f"needs operand {index} of {expected} elements of {operand.dtype}, got {type_}"
             )
     found: list[TensorType] = []
-    for value, shape in zip(program.outputs, _shapes(attrs), strict=True):
+    for value, shape in zip(program.outputs, attrs.shapes("shapes"), strict=True):
         type_ = TensorType(program.dtype_of(value), shape)
         expected = num_elements(program.kind_of(value), space)
         if type_.num_elements != expected:
@@ -87,27 +89,16 @@ def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
     return tuple(found)
 
 
-def _shapes(attrs: Attrs) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the outputs. Raises PlanFormatError for anything else."""
-    return from_row(_Shapes, (attrs["shapes"],)).shapes
-
-
-@dataclass(frozen=True, slots=True)
-class _Shapes:
-    shapes: tuple[tuple[Extent, ...], ...]
-
-
 @reference.of(FUSED)
 def _group_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    results = evaluate(from_plain(attrs["program"]), space_of(attrs), inputs)
-    shapes = attrs["shapes"]
-    return tuple([r.reshape(s) for r, s in zip(results, shapes, strict=True)])  # type: ignore[arg-type]  # shapes
+    results = evaluate(program_of(attrs), space_of(attrs), inputs)
+    return tuple([r.reshape(s) for r, s in zip(results, attrs.shapes("shapes"), strict=True)])
 
 
 @cost.of(FUSED)
 def _group_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-    return Cost(program_flops(from_plain(attrs["program"]), space_of(attrs)), float(moved))
+    return Cost(program_flops(program_of(attrs), space_of(attrs)), float(moved))
 
 
 def program_flops(program: FusedProgram, space: Space) -> float:

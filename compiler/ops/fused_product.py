@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from compiler.attrs import Attrs
 from compiler.fusion.interpreter import evaluate
-from compiler.fusion.program import from_plain
 from compiler.fusion.spaces import Space
-from compiler.ops.fused import program_flops, program_types, space_of
+from compiler.ops.fused import program_flops, program_of, program_types, space_of
 from compiler.ops.matmul import MATMUL
 from compiler.ops.signature import Array, Types
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
@@ -29,15 +28,14 @@ def _fused_product_type(inputs: Types, attrs: Attrs) -> Types:
         raise OpTypeError(
             f"needs a product of {space.rows} rows and {space.columns} columns, got {product}"
         )
-    return program_types(from_plain(attrs["program"]), (product, *inputs[2:]), attrs)
+    return program_types(program_of(attrs), (product, *inputs[2:]), attrs)
 
 
 @reference.of(FUSED_PRODUCT)
 def _fused_product_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     (product,) = reference.get(MATMUL)(attrs, *inputs[:2])
-    results = evaluate(from_plain(attrs["program"]), space_of(attrs), (product, *inputs[2:]))
-    shapes = attrs["shapes"]
-    return tuple([r.reshape(s) for r, s in zip(results, shapes, strict=True)])  # type: ignore[arg-type]  # shapes
+    results = evaluate(program_of(attrs), space_of(attrs), (product, *inputs[2:]))
+    return tuple([r.reshape(s) for r, s in zip(results, attrs.shapes("shapes"), strict=True)])
 
 
 @cost.of(FUSED_PRODUCT)
@@ -45,5 +43,5 @@ def _fused_product_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     space: Space = space_of(attrs)
     (product,) = infer_type.get(MATMUL)(inputs[:2], attrs)
     flops = cost.get(MATMUL)(inputs[:2], (product,), attrs).flops
-    flops += program_flops(from_plain(attrs["program"]), space)
+    flops += program_flops(program_of(attrs), space)
     return Cost(flops, float(sum([t.size_bytes for t in (*inputs, *outputs)])))

@@ -1,24 +1,17 @@
-"""The program of a launch, and what follows from it, worked out once.
-
-Programs are remembered by their plain form. Equality takes 0.0 and -0.0 for one, arithmetic does
-not, so the signs of zeros are part of the key.
-"""
+"""The program of a launch, and what follows from it, worked out once."""
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
-from typing import cast
 
+from actors.kernels.attributes import fused_program
 from actors.kernels.codegen.emit import emit, is_taken
 from actors.kernels.codegen.phases import Schedule, schedule
 from actors.kernels.kernel import Attrs
 from actors.kernels.native.runtime import CFunction
 from compiler.fusion.check import check_program
-from compiler.fusion.program import FusedProgram, Plain, from_plain
-
-_Key = tuple[Plain, tuple[float, ...]]
+from compiler.fusion.program import FusedProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +24,12 @@ class Made:
 
 def made_of(attrs: Attrs) -> Made:
     """Return the program in the attributes of a launch, with its schedule."""
-    return _made(_key(attrs))
+    return _made(fused_program(attrs, "program"))
 
 
 def function_of(attrs: Attrs) -> CFunction | None:
     """Return the function of a launch; None where there is no C for its program."""
-    found = _function(_key(attrs))
+    found = _function(fused_program(attrs, "program"))
     members = attrs.get("members")
     if found is None or not isinstance(members, tuple):
         return found
@@ -44,27 +37,13 @@ def function_of(attrs: Attrs) -> CFunction | None:
     return replace(found, about=f"{names}: {found.about}")
 
 
-def _key(attrs: Attrs) -> _Key:
-    plain = cast("Plain", attrs["program"])
-    instructions = cast("tuple[tuple[object, ...], ...]", plain[1])
-    constants = [c for i in instructions for c in cast("tuple[float, ...]", i[4])]
-    return plain, tuple([math.copysign(1.0, c) for c in constants if c == 0])
-
-
 @functools.lru_cache(maxsize=4096)
-def _made(key: _Key) -> Made:
-    program = _checked(key[0])
+def _made(program: FusedProgram) -> Made:
+    check_program(program)  # text and scratch are made of it, and a launch may come from a file
     return Made(program, schedule(program))
 
 
 @functools.lru_cache(maxsize=4096)
-def _function(key: _Key) -> CFunction | None:
-    program = _checked(key[0])
-    return emit(program) if is_taken(program) else None
-
-
-def _checked(plain: Plain) -> FusedProgram:
-    """Return a program that text and scratch may be made of: a launch may come from a file."""
-    program = from_plain(plain)
+def _function(program: FusedProgram) -> CFunction | None:
     check_program(program)
-    return program
+    return emit(program) if is_taken(program) else None

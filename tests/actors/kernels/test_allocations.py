@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.kernels import catalogue
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType
 
 LAUNCHES = 20
@@ -114,7 +114,7 @@ def cases():
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
     yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
-    group = {"program": to_plain(FUSED), "rows": 384, "columns": 64}
+    group = {"program": FUSED, "rows": 384, "columns": 64}
     yield "fused", group, (flat, row), f32((384, 64), (384,))
     yield "fused_product", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
     yield "non_finite", {}, (x, step), types(((), "int64"))

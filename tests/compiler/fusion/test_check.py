@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 
+from compiler.errors import PlanFormatError
 from compiler.fusion.check import ProgramError, check_program
 from compiler.fusion.program import (
     FusedProgram,
     Instruction,
     Kind,
     ProgramInput,
-    from_plain,
-    to_plain,
 )
+from compiler.plan import Launch
+from compiler.rows import from_row, packed, to_row
 from compiler.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -41,11 +43,51 @@ def changed(index, **changes):
     return replace(PROGRAM, instructions=tuple(instructions))
 
 
-def test_a_program_that_keeps_the_rules_is_taken_and_comes_back_from_its_plain_form():
+def test_a_program_that_keeps_the_rules_is_taken():
     check_program(PROGRAM)
-    assert to_plain(from_plain(to_plain(replace(PROGRAM, instructions=INSTRUCTIONS[:5])))) == (
-        to_plain(replace(PROGRAM, instructions=INSTRUCTIONS[:5]))
-    )
+
+
+def as_in_a_file(program):
+    return msgpack.unpackb(packed(to_row(program)), use_list=False)
+
+
+def test_a_program_comes_back_equal_from_a_file_and_nan_is_itself():
+    back = from_row(FusedProgram, as_in_a_file(PROGRAM))
+    assert back == PROGRAM
+    assert hash(back) == hash(PROGRAM)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True)])
+def test_programs_whose_numbers_differ_in_bits_are_two(one, other):
+    programs = [changed(5, constants=(number,)) for number in (one, other)]
+    assert programs[0] != programs[1]
+    assert len({*programs, *[changed(5, constants=(number,)) for number in (one, other)]}) == 2
+
+
+def test_attributes_hold_a_program_as_itself_and_a_file_as_rows():
+    program = changed(5, constants=(-0.0,))
+    launch = Launch("c.fused", "fused", (("program", program),), (), (), None, "", 0, 0.0)
+    row = as_in_a_file(launch)
+    assert row[2] == (("program", {"fused_program": as_in_a_file(program)}),)
+    assert from_row(Launch, row) == launch
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, r"attrs\[0\]\[1\] is a mapping of 0, expected a structure of a kind .*fused_program"),
+        ({"other": ()}, r"attrs\[0\]\[1\] is a mapping of 1, expected a structure"),
+        ({"fused_program": ()}, r"attrs\[0\]\[1\] is a sequence of 0, expected a row of 3 fields"),
+        ({"fused_program": ((), ((),), ())}, r"attrs\[0\]\[1\]\.instructions\[0\] is a sequence"),
+        ({"fused_program": ((), (), (-1,))}, r"\.outputs\[0\] is -1, expected a whole number"),
+        ({"fused_program": ((), (), ({"fused_program": ()},))}, r"\.outputs\[0\] is a mapping"),
+        (({"fused_program": ()},), "is a mapping of 1, expected a number"),
+    ],
+)
+def test_a_file_with_anything_but_a_program_in_its_place_is_refused(value, message):
+    row = ("c.fused", "fused", (("program", value),), (), (), None, "", 0, 0.0, "forward", (), ())
+    with pytest.raises(PlanFormatError, match=message):
+        from_row(Launch, row)
 
 
 @pytest.mark.parametrize(

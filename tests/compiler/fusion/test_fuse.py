@@ -7,7 +7,7 @@ import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.attrs import Attrs
 from compiler.fusion import fuse as fuse
 from compiler.fusion.members import Members
-from compiler.fusion.program import Kind, from_plain
+from compiler.fusion.program import Kind
 from compiler.graph import (
     Accumulation,
     Graph,
@@ -89,7 +89,7 @@ def fused(graph, feeds, evaluate, rtol=1e-9):
 
 def program_of(graph, index=0):
     groups = [n for n in launches(graph) if n.op.name == "fused"]
-    return from_plain(groups[index].attrs["program"])
+    return groups[index].attrs["program"]
 
 
 def test_a_chain_becomes_one_group_that_reads_and_writes_its_ends_only(net, evaluate):

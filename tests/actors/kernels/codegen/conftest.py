@@ -13,7 +13,7 @@ from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.kernel import Operand
 from actors.kernels.native import runtime
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.ops.random import dropout_mask
 from compiler.types import DType, TensorType
 
@@ -176,7 +176,7 @@ def operand(dtype, array):
 
 def run(kernel, program, rows, columns, arrays, in_place=(), launches=2, outputs=None):
     """Query, bind and run a kernel; returns (outputs, needs). Checks guards, and inputs."""
-    attrs = {"program": to_plain(program), "rows": rows, "columns": columns}
+    attrs = {"program": program, "rows": rows, "columns": columns}
     kinds = [program.kind_of(v) for v in program.outputs]
     dtypes = [program.dtype_of(v) for v in program.outputs]
     guarded = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -13,9 +14,10 @@ from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.codegen.loops import num_rows_at_once
 from actors.kernels.native import runtime
 from actors.kernels.native.generated import Generated
-from compiler.errors import PlanFormatError
+from compiler.errors import InternalError, PlanFormatError
 from compiler.fusion.check import ProgramError
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, to_plain
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.rows import from_row, packed, to_row
 from compiler.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -269,7 +271,7 @@ def test_rows_that_are_not_evenly_spaced_are_declined(kernel, groups, axes):
     program = softmax(groups)
     shape = (4, 6, 6)
     x = np.zeros(shape, np.float32).transpose(axes)
-    attrs = {"program": to_plain(program), "rows": 24, "columns": 6}
+    attrs = {"program": program, "rows": 24, "columns": 6}
     result = groups.operand(F32, np.zeros(shape, np.float32))
     assert kernel.query(attrs, (groups.operand(F32, x),), (result,)) is None
 
@@ -288,7 +290,7 @@ def test_rows_given_by_a_caller_make_the_launch(native, groups):
     program, rows, columns = layer_norm_grad(groups, 300), 900, 300
     arrays = groups.operands(program, rows, columns)
     expected, needs = groups.run(KERNEL, program, rows, columns, arrays)
-    attrs = {"program": to_plain(program), "rows": rows, "columns": columns}
+    attrs = {"program": program, "rows": rows, "columns": columns}
     outputs = tuple(np.zeros_like(x) for x in expected)
     space = groups.Guarded((needs.workspace_bytes,), np.uint8).array
     launch = KERNEL.bind(attrs, tuple(arrays), outputs, space)
@@ -316,7 +318,7 @@ def test_a_program_without_c_is_declined(native, groups):
     x = b.input(FULL, DType.FLOAT16)
     program = b.program(b.op("add", x, x))
     array = np.zeros((2, 2), np.float16)
-    attrs = {"program": to_plain(program), "rows": 2, "columns": 2}
+    attrs = {"program": program, "rows": 2, "columns": 2}
     operand = groups.operand(DType.FLOAT16, array)
     assert KERNEL.query(attrs, (operand,), (operand,)) is None
 
@@ -335,7 +337,7 @@ def test_more_random_bits_than_the_stack_holds_are_declined(groups):
 def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch):
     program = softmax(groups)
     x = groups.operand(F32, np.zeros((3, 4), np.float32))
-    attrs = {"program": to_plain(program), "rows": 3, "columns": 4}
+    attrs = {"program": program, "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is not None
     monkeypatch.setattr(runtime, "is_broken", lambda f: f.name == emit(program).name)
     assert KERNEL.query(attrs, (x,), (x,)) is None
@@ -344,7 +346,7 @@ def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch)
 def test_without_a_compiler_every_program_is_declined(groups):
     runtime.turn_off()
     x = groups.operand(F32, np.zeros((3, 4), np.float32))
-    attrs = {"program": to_plain(softmax(groups)), "rows": 3, "columns": 4}
+    attrs = {"program": softmax(groups), "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is None
 
 
@@ -360,7 +362,7 @@ def test_programs_that_differ_in_the_sign_of_a_zero_are_two(native, groups):
 
 
 def test_a_function_is_described_by_the_members_of_its_group(native, groups):
-    attrs = {"program": to_plain(softmax(groups)), "rows": 2, "columns": 3}
+    attrs = {"program": softmax(groups), "rows": 2, "columns": 3}
     (function,) = KERNEL.functions(attrs | {"members": ("softmax", "mul")}, (), ())
     assert function.about.startswith("softmax, mul: group of 5 instructions (row_max, sub, exp")
     assert isinstance(KERNEL, Generated)
@@ -378,7 +380,7 @@ HOSTILE = (
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_word_of_a_plan_reaches_the_compiler(native, groups, name):
     program = softmax(groups)
-    attrs = {"program": to_plain(program), "rows": 2, "columns": 3}
+    attrs = {"program": program, "rows": 2, "columns": 3}
     (plain,) = KERNEL.functions(attrs | {"members": ("softmax",)}, (), ())
     (hostile,) = KERNEL.functions(attrs | {"members": (name,)}, (), ())
     assert name in hostile.about
@@ -402,9 +404,19 @@ def test_a_program_with_anything_but_its_own_words_and_numbers_is_refused(groups
         at, *rest = place
         return (*row[:at], put(row[at], rest) if rest else value, *row[at + 1 :])
 
-    attrs = {"program": put(to_plain(softmax(groups)), place), "rows": 2, "columns": 3}
+    row = msgpack.unpackb(packed(to_row(softmax(groups))), use_list=False)
+
+    def text_of(hostile):
+        program = from_row(FusedProgram, hostile)
+        return KERNEL.functions({"program": program, "rows": 2, "columns": 3}, (), ())
+
     with pytest.raises((ProgramError, PlanFormatError)):
-        KERNEL.functions(attrs, (), ())
+        text_of(put(row, place))
+
+
+def test_anything_but_a_program_in_the_place_of_one_is_refused():
+    with pytest.raises(InternalError, match="'program' should be a program, not 5"):
+        KERNEL.functions({"program": 5, "rows": 2, "columns": 3}, (), ())
 
 
 def test_one_text_serves_every_shape(groups):

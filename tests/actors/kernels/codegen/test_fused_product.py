@@ -14,7 +14,7 @@ from actors.kernels.interpret.upcast import upcast
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
 from compiler.errors import InternalError
-from compiler.fusion.program import Kind, to_plain
+from compiler.fusion.program import Kind
 from compiler.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -139,7 +139,7 @@ def expected(groups, program, shape, arrays):
 
 
 def call_of(groups, program, shape, arrays, outputs):
-    attrs = {"program": to_plain(program), "rows": shape[0], "columns": shape[1]}
+    attrs = {"program": program, "rows": shape[0], "columns": shape[1]}
     dtype = program.inputs[0].dtype
     dtypes = (dtype, dtype, *[entry.dtype for entry in program.inputs[1:]])
     given = tuple(groups.operand(d, x) for d, x in zip(dtypes, arrays, strict=True))
