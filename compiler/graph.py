@@ -9,12 +9,13 @@ that every value has exactly one producer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
+from compiler.facts import fact
 from compiler.registry import Op, OpTypeError, infer_type
 from compiler.types import Phase, TensorType, ValueId
 
@@ -39,7 +40,7 @@ class Node:
     """One application of an op. `outputs` are the values it produces, in order.
 
     `after` are values that must exist before the node runs, beyond its inputs: control edges. Only
-    passes that run behind `order` set them.
+    passes that run after `order` set them.
     """
 
     op: Op
@@ -116,25 +117,62 @@ class Graph:
     writes: tuple[Write, ...] = ()
     accumulation: Accumulation | None = None
     num_ranks: int = 1
+    facts: dict[Callable[..., object], object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What is known of this version: see `compiler.facts`. No part of its value."""
 
-    def producers(self) -> list[int]:
+    def producers(self) -> tuple[int, ...]:
         """Return, per value, the index of the node that produces it (-1 for unused ids)."""
-        column = [-1] * len(self.types)
-        for index, node in enumerate(self.nodes):
-            for value in node.outputs:
-                column[value] = index
-        return column
+        return _producers(self)
 
     def roots(self) -> tuple[ValueId, ...]:
         """Return the values that must be computed: outputs, objective, written values."""
-        values = [o.value for o in self.outputs] + [w.value for w in self.writes]
-        if self.objective is not None:
-            values.append(self.objective)
-        for rule in self.updates:
-            values += [rule.variable, *rule.state, *rule.scalars]
-        if self.accumulation is not None:
-            values.append(self.accumulation.batch)
-        return tuple(dict.fromkeys(values))
+        return _roots(self)
+
+
+@fact
+def _producers(graph: Graph) -> tuple[int, ...]:
+    column = [-1] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        for value in node.outputs:
+            column[value] = index
+    return tuple(column)
+
+
+@fact
+def _roots(graph: Graph) -> tuple[ValueId, ...]:
+    values = [o.value for o in graph.outputs] + [w.value for w in graph.writes]
+    if graph.objective is not None:
+        values.append(graph.objective)
+    for rule in graph.updates:
+        values += [rule.variable, *rule.state, *rule.scalars]
+    if graph.accumulation is not None:
+        values.append(graph.accumulation.batch)
+    return tuple(dict.fromkeys(values))
+
+
+@fact
+def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Return, per value, the indices of the nodes that read it, in order."""
+    column: list[list[int]] = [[] for _ in graph.types]
+    for index, node in enumerate(graph.nodes):
+        for value in dict.fromkeys(node.inputs):
+            column[value].append(index)
+    return tuple([tuple(readers) for readers in column])
+
+
+@fact
+def sole_readers(graph: Graph) -> tuple[int, ...]:
+    """Return, per value, the index of the node that alone reads it; else -1.
+
+    -1 for a root too, which is read where no node stands. Whoever rewrites that node may drop the
+    value.
+    """
+    column = [readers[0] if len(readers) == 1 else -1 for readers in consumers(graph)]
+    for value in graph.roots():
+        column[value] = -1
+    return tuple(column)
 
 
 class GraphBuilder:
@@ -233,50 +271,39 @@ class GraphBuilder:
             self.num_ranks,
         )
 
+    def freeze_as(self, graph: Graph, new_id: Sequence[ValueId]) -> Graph:
+        """Return the graph built so far with the outputs and all other columns of `graph`.
+
+        For passes that copy its nodes one by one; `new_id` has the value here of each value there.
+        """
+        self.outputs = [Output(o.name, new_id[o.value]) for o in graph.outputs]
+        self.objective = None if graph.objective is None else new_id[graph.objective]
+        self.updates = [
+            replace(
+                u,
+                variable=new_id[u.variable],
+                state=tuple([new_id[v] for v in u.state]),
+                scalars=tuple([new_id[v] for v in u.scalars]),
+            )
+            for u in graph.updates
+        ]
+        self.writes = [Write(new_id[w.variable], new_id[w.value]) for w in graph.writes]
+        self.accumulation = graph.accumulation and replace(
+            graph.accumulation, batch=new_id[graph.accumulation.batch]
+        )
+        self.num_ranks = graph.num_ranks
+        return self.freeze()
+
     @staticmethod
     def continuing(graph: Graph) -> GraphBuilder:
         """Return a builder that holds `graph` already, with the same value ids."""
         b = GraphBuilder()
         b.nodes, b.types = list(graph.nodes), list(graph.types)
-        b._producers = graph.producers()
+        b._producers = list(graph.producers())
         b.outputs, b.objective = list(graph.outputs), graph.objective
         b.updates, b.writes = list(graph.updates), list(graph.writes)
         b.accumulation, b.num_ranks = graph.accumulation, graph.num_ranks
         return b
-
-
-def remap(graph: Graph, new_id: Mapping[ValueId, ValueId] | Sequence[ValueId]) -> dict[str, object]:
-    """Return every column of `graph` that names values, under new value ids, and `num_ranks`.
-
-    For passes that copy the nodes themselves: `replace(built, **remap(graph, ids))`.
-    """
-    return {
-        "outputs": tuple(Output(o.name, new_id[o.value]) for o in graph.outputs),
-        "objective": None if graph.objective is None else new_id[graph.objective],
-        "updates": tuple(
-            replace(
-                u,
-                variable=new_id[u.variable],
-                state=tuple(new_id[v] for v in u.state),
-                scalars=tuple(new_id[v] for v in u.scalars),
-            )
-            for u in graph.updates
-        ),
-        "writes": tuple(Write(new_id[w.variable], new_id[w.value]) for w in graph.writes),
-        "accumulation": None
-        if graph.accumulation is None
-        else replace(graph.accumulation, batch=new_id[graph.accumulation.batch]),
-        "num_ranks": graph.num_ranks,
-    }
-
-
-def consumers(graph: Graph) -> list[list[int]]:
-    """Return, per value, the indices of the nodes that read it, in order."""
-    column: list[list[int]] = [[] for _ in graph.types]
-    for index, node in enumerate(graph.nodes):
-        for value in dict.fromkeys(node.inputs):
-            column[value].append(index)
-    return column
 
 
 def _in_scope(scope: str) -> str:

@@ -8,12 +8,14 @@ one part.
 
 from __future__ import annotations
 
+from compiler.facts import fact
 from compiler.graph import Graph
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE
 from compiler.types import ValueId
 
 
+@fact
 def batches_per_step(graph: Graph) -> int:
     """Return how many batches one update of the parameters consumes, 1 without accumulation."""
     for node in graph.nodes:
@@ -22,19 +24,21 @@ def batches_per_step(graph: Graph) -> int:
     return 1
 
 
-def needed_per_step(graph: Graph) -> list[bool]:
+@fact
+def needed_per_step(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that the writes of a step need, as far back as the sums. O(nodes).
 
     All False where a step is one batch.
     """
     if not any([node.op is ACCUMULATE for node in graph.nodes]):
-        return [False] * len(graph.nodes)
+        return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
     return _ancestors(graph, wanted, ends_at_sums=True)
 
 
-def needed_per_batch(graph: Graph) -> list[bool]:
+@fact
+def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable in scratch]
@@ -50,7 +54,7 @@ def _scratch(graph: Graph) -> set[ValueId]:
     }
 
 
-def _ancestors(graph: Graph, values: list[ValueId], *, ends_at_sums: bool) -> list[bool]:
+def _ancestors(graph: Graph, values: list[ValueId], *, ends_at_sums: bool) -> tuple[bool, ...]:
     is_needed = [False] * len(graph.types)
     for value in values:
         is_needed[value] = True
@@ -63,4 +67,4 @@ def _ancestors(graph: Graph, values: list[ValueId], *, ends_at_sums: bool) -> li
             marks[index] = True
             for value in node.inputs:
                 is_needed[value] = True
-    return marks
+    return tuple(marks)

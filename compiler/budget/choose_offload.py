@@ -27,7 +27,6 @@ from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
 from compiler.lowering.step_program import make_program
-from compiler.lowering.storage import assign_storage
 from compiler.ops.copies import Copies
 from compiler.rates import needed_per_step
 from compiler.target import Target, link_of
@@ -164,7 +163,7 @@ def _candidates(graph: Graph, target: Target, step_ns: float) -> list[_Candidate
     updates = offload.state_updates(early)
     if updates:
         rate = needed_per_step(early)[updates[0].node]
-        times = launch_times(early, assign_storage(early), target, is_per_step=rate)
+        times = launch_times(early, target, is_per_step=rate)
         free_ns = 0.0
         for update in updates:
             node = early.nodes[update.node]

@@ -29,7 +29,7 @@ from compiler.graph import Graph, Node, Write, consumers
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
-from compiler.lowering.storage import assign_storage, launch_of_values
+from compiler.lowering.storage import assign_storage
 from compiler.ops.copies import COPY_BACK, COPY_IN, HOST_MEMORY, Copies
 from compiler.ops.sources import VARIABLE
 from compiler.passes.order import order_edges, place_views
@@ -79,7 +79,7 @@ def state_updates(graph: Graph) -> tuple[StateUpdate, ...]:
                 position
                 for _, position in writes.get(node.op)
                 if node.inputs[position] in name_of
-                and readers[node.inputs[position]] == [index]
+                and readers[node.inputs[position]] == (index,)
                 and node.inputs.count(node.inputs[position]) == 1
                 and graph.types[node.inputs[position]].size_bytes
             ]
@@ -123,12 +123,10 @@ def with_early_updates(graph: Graph) -> Graph:
     That frees its gradient and spreads the copies over the backward pass. Where the peak lies
     elsewhere, `order` leaves all updates at the end.
     """
-    storage = assign_storage(graph)
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    made_by = launch_of_values(graph, storage)
+    launches = assign_storage(graph).launches
     waiting = dict.fromkeys(launches, 0)
     successors: dict[int, list[int]] = {n: [] for n in launches}
-    for before, after in order_edges(graph, storage, launches, made_by):
+    for before, after in order_edges(graph):
         waiting[after] += 1
         successors[before].append(after)
     is_late = [node.phase is not Phase.UPDATE for node in graph.nodes]
@@ -141,7 +139,7 @@ def with_early_updates(graph: Graph) -> Graph:
             waiting[after] -= 1
             if not waiting[after]:
                 heappush(ready, (is_late[after], after))
-    return replace(graph, nodes=place_views(graph, storage, made_by, order))
+    return replace(graph, nodes=place_views(graph, order))
 
 
 def _chosen(graph: Graph, names: Sequence[str]) -> tuple[StateUpdate, ...]:
@@ -189,7 +187,7 @@ def _start(
     It is the last one that leaves both copies enough time before the updates that wait for them.
     """
     is_per_step = needed_per_step(graph)[buckets[0][0].node]
-    times = launch_times(graph, assign_storage(graph), target, is_per_step=is_per_step)
+    times = launch_times(graph, target, is_per_step=is_per_step)
     latest, needed = inf, 0.0
     for bucket in buckets[:2]:
         needed += sum([_copy_in_ns(graph, update, target) for update in bucket])

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import LaunchDraft, may_share_bytes
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values
-from compiler.passes.order import order_edges, place_views, sort_launches
+from compiler.passes.order import place_views, sort_launches
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.types import Phase, TensorType, ValueId
@@ -56,8 +56,7 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft], alignment: int) -> Des
     """
     storage = assign_storage(graph)
     per_step = needed_per_step(graph)
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    mine = [(node, draft) for node, draft in zip(launches, drafts, strict=True)]
+    mine = [(node, draft) for node, draft in zip(storage.launches, drafts, strict=True)]
     mine = [(node, draft) for node, draft in mine if not per_step[node]]
     repeats = _repeatable(graph, storage)
     ordered = [row for row in mine if repeats[row[0]]]
@@ -74,7 +73,7 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft], alignment: int) -> Des
 
 def _repeatable(graph: Graph, storage: Storage) -> list[bool]:
     """Mark the forward launches that may repeat and that only such launches feed."""
-    made_by = launch_of_values(graph, storage)
+    made_by = launch_of_values(graph)
     marks = [False] * len(graph.nodes)
     for index, node in enumerate(graph.nodes):
         if storage.is_launch[index] and node.phase is Phase.FORWARD and may_repeat(node):
@@ -137,11 +136,7 @@ def repeat(graph: Graph, described: Described, sequence: Sequence[int]) -> Graph
         again.run(described.nodes[op])
     again.run_rest()
     repeated = replace(graph, nodes=tuple(again.nodes), types=tuple(again.types))
-    storage = assign_storage(repeated)
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    made_by = launch_of_values(repeated, storage)
-    order = sort_launches(repeated, launches, order_edges(repeated, storage, launches, made_by))
-    return replace(repeated, nodes=place_views(repeated, storage, made_by, order))
+    return replace(repeated, nodes=place_views(repeated, sort_launches(repeated)))
 
 
 class _Repetition:

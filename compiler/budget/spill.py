@@ -55,7 +55,7 @@ def idle_values(graph: Graph, target: Target) -> tuple[Idle, ...]:
     Not those of sources, outputs, and what is written over. O(nodes).
     """
     storage = assign_storage(graph)
-    times = launch_times(graph, storage, target, is_per_step=False)
+    times = launch_times(graph, target, is_per_step=False)
     readers: dict[ValueId, list[int]] = {}
     for index in times.nodes:
         for root in dict.fromkeys([storage.root[v] for v in graph.nodes[index].inputs]):
@@ -156,7 +156,7 @@ def _starts(
     From the last one needed to the first: each arrives when it is needed, or when the link has to
     begin with the next, whatever is earlier.
     """
-    times = launch_times(graph, assign_storage(graph), target, is_per_step=False)
+    times = launch_times(graph, target, is_per_step=False)
     starts: list[ValueId | None] = [None] * len(buckets)
     latest = times.ends_ns[-1]
     for k in sorted(range(len(buckets)), key=lambda k: -_first_reader(buckets[k])):

@@ -23,7 +23,7 @@ from compiler.fusion.spaces import Space
 from compiler.graph import Graph, Node
 from compiler.ops.fused import FUSED, fused_attrs
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.types import ValueId
 
 

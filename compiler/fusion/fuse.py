@@ -36,7 +36,7 @@ from compiler.fusion.spaces import FULL, Space, canonical
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import Graph
 from compiler.lowering.storage import launch_of_values, write_after_read
-from compiler.passes.order import order_edges, sort_launches
+from compiler.passes.order import sort_launches
 from compiler.rates import needed_per_step
 from compiler.types import Phase, ValueId
 
@@ -74,8 +74,8 @@ class _Assignment:
     """
 
     members: Members
-    made_by: list[int]
-    per_step: list[bool]
+    made_by: tuple[int, ...]
+    per_step: tuple[bool, ...]
     kept: frozenset[ValueId]
     depth: list[int]
     group_of: list[int]
@@ -106,11 +106,9 @@ def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = Fals
 def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group, ...]:
     """Return the groups of a graph: which nodes, in which space. O(n log n)."""
     graph, storage = members.graph, members.storage
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    made_by = launch_of_values(graph, storage)
-    order = sort_launches(graph, launches, order_edges(graph, storage, launches, made_by))
+    made_by, order = launch_of_values(graph), sort_launches(graph)
     old_readers: dict[int, list[int]] = {}
-    for reader, writer in write_after_read(graph, storage):
+    for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             old_readers.setdefault(writer, []).append(reader)
     nodes = len(graph.nodes)

@@ -18,11 +18,11 @@ from dataclasses import replace
 from compiler.attrs import Attrs
 from compiler.fusion.program import FusedProgram, Instruction, Kind
 from compiler.fusion.spaces import Space
-from compiler.graph import Graph, Node, consumers
+from compiler.graph import Graph, Node, sole_readers
 from compiler.ops.fused import FUSED, program_of, space_of
 from compiler.ops.fused_product import FUSED_PRODUCT
 from compiler.ops.matmul import MATMUL
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.rates import needed_per_step
 
 
@@ -30,17 +30,15 @@ def fuse_products(graph: Graph) -> Graph:
     """Return the graph with products inside the groups that read them. O(nodes)."""
     if not any([node.op is FUSED for node in graph.nodes]):
         return graph
-    producers, readers = graph.producers(), consumers(graph)
-    per_step, roots = needed_per_step(graph), frozenset(graph.roots())
+    producers, per_step, alone = graph.producers(), needed_per_step(graph), sole_readers(graph)
     nodes: list[Node] = []
     for index, node in enumerate(graph.nodes):
         if node.op is FUSED:
             inputs = [
                 (producers[value], position)
                 for position, value in enumerate(node.inputs)
-                if len(readers[value]) == 1
+                if alone[value] == index
                 and node.inputs.count(value) == 1
-                and value not in roots
                 and per_step[producers[value]] == per_step[index]
             ]
             for producer, position in sorted(inputs, reverse=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from compiler.graph import Graph
 from compiler.lowering.buffers import draft_launches
-from compiler.lowering.storage import Storage
+from compiler.lowering.storage import assign_storage
 from compiler.ops.copies import direction
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm
@@ -41,17 +41,15 @@ class LaunchTimes:
         return self.ends_ns[launch] - self.begin_ns[self.nodes[launch]]
 
 
-def launch_times(
-    graph: Graph, storage: Storage, target: Target, *, is_per_step: bool
-) -> LaunchTimes:
+def launch_times(graph: Graph, target: Target, *, is_per_step: bool) -> LaunchTimes:
     """Return the times of an ordered graph. Raises CompileError when a kernel is missing."""
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    storage = assign_storage(graph)
     per_step = needed_per_step(graph)
     begin: dict[int, float] = {}
     computing: list[int] = []
     ends: list[float] = []
     now = 0.0
-    for index, draft in zip(launches, draft_launches(graph, storage, target), strict=True):
+    for index, draft in zip(storage.launches, draft_launches(graph, storage, target), strict=True):
         if per_step[index] != is_per_step:
             continue
         begin[index] = now

@@ -88,7 +88,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
     storage = assign_storage(graph)
     _check_spaces(graph, storage)
     drafts = draft_launches(graph, storage, target)
-    nodes = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
+    nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
     work = _work(graph, storage, drafts, launch_at)
     per_step = needed_per_step(graph)
@@ -137,12 +137,12 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
 def _work(
     graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], launch_at: dict[int, int]
 ) -> Work:
-    made_by = launch_of_values(graph, storage)
+    made_by = launch_of_values(graph)
     before: list[list[int]] = [[] for _ in drafts]
     for index, draft in enumerate(drafts):
         values = (*draft.node.inputs, *draft.node.after)
         before[index] = [launch_at[made_by[v]] for v in values if made_by[v] >= 0]
-    for reader, writer in write_after_read(graph, storage):
+    for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
     return Work(

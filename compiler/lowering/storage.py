@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
+from compiler.facts import fact
 from compiler.graph import Graph, Node
 from compiler.registry import Layout, is_source, view, writes
 from compiler.types import TensorType, ValueId, contiguous_strides
@@ -26,6 +27,11 @@ class Storage:
     root: tuple[ValueId, ...]
     layout: tuple[Layout, ...]
     is_launch: tuple[bool, ...]
+
+    @property
+    def launches(self) -> list[int]:
+        """The nodes that are launches, in order."""
+        return [index for index, is_launch in enumerate(self.is_launch) if is_launch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ def is_dense(type_: TensorType, layout: Layout) -> bool:
     )
 
 
+@fact
 def assign_storage(graph: Graph) -> Storage:
     """Resolve views and updates of a graph. O(nodes)."""
     root: list[ValueId] = [ValueId(-1)] * len(graph.types)
@@ -81,8 +88,10 @@ def assign_storage(graph: Graph) -> Storage:
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
 
-def launch_of_values(graph: Graph, storage: Storage) -> list[int]:
+@fact
+def launch_of_values(graph: Graph) -> tuple[int, ...]:
     """Return, per value, the node index of the launch that made its bytes; -1 for sources."""
+    storage = assign_storage(graph)
     made_by = [-1] * len(graph.types)
     for index, node in enumerate(graph.nodes):
         if storage.is_launch[index]:
@@ -91,22 +100,24 @@ def launch_of_values(graph: Graph, storage: Storage) -> list[int]:
             made = made_by[node.inputs[0]] if node.inputs else -1
         for value in node.outputs:
             made_by[value] = made
-    return made_by
+    return tuple(made_by)
 
 
-def write_after_read(graph: Graph, storage: Storage) -> list[tuple[int, int]]:
+def write_after_read(graph: Graph) -> list[tuple[int, int]]:
     """Return pairs (reader, writer) of node indices: the reader must run before the writer.
 
     Raises InternalError when two nodes write one variable.
     """
-    return [(r.reader, r.writer) for r in old_reads(graph, storage) if r.reader != r.writer]
+    return [(r.reader, r.writer) for r in old_reads(graph) if r.reader != r.writer]
 
 
-def old_reads(graph: Graph, storage: Storage) -> list[OldRead]:
+@fact
+def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     """Return every read of a variable's old value, but for the inputs that updates write over.
 
     Raises InternalError when two nodes write one variable. O(nodes).
     """
+    storage = assign_storage(graph)
     writer_of: dict[ValueId, int] = {}
     for index, node in enumerate(graph.nodes):
         for output, _ in writes.get(node.op):
@@ -114,9 +125,9 @@ def old_reads(graph: Graph, storage: Storage) -> list[OldRead]:
             if variable in writer_of:
                 raise InternalError(f"{node.op} at {node.source} writes a variable written before")
             writer_of[variable] = index
-    reads: list[OldRead] = []
     if not writer_of:
-        return reads
+        return ()
+    reads: list[OldRead] = []
     written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
     is_after = _values_after(graph, storage, written)
     root = storage.root
@@ -127,7 +138,7 @@ def old_reads(graph: Graph, storage: Storage) -> list[OldRead]:
                 continue
             if position not in [over for _, over in writes.get(node.op)]:
                 reads.append(OldRead(index, position, writer))
-    return reads
+    return tuple(reads)
 
 
 def _values_after(graph: Graph, storage: Storage, written: set[ValueId]) -> list[bool]:

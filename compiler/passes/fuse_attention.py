@@ -16,11 +16,11 @@ product of equal leading axes; scope and source of the new node are those of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.graph import Graph, GraphBuilder, Node, consumers, remap
+from compiler.graph import Graph, GraphBuilder, Node, consumers
 from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import DIV, MUL
 from compiler.ops.matmul import MATMUL
@@ -60,7 +60,7 @@ def run(graph: Graph) -> Graph:
             outputs = _emit(b, scores, new_id, new_id[node.inputs[1]])
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new
-    return replace(b.freeze(), **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
+    return b.freeze_as(graph, new_id)
 
 
 def _find(graph: Graph) -> dict[int, _Scores]:
@@ -85,7 +85,7 @@ def _find(graph: Graph) -> dict[int, _Scores]:
 
 
 def _trace_back(
-    graph: Graph, softmax: int, producers: list[int], is_kept: list[bool]
+    graph: Graph, softmax: int, producers: tuple[int, ...], is_kept: list[bool]
 ) -> _Scores | None:
     """Walk from the softmax back to the product of q and kT, past a constant factor."""
     node = graph.nodes[softmax]
@@ -108,7 +108,9 @@ def _trace_back(
     return None
 
 
-def _without_factor(graph: Graph, node: Node, producers: list[int]) -> tuple[ValueId, float] | None:
+def _without_factor(
+    graph: Graph, node: Node, producers: tuple[int, ...]
+) -> tuple[ValueId, float] | None:
     """Return x and c of a node x * c, c * x or x / (1/c) with a constant c of one element."""
     if node.op not in (MUL, DIV):
         return None

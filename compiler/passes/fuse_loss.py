@@ -16,9 +16,9 @@ source of the new node are those of the cross entropy.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from compiler.graph import Graph, GraphBuilder, Node, consumers, remap
+from compiler.graph import Graph, GraphBuilder, Node, consumers
 from compiler.ops.binary import ADD
 from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
@@ -81,7 +81,7 @@ def run(
                 outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new
-    return replace(b.freeze(), **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
+    return b.freeze_as(graph, new_id)
 
 
 def choose_chunk_rows(logits: TensorType) -> int:
@@ -112,7 +112,7 @@ def _find_layers(graph: Graph, min_logits_bytes: int) -> dict[int, _Linear]:
 
 
 def _trace_back(
-    graph: Graph, node: Node, producers: list[int], is_shared: list[bool]
+    graph: Graph, node: Node, producers: tuple[int, ...], is_shared: list[bool]
 ) -> _Linear | None:
     """Walk from the logits back to their product; each value on the way has the same rows."""
     value = node.inputs[0]

@@ -24,7 +24,7 @@ from compiler.ops.linear_loss import (
     LINEAR_CROSS_ENTROPY_GRAD,
     LINEAR_CROSS_ENTROPY_TRAIN,
 )
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.types import ValueId
 
 

@@ -1,7 +1,7 @@
 """Order the nodes so that the peak of live bytes is small, and no update overtakes a reader.
 
 The launches with the bytes they read and write go to `memory.order`, which returns the better of
-the given and the peak-aware order by exact simulation. Sources come first; a view stands behind the
+the given and the peak-aware order by exact simulation. Sources come first; a view stands after the
 launch whose bytes it shows. Weight updates move up to where their gradient is ready when that
 lowers the peak.
 
@@ -11,9 +11,11 @@ Guarantees: topological order, every reader of a variable before the node that o
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.errors import InternalError
+from compiler.facts import fact
 from compiler.graph import Graph, Node
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.registry import is_source
@@ -22,39 +24,31 @@ from memory.order import better_order
 
 def run(graph: Graph) -> Graph:
     """Return the graph with its nodes reordered. O(n log n)."""
-    storage = assign_storage(graph)
-    launches = [i for i, is_launch in enumerate(storage.is_launch) if is_launch]
-    made_by = launch_of_values(graph, storage)
-    order = _order_launches(graph, storage, launches, made_by)
-    return replace(graph, nodes=place_views(graph, storage, made_by, order))
+    return replace(graph, nodes=place_views(graph, _order_launches(graph)))
 
 
-def order_edges(
-    graph: Graph, storage: Storage, launches: list[int], made_by: list[int]
-) -> list[tuple[int, int]]:
+@fact
+def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: values, control edges, updates after old readers.
 
-    Launches are indices of nodes; `made_by` is `launch_of_values`. O(nodes).
+    Launches are indices of nodes. O(nodes).
     """
+    storage, made_by = assign_storage(graph), launch_of_values(graph)
     edges = [
         (made_by[v], n)
-        for n in launches
+        for n in storage.launches
         for v in (*graph.nodes[n].inputs, *graph.nodes[n].after)
         if made_by[v] >= 0
     ]
     edges += [
-        (reader, writer)
-        for reader, writer in write_after_read(graph, storage)
-        if storage.is_launch[reader]
+        (reader, writer) for reader, writer in write_after_read(graph) if storage.is_launch[reader]
     ]
-    return edges
+    return tuple(edges)
 
 
-def _order_launches(
-    graph: Graph, storage: Storage, launches: list[int], made_by: list[int]
-) -> list[int]:
-    edges = order_edges(graph, storage, launches, made_by)
-    legal = sort_launches(graph, launches, edges)
+def _order_launches(graph: Graph) -> list[int]:
+    storage, made_by = assign_storage(graph), launch_of_values(graph)
+    edges, legal = order_edges(graph), sort_launches(graph)
     position = {node: i for i, node in enumerate(legal)}
     predecessors: list[list[int]] = [[] for _ in legal]
     for before, after in edges:
@@ -74,14 +68,16 @@ def _order_launches(
     return [legal[i] for i in chosen.order]
 
 
-def sort_launches(graph: Graph, launches: list[int], edges: list[tuple[int, int]]) -> list[int]:
+@fact
+def sort_launches(graph: Graph) -> tuple[int, ...]:
     """Return the launches in an order that obeys all edges, nearest to the given one (Kahn, 1962).
 
     Raises InternalError when an update must run both before and after something.
     """
+    launches = assign_storage(graph).launches
     waiting = dict.fromkeys(launches, 0)
     successors: dict[int, list[int]] = {n: [] for n in launches}
-    for before, after in edges:
+    for before, after in order_edges(graph):
         waiting[after] += 1
         successors[before].append(after)
     ready = [n for n in launches if waiting[n] == 0]
@@ -96,24 +92,23 @@ def sort_launches(graph: Graph, launches: list[int], edges: list[tuple[int, int]
     if len(order) < len(launches):
         stuck = next(n for n in launches if waiting[n])
         raise InternalError(f"{graph.nodes[stuck].op} at {graph.nodes[stuck].source} waits forever")
-    return order
+    return tuple(order)
 
 
 def _roots(storage: Storage, values: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys([int(storage.root[v]) for v in values]))
 
 
-def place_views(
-    graph: Graph, storage: Storage, made_by: list[int], order: list[int]
-) -> tuple[Node, ...]:
-    """Return the nodes of an order of launches: sources first, views behind what they show."""
-    views_behind: dict[int, list[Node]] = {}
+def place_views(graph: Graph, order: Sequence[int]) -> tuple[Node, ...]:
+    """Return the nodes of an order of launches: sources first, views after what they show."""
+    storage, made_by = assign_storage(graph), launch_of_values(graph)
+    views_after: dict[int, list[Node]] = {}
     for index, node in enumerate(graph.nodes):
         if not storage.is_launch[index] and not is_source.get(node.op):
-            views_behind.setdefault(made_by[node.outputs[0]], []).append(node)
+            views_after.setdefault(made_by[node.outputs[0]], []).append(node)
     nodes = [n for n in graph.nodes if is_source.get(n.op)]
-    nodes += views_behind.get(-1, [])
+    nodes += views_after.get(-1, [])
     for index in order:
         nodes.append(graph.nodes[index])
-        nodes += views_behind.get(index, [])
+        nodes += views_after.get(index, [])
     return tuple(nodes)

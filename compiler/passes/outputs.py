@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from compiler.attrs import NO_ATTRS
 from compiler.graph import Graph, GraphBuilder, Node, Output
-from compiler.lowering.storage import OldRead, Storage, assign_storage, old_reads
+from compiler.lowering.storage import OldRead, assign_storage, old_reads
 from compiler.ops.shape import COPY
 from compiler.types import ValueId
 
@@ -29,13 +29,11 @@ def run(graph: Graph) -> Graph:
 
     O(nodes), times the updates whose variable is read later on.
     """
-    storage = assign_storage(graph)
-    owned = _with_owned_outputs(graph, storage)
-    return _with_old_values(owned, storage if owned is graph else assign_storage(owned))
+    return _with_old_values(_with_owned_outputs(graph))
 
 
-def _with_owned_outputs(graph: Graph, storage: Storage) -> Graph:
-    producers = graph.producers()
+def _with_owned_outputs(graph: Graph) -> Graph:
+    producers, storage = graph.producers(), assign_storage(graph)
     b = GraphBuilder.continuing(graph)
     taken: set[ValueId] = set()
     outputs: list[Output] = []
@@ -54,8 +52,8 @@ def _with_owned_outputs(graph: Graph, storage: Storage) -> Graph:
     return b.freeze()
 
 
-def _with_old_values(graph: Graph, storage: Storage) -> Graph:
-    late = {(r.reader, r.position) for r in _late_reads(graph, storage)}
+def _with_old_values(graph: Graph) -> Graph:
+    late = {(r.reader, r.position) for r in _late_reads(graph)}
     if not late:
         return graph
     nodes: list[Node] = []
@@ -78,13 +76,14 @@ def _with_old_values(graph: Graph, storage: Storage) -> Graph:
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
-def _late_reads(graph: Graph, storage: Storage) -> list[OldRead]:
+def _late_reads(graph: Graph) -> list[OldRead]:
     """Return the reads that need a copy.
 
     A circle of nodes that wait for each other has an edge against the order in which they stand,
     and only the edge from a reader to an earlier writer goes that way: without those, none is left.
     """
-    reads = [r for r in old_reads(graph, storage) if storage.is_launch[r.reader]]
+    is_launch = assign_storage(graph).is_launch
+    reads = [r for r in old_reads(graph) if is_launch[r.reader]]
     late = [r for r in reads if r.reader >= r.writer]
     if not late:
         return late

@@ -16,9 +16,7 @@ source of the new nodes are those of the attention.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from compiler.graph import Graph, GraphBuilder, Node, remap
+from compiler.graph import Graph, GraphBuilder, Node
 from compiler.lowering.storage import dense_layout
 from compiler.ops.attention import ATTENTION
 from compiler.ops.packed_attention import PACKED_ATTENTION
@@ -47,7 +45,7 @@ def run(graph: Graph) -> Graph:
                 outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new
-    return replace(b.freeze(), **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
+    return b.freeze_as(graph, new_id)
 
 
 def _find(graph: Graph) -> dict[int, ValueId]:
@@ -72,7 +70,7 @@ Way = list[tuple[ValueId, tuple[Node, ...]]]
 """The values a value is cut from, the farthest first, each with the nodes from there to it."""
 
 
-def _way_to(graph: Graph, producers: list[int], value: ValueId) -> Way:
+def _way_to(graph: Graph, producers: tuple[int, ...], value: ValueId) -> Way:
     way: Way = [(value, ())]
     while True:
         value, nodes = way[0]

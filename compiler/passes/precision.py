@@ -25,11 +25,11 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.bfloat16 import encoded, rounded
-from compiler.graph import Graph, GraphBuilder, Node, remap
+from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.elementwise import cast_to
 from compiler.ops.precision import Precision, Width, precision
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.registry import infer_type, view
 from compiler.types import DType, TensorType, ValueId
 
@@ -146,8 +146,7 @@ class _Rewriting:
             node = self.graph.nodes[self.producers[value]]
             with self.b.at(node.scope, node.source, node.phase):
                 self._as(value, DType.FLOAT32)
-        columns = remap(self.graph, self.wide)
-        return replace(self.b.freeze(), **columns)  # type: ignore[arg-type]  # columns by name
+        return self.b.freeze_as(self.graph, self.wide)
 
     def _copy(self, node: Node, fact: Precision) -> None:
         """Copy a node on inputs of the types it wants."""

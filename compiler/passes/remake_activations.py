@@ -30,7 +30,7 @@ from compiler.ops.activation import (
     SILU_GRAD,
     SILU_GRAD_OUTPUT,
 )
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.registry import Op
 from compiler.types import Phase, TensorType, ValueId
 
@@ -79,7 +79,7 @@ def run(graph: Graph) -> Graph:
         return graph
     places = range(len(graph.nodes))
     draft = _Draft(
-        list(graph.nodes), list(graph.types), graph.producers(), [*places], [*places], {}
+        list(graph.nodes), list(graph.types), [*graph.producers()], [*places], [*places], {}
     )
     for activation in kept:
         for gradient in activation.gradients:

@@ -15,15 +15,14 @@ Guarantees: no unused node, no two equal pure nodes, no foldable node under FOLD
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.bfloat16 import encoded
 from compiler.errors import InternalError
-from compiler.graph import Graph, GraphBuilder, Node, remap
+from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.sources import CONSTANT, constant_array
+from compiler.prune import prune
 from compiler.registry import Op, infer_type, is_exact, reference, view, writes
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
@@ -59,37 +58,7 @@ def _walk(graph: Graph) -> Graph:
             _check_types(graph, b, node, outputs)
         for old, new in zip(node.outputs, outputs, strict=True):
             new_id[old] = new
-    return prune(replace(b.freeze(), **remap(graph, new_id)))  # type: ignore[arg-type]  # columns by name
-
-
-def prune(graph: Graph) -> Graph:
-    """Return the graph with only the nodes that roots need, and dense value ids."""
-    needed = [False] * len(graph.types)
-    for value in graph.roots():
-        needed[value] = True
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if any([needed[v] for v in node.outputs]):
-            kept.append(node)
-            for value in node.inputs:
-                needed[value] = True
-    kept.reverse()
-    if len(kept) == len(graph.nodes) and _is_dense(graph):
-        return graph
-    new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
-    b = GraphBuilder()
-    for node in kept:
-        inputs = tuple([new_id[v] for v in node.inputs])
-        outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])
-        for old, new in zip(node.outputs, outputs, strict=True):
-            new_id[old] = new
-    return replace(b.freeze(), **remap(graph, new_id))  # type: ignore[arg-type]  # columns by name
-
-
-def _is_dense(graph: Graph) -> bool:
-    """Whether the values are numbered as their nodes stand, and every number is a value."""
-    values = [value for node in graph.nodes for value in node.outputs]
-    return values == list(range(len(graph.types)))
+    return prune(b.freeze_as(graph, new_id))
 
 
 def _replaced(

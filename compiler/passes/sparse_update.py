@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.attrs import NO_ATTRS
-from compiler.graph import Graph, Node, consumers
+from compiler.graph import Graph, Node, sole_readers
 from compiler.ops.embedding import EMBEDDING_GRAD
 from compiler.ops.sparse_update import EMBEDDING_SGD_UPDATE
 from compiler.ops.update import SGD_UPDATE
-from compiler.types import ValueId
+from compiler.prune import prune
 
 
 def run(graph: Graph) -> Graph:
@@ -30,33 +30,21 @@ def run(graph: Graph) -> Graph:
     gradients = {node.outputs[0]: node for node in graph.nodes if node.op is EMBEDDING_GRAD}
     if not gradients:
         return graph
-    readers, roots = consumers(graph), set(graph.roots())
+    alone = sole_readers(graph)
     nodes: list[Node] = []
-    dropped: set[ValueId] = set()
-    for node in graph.nodes:
+    for index, node in enumerate(graph.nodes):
         gradient = gradients.get(node.inputs[1]) if node.op is SGD_UPDATE else None
-        if gradient is None or not _is_sparse(graph, node, gradient):
-            nodes.append(node)
-            continue
-        value = gradient.outputs[0]
-        if len(readers[value]) > 1 or value in roots:
-            nodes.append(node)
-            continue
-        param, _, lr = node.inputs
-        nodes.append(
-            replace(
-                node,
-                op=EMBEDDING_SGD_UPDATE,
-                inputs=(param, *gradient.inputs, lr),
-                attrs=NO_ATTRS,
-            )
-        )
-        dropped.add(value)
-    left = [node for node in nodes if not node.outputs or node.outputs[0] not in dropped]
-    return replace(graph, nodes=tuple(left))
+        if gradient is not None and alone[node.inputs[1]] == index:
+            node = _of_rows(graph, node, gradient)
+        nodes.append(node)
+    return prune(replace(graph, nodes=tuple(nodes)))
 
 
-def _is_sparse(graph: Graph, update: Node, gradient: Node) -> bool:
-    ids = graph.types[gradient.inputs[1]]
+def _of_rows(graph: Graph, update: Node, gradient: Node) -> Node:
+    """Return the update of the rows that were picked, or the one of the table where that is it."""
+    param, _, lr = update.inputs
     is_plain = update.attrs.float_("weight_decay") == 0.0
-    return is_plain and graph.types[update.inputs[0]].shape[0] > ids.num_elements
+    if not is_plain or graph.types[param].shape[0] <= graph.types[gradient.inputs[1]].num_elements:
+        return update
+    inputs = (param, *gradient.inputs, lr)
+    return replace(update, op=EMBEDDING_SGD_UPDATE, inputs=inputs, attrs=NO_ATTRS)

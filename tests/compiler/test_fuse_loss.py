@@ -15,7 +15,7 @@ from compiler.ops.update import SGD_UPDATE
 from compiler.passes import autodiff, fuse_loss
 from compiler.passes.check import check
 from compiler.passes.fuse_loss import MIN_LOGITS_BYTES, MOST_CHUNK_BYTES, choose_chunk_rows
-from compiler.passes.simplify import prune
+from compiler.prune import prune
 from compiler.types import DType, TensorType
 
 BATCH, TOKENS, WIDTH, CLASSES = 2, 3, 4, 5

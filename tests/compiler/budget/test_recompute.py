@@ -156,7 +156,7 @@ def test_no_reader_of_an_old_value_comes_behind_the_update_of_its_variable(
     sequence = sequence_without(found.problem, forgetful(rng, found.problem, share))
     again = repeat(graph, found, sequence)
     storage = assign_storage(again)
-    for read in old_reads(again, storage):
+    for read in old_reads(again):
         if storage.is_launch[read.reader] and read.reader != read.writer:
             assert read.reader < read.writer
 

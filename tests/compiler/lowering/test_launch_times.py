@@ -1,7 +1,6 @@
 import pytest
 
 from compiler.lowering.launch_times import launch_times
-from compiler.lowering.storage import assign_storage
 from compiler.ops.elementwise import EXP, NEG
 from compiler.ops.shape import RESHAPE
 
@@ -14,7 +13,7 @@ def times(sketch, fake_target):
     b = sketch.b.one(NEG, sketch.b.one(RESHAPE, a, shape=(2, 2)))
     c = sketch.b.one(EXP, b)
     graph = sketch.b.freeze()
-    made = launch_times(graph, assign_storage(graph), fake_target, is_per_step=False)
+    made = launch_times(graph, fake_target, is_per_step=False)
     return made, (a, b, c)
 
 
@@ -36,5 +35,5 @@ def test_the_last_launch_before_a_time_is_the_one_that_has_ended(times, time_ns,
 
 def test_what_runs_at_the_other_rate_is_left_out(sketch, fake_target):
     graph = sketch.b.freeze()
-    made = launch_times(graph, assign_storage(graph), fake_target, is_per_step=True)
+    made = launch_times(graph, fake_target, is_per_step=True)
     assert (made.nodes, made.last_before(1e9)) == ((), None)

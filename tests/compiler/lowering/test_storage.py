@@ -43,7 +43,7 @@ def test_every_reader_of_the_old_value_precedes_the_update_but_readers_of_the_ne
     sketch.b.writes = [Write(w, new)]
     graph = sketch.b.freeze()
     producers = graph.producers()
-    pairs = write_after_read(graph, assign_storage(graph))
+    pairs = write_after_read(graph)
     assert (producers[old], producers[new]) in pairs
     assert all(reader != producers[after] for reader, _ in pairs)
 
@@ -56,5 +56,5 @@ def test_reads_of_old_values_include_an_updates_own_other_inputs_but_not_what_it
     sketch.b.writes = [Write(w, new)]
     graph = sketch.b.freeze()
     view, update = (graph.producers()[v] for v in (turned, new))
-    reads = old_reads(graph, assign_storage(graph))
+    reads = old_reads(graph)
     assert reads == [OldRead(view, 0, update), OldRead(update, 1, update)]
