@@ -37,6 +37,15 @@ class ProgramBuilder:
         """Instructions emitted so far."""
         return len(self._values) - len(self._inputs)
 
+    @property
+    def num_values(self) -> int:
+        """Inputs and instructions so far: the number of the next value."""
+        return len(self._values)
+
+    def made_by(self, value: int) -> ProgramInput | Instruction:
+        """Return what a value is."""
+        return self._values[value]
+
     def input(self, operand: ProgramInput) -> int:
         """Add an operand of the launch."""
         self._inputs.append(operand)
@@ -114,6 +123,31 @@ class ProgramBuilder:
                     f"philox reads a {self.kind_of(value).value} {name}, needs a scalar one"
                 )
         return self._emit("philox", (seed, step), DType.BOOL, Kind.FULL, (key, p))
+
+    def replay(self, program: FusedProgram, values: tuple[int, ...]) -> tuple[int, ...]:
+        """Emit the instructions of a whole program on these inputs; return its outputs.
+
+        Kinds are those of the inputs here, which may be lesser ones than the program's.
+        """
+        own = list(values)
+        for made in program.instructions:
+            own.append(self.repeat(made, tuple([own[v] for v in made.operands])))
+        return tuple([own[v] for v in program.outputs])
+
+    def repeat(self, made: Instruction, operands: tuple[int, ...]) -> int:
+        """Emit an instruction of another program on operands of this one."""
+        if made.op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
+            return self.reduce(made.op, operands[0])
+        kind = joined([self.kind_of(v) for v in operands]) if operands else made.kind
+        if made.op == "philox":
+            kind = Kind.FULL
+        return self._emit(made.op, operands, made.dtype, kind, made.constants)
+
+    def whole(self, outputs: tuple[int, ...]) -> FusedProgram:
+        """Return all that was emitted, needed or not, with its numbers. Inputs came first."""
+        inputs = tuple(self._inputs)
+        instructions = tuple([v for v in self._values if isinstance(v, Instruction)])
+        return FusedProgram(inputs, instructions, outputs)
 
     def finish(self, outputs: tuple[int, ...]) -> tuple[FusedProgram, tuple[int, ...]]:
         """Return the program of what the outputs need, and which inputs are left, by their order.

@@ -126,7 +126,8 @@ def test_an_op_alone_becomes_a_group_that_computes_what_its_reference_does(
 
 def test_every_expansion_has_a_case():
     covered = {name for name, _, _ in CASES}
-    assert [op.name for op in all_ops() if expand.has(op) and op.name not in covered] == []
+    ours = [op.name for op in all_ops() if expand.has(op) and not op.name.startswith("test.")]
+    assert [name for name in ours if name not in covered] == []
 
 
 EXTREMES = np.array([0.0, -0.0, 1e-300, 700.0, -700.0, 750.0, -750.0, 1e200, -1e200, np.nan])

@@ -1,0 +1,389 @@
+"""Define an op by its program: one statement, from which all that is known of the op follows.
+
+    SOFTSIGN = fused_op("softsign", "x -> y", lambda x: x / (1 + abs(x)))
+
+From signature and program come the columns `infer_type`, `frame`, `expand`, `reference`, `cost`,
+`is_exact` and `gradient`; so the op has kernels wherever programs run, and no file of its own in
+any other room. Attributes are the program's keyword-only arguments, typed by annotation or default.
+`compiler.fusion.derive` differentiates the program; `gradient` is another program in its place,
+where a better formula is known.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from compiler.attrs import Attrs, AttrValue
+from compiler.fusion import expansion
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expressions import Expression, filled
+from compiler.fusion.interpreter import evaluate
+from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
+from compiler.fusion.program import FusedProgram, Kind, ProgramInput, joined
+from compiler.fusion.spaces import Space
+from compiler.ops.fused import program_flops
+from compiler.ops.signature import Array, Types, expect_inputs
+from compiler.registry import (
+    Cost,
+    Op,
+    OpAttr,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    is_exact,
+    reference,
+)
+from compiler.types import DType, TensorType
+
+Program = Callable[..., Any]
+"""Expressions, and attributes by keyword -> one expression per output."""
+
+Check = Callable[[Types, Attrs], None]
+"""What the signature cannot say; raises OpTypeError."""
+
+_EXACT = (
+    *("add", "sub", "mul", "div", "sqrt", "neg", "abs", "max", "min", "select"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+"""Instructions that round once by IEEE 754, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operand or output of one call: how it lies in the program, and its dtype."""
+
+    name: str
+    kind: Kind
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One call of a fused op: its operands and outputs, and where they lie.
+
+    `extents` is None for an elementwise op, whose slots are all FULL.
+    """
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    extents: Extents | None
+
+    def builder(self) -> ProgramBuilder:
+        """Return an empty program in the form's space."""
+        e = self.extents
+        return ProgramBuilder(1, 1) if e is None else ProgramBuilder(e.rows, e.columns)
+
+
+class Fused(Protocol):
+    """A fused op that was written down or derived."""
+
+    @property
+    def op(self) -> Op:
+        """The op itself."""
+        ...
+
+    @property
+    def signature(self) -> Signature:
+        """What the op, or what it was derived from, reads and makes."""
+        ...
+
+    def __hash__(self) -> int:
+        """Definitions are equal to themselves alone."""
+        ...
+
+    def form(self, inputs: Types, attrs: Attrs) -> Form:
+        """Return how the operands of a call lie."""
+        ...
+
+    def emit(
+        self, p: ProgramBuilder, attrs: Attrs, extents: Extents | None, values: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Emit the program on values; return one value per output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A keyword-only argument of a program."""
+
+    name: str
+    type: type
+    default: AttrValue
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedOp:
+    """What a definition says. Equal to itself alone."""
+
+    op: Op
+    signature: Signature
+    program: Program
+    attributes: tuple[Attribute, ...]
+    gradient: Program | None
+    check: Check | None
+
+    def settings(self, attrs: Attrs) -> dict[str, AttrValue]:
+        """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
+        known = {a.name for a in self.attributes}
+        for name in attrs:
+            if name not in known:
+                raise OpTypeError(f"knows no attribute {name!r}; it has {sorted(known)}")
+        return {a.name: _checked(a, attrs) for a in self.attributes}
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        """Return the types of the outputs."""
+        expect_inputs(inputs, *[spec.name for spec in self.signature.inputs])
+        made = self.signature.types_of(inputs)
+        if self.attributes or attrs:
+            self.settings(attrs)
+        if self.check is not None:
+            self.check(inputs, attrs)
+        return made
+
+    def form(self, inputs: Types, attrs: Attrs) -> Form:
+        """Return how the operands of a call lie."""
+        signature = self.signature
+        made = signature.types_of(inputs)
+        extents = None if signature.is_elementwise else signature.extents_of(inputs)
+        return Form(_slots(signature.inputs, inputs), _slots(signature.outputs, made), extents)
+
+    def emit(
+        self,
+        p: ProgramBuilder,
+        attrs: Attrs,
+        extents: Extents | None,
+        values: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """Emit the program on values; return one value per output."""
+        specs = self.signature.inputs
+        shapes = [None if extents is None else extents.of(s.kind or Kind.FULL) for s in specs]
+        given = [Expression(p, v, shape) for v, shape in zip(values, shapes, strict=True)]
+        made = self.program(*given, **self.settings(attrs))
+        results = made if isinstance(made, tuple) else (made,)
+        if len(results) != len(self.signature.outputs):
+            raise OpTypeError(
+                f"has a program that returns {len(results)} values for"
+                f" {len(self.signature.outputs)} outputs"
+            )
+        wide = joined([p.kind_of(v) for v in values])
+        kinds = [s.kind or wide for s in self.signature.outputs]
+        return tuple([output_of(p, r, k) for r, k in zip(results, kinds, strict=True)])
+
+
+definition = OpAttr[FusedOp]("definition", "the op's program and signature; read by derivation")
+
+
+def fused_op(
+    name: str,
+    signature: str,
+    program: Program,
+    *,
+    gradient: Program | None = None,
+    check: Check | None = None,
+    where: str | None = None,
+) -> Op:
+    """Define an op by its program and return it.
+
+    Args:
+        name: the op's name.
+        signature: see `compiler.fusion.notation`.
+        program: takes an `Expression` per operand, and the attributes by keyword; returns one
+            expression per output, a tuple of them where there are several.
+        gradient: takes, by their names, what it needs of the operands, the outputs and their
+            gradients (`dy` for an output `y`), and the attributes; returns one expression per float
+            operand. Derived from the program where it is None, and for outputs whose gradients it
+            does not name.
+        check: refuses, by OpTypeError, what the signature cannot say.
+        where: the file that knows, by default the caller's.
+
+    Raises:
+        ValueError: the signature is none, or the name is taken.
+    """
+    where = where or sys._getframe(1).f_code.co_filename
+    from compiler.fusion.products import derived_gradient  # derives from what is defined here
+    from compiler.rules import gradient as gradients
+
+    read = read_signature(signature)
+    found = FusedOp(define(name), read, program, _attributes(program), gradient, check)
+    op = found.op
+    definition.register(op, found, where)
+    infer_type.register(op, found.infer, where)
+    register_program(op, found, where)
+    if any([spec.elements not in ("bool", "int") for spec in (*read.inputs, *read.outputs)]):
+        gradients.register(op, derived_gradient(found), where)
+    if read.is_elementwise and not found.attributes:
+        traced = _instructions(found)
+        if len(traced.instructions) == 1 and traced.instructions[0].op in _EXACT:
+            is_exact.register(op, True, where)
+    return op
+
+
+def instruction_of(found: FusedOp) -> str | None:
+    """Return the one instruction of its operands, in order, that an op is; None for any other."""
+    if not found.signature.is_elementwise or found.attributes or found.gradient:
+        return None
+    traced = _instructions(found)
+    operands = tuple(range(len(found.signature.inputs)))
+    if len(traced.instructions) == 1 and traced.instructions[0].operands == operands:
+        return traced.instructions[0].op
+    return None
+
+
+def register_program(op: Op, found: Fused, where: str) -> None:
+    """Fill the columns that follow from `found.form` and `found.emit`."""
+
+    def expand(
+        p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        extents = None if found.signature.is_elementwise else found.form(types, attrs).extents
+        return found.emit(p, attrs, extents, values)
+
+    def frame(inputs: Types, outputs: Types, attrs: Attrs) -> expansion.Frame | None:
+        return frame_of(found.form(inputs, attrs))
+
+    def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
+        given = [np.asarray(a) for a in arrays]
+        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
+        return interpret(found.form(types, attrs), trace(found, types, attrs), given)
+
+    def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+        form = found.form(inputs, attrs)
+        size = max([t.num_elements for t in outputs])
+        e = form.extents
+        space = Space(1, size) if e is None else Space(e.rows, e.columns)
+        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(program_flops(trace(found, inputs, attrs), space), float(moved))
+
+    expansion.expand.register(op, expand, where)
+    if not found.signature.is_elementwise:
+        expansion.frame.register(op, frame, where)
+    reference.register(op, run, where)
+    cost.register(op, work, where)
+
+
+def frame_of(form: Form) -> expansion.Frame | None:
+    """Return how the operands of a call with rows and columns lie; None for one without any."""
+    e = form.extents
+    assert e is not None, "elementwise ops have the pointwise frame"
+    if 0 in e.shape:
+        return None
+    sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
+    outputs = [
+        e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)
+        for slot in form.outputs
+    ]
+    return expansion.Frame(
+        e.shape,
+        tuple([e.stretchable(slot.kind) for slot in form.inputs]),
+        tuple(outputs),
+        num_trailing=len(e.named),
+        write_only=tuple(sums),
+    )
+
+
+def interpret(form: Form, program: FusedProgram, arrays: list[Array]) -> tuple[Array, ...]:
+    """Follow a program in numpy, in the width of the arrays."""
+    e = form.extents
+    if e is None:
+        shape = np.broadcast_shapes(*[a.shape for a in arrays])
+        arrays = [np.broadcast_to(a, shape) for a in arrays]
+        made = evaluate(program, Space(1, int(np.prod(shape))), tuple(arrays))
+        return tuple([array.reshape(shape) for array in made])
+    if 0 in e.shape:  # of empty rows nothing is summed, and no rows have no largest element
+        return tuple(
+            [np.zeros(e.of(slot.kind), arrays[0].dtype) for slot in form.outputs],
+        )
+    made = evaluate(program, Space(e.rows, e.columns), tuple(arrays))
+    return tuple([a.reshape(e.of(s.kind)) for a, s in zip(made, form.outputs, strict=True)])
+
+
+def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
+    """Return the program of one call; the same one again for a call of the same form."""
+    form = found.form(inputs, attrs)
+    return _trace(found, form, attrs)
+
+
+@lru_cache(maxsize=512)
+def _trace(found: Fused, form: Form, attrs: Attrs) -> FusedProgram:
+    p = form.builder()
+    values = tuple([p.input(ProgramInput(slot.dtype, slot.kind)) for slot in form.inputs])
+    return p.whole(found.emit(p, attrs, form.extents, values))
+
+
+def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
+    """Return a result as a value of a kind that an instruction makes."""
+    if not isinstance(made, Expression):
+        raise OpTypeError(f"has a program that returns a {type(made).__name__}, no expression")
+    wide = made if p.kind_of(made.value) is kind else _widened(made, kind)
+    if isinstance(p.made_by(wide.value), ProgramInput):  # a copy: the larger of x and x
+        return p.op("or" if wide.dtype is DType.BOOL else "max", wide.value, wide.value)
+    return wide.value  # type: ignore[no-any-return]  # a value of p
+
+
+def _widened(made: Expression, kind: Kind) -> Expression:
+    found = made.emitter.kind_of(made.value)
+    if kind is Kind.FULL:
+        return filled(made)
+    if found is Kind.SCALAR:
+        index = made.row_index() if kind is Kind.ROW else made.column_index()
+        return (index >= index).where(made, made)
+    if made.emitter.rows == 1 and kind is Kind.COLUMN:
+        return made  # in one row whatever has columns is a column
+    raise OpTypeError(
+        f"has a program with a result for each {_EACH[found]} where its signature has one for each"
+        f" {_EACH[kind]}; reduce it over the columns, e.g. with .mean()"
+    )
+
+
+_EACH = {Kind.FULL: "element", Kind.ROW: "row", Kind.COLUMN: "column", Kind.SCALAR: "call"}
+
+
+def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:
+    pairs = zip(specs, types, strict=True)
+    return tuple([Slot(s.name, s.kind or Kind.FULL, t.dtype) for s, t in pairs])
+
+
+def _instructions(found: FusedOp) -> FusedProgram:
+    """Return the program of an elementwise op without attributes, on floats."""
+    dtypes = {"bool": DType.BOOL, "int": DType.INT64}
+    types = [TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in found.signature.inputs]
+    return trace(found, tuple(types), Attrs())
+
+
+_TYPES: dict[object, type] = {t.__name__: t for t in (int, float, bool, str)} | {
+    t: t for t in (int, float, bool, str)
+}
+
+
+def _attributes(program: Program) -> tuple[Attribute, ...]:
+    found: list[Attribute] = []
+    for p in inspect.signature(program).parameters.values():
+        if p.kind is not p.KEYWORD_ONLY:
+            continue
+        is_required = p.default is p.empty
+        type_ = _TYPES.get(p.annotation, object if is_required else type(p.default))
+        found.append(Attribute(p.name, type_, None if is_required else p.default, is_required))
+    return tuple(found)
+
+
+def _checked(attribute: Attribute, attrs: Attrs) -> AttrValue:
+    if attribute.name not in attrs:
+        if attribute.is_required:
+            raise OpTypeError(f"needs the attribute {attribute.name!r}")
+        return attribute.default
+    value = attrs[attribute.name]
+    wanted = (int, float) if attribute.type is float else (attribute.type,)
+    if attribute.type is not object and type(value) not in wanted:
+        raise OpTypeError(
+            f"needs {attribute.name} of type {attribute.type.__name__}, got {value!r}"
+        )
+    return value

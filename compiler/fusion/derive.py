@@ -1,0 +1,236 @@
+"""Differentiate programs: reverse mode over the instructions of a fused op.
+
+Griewank & Walther, Evaluating Derivatives (2008), section 3.2, by the rules of
+`compiler.fusion.derivatives`. What a value lacks of rows or columns was broadcast to what reads it,
+so its adjoint is summed over them; what a sum over columns reads gets the sum's adjoint.
+
+**What is read.** Of the operands and outputs of the forward node, only those that the derived
+program uses become operands of the gradient's, so that the others may die. A value that is an
+output per row or column is read, as it is small; one that is a whole output is computed again,
+unless reading it needs no more whole tensors than not (e^x: the output in place of x).
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.attrs import Attrs
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.define import Form, Fused, FusedOp, Slot, output_of
+from compiler.fusion.derivatives import RULES
+from compiler.fusion.expressions import Expression, filled
+from compiler.fusion.program import (
+    COLUMN_REDUCTIONS,
+    ROW_REDUCTIONS,
+    FusedProgram,
+    Instruction,
+    Kind,
+    ProgramInput,
+    joined,
+)
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A product's program. `operands` are positions among (gradients, operands, outputs)."""
+
+    form: Form
+    program: FusedProgram
+    operands: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
+def float_slots(form: Form) -> Ints:
+    """Return the positions of operands that can have a gradient."""
+    return tuple([i for i, slot in enumerate(form.inputs) if slot.dtype.is_float])
+
+
+@lru_cache(maxsize=512)
+def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) -> Derived:
+    """Return the product's program for the outputs `given` and the operands `wanted`.
+
+    Operands to which nothing flows are left out of the result's `wanted`.
+    """
+    q = form.builder()
+    pool = _pool(form, given)
+    values = tuple([q.input(ProgramInput(slot.dtype, slot.kind)) for slot in pool])
+    first, last = len(given), len(given) + len(form.inputs)
+    forward = found.emit(q, attrs, form.extents, values[first:last])
+    adjoints = _overridden(found, q, form, attrs, given, values)
+    if adjoints is None:
+        seeds = [(forward[i], values[n]) for n, i in enumerate(given)]
+        active = {values[first + i] for i in wanted}
+        found_adjoints = _adjoints(q, form, values[first:last], seeds, active)
+        adjoints = [found_adjoints.get(v) for v in values[first:last]]
+    kinds = [_kind_of_gradient(slot.kind) for slot in form.inputs]
+    reached = tuple([i for i in wanted if adjoints[i] is not None])
+    outputs = tuple([output_of(q, adjoints[i], kinds[i]) for i in reached])
+    slots = tuple(
+        [Slot(f"d{form.inputs[i].name}", kinds[i], form.inputs[i].dtype) for i in reached]
+    )
+    whole = q.whole(outputs)
+    saved = {v: values[last + i] for i, v in enumerate(forward) if v not in values}
+    small = {v: n for v, n in saved.items() if q.kind_of(n) is not Kind.FULL}
+    read, again = [_written(whole, pool, form, s, reached) for s in (saved, small)]
+    chosen = read if _num_whole(read, pool, first) <= _num_whole(again, pool, first) else again
+    program, operands = chosen
+    return Derived(
+        Form(tuple([pool[i] for i in operands]), slots, form.extents), program, operands, reached
+    )
+
+
+def _pool(form: Form, given: Ints) -> list[Slot]:
+    """Return what a product may read: gradients, operands, outputs."""
+    grads = [form.outputs[i] for i in given]
+    return [
+        *[Slot(f"d{slot.name}", slot.kind, slot.dtype) for slot in grads],
+        *form.inputs,
+        *form.outputs,
+    ]
+
+
+def _kind_of_gradient(kind: Kind) -> Kind:
+    """A number has a gradient per row, which is summed outside: no instruction sums all rows."""
+    return Kind.ROW if kind is Kind.SCALAR else kind
+
+
+def _written(
+    whole: FusedProgram, pool: list[Slot], form: Form, saved: dict[int, int], reached: Ints
+) -> tuple[FusedProgram, Ints]:
+    """Return a program that reads values where they are `saved`, and what it reads at all."""
+    p = form.builder()
+    own = [p.input(operand) for operand in whole.inputs]
+    if not reached:
+        return FusedProgram((), (), ()), ()
+    for number, made in enumerate(whole.instructions, len(own)):
+        operands = tuple([own[v] for v in made.operands])
+        if number in saved:
+            own.append(own[saved[number]])
+        elif made.op == "check_index":  # the forward node has checked
+            own.append(operands[0])
+        else:
+            own.append(p.repeat(made, operands))
+    outputs = [output_of(p, Expression(p, own[v]), p.kind_of(own[v])) for v in whole.outputs]
+    return p.finish(tuple(outputs))
+
+
+def _num_whole(written: tuple[FusedProgram, Ints], pool: list[Slot], first: int) -> int:
+    return len([i for i in written[1] if i >= first and pool[i].kind is Kind.FULL])
+
+
+def _overridden(
+    found: Fused,
+    q: ProgramBuilder,
+    form: Form,
+    attrs: Attrs,
+    given: Ints,
+    values: Ints,
+) -> list[Expression | None] | None:
+    """Return the adjoints of operands by the definition's own formula, where it serves."""
+    if not isinstance(found, FusedOp) or found.gradient is None:
+        return None
+    takes = inspect.signature(found.gradient).parameters.values()
+    names = [t.name for t in takes if t.kind is not t.KEYWORD_ONLY]
+    own = [t.name for t in takes if t.kind is t.KEYWORD_ONLY]
+    pool = _pool(form, given)
+    by_name = {s.name: v for s, v in zip(pool, values, strict=True)}
+    if any([f"d{form.outputs[i].name}" not in names for i in given]):
+        return None
+    for slot in form.outputs:
+        if f"d{slot.name}" not in by_name:  # nothing flows back to this output
+            by_name[f"d{slot.name}"] = q.constant(0.0, slot.dtype)
+    e = form.extents
+    shapes = {s.name: None if e is None else e.of(s.kind) for s in pool}
+    settings = found.settings(attrs)
+    made = found.gradient(
+        *[Expression(q, by_name[n], shapes.get(n)) for n in names], **{n: settings[n] for n in own}
+    )
+    results = iter(made if isinstance(made, tuple) else (made,))
+    adjoints: list[Expression | None] = []
+    for slot in form.inputs:
+        adjoint = next(results, None) if slot.dtype.is_float else None
+        adjoints.append(None if adjoint is None else _as_written(adjoint, slot, form))
+    return adjoints
+
+
+def _as_written(adjoint: Expression, slot: Slot, form: Form) -> Expression:
+    """Sum an adjoint that has more rows or columns than its operand."""
+    found, kind = adjoint.emitter.kind_of(adjoint.value), _kind_of_gradient(slot.kind)
+    if form.extents is None or found is not Kind.FULL:
+        return adjoint
+    return _summed(adjoint, Kind.FULL, kind)
+
+
+def _adjoints(
+    q: ProgramBuilder, form: Form, operands: Ints, seeds: list[tuple[int, int]], active: set[int]
+) -> dict[int, Expression]:
+    """Walk the program backwards from its outputs; return the adjoints of what was reached."""
+    wide = _wide_kinds(q, form, operands)
+    flows = set(active)
+    for number in range(q.num_values):
+        made = q.made_by(number)
+        if not isinstance(made, Instruction) or not made.dtype.is_float or made.op not in RULES:
+            continue
+        if any([v in flows for v in made.operands]):
+            flows.add(number)
+    adjoints: dict[int, Expression] = {}
+    for value, seed in seeds:
+        _add(adjoints, value, Expression(q, seed))
+    for number in range(len(wide) - 1, -1, -1):
+        made, adjoint = q.made_by(number), adjoints.get(number)
+        if adjoint is None or number not in flows or not isinstance(made, Instruction):
+            continue
+        read = [Expression(q, v) for v in made.operands]
+        parts = RULES[made.op](adjoint, Expression(q, number), *read)
+        for value, part in zip(made.operands, parts, strict=True):
+            if part is not None and value in flows:
+                reads = Kind.FULL if made.op in _REDUCTIONS else wide[number]
+                _add(adjoints, value, _summed(part, reads, wide[value]))
+    return {v: a for v, a in adjoints.items() if v in flows}
+
+
+_REDUCTIONS = ROW_REDUCTIONS + COLUMN_REDUCTIONS
+
+
+def _add(adjoints: dict[int, Expression], value: int, part: Expression) -> None:
+    earlier = adjoints.get(value)
+    adjoints[value] = part if earlier is None else earlier + part
+
+
+def _wide_kinds(q: ProgramBuilder, form: Form, operands: Ints) -> list[Kind]:
+    """Return, per value, over which rows and columns it may differ, a number for each row.
+
+    A scalar operand counts as one per row, and so does what is computed of it.
+    """
+    wide: list[Kind] = []
+    own = {v: _kind_of_gradient(s.kind) for v, s in zip(operands, form.inputs, strict=True)}
+    for number in range(q.num_values):
+        made = q.made_by(number)
+        if isinstance(made, Instruction) and made.operands and made.op not in _REDUCTIONS:
+            kind = joined([wide[v] for v in made.operands])
+            wide.append(Kind.FULL if made.op == "philox" else kind)
+        else:
+            wide.append(own.get(number, made.kind))
+    return wide
+
+
+def _summed(part: Expression, found: Kind, wanted: Kind) -> Expression:
+    """Sum an adjoint over what a value of kind `found` has and one of kind `wanted` lacks.
+
+    The adjoint itself may be a lesser value: what it lacks is counted instead of summed.
+    """
+    p = part.emitter
+    has_columns = found in (Kind.FULL, Kind.COLUMN)
+    has_rows = found in (Kind.FULL, Kind.ROW)
+    if has_columns and wanted in (Kind.ROW, Kind.SCALAR):
+        part = part.sum()
+    if has_rows and wanted in (Kind.COLUMN, Kind.SCALAR) and p.rows > 1:
+        if p.kind_of(part.value) in (Kind.COLUMN, Kind.SCALAR):
+            part = part * p.rows
+        else:
+            part = Expression(p, p.reduce("column_sum", filled(part).value))
+    return part

@@ -1,0 +1,319 @@
+"""Expressions: what a program computes, written as arithmetic.
+
+    def softsign(x):
+        return x / (1 + x.abs())
+
+An `Expression` is a value of something that emits instructions (a `ProgramBuilder`, or a graph
+whose ops are named by the same words), so one function over expressions is an op's program, and one
+rule of differentiation serves both. Numbers take the dtype of the expression beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from compiler.fusion.program import Kind
+from compiler.registry import OpTypeError
+from compiler.types import DType
+
+Number = int | float
+
+
+class Emitter(Protocol):
+    """Where instructions go."""
+
+    def op(self, name: str, *operands: Any) -> Any:
+        """Emit an elementwise instruction of `compiler.fusion.program`."""
+        ...
+
+    def constant_like(self, number: float, value: Any) -> Any:
+        """Emit a number in the dtype of a value."""
+        ...
+
+    def cast(self, value: Any, dtype: DType) -> Any:
+        """Emit a conversion."""
+        ...
+
+    def dtype_of(self, value: Any) -> DType:
+        """Return the element type of a value."""
+        ...
+
+
+class Expression:
+    """A value under computation. Arithmetic on it emits instructions.
+
+    `shape` is that of the tensor, for operands of an op with rows and columns; None for others.
+    """
+
+    __slots__ = ("emitter", "shape", "value")
+
+    def __init__(self, emitter: Any, value: Any, shape: tuple[int, ...] | None = None) -> None:
+        self.emitter = emitter
+        self.value = value
+        self.shape = shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.emitter.dtype_of(self.value)  # type: ignore[no-any-return]  # see __init__
+
+    def __add__(self, other: Operand) -> Expression:
+        return _two("add", self, other)
+
+    def __radd__(self, other: Number) -> Expression:
+        return _two("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return _two("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Expression:
+        return _two("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return _two("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Expression:
+        return _two("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return _two("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Expression:
+        return self.reciprocal() if other == 1 else _two("div", other, self)
+
+    def __mod__(self, other: Operand) -> Expression:
+        return _two("mod", self, other)
+
+    def __pow__(self, other: Operand) -> Expression:
+        if isinstance(other, (int, float)) and other in _POWERS:
+            return _POWERS[other](self)
+        return _two("pow", self, other)
+
+    def __rpow__(self, other: Number) -> Expression:
+        return _two("pow", other, self)
+
+    def __neg__(self) -> Expression:
+        return _one("neg", self)
+
+    def __abs__(self) -> Expression:
+        return _one("abs", self)
+
+    def __lt__(self, other: Operand) -> Expression:
+        return _two("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return _two("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return _two("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return _two("ge", self, other)
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override]  # elementwise
+        return _two("eq", self, other)
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]  # elementwise
+        return _two("ne", self, other)
+
+    __hash__ = None  # type: ignore[assignment]  # equality is an instruction
+
+    def __and__(self, other: Operand) -> Expression:
+        return _two("and", self, other)
+
+    def __or__(self, other: Operand) -> Expression:
+        return _two("or", self, other)
+
+    def __invert__(self) -> Expression:
+        return _one("not", self)
+
+    def __bool__(self) -> NoReturn:
+        raise OpTypeError(
+            "asks for the truth of an expression, which has no number yet; choose with"
+            " condition.where(a, b)"
+        )
+
+    def abs(self) -> Expression:
+        """Return |x|."""
+        return _one("abs", self)
+
+    def sign(self) -> Expression:
+        """Return -1, 0 or 1."""
+        return _one("sign", self)
+
+    def reciprocal(self) -> Expression:
+        """Return 1 / x."""
+        return _one("reciprocal", self)
+
+    def exp(self) -> Expression:
+        """Return e^x."""
+        return _one("exp", self)
+
+    def log(self) -> Expression:
+        """Return the natural logarithm."""
+        return _one("log", self)
+
+    def sqrt(self) -> Expression:
+        """Return the square root."""
+        return _one("sqrt", self)
+
+    def rsqrt(self) -> Expression:
+        """Return 1 / sqrt(x)."""
+        return _one("rsqrt", self)
+
+    def tanh(self) -> Expression:
+        """Return the hyperbolic tangent."""
+        return _one("tanh", self)
+
+    def erf(self) -> Expression:
+        """Return the error function."""
+        return _one("erf", self)
+
+    def sin(self) -> Expression:
+        """Return the sine, of radians."""
+        return _one("sin", self)
+
+    def cos(self) -> Expression:
+        """Return the cosine, of radians."""
+        return _one("cos", self)
+
+    def floor(self) -> Expression:
+        """Return the next whole number below."""
+        return _one("floor", self)
+
+    def ceil(self) -> Expression:
+        """Return the next whole number above."""
+        return _one("ceil", self)
+
+    def round(self) -> Expression:
+        """Return the nearest whole number, ties to even."""
+        return _one("round", self)
+
+    def maximum(self, other: Operand) -> Expression:
+        """Return the larger of two, NaN where either is; of bools whether either holds."""
+        return _two("or" if self.dtype is DType.BOOL else "max", self, other)
+
+    def minimum(self, other: Operand) -> Expression:
+        """Return the smaller of two, NaN where either is; of bools whether both hold."""
+        return _two("and" if self.dtype is DType.BOOL else "min", self, other)
+
+    def clip(self, low: Operand, high: Operand) -> Expression:
+        """Return x between two bounds, NaN as it is."""
+        return self.maximum(low).minimum(high)
+
+    def where(self, a: Operand, b: Operand) -> Expression:
+        """Return a where this condition holds, else b."""
+        if self.dtype is not DType.BOOL:
+            raise OpTypeError(f"chooses by a {self.dtype}; compare it first, e.g. x != 0")
+        first, second = _paired("where", a, b)
+        return Expression(self.emitter, self.emitter.op("select", self.value, first, second))
+
+    def to(self, dtype: DType | str) -> Expression:
+        """Return x in another dtype."""
+        return Expression(self.emitter, self.emitter.cast(self.value, DType(dtype)))
+
+    def sum(self) -> Expression:
+        """Return the sum of each row over its columns."""
+        p, kind = self.emitter, self.emitter.kind_of(self.value)
+        if kind in (Kind.ROW, Kind.SCALAR):  # as often as there are columns
+            return self * int(p.columns)
+        return Expression(p, p.reduce("row_sum", filled(self).value))
+
+    def mean(self) -> Expression:
+        """Return the mean of each row over its columns."""
+        p = self.emitter
+        if p.kind_of(self.value) in (Kind.ROW, Kind.SCALAR):
+            return self
+        return self.sum() * (1.0 / int(p.columns))
+
+    def max(self) -> Expression:
+        """Return the largest element of each row, NaN where one is."""
+        return self._extreme("row_max")
+
+    def min(self) -> Expression:
+        """Return the smallest element of each row, NaN where one is."""
+        return self._extreme("row_min")
+
+    def _extreme(self, name: str) -> Expression:
+        p = self.emitter
+        if p.kind_of(self.value) in (Kind.ROW, Kind.SCALAR):
+            return self
+        return Expression(p, p.reduce(name, filled(self).value))
+
+    def column_index(self) -> Expression:
+        """Return the number of the column, an int32."""
+        return Expression(self.emitter, self.emitter.column_index())
+
+    def row_index(self, every: int = 1, count: int = 0) -> Expression:
+        """Return (row // every) % count, or row // every where count is 0: an int32."""
+        return Expression(self.emitter, self.emitter.row_index(every, count))
+
+
+Operand = Expression | int | float
+"""What arithmetic takes."""
+
+_POWERS: dict[float, Callable[[Expression], Expression]] = {
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    0.5: Expression.sqrt,
+    -0.5: Expression.rsqrt,
+    -1: Expression.reciprocal,
+}
+"""Powers that have an instruction, or two, with fewer roundings than `pow` and a hundredth of its
+time."""
+
+
+def filled(x: Expression) -> Expression:
+    """Return an expression as one value per row and column.
+
+    A select by what always holds: nothing is rounded, and NaN stays what it is.
+    """
+    p = x.emitter
+    kind = p.kind_of(x.value)
+    if kind is Kind.FULL:
+        return x
+    everywhere = x.column_index()
+    if kind in (Kind.COLUMN, Kind.SCALAR):
+        everywhere = everywhere + x.row_index()
+    return (everywhere >= everywhere).where(x, x)
+
+
+def _one(name: str, x: Expression) -> Expression:
+    return Expression(x.emitter, x.emitter.op(name, x.value))
+
+
+def _two(name: str, a: object, b: object) -> Expression:
+    first, second = _paired(name, a, b)
+    emitter = a.emitter if isinstance(a, Expression) else b.emitter  # type: ignore[attr-defined]  # one is
+    return Expression(emitter, emitter.op(name, first, second))
+
+
+def _paired(name: str, a: object, b: object) -> tuple[Any, Any]:
+    """Return two operands as values of one dtype. Raises OpTypeError for those that have none."""
+    if isinstance(a, Expression) and isinstance(b, Expression):
+        if a.dtype is not b.dtype:
+            raise OpTypeError(
+                f"has a program that computes {name} of {a.dtype} and {b.dtype}; cast one of them"
+                " with .to(...)"
+            )
+        return a.value, b.value
+    if isinstance(a, Expression) and isinstance(b, (int, float)):
+        return a.value, _number(name, b, a)
+    if isinstance(b, Expression) and isinstance(a, (int, float)):
+        return _number(name, a, b), b.value
+    strange = type(b if isinstance(a, (Expression, int, float)) else a).__name__
+    raise OpTypeError(
+        f"has a program that computes {name} of a {strange}; it takes expressions and numbers, and"
+        " at least one expression"
+    )
+
+
+def _number(name: str, number: float, beside: Expression) -> Any:
+    if not beside.dtype.is_float and number != int(number):
+        raise OpTypeError(
+            f"has a program that computes {name} of {beside.dtype} and {number}; cast the first"
+            " with .to('float32')"
+        )
+    return beside.emitter.constant_like(number, beside.value)
