@@ -186,7 +186,9 @@ def _widened(x: Operand) -> Operand:
 
 
 def _repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[bool]:
-    return [stride == 0 and extent > 1 for extent, stride in zip(shape, strides, strict=True)]
+    is_empty = 0 in shape  # numpy gives an empty array strides of 0 all over
+    pairs = zip(shape, strides, strict=True)
+    return [stride == 0 and extent > 1 and not is_empty for extent, stride in pairs]
 
 
 def _own_shape(x: Operand) -> tuple[int, ...]:

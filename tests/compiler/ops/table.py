@@ -1,0 +1,287 @@
+"""Every op with operands, attributes and a formula: the one table that `test_table` runs.
+
+A row says what an op computes, in numpy's float64 and in words of this file alone. All else is
+asked of each row: types, the reference, the gradient (by differences of the formula), the kernels
+of numpy and of C in float32 and bfloat16, over strided operands, in place. A new op is a new row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    """`formula` takes the inputs and returns an array, or one per output; None says nothing of it.
+
+    Inputs of float64 become the type under test, all others stay. Flags: "moves" where no number is
+    computed, so that results are equal to the bit in every type; "constant" where no gradient
+    flows, though the formula has a slope; "rounds" where its steps are larger than differences.
+    """
+
+    op: str
+    inputs: tuple[np.ndarray, ...]
+    attrs: dict[str, Any]
+    formula: Callable[..., Any]
+    flags: frozenset[str]
+
+    def outputs(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray | None, ...]:
+        """Return what the formula says of these inputs, one entry per output."""
+        with np.errstate(all="ignore"):
+            made = self.formula(*inputs)
+        return made if isinstance(made, tuple) else (made,)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return numbers around 0, the same for the same shape and seed."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def positive(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return numbers from 0.5 to 2."""
+    return np.random.default_rng([seed, *shape]).uniform(0.5, 2.0, shape)
+
+
+def distinct(*shape: int) -> np.ndarray:
+    """Return numbers of which no two are near each other, in no order."""
+    count = math.prod(shape)
+    return np.array(np.random.default_rng(count).permutation(count).reshape(shape) / 4 - 2)
+
+
+def counts(*shape: int, below: int = 9, dtype: str = "int64") -> np.ndarray:
+    """Return integers from 0, of which some come twice."""
+    return np.random.default_rng([1, *shape]).integers(0, below, shape).astype(dtype)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def softmax(x, scale, causal):
+    z = x * scale
+    if causal:
+        rows, columns = x.shape[-2:]
+        z = np.where(np.tri(rows, columns, columns - rows, dtype=bool), z, -np.inf)
+    e = np.exp(z - z.max(-1, keepdims=True, initial=-np.inf))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(q, k, v, scale, causal):
+    scores = q @ k.swapaxes(-1, -2)
+    weights = softmax(scores, scale, causal)
+    hidden = ~np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
+    seen = np.where(hidden & causal, -np.inf, scores * scale)
+    return weights @ v, np.log(np.exp(seen).sum(-1))
+
+
+def layer_norm(x, gamma, beta, eps):
+    mean = x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps)
+    return (x - mean) * rstd * gamma + beta, mean[..., 0], rstd[..., 0]
+
+
+def losses(logits, labels):
+    sums = np.log(np.exp(logits).sum(1))
+    return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
+
+
+def mean_loss(logits, labels):
+    rows, sums = losses(logits, labels)
+    return rows.mean(), sums
+
+
+def stretched(x, shape):
+    return np.broadcast_to(x, shape)
+
+
+def sliced(x, starts, stops, steps):
+    return x[tuple(map(slice, starts, stops, steps))]
+
+
+def padded(x, low, high, steps):
+    spans = [(n - 1) * s + 1 if n else 0 for n, s in zip(x.shape, steps, strict=True)]
+    shape = [a + n + b for a, n, b in zip(low, spans, high, strict=True)]
+    out = np.zeros(shape, x.dtype)
+    out[tuple(slice(a, a + n, s) for a, n, s in zip(low, spans, steps, strict=True))] = x
+    return out
+
+
+def scattered(dy, ids, rows):
+    out = np.zeros((rows, dy.shape[-1]))
+    np.add.at(out, ids.astype(int), dy)
+    return out
+
+
+def accumulated(total, x, step, every):
+    return np.where(step % every == 0, 0, total) + x
+
+
+def decayed(p, g, lr, weight_decay):
+    return p - lr * (g + weight_decay * p)
+
+
+def dropout(x, seed, step, p, key):
+    keys, counter = np.array([seed, key], np.uint64), np.array([0, 0, step, 0], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=keys, counter=counter))
+    return np.where(generator.random(x.shape, np.float32) >= p, x / (1 - p), 0)
+
+
+def with_momentum(p, g, v, lr, momentum, nesterov, weight_decay):
+    g = g + weight_decay * p
+    v = momentum * v + g
+    return p - lr * (g + momentum * v if nesterov else v), v
+
+
+def adamw(p, g, m, v, lr, step, beta1, beta2, eps, weight_decay):
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    right = m / (1 - beta1 ** (step + 1)), v / (1 - beta2 ** (step + 1))
+    return p * (1 - lr * weight_decay) - lr * right[0] / (np.sqrt(right[1]) + eps), m, v
+
+
+def row(op, formula, *inputs, flags="", **attrs):
+    """Return a row; the formula gets the attributes that are called like parameters of it."""
+    names = getattr(formula, "__code__", None)
+    own = {k: v for k, v in attrs.items() if names and k in names.co_varnames}
+    return Row(op, inputs, attrs, lambda *a: formula(*a, **own), frozenset(flags.split()))
+
+
+X, ROWS, CUBE = normal(2, 3, 5), normal(6, 5), normal(2, 3, 4)
+LABELS, IDS = np.array([2, 0, 1, 2]), np.array([[1, 0, 1], [3, 1, 3]])
+ONE = np.array(3, np.int64)
+SOFT, CAUSAL = {"scale": 0.7, "causal": False}, {"scale": 0.7, "causal": True}
+LR = np.array(0.1)
+
+UNARY = {
+    "neg": np.negative, "abs": np.abs, "square": np.square, "exp": np.exp, "sin": np.sin,
+    "cos": np.cos, "tanh": np.tanh, "sigmoid": sigmoid, "relu": lambda x: np.where(x > 0, x, 0),
+    "gelu": gelu, "silu": lambda x: x * sigmoid(x),
+}  # fmt: skip
+OF_POSITIVE = {
+    "log": np.log, "sqrt": np.sqrt, "rsqrt": lambda x: x**-0.5, "reciprocal": lambda x: 1 / x,
+}  # fmt: skip
+BINARY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+    "maximum": np.maximum, "minimum": np.minimum,
+}  # fmt: skip
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+MOVES = "moves"
+
+
+def reductions():
+    """Yield sums, means and maxima over axes that are rows, columns, all, some and none."""
+    for shape, axes, keepdims in (
+        ((6, 5), (1,), False), ((6, 5), (0,), False), ((2, 3, 4), (0, 2), False),
+        ((2, 3, 4), (1,), True), ((2, 3, 4), (0, 1), True), ((3, 4), (0, 1), False),
+        ((7,), (0,), False), ((2, 3), (), False), ((), (), True), ((2, 300), (1,), False),
+        ((300, 2), (0,), True),
+    ):  # fmt: skip
+        for name in ("sum", "mean", "max"):
+            reduce = getattr(np, name)
+            x = distinct(*shape) if name == "max" else normal(*shape)
+            yield row(
+                name, lambda x, axes, keepdims, reduce=reduce: reduce(x, axes, keepdims=keepdims),
+                x, axes=axes, keepdims=keepdims,
+            )  # fmt: skip
+
+
+ROWS_OF_OPS = (
+    *[row(op, formula, X) for op, formula in UNARY.items()],
+    *[row(op, formula, normal()) for op, formula in UNARY.items()],
+    *[row(op, formula, positive(2, 3, 5)) for op, formula in OF_POSITIVE.items()],
+    *[row(op, formula, normal(0, 4)) for op, formula in (UNARY | OF_POSITIVE).items()],
+    *[row(op, UNARY[op], counts(3, 4) - 4) for op in ("neg", "abs", "square", "relu")],
+    *[row(op, f, ROWS, positive(6, 5)) for op, f in BINARY.items()],
+    *[row(op, f, normal(2, 1, 3), positive(4, 1)) for op, f in BINARY.items()],
+    *[row(op, f, normal(), positive(2, 3)) for op, f in BINARY.items()],
+    *[row(op, f, normal(0, 3), positive(3)) for op, f in BINARY.items()],
+    *[row(op, f, counts(3, 4), counts(4)) for op, f in BINARY.items() if op != "div"],
+    row("add", np.add, normal(2, 3, 4, 5), normal(2, 1, 4, 1)),
+    row("pow", np.power, positive(4, 5), normal(5)),
+    *[row(op, getattr(np, op), counts(3, 4), counts(4)) for op in COMPARISONS],
+    *[row(op, getattr(np, op), distinct(6, 5), distinct(6, 5)[:, :1]) for op in COMPARISONS],
+    row("where", np.where, CUBE > 0, CUBE, normal(3, 1)),
+    row("where", np.where, np.array([[True], [False]]), counts(2, 3), counts(3)),
+    row("cast", lambda x: x.astype("f4"), X, dtype="float32", flags="rounds"),
+    row("cast", lambda x: x.astype("f8"), X, dtype="float64"),
+    row("cast", lambda x: x.astype("i4"), 9 * X, dtype="int32"),
+    row("cast", lambda x: x.astype(bool), counts(3, 4, below=2), dtype="bool"),
+    row("cast", lambda x: x.astype("f8"), X > 0, dtype="float64"),
+    *reductions(),
+    row("sum", lambda x: x.sum(1), counts(4, 5) - 4, axes=(1,), keepdims=False),
+    row("sum", lambda x: x.sum(1), np.zeros((3, 0)), axes=(1,), keepdims=False),
+    row("max", lambda x: x.max(0), counts(4, 5), axes=(0,), keepdims=False),
+    row("argmax", lambda x: x.argmax(1), distinct(4, 5), axis=1, keepdims=False),
+    row("argmax", lambda x: x.argmax(0)[None], counts(6, 5, below=3), axis=0, keepdims=True),
+    row("reshape", lambda x: x.reshape(4, 1, 6), CUBE, shape=(4, 1, 6), flags=MOVES),
+    row("transpose", lambda x, perm: x.transpose(perm), CUBE, perm=(2, 0, 1), flags=MOVES),
+    row("broadcast_to", stretched, normal(3, 1), shape=(2, 3, 4), flags=MOVES),
+    row("broadcast_to", stretched, normal(), shape=(2, 3), flags=MOVES),
+    row("slice", sliced, normal(4, 6), starts=(1, 0), stops=(4, 5), steps=(2, 3), flags=MOVES),
+    row("slice", sliced, normal(4), starts=(2,), stops=(2,), steps=(1,), flags=MOVES),
+    row("pad", padded, normal(3, 2), low=(1, 0), high=(0, 2), steps=(2, 1), flags=MOVES),
+    row("pad", padded, normal(0, 2), low=(1, 0), high=(1, 0), steps=(1, 1), flags=MOVES),
+    row(
+        "concat", lambda *parts: np.concatenate(parts, 1),
+        normal(2, 3), normal(2, 0), normal(2, 1), axis=1, flags=MOVES,
+    ),
+    row(
+        "split", lambda x: tuple(np.split(x, 2, 1)), normal(2, 6), axis=1, sections=2, flags=MOVES,
+    ),
+    *[row(op, lambda x: x, X, flags=MOVES) for op in ("copy", "copy_in", "copy_out")],
+    row("stop_gradient", lambda x: x, X, flags=MOVES + " constant"),
+    row("copy_back", lambda x, _: x, X, normal(2, 3, 5, seed=1), flags=MOVES),
+    *[row("matmul", np.matmul, normal(*a), normal(*b, seed=1)) for a, b in (
+        ((2, 3), (3, 4)), ((2, 1, 2, 3), (4, 3, 2)), ((2, 4, 2, 3), (3, 2)), ((2, 3), (4, 3, 2)),
+        ((0, 3), (3, 2)), ((2, 0), (0, 3)), ((33, 17), (17, 40)),
+    )],
+    *[row("softmax", softmax, normal(*shape), **SOFT) for shape in ((2, 3, 5), (6,), (40, 5))],
+    *[row("softmax", softmax, normal(*shape), **CAUSAL) for shape in ((2, 3, 4), (6, 6), (1, 1))],
+    row("attention", attention, normal(2, 3, 2), normal(2, 4, 2), normal(2, 4, 3), **SOFT),
+    row("attention", attention, normal(3, 2), normal(4, 2), normal(4, 3), **CAUSAL),
+    row("attention", attention, *[normal(2, 2, 9, 8, seed=s) for s in range(3)], **CAUSAL),
+    row("layer_norm", layer_norm, CUBE + 2, normal(4), positive(4), eps=1e-3),
+    row("layer_norm", layer_norm, normal(4), normal(4), positive(4), eps=1e-3),
+    row("layer_norm", layer_norm, normal(40, 7), normal(7), positive(7), eps=1e-5),
+    *[
+        row("cross_entropy", mean_loss, normal(4, 3), y)
+        for y in (LABELS, LABELS.astype("uint8"), LABELS.astype("int32"))
+    ],
+    row("cross_entropy_rows", losses, normal(4, 3), LABELS),
+    row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
+    row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
+    row("embedding_grad", scattered, normal(2, 3, 2), IDS, rows=4),
+    row(
+        "embedding_sgd_update", lambda w, dy, ids, lr: w - lr * scattered(dy, ids, len(w)),
+        normal(4, 2), normal(2, 3, 2), IDS, LR,
+    ),
+    *[
+        row("accumulate", accumulated, X, normal(2, 3, 5, seed=1), np.array(n), every=3)
+        for n in (0, 4)
+    ],
+    *[row("dropout", dropout, normal(*shape), ONE, np.array(7), p=0.4, key=2) for shape in (
+        (3, 4, 6), (), (0, 3), (1, 500),
+    )],
+    row("non_finite", lambda x: np.array(int(not np.isfinite(x).all())), X),
+    row("non_finite", lambda x, before: np.array(1), X, np.array(1)),
+    row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
+    row("increment", lambda x: x + 1, ONE),
+    row("sgd_update", decayed, X, normal(2, 3, 5, seed=1), LR, weight_decay=0.5),
+    *[
+        row(
+            "momentum_update", with_momentum, *[normal(7, seed=s) for s in range(3)], LR,
+            momentum=0.9, nesterov=nesterov, weight_decay=0.1,
+        )
+        for nesterov in (False, True)
+    ],
+    row(
+        "adamw_update", adamw, *[normal(7, seed=s) for s in range(3)], positive(7), LR, ONE,
+        beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.1,
+    ),
+)  # fmt: skip

@@ -1,0 +1,343 @@
+"""Each row of the table of ops: types, reference, gradient, and kernels on every path."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.kernels import catalogue
+from actors.kernels.interpret import blocks
+from actors.kernels.kernel import Operand
+from compiler.attrs import Attrs
+from compiler.bfloat16 import from_bits, to_bits
+from compiler.fusion import fuse
+from compiler.fusion.expansion import expand
+from compiler.graph import GraphBuilder, Output
+from compiler.ops import standard
+from compiler.ops.binary import ADD
+from compiler.ops.sources import INPUT
+from compiler.registry import Op, cost, find_op, infer_type, reference, view
+from compiler.rules import gradient
+from compiler.types import DType, TensorType, numpy_dtype
+
+_SPEC = importlib.util.spec_from_file_location("ops_table", Path(__file__).with_name("table.py"))
+table = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(table)
+
+ROWS = table.ROWS_OF_OPS
+LOW = DType.BFLOAT16
+ELSEWHERE = {
+    "constant": "tests/compiler/test_ops.py",
+    **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "test_elementwise: bits of both"),
+    "fused": "made of the others; tests/actors/kernels/codegen",
+    "fused_product": "made of the others; tests/actors/kernels/codegen",
+    **dict.fromkeys(
+        ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
+        "tests/actors/kernels/interpret/test_linear_loss.py",
+    ),
+    **dict.fromkeys(
+        ("packed_attention", "packed_attention_grad", "embedding_concat"),
+        "tests/actors/kernels/interpret",
+    ),
+}
+"""Ops that have a reference and no row, and where they are tested instead."""
+
+
+def named(rows):
+    """Return the rows with names: of equal ops the second is called "add 2", and so on."""
+    seen = {}
+    for row in rows:
+        seen[row.op] = seen.get(row.op, 0) + 1
+        yield pytest.param(row, id=f"{row.op} {seen[row.op]}" if seen[row.op] > 1 else row.op)
+
+
+def first_of(op):
+    """Return the first row of an op: the one that has nothing special about it."""
+    return next(row for row in ROWS if row.op == op)
+
+
+every_row = pytest.mark.parametrize("row", tuple(named(ROWS)))
+
+
+def types_of(arrays):
+    return tuple(TensorType(DType(str(a.dtype)), tuple(a.shape)) for a in arrays)
+
+
+@every_row
+def test_the_reference_gives_the_formula_in_arrays_of_the_inferred_types(row):
+    op, attrs = find_op(row.op), Attrs(row.attrs)
+    inferred = infer_type.get(op)(types_of(row.inputs), attrs)
+    before = [a.copy() for a in row.inputs]
+    with np.errstate(all="ignore"):
+        made = reference.get(op)(attrs, *row.inputs)
+    assert [np.shape(y) for y in made] == [t.shape for t in inferred]
+    for y, type_, expected in zip(made, inferred, row.outputs(row.inputs), strict=True):
+        assert np.asarray(y).dtype == type_.dtype.value
+        assert not any(np.shares_memory(y, a) for a in row.inputs)
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_equal(list(row.inputs), before)
+    work = cost.get(op)(types_of(row.inputs), inferred, attrs)
+    assert min(work.flops, work.bytes) >= 0
+
+
+class Traced:
+    """A row as a graph; with `is_slope` also the gradients of a weighted sum of output 0.
+
+    Inputs of float64 get the dtype; the others keep theirs.
+    """
+
+    def __init__(self, row, dtype, is_slope=True):
+        self.row, self.dtype = row, dtype
+        self.is_float = [a.dtype == np.float64 for a in row.inputs]
+        b = GraphBuilder()
+        kinds = [dtype.value if f else str(a.dtype) for a, f in self.each(row.inputs)]
+        inputs = [
+            b.one(INPUT, name=str(i), dtype=kind, shape=a.shape)
+            for i, (a, kind) in enumerate(zip(row.inputs, kinds, strict=True))
+        ]
+        made = b.emit(find_op(row.op), inputs, row.attrs)
+        self.num_outputs, self.has_slope = len(made), [False] * len(inputs)
+        grads = self.gradients(b, inputs, made[0]) if is_slope else {}
+        self.has_slope = [v in grads for v in inputs]
+        outputs = [*made, *[grads[v] for v in inputs if v in grads]]
+        b.outputs = [Output(str(i), v) for i, v in enumerate(outputs)]
+        self.graph = b.freeze()
+
+    def each(self, arrays):
+        return zip(arrays, self.is_float, strict=True)
+
+    def gradients(self, b, inputs, output):
+        type_ = b.type_of(output)
+        if not gradient.has(find_op(self.row.op)) or not type_.dtype.is_float:
+            return {}
+        grads = {output: b.one(INPUT, name="dy", dtype=type_.dtype.value, shape=type_.shape)}
+        for node in reversed(list(b.nodes)[:-1]):
+            flowing = tuple(grads.get(v) for v in node.outputs)
+            if node.op is INPUT or all(g is None for g in flowing):
+                continue
+            for v, grad in zip(node.inputs, gradient.get(node.op)(b, node, flowing), strict=True):
+                if grad is not None:
+                    assert b.type_of(grad) == b.type_of(v)
+                    grads[v] = b.one(ADD, grads[v], grad) if v in grads else grad
+        return {v: grads[v] for v in inputs if v in grads}
+
+    def weights(self):
+        """Return what the gradients weigh output 0 with."""
+        shape = np.shape(self.row.outputs(self.row.inputs)[0])
+        return table.normal(*shape, seed=9)
+
+    def fed(self):
+        """Return what the graph's inputs take, rounded to their types; bfloat16 as its bits."""
+        given = dict(enumerate((*self.row.inputs, self.weights())))
+        feeds = {}
+        for node in self.graph.nodes:
+            if node.op is INPUT:
+                name, dtype = node.attrs["name"], DType(node.attrs["dtype"])
+                array = given[len(given) - 1 if name == "dy" else int(name)]
+                numbers = np.array(array, "f4" if dtype is LOW else dtype.value)
+                feeds[name] = to_bits(numbers) if dtype is LOW else numbers
+        return feeds
+
+
+def by_reference(graph, feeds):
+    """Return the outputs of a graph, node by node with the references."""
+    held = {}
+    for node in graph.nodes:
+        arrays = [held[v] for v in node.inputs]
+        with np.errstate(all="ignore"):
+            made = (
+                [feeds[node.attrs["name"]]]
+                if node.op is INPUT
+                else reference.get(node.op)(node.attrs, *arrays)
+            )
+        held.update(zip(node.outputs, made, strict=True))
+    return [held[o.value] for o in graph.outputs]
+
+
+def slopes(row, weights):
+    """Yield the gradient of each float input by central differences of the formula."""
+    for index, array in enumerate(row.inputs):
+        if array.dtype != np.float64:
+            continue
+        found = np.zeros(array.shape)
+        for place in np.ndindex(array.shape):
+            sums = []
+            for step in (1e-6, -1e-6):
+                moved = [np.array(a) for a in row.inputs]
+                moved[index][place] += step
+                sums.append(np.sum(weights * row.outputs(tuple(moved))[0]))
+            found[place] = (sums[0] - sums[1]) / 2e-6
+        yield index, found
+
+
+@every_row
+def test_the_gradient_is_the_slope_of_the_formula(row):
+    if not gradient.has(find_op(row.op)) or "rounds" in row.flags:
+        return
+    traced = Traced(row, DType.FLOAT64)
+    results = by_reference(traced.graph, traced.fed())[traced.num_outputs :]
+    grads = dict(zip(np.flatnonzero(traced.has_slope), results, strict=True))
+    for index, expected in slopes(row, traced.weights()):
+        got = grads.get(index, 0.0)
+        expected = 0.0 * expected if "constant" in row.flags else expected
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def by_launches(graph, feeds, op):
+    """Return the outputs of a graph on the host's kernels; views of others than `op` are copied.
+
+    Every launch runs twice in scratch that holds garbage, then over each input that its kernel
+    offers to lie over, with the same bits.
+    """
+    held = {}
+    for node in graph.nodes:
+        inputs = [held[v] for v in node.inputs]
+        types = [graph.types[v] for v in node.outputs]
+        if node.op is INPUT:
+            made = [feeds[node.attrs["name"]]]
+        elif not catalogue.find(node.op.name) or (view.has(node.op) and node.op is not op):
+            arrays = reference.get(node.op)(node.attrs, *inputs)
+            made = [
+                np.array(a).astype(numpy_dtype(t.dtype)) for a, t in zip(arrays, types, strict=True)
+            ]
+        else:
+            given = [graph.types[v] for v in node.inputs]
+            made = launched(node, given, inputs, types)
+        held.update(zip(node.outputs, made, strict=True))
+    return [held[o.value] for o in graph.outputs]
+
+
+@every_row
+def test_an_op_with_a_program_becomes_one_that_means_the_same(row):
+    if not expand.has(find_op(row.op)):
+        return
+    traced = Traced(row, DType.FLOAT64)
+    fused = fuse.run(traced.graph)
+    if row is first_of(row.op):
+        assert row.op not in {n.op.name for n in fused.nodes}
+    results = by_reference(fused, traced.fed()), by_reference(traced.graph, traced.fed())
+    for got, expected in zip(*results, strict=True):
+        assert np.asarray(got).dtype == np.asarray(expected).dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12)
+
+
+def empty(types):
+    """Return arrays for results, of a number that shows where a kernel leaves a hole."""
+    return [np.full(t.shape, 77, numpy_dtype(t.dtype)) for t in types]
+
+
+def operands_of(types, arrays):
+    return tuple([Operand(t, 0, a.strides) for t, a in zip(types, arrays, strict=True)])
+
+
+def launched(node, given, inputs, types):
+    made = empty(types)
+    call, results = (node.op.name, dict(node.attrs)), operands_of(types, made)
+    try:
+        name, needs = catalogue.choose(*call, operands_of(given, inputs), results)
+    except LookupError:  # as lowering does, copy what no kernel takes where it lies
+        inputs = [np.array(a, order="C") for a in inputs]
+        name, needs = catalogue.choose(*call, operands_of(given, inputs), results)
+    raw = np.empty(needs.workspace_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    space = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
+
+    def launch(inputs, outputs):
+        raw[:] = 0xFF
+        kernel = catalogue.binders()[name]
+        kernel.bind(dict(node.attrs), tuple(inputs), tuple(outputs), space)()
+
+    before = [a.copy() for a in inputs]
+    for _ in range(2):
+        launch(inputs, made)
+    np.testing.assert_equal(inputs, before)
+    for output, index in needs.in_place:
+        shared, outputs = [a.copy() for a in inputs], list(made)
+        outputs[output] = shared[index].reshape(made[output].shape)
+        launch(shared, outputs)
+        np.testing.assert_array_equal(outputs[output], made[output], f"{name} over input {index}")
+    return made
+
+
+def strided(array, kind):
+    """Return the same numbers in an array with gaps, transposed, or with its first axes swapped."""
+    if kind == "windowed" and array.ndim:
+        out = np.zeros((*array.shape[:-1], array.shape[-1] + 5), array.dtype)
+        out = out[..., 2 : 2 + array.shape[-1]]
+    elif kind == "gapped" and array.ndim:
+        wide = np.zeros((*array.shape[:-1], array.shape[-1] * 2 + 3), array.dtype)
+        out = wide[..., 1 : 1 + 2 * array.shape[-1] : 2]
+    elif kind == "transposed" and array.ndim > 1:
+        out = np.zeros((*array.shape[:-2], *array.shape[:-3:-1]), array.dtype).swapaxes(-1, -2)
+    elif kind == "swapped" and array.ndim > 2:
+        out = np.zeros((array.shape[1], array.shape[0], *array.shape[2:]), array.dtype)
+        out = out.swapaxes(0, 1)
+    else:
+        return array.copy()
+    out[...] = array
+    return out
+
+
+@pytest.fixture(params=["numpy", "native"])
+def path(request):
+    """numpy's kernels, or those of C where there are some."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    return request.param
+
+
+def dtypes_of(row):
+    """Return the types to run a row in: bfloat16 for the first of an op, as C takes a while."""
+    return (DType.FLOAT32, DType.FLOAT64, LOW) if row is first_of(row.op) else (DType.FLOAT32,)
+
+
+@every_row
+@pytest.mark.parametrize("path", ["numpy", "native"], indirect=True)
+def test_kernels_give_the_formula_and_its_gradient(row, path, monkeypatch):
+    wide = Traced(row, DType.FLOAT64)
+    for dtype in dtypes_of(row):
+        traced = Traced(row, dtype)
+        fused, feeds = fuse.run(traced.graph), traced.fed()
+        expected = by_reference(wide.graph, {name: widened(a) for name, a in feeds.items()})
+        for kind in ("dense", "windowed", "gapped", "transposed", "swapped"):
+            given = {name: strided(a, kind) for name, a in feeds.items()}
+            got = by_launches(fused, given, find_op(row.op))
+            for place, (y, want) in enumerate(zip(got, expected, strict=True)):
+                close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", 96)  # from here on small tensors have many
+
+
+def widened(array):
+    """Return floats of any type as float64; bits are bfloat16."""
+    array = from_bits(array) if array.dtype == np.uint16 else array
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+TOLERANCE = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 3e-2}
+
+
+def close(got, want, dtype, is_exact):
+    if is_exact or want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want)
+        return
+    scale = max(1.0, float(np.abs(want[np.isfinite(want)]).max(initial=0)))
+    limit = TOLERANCE[dtype.value]
+    np.testing.assert_allclose(got, want, rtol=limit, atol=limit * scale)
+
+
+def shipped_ops():
+    """Return the ops of the standard families; other tests may have defined more."""
+    families = [getattr(standard, name) for name in standard.__all__]
+    found = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
+    return sorted(found, key=str)
+
+
+def test_every_op_has_a_row_or_is_only_the_gradient_of_one_that_has():
+    covered = {row.op for row in ROWS}
+    for row in ROWS:
+        covered |= {node.op.name for node in Traced(row, DType.FLOAT64).graph.nodes}
+    missing = [op.name for op in shipped_ops() if reference.has(op) and op.name not in covered]
+    assert sorted({*missing} - {*ELSEWHERE}) == []
