@@ -62,15 +62,16 @@ from compiler.plan import Plan  # noqa: E402
 from compiler.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
-    from actorflow.run.runner import FitResult, Runner, Stopped
+    from actorflow.run.fitting import FitResult, Stopped
+    from actorflow.run.runner import Runner
 
 __version__ = "0.1.0"
 
 _LATE = {
-    "FitResult": "actorflow.run.runner",
+    "FitResult": "actorflow.run.fitting",
     "NonFiniteLoss": "actorflow.run.broken_steps",
     "Runner": "actorflow.run.runner",
-    "Stopped": "actorflow.run.runner",
+    "Stopped": "actorflow.run.fitting",
 }
 """Names whose modules load the kernels and the machine, a third of the time of this import."""
 

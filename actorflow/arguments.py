@@ -80,14 +80,6 @@ def check_steps(steps: object) -> None:
         )
 
 
-def check_run(data: object, steps: object, checkpoint: object, on_step: object) -> None:
-    """Raise DataError or CompileError for what no run to a number of steps can begin with."""
-    check_source(data)
-    check_steps(steps)
-    check_directory(checkpoint)
-    check_listener("on_step", on_step)
-
-
 def check_directory(checkpoint: object) -> None:
     """Raise CompileError for what is no directory of a run."""
     is_path = isinstance(checkpoint, (str, os.PathLike)) and os.fspath(checkpoint)
@@ -99,11 +91,16 @@ def check_directory(checkpoint: object) -> None:
 
 
 def check_listener(name: str, listener: object) -> None:
-    """Raise CompileError for what can neither be called nor left out."""
-    if listener is not None and not callable(listener):
+    """Raise CompileError for what can neither be called with (step, results) nor left out."""
+    if listener is None:
+        return
+    if not callable(listener):
         raise CompileError(
             f"{find_source()}: {name} must be a function, or None, got {came(listener)}"
         )
+    why = _refusal_of_two(listener)
+    if why:
+        raise CompileError(f"{find_source()}: {name} is called with (step, results): {why}")
 
 
 def check_ranks(num_ranks: object) -> None:
@@ -121,15 +118,23 @@ def check_function(function: object) -> None:
             f"{find_source()}: expected a function of (model, batch), came {came(function)};"
             " write @af.job(...) above the function"
         )
+    why = _refusal_of_two(function)
+    if why:
+        raise CompileError(
+            f"{source_of(function)}: a job's function takes (model, batch), and"
+            f" {name_of(function)!r} does not: {why}"
+        )
+
+
+def _refusal_of_two(function: Callable[..., Any]) -> str:
+    """Return why a function cannot be called with two arguments, or nothing."""
     try:
         inspect.signature(function).bind(None, None)
     except TypeError as error:
-        raise CompileError(
-            f"{source_of(function)}: a job's function takes (model, batch), and"
-            f" {name_of(function)!r} does not: {error}"
-        ) from None
+        return str(error)
     except ValueError:  # of a function in C nothing is known
-        return
+        return ""
+    return ""
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
+from inspect import Parameter
 from threading import RLock
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 
 import numpy as np
 
@@ -27,20 +26,21 @@ from actorflow.arguments import (
     check_function,
     check_model,
     check_ranks,
-    check_run,
     check_source,
     check_steps,
     name_of,
     spec_of_source,
 )
 from actorflow.checkpoint.policy import Every
-from actorflow.compile.job_options import JobOptions, checked_options
+from actorflow.compile.capture import CAPTURING, PlanCaptured
+from actorflow.compile.job_options import JobOptions
 from actorflow.data import DataError, DataSource, spec_of
 from actorflow.evaluation import Evaluation, check_evaluation, check_results, check_shared_arena
+from actorflow.keywords import arguments_of, describe, signature_with, takes
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
-from actorflow.optim import Optimizer
 from actorflow.run.broken_steps import SKIP, check_policy_name
+from actorflow.run.fit_options import FitOptions, check_every
 from actorflow.run.lease import Claim, OpenLoop, claimed, newest
 from actorflow.settings import Settings
 from actorflow.trace.identity import ByIdentity, Memo
@@ -55,37 +55,12 @@ from compiler.plan import Plan
 from compiler.types import TensorType
 
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
-    from actorflow.run.listener import OnStep
+    from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
     from actorflow.run.ports import Metrics
-    from actorflow.run.runner import FitResult
 
+P = ParamSpec("P")
 Array = np.ndarray[Any, Any]
-
-
-class PlanCaptured(BaseException):
-    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
-
-    `store_all` is the same plan without recomputation, where the job asks for some.
-    """
-
-    def __init__(self, plan: Plan, store_all: Plan | None) -> None:
-        super().__init__("plan captured")
-        self.plan = plan
-        self.store_all = store_all
-
-
-_CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
-
-
-@contextmanager
-def capturing_plan(num_ranks: int = 1) -> Iterator[None]:
-    """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
-    token = _CAPTURING.set(num_ranks)
-    try:
-        yield
-    finally:
-        _CAPTURING.reset(token)
 
 
 class Job:
@@ -127,25 +102,14 @@ class Job:
         check_ranks(num_ranks)
         check_evaluation(evaluation)
         check_policy_name(on_nan)
+        if every is not None:
+            check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
         return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
 
-    def fit(
-        self,
-        model: Module,
-        data: DataSource,
-        *,
-        steps: int,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: str | int = "5s",
-        keep_last: int = 3,
-        on_nan: str = "raise",
-        on_save_error: str = "raise",
-        progress: bool = True,
-        on_step: OnStep | None = None,
-        evaluation: Evaluation | None = None,
-    ) -> FitResult:
-        """Train until `steps` steps are done in total; see `Runner.fit` for arguments and errors.
+    @takes(FitOptions, Module)
+    def fit(self, model: Module, options: FitOptions) -> FitResult:
+        """Train until `steps` steps are done in total; `Runner.fit` says what may be raised.
 
         `evaluation` runs another job on the same model between steps.
 
@@ -155,40 +119,29 @@ class Job:
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
         check_model(model)
-        check_run(data, steps, checkpoint, on_step)
         claim = self._claim(model, "fit")
         self.close(model)
-        cadence = None if checkpoint is None else every
-        num_ranks = max(1, _CAPTURING.get())
-
-        def compiled_by(job: Job) -> Plan:
-            return job.compile(
-                model, data, every=cadence, evaluation=evaluation, num_ranks=num_ranks,
-                on_nan=on_nan,
-            )  # fmt: skip
-
-        plan = compiled_by(self)
-        if _CAPTURING.get():
+        plan = self._compiled_for(model, options)
+        if CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
-                twin = Job(self._function, replace(self.options, memory_budget=0, recompute="none"))
-                store_all = compiled_by(twin)
+                stores_all = replace(self.options, memory_budget=None, recompute="none")
+                store_all = Job(self._function, stores_all)._compiled_for(model, options)
             raise PlanCaptured(plan, store_all)
         from actorflow.run.open_model import runner_on
 
         with runner_on(model, plan, claim, self.options.seed) as runner:
-            return runner.fit(
-                data,
-                steps=steps,
-                checkpoint=checkpoint,
-                every=every,
-                keep_last=keep_last,
-                on_nan=on_nan,
-                on_save_error=on_save_error,
-                progress=progress,
-                on_step=on_step,
-                evaluation=evaluation,
-            )
+            return runner.run(options)
+
+    def _compiled_for(self, model: Module, options: FitOptions) -> Plan:
+        return self.compile(
+            model,
+            options.data,
+            every=None if options.checkpoint is None else options.every,
+            evaluation=options.evaluation,
+            num_ranks=max(1, CAPTURING.get()),
+            on_nan=options.on_nan,
+        )
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -343,7 +296,7 @@ class Job:
             num_ranks=ranks,
             evaluate_every=evaluation.every if evaluation else 0,
             evaluate_batches=evaluation.batches if evaluation else 0,
-            memory_budget=self.options.memory_budget,
+            memory_budget=self.memory_budget,
             recompute=self.options.recompute,
             offload=self.options.offload,
             precision=self.options.precision,
@@ -358,7 +311,7 @@ class Job:
     @property
     def memory_budget(self) -> int:
         """Bytes that the arena of the job's plans may take; 0: as many as they need."""
-        return self.options.memory_budget
+        return self.options.budget_bytes
 
     @property
     def precision(self) -> str:
@@ -386,111 +339,37 @@ class Job:
         return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)
 
 
-@overload
-def job(
-    function: Function,
-    *,
-    optimizer: Optimizer | None = None,
-    train: bool = True,
-    seed: int = 0,
-    max_plans: int = 4,
-    accumulate: int = 1,
-    metrics_every: int = 1,
-    streams: int = 1,
-    memory_budget: str | int | None = None,
-    recompute: str = "auto",
-    offload: str = "auto",
-    precision: str = "fp32",
-    deterministic: bool = False,
-) -> Job: ...
+class JobDecorator(Protocol[P]):
+    """What `job` is: a decorator, with or without options."""
+
+    @overload
+    def __call__(self, *none: P.args, **options: P.kwargs) -> Callable[[Function], Job]: ...
+
+    @overload
+    def __call__(self, function: Function, *none: P.args, **options: P.kwargs) -> Job: ...
 
 
-@overload
-def job(
-    *,
-    optimizer: Optimizer | None = None,
-    train: bool = True,
-    seed: int = 0,
-    max_plans: int = 4,
-    accumulate: int = 1,
-    metrics_every: int = 1,
-    streams: int = 1,
-    memory_budget: str | int | None = None,
-    recompute: str = "auto",
-    offload: str = "auto",
-    precision: str = "fp32",
-    deterministic: bool = False,
-) -> Callable[[Function], Job]: ...
+def _decorator(options_of: Callable[P, JobOptions]) -> JobDecorator[P]:
+    """Return `job`, which takes the fields of its options as keywords."""
+
+    def job(*unnamed: Any, **named: Any) -> Any:
+        """Turn a function of (model, batch) into a `Job`; a decorator when called without it."""
+        given = arguments_of("job", signature, unnamed, named)
+        is_decorator = "function" not in given
+        function = given.pop("function", None)
+        options = JobOptions(**given)
+
+        def decorate(function: Function) -> Job:
+            check_function(function)
+            options.check(name_of(function))
+            return Job(function, options)
+
+        return decorate if is_decorator else decorate(function)
+
+    function = Parameter("function", Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    signature = signature_with([function], JobOptions)
+    describe(job, signature, JobOptions)
+    return cast("JobDecorator[P]", job)
 
 
-def job(
-    function: Function | None = None,
-    *,
-    optimizer: Optimizer | None = None,
-    train: bool = True,
-    seed: int = 0,
-    max_plans: int = 4,
-    accumulate: int = 1,
-    metrics_every: int = 1,
-    streams: int = 1,
-    memory_budget: str | int | None = None,
-    recompute: str = "auto",
-    offload: str = "auto",
-    precision: str = "fp32",
-    deterministic: bool = False,
-) -> Job | Callable[[Function], Job]:
-    """Turn a function of (model, batch) into a `Job`; a decorator when called without the function.
-
-    Args:
-        function: the function to turn; the decorator's argument otherwise.
-        optimizer: changes the model's parameters; a training job needs one.
-        train: False for a job that only computes its outputs.
-        seed: of initialisers and random ops.
-        max_plans: input signatures per model before a CompileError says that shapes keep changing.
-        accumulate: batches per step; the update uses the mean of their gradients, and the outputs
-            of a step are the means of theirs.
-        metrics_every: steps whose outputs reach the listener together, so that a listener costs
-            one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
-            on them (the check for NaN) is up to so many steps late.
-        streams: compute streams. Branches of a step that do not depend on each other may overlap,
-            each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
-            number of cores.
-        memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
-            batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
-            more, parts of the forward pass run again behind the loss; the results stay the same,
-            bit by bit. Compiling fails where nothing fits, and names the smallest budget that does.
-        recompute: "auto", what the budget asks for, and nothing without one; "none", never;
-            "blocks", always everything between the articulation points of the forward graph.
-        offload: what may live in the memory of the host, copied in and out while the device
-            computes: "auto", what the budget asks for, where the device has a link and copies cost
-            less than running launches again; "none"; "optimizer", all optimizer state, always.
-            What lives there is no part of memory_budget. A job on the host itself gains nothing.
-        precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
-            it, while parameters, their gradients and updates, norms, softmax and losses stay
-            float32. Outputs and checkpoints are float32 as ever: a run may go on in the other
-            precision. An evaluation computes in the precision of its own job.
-        deterministic: True chooses the library of each matrix product by a fixed rule. False, by
-            default, chooses the one that was measured to be the fastest on this machine; another
-            machine, or `--tune`, may then choose another, whose last bits differ.
-    """
-
-    def decorate(given: Function) -> Job:
-        check_function(given)
-        options = checked_options(
-            name_of(given),
-            optimizer=optimizer,
-            train=train,
-            seed=seed,
-            max_plans=max_plans,
-            accumulate=accumulate,
-            metrics_every=metrics_every,
-            streams=streams,
-            memory_budget=memory_budget,
-            recompute=recompute,
-            offload=offload,
-            precision=precision,
-            deterministic=deterministic,
-        )
-        return Job(given, options)
-
-    return decorate if function is None else decorate(function)
+job = _decorator(JobOptions)

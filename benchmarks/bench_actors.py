@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
-from actorflow.run.training_run import Run
+from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
 from actors.load import load
 from actors.loop import Loop
@@ -104,7 +104,11 @@ def step_ms(plan: Plan, source: Batches, steps: int, settings: Settings, listen=
             listen(step)
 
     values = initial_values(plan, {}, 0)
-    run = Run(plan, source, values=values, total_steps=steps, on_step=on_step, settings=settings)
+    run = Run(
+        plan,
+        source,
+        RunOptions(values=values, total_steps=steps, on_step=on_step, settings=settings),
+    )
     run.start()
     run.wait()
     run.close()
@@ -188,9 +192,8 @@ def bench_idle(seconds: float = 4.0) -> list[str]:
     plan = train.compile(Net(), source)
     values = initial_values(plan, {}, 0)
     settings = Settings.from_env(os.environ)
-    run = Run(
-        plan, source, values=values, total_steps=5, on_step=lambda s, m: None, settings=settings
-    )
+    options = RunOptions(values=values, total_steps=5, on_step=lambda s, m: None, settings=settings)
+    run = Run(plan, source, options)
     run.start()
     before, wall = time.process_time(), time.perf_counter()
     threading.Event().wait(seconds)

@@ -35,7 +35,7 @@ class Every:
             raise CheckpointError(f"expected a positive period, got {period}; {_HOW}")
 
     @classmethod
-    def parse(cls, text: str | int | Every) -> Every:
+    def parse(cls, text: object) -> Every:
         """Return the period a user wrote: `500`, `"500"`, `"500 steps"`, `"5s"`, `"10min"`, `"1h"`.
 
         Raises:

@@ -23,12 +23,12 @@ from actorflow.cli import doctor, top
 from actorflow.cli import memory as cli_memory
 from actorflow.cli import pack as cli_pack
 from actorflow.cli import simulate as cli_simulate
+from actorflow.compile.capture import PlanCaptured, capturing_plan
 from actorflow.compile.native import retune
 from actorflow.data import Tokens
-from actorflow.jobs import PlanCaptured, capturing_plan
 from actorflow.proof.prove import prove_consistent
+from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
-from actorflow.run.training_run import batch_fields
 from actorflow.settings import Settings
 from compiler.errors import ActorflowError, CompileError
 from compiler.plan import Plan
@@ -207,7 +207,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    num_ranks = max(1, options.devices or 1)
+    cli_simulate.check_options(options)
+    num_ranks = options.devices or 1
     return cli_simulate.run(_plans_of(options.file, options.rest, num_ranks)[0], options)
 
 

@@ -96,7 +96,9 @@ def _devices(plan: Plan, options: argparse.Namespace) -> int:
     return int(options.devices)
 
 
-def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
+    """Raise CompileError for numbers that nothing can be simulated with."""
+    devices = 1 if options.devices is None else options.devices
     expected = (
         ("--steps", options.steps, "1 or more", options.steps >= 1),
         ("--devices", devices, "1 or more", devices >= 1),
@@ -108,6 +110,9 @@ def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
     for name, value, wanted, is_good in expected:
         if not is_good:
             raise CompileError(f"{name} must be {wanted}, got {value}")
+
+
+def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
     if devices > 1 and not _meets(plan):
         raise CompileError(
             f"--devices {devices}: plan {plan.name!r} has no all-reduce, so its ranks would"

@@ -1,10 +1,10 @@
-"""What `@af.job` was given, checked where the user wrote it."""
+"""What `@af.job` takes: stated once, checked where the user wrote it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+from actorflow.keywords import Choice, Count, check_fields
 from actorflow.optim import Optimizer
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
@@ -16,120 +16,90 @@ MAX_TOGETHER = 1024
 MAX_STREAMS = 64
 """Compute streams of a job, each with a thread."""
 
-CHOICES = {
-    "recompute": ("auto", "none", "blocks"),
-    "offload": ("auto", "none", "optimizer"),
-    "precision": ("fp32", "bf16"),
-}
+_TOGETHER = {"rule": Count(1, MAX_TOGETHER)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """The options of a job.
 
-    `optimizer` changes the parameters of a training job; `train=False` makes a job that only
-    computes its outputs. `seed` keys initialisers and random ops; `max_plans` bounds the input
-    signatures per model. A step consumes `accumulate` batches; the outputs of `metrics_every` steps
-    reach the listener together; a step runs on `streams` compute streams. Its arena takes at most
-    `memory_budget` bytes (0: as many as it needs); `recompute` says what may run again for it, and
-    `offload` what may live in host memory. `precision` is what products read. A `deterministic` job
-    has its kernels chosen by rule, never by measured times.
+    Args:
+        optimizer: changes the model's parameters; a training job needs one.
+        train: False for a job that only computes its outputs.
+        seed: of initialisers and random ops.
+        max_plans: input signatures per model before a CompileError says that shapes keep changing.
+        accumulate: batches per step; the update uses the mean of their gradients, and the outputs
+            of a step are the means of theirs.
+        metrics_every: steps whose outputs reach the listener together, so that a listener costs
+            one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
+            on them (the check for NaN) is up to so many steps late.
+        streams: compute streams. Branches of a step that do not depend on each other may overlap,
+            each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
+            number of cores.
+        memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
+            batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
+            more, parts of the forward pass run again after the loss; the results stay the same,
+            bit by bit. Compiling fails where nothing fits, and names the smallest budget that does.
+        recompute: "auto", what the budget asks for, and nothing without one; "none", never;
+            "blocks", always everything between the articulation points of the forward graph.
+        offload: what may live in the memory of the host, copied in and out while the device
+            computes: "auto", what the budget asks for, where the device has a link and copies cost
+            less than running launches again; "none"; "optimizer", all optimizer state, always.
+            What lives there is no part of memory_budget. A job on the host itself gains nothing.
+        precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
+            it, while parameters, their gradients and updates, norms, softmax and losses stay
+            float32. Outputs and checkpoints are float32 as ever: a run may go on in the other
+            precision. An evaluation computes in the precision of its own job.
+        deterministic: True chooses the library of each matrix product by a fixed rule. False, by
+            default, chooses the one that was measured to be the fastest on this machine; another
+            machine, or `--tune`, may then choose another, whose last bits differ.
     """
 
-    optimizer: Optimizer | None
-    train: bool
-    seed: int
-    max_plans: int
-    accumulate: int
-    metrics_every: int
-    streams: int
-    memory_budget: int
-    recompute: str
-    offload: str
-    precision: str
-    deterministic: bool
+    optimizer: Optimizer | None = None
+    train: bool = True
+    seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
+    max_plans: int = field(default=4, metadata={"rule": Count(1, 1 << 30)})
+    accumulate: int = field(default=1, metadata=_TOGETHER)
+    metrics_every: int = field(default=1, metadata=_TOGETHER)
+    streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
+    memory_budget: str | int | None = None
+    recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
+    offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
+    precision: str = field(default="fp32", metadata={"rule": Choice(("fp32", "bf16"))})
+    deterministic: bool = field(default=False, metadata={"rule": Choice((True, False))})
 
+    @property
+    def budget_bytes(self) -> int:
+        """The memory budget in bytes; 0: as many as a step needs. Raises ValueError."""
+        return 0 if self.memory_budget is None else parse_bytes(self.memory_budget)
 
-def checked_options(
-    job: str,
-    *,
-    optimizer: Any,
-    train: Any,
-    seed: Any,
-    max_plans: Any,
-    accumulate: Any,
-    metrics_every: Any,
-    streams: Any,
-    memory_budget: Any,
-    recompute: Any,
-    offload: Any,
-    precision: Any,
-    deterministic: Any,
-) -> JobOptions:
-    """Return the options of a job. Raises CompileError with the user's line."""
-    where = find_source()
-    if train and optimizer is None:
-        raise CompileError(
-            f"{where}: job {job!r} has no optimizer; give"
-            " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
-        )
-    counts = {
-        "accumulate": (accumulate, 1, MAX_TOGETHER),
-        "metrics_every": (metrics_every, 1, MAX_TOGETHER),
-        "streams": (streams, 1, MAX_STREAMS),
-        "max_plans": (max_plans, 1, 1 << 30),
-        "seed": (seed, 0, (1 << 63) - 1),
-    }
-    for name, (count, least, most) in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
+    def check(self, job: str) -> None:
+        """Raise CompileError, with the user's line, for what no job can be made with."""
+        where, optimizer = find_source(), self.optimizer
+        if self.train and optimizer is None:
             raise CompileError(
-                f"{where}: {name} of job {job!r} must be an integer of {least} or more, and at"
-                f" most {most:,}, got {count!r}"
+                f"{where}: job {job!r} has no optimizer; give"
+                " @af.job(optimizer=af.optim.AdamW(1e-3)), or train=False to evaluate only"
             )
-    if accumulate * metrics_every > MAX_TOGETHER:
-        raise CompileError(
-            f"{where}: job {job!r} would keep the outputs of accumulate x metrics_every ="
-            f" {accumulate * metrics_every:,} batches before it hands them on; at most"
-            f" {MAX_TOGETHER:,} are possible. Lower metrics_every"
-        )
-    is_optimizer = callable(getattr(optimizer, "rules", None)) and not isinstance(optimizer, type)
-    if optimizer is not None and not is_optimizer:
-        raise CompileError(
-            f"{where}: optimizer of job {job!r} must be one, such as af.optim.AdamW(1e-3), got"
-            f" {optimizer!r}"
-        )
-    is_training = bool(train and optimizer is not None)
-    if accumulate > 1 and not is_training:
-        raise CompileError(
-            f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
-            f" accumulate={accumulate} out"
-        )
-    choices = {"recompute": recompute, "offload": offload, "precision": precision}
-    for name, choice in choices.items():
-        if choice not in CHOICES[name]:
-            known = ", ".join([repr(known) for known in CHOICES[name]])
+        check_fields(self, where, f" of job {job!r}")
+        if self.accumulate * self.metrics_every > MAX_TOGETHER:
             raise CompileError(
-                f"{where}: {name} of job {job!r} must be one of {known}, got {choice!r}"
+                f"{where}: job {job!r} would keep the outputs of accumulate x metrics_every ="
+                f" {self.accumulate * self.metrics_every:,} batches before it hands them on; at"
+                f" most {MAX_TOGETHER:,} are possible. Lower metrics_every"
             )
-    if not isinstance(deterministic, bool):
-        raise CompileError(
-            f"{where}: deterministic of job {job!r} must be True or False, got {deterministic!r}"
-        )
-    try:
-        budget = 0 if memory_budget is None else parse_bytes(memory_budget)
-    except ValueError as error:
-        raise CompileError(f"{where}: memory_budget of job {job!r}: {error}") from None
-    return JobOptions(
-        optimizer,
-        is_training,
-        seed,
-        max_plans,
-        accumulate,
-        metrics_every,
-        streams,
-        budget,
-        recompute,
-        offload,
-        precision,
-        deterministic,
-    )
+        has_rules = callable(getattr(optimizer, "rules", None)) and not isinstance(optimizer, type)
+        if optimizer is not None and not has_rules:
+            raise CompileError(
+                f"{where}: optimizer of job {job!r} must be one, such as af.optim.AdamW(1e-3), got"
+                f" {optimizer!r}"
+            )
+        if self.accumulate > 1 and not self.train:
+            raise CompileError(
+                f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
+                f" accumulate={self.accumulate} out"
+            )
+        try:
+            _ = self.budget_bytes
+        except ValueError as error:
+            raise CompileError(f"{where}: memory_budget of job {job!r}: {error}") from None

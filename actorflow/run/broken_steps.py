@@ -76,7 +76,7 @@ class BrokenSteps:
         self,
         policy: str,
         line: str,
-        warn: Callable[[str], None],
+        warn: Callable[[str], object],
         *,
         skipped: int | None = None,
         directory: Path | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,19 @@ Metrics = Mapping[str, Any]
 """Outputs of one step: floats for scalars, arrays (copies) otherwise."""
 
 
+@dataclass(frozen=True, slots=True)
+class FedSteps:
+    """The steps of a run, of `batches` batches each.
+
+    `first` is the number of the step before the first batch, `total` that of the step with the last
+    one, or None for no such end. A stop lets a step that has begun have all its batches.
+    """
+
+    first: int
+    total: int | None
+    batches: int = 1
+
+
 class DataPort:
     """Fills batch slots from a data source and remembers the source's position after each batch.
 
@@ -40,13 +54,11 @@ class DataPort:
         source: where batches come from; used only by this port's thread from now on.
         types: type of each field of the plan's batch register.
         lines: the user's line that reads each field, for messages.
-        first_step: number of the step before the first batch.
-        total_steps: number of the step with the last batch, or None for no such end.
+        steps: which steps are fed.
         on_end: called before the end of the stream is announced to the plan.
         snapshot_every: steps between two snapshots whose positions are kept for `position_after`,
             or 0 for none.
         in_flight: batches that the plan has slots for.
-        batches_per_step: a stop lets a step that has begun have all its batches.
     """
 
     def __init__(
@@ -54,23 +66,21 @@ class DataPort:
         source: DataSource,
         types: Mapping[str, TensorType],
         lines: Mapping[str, str],
-        first_step: int,
-        total_steps: int | None,
+        steps: FedSteps,
         on_end: Callable[[], None],
         *,
         snapshot_every: int = 0,
         in_flight: int = 0,
-        batches_per_step: int = 1,
     ) -> None:
         self._source = source
-        self._total = None if total_steps is None else total_steps * batches_per_step
-        self._batches_per_step = batches_per_step
+        batches_per_step = self._batches_per_step = steps.batches
+        self._total = None if steps.total is None else steps.total * batches_per_step
         self._on_end = on_end
         self._is_stopping = False
         self._types = dict(types)
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
         self._lines = lines
-        self._batch = first_step * batches_per_step
+        self._batch = steps.first * batches_per_step
         self._positions: Positions | None = None
         if snapshot_every:
             self._positions = Positions(
@@ -202,7 +212,7 @@ class MetricsPort:
 
     def __init__(
         self,
-        on_step: Callable[[int, Metrics], None],
+        on_step: Callable[[int, Metrics], object],
         first_step: int,
         *,
         watch: Callable[[int, dict[str, Any]], None] | None = None,

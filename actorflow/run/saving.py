@@ -19,7 +19,7 @@ from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.logs import is_worth_a_line
 from actorflow.run.broken_steps import NonFiniteLoss
-from actorflow.run.training_run import saved_variables, written_variables
+from actorflow.run.plan_facts import saved_variables, written_variables
 from compiler.errors import CompileError
 from compiler.options import SKIPPED
 from compiler.plan import ActorKind, Plan
@@ -52,10 +52,6 @@ class SavePolicy:
     every: Every
     keeps_nan: bool = False
     on_error: str = "raise"
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "warn"):
-            raise CompileError(f"on_save_error must be 'raise' or 'warn', got {self.on_error!r}")
 
 
 class Saver:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from actorflow.initialise import steps_done
+from actorflow.run.plan_facts import batch_fields
 from actorflow.run.ports import Metrics
 from actorflow.run.pushed import Mailbox
-from actorflow.run.training_run import Run, batch_fields
+from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
 from compiler.errors import CompileError, InternalError
 from compiler.plan import Plan
@@ -28,11 +29,13 @@ class Stepping:
         self.run = Run(
             plan,
             self._mailbox,
-            values=values,
-            first_step=steps_done(values),
-            on_step=lambda step, metrics: self._outputs.put(metrics),
-            on_finished=lambda: self._outputs.put(None),
-            settings=settings,
+            RunOptions(
+                values=values,
+                first_step=steps_done(values),
+                on_step=lambda step, metrics: self._outputs.put(metrics),
+                on_finished=lambda: self._outputs.put(None),
+                settings=settings,
+            ),
         )
         try:
             self.run.start()

@@ -7,9 +7,9 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,26 +19,32 @@ from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
 from actorflow.run.broken_steps import BrokenSteps, skips
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_credits import credits_after
-from actorflow.run.ports import CheckpointPort, DataPort, Metrics, MetricsPort
+from actorflow.run.plan_facts import (
+    batch_fields,
+    batch_slots,
+    batches_per_step,
+    line_of_output,
+    snapshot_rate,
+    takes_snapshots,
+)
+from actorflow.run.ports import CheckpointPort, DataPort, FedSteps, Metrics, MetricsPort
 from actorflow.run.stopping import ON_RESULT, ON_STEP
-from actorflow.settings import Settings, SettingsError
+from actorflow.run.trace_file import TraceFile
+from actorflow.settings import Settings
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.library import openblas
 from actors.kernels.native.chain import join
-from actors.launch_trace import LaunchTrace
 from actors.load import Rework, load
 from actors.loop import Loop
 from actors.protocol import Chain, HostPort
 from actors.statistics import Statistics
-from actors.table import MachineTable
-from actors.timeline import Timeline
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.ops.sources import SCRATCH
 from compiler.options import SKIPPED
-from compiler.plan import Field, Plan
+from compiler.plan import Plan
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -51,129 +57,91 @@ _USERS = {
 }
 """What of the user runs in a port, by the name of its actor."""
 
-Save = Callable[[int, Mapping[str, Array], Mapping[str, Any]], None]
-"""Write a checkpoint: step, variables by name, state of the data source after that step."""
+
+class SnapshotSaver(Protocol):
+    """Writes checkpoints on the checkpoint thread."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether a snapshot of this step is to be written."""
+        ...
+
+    def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
+        """Write variables by name, and the state of the data source after that step."""
+        ...
 
 
-class Run:
-    """A plan that is open on this machine.
+def _ignore(*_: object) -> None:
+    """Hear of nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run begins with, where it ends, and who hears of it.
 
     Args:
-        plan: what to run.
-        source: where batches come from; must give the plan's batch fields.
         values: first value of every variable.
+        settings: where a trace goes, and whether invariants are checked.
+        on_step: called with (step, outputs) on the metrics thread.
         first_step: steps done before this run.
         total_steps: step at which the run ends, or None for as many as are admitted.
-        on_step: called with (step, outputs) on the metrics thread.
-        save: writes a checkpoint on the checkpoint thread; None when the plan takes no snapshots.
-        is_due: whether a snapshot of this step is to be written.
+        saver: writes checkpoints; None where the run writes none.
         on_nan: what to do when the loss is not finite, one of `broken_steps.POLICIES`.
         evaluation: what the plan's evaluation reads, and who listens to it.
         directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.
         on_finished: called once when the run is over in any way, before `wait` returns.
-        settings: where a trace goes, and whether invariants are checked.
+    """
+
+    values: Mapping[str, Array]
+    settings: Settings
+    on_step: Callable[[int, Metrics], object]
+    first_step: int = 0
+    total_steps: int | None = None
+    saver: SnapshotSaver | None = None
+    on_nan: str = "raise"
+    evaluation: Evaluation | None = None
+    directory: Path | None = None
+    warn: Callable[[str], object] = _ignore
+    on_finished: Callable[[], object] | None = None
+
+
+class Run:
+    """A plan that is open on this machine, over a source that gives the plan's batch fields.
 
     Raises:
         DataError: the source does not give what the plan was compiled for.
         OutOfMemory: the arena cannot be allocated.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        source: DataSource,
-        *,
-        values: Mapping[str, Array],
-        first_step: int = 0,
-        total_steps: int | None = None,
-        on_step: Callable[[int, Metrics], None],
-        save: Save | None = None,
-        is_due: Callable[[int], bool] = lambda step: True,
-        on_nan: str = "raise",
-        evaluation: Evaluation | None = None,
-        directory: Path | None = None,
-        warn: Callable[[str], None] = lambda text: None,
-        on_finished: Callable[[], object] | None = None,
-        settings: Settings,
-    ) -> None:
-        if is_native(plan):
-            # Two pools of threads fight for the cores: numpy multiplies on one thread then.
-            openblas.use_one_thread()
-        elif not openblas.use_threads(settings.threads) and settings.threads is not None:
-            warn(
-                "ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set"
-            )
+    def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
+        settings = options.settings
+        _share_cores(plan, settings, options.warn)
         self.plan = plan
         self.ask: Callable[[str], object] = lambda reason: self.stop()
-        self._total_steps = total_steps
-        self._first_step = first_step
+        self._total_steps = options.total_steps
+        self._first_step = options.first_step
         self._batches_per_step = batches_per_step(plan)
-        fields, lines = batch_fields(plan)
-        check_source(source, fields, lines)
-        self._data = DataPort(
-            source,
-            fields,
-            lines,
-            first_step,
-            total_steps,
-            self._on_source_end,
-            snapshot_every=snapshot_rate(plan) if save is not None else 0,
-            in_flight=_batch_slots(plan),
-            batches_per_step=self._batches_per_step,
-        )
-        loss_line = _line_of_output(plan, "loss") if plan.option("is_training") else None
-        self._broken: BrokenSteps | None = None
-        if loss_line is not None:
-            skipped = int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None
-            self._broken = BrokenSteps(
-                on_nan, loss_line, warn, skipped=skipped, directory=directory
-            )
-        metrics = MetricsPort(
-            on_step,
-            first_step,
-            watch=self._broken.see if self._broken is not None else None,
-            batches_per_step=self._batches_per_step,
-        )
-        ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
+        self._warn = options.warn
+        self._saver = options.saver
+        self._data = self._data_port(source)
+        self._broken = _broken_steps(plan, options)
         self._checkpoint: CheckpointPort | None = None
-        if takes_snapshots(plan):
-            self._checkpoint = self._checkpoint_port(save, is_due)
-            ports["checkpoint"] = self._checkpoint
-        elif save is not None:
-            raise CompileError(
-                f"plan {plan.name!r} takes no snapshots, so it cannot write checkpoints; compile it"
-                " with job.compile(model, data, every='5s')"
-            )
         self._evaluated: EvaluationDataPort | None = None
-        ports |= self._evaluation_ports(evaluation)
-        if settings.trace is not None:
-            check_trace_path(settings.trace)
-        self._warn = warn
-        self._timeline = Timeline() if settings.trace is not None else None
-        self._trace_path = settings.trace
-        # Launch by launch where somebody watches.
-        self._launches = LaunchTrace() if settings.trace is not None else None
+        ports = self._ports(options)
+        self._trace = None if settings.trace is None else TraceFile(settings.trace)
         rework: Rework | None = None
-        if self._launches is not None:
-            rework = self._launches.watch
+        if self._trace is not None:  # launch by launch where somebody watches
+            rework = self._trace.launches.watch
         elif settings.log_level != "DEBUG":
             rework = _joined
         self.bound = load(plan, ports, catalogue.binders(), rework)
-        for name, array in values.items():
-            np.copyto(self.bound.variables[name], array)
-        for variable in plan.variables:
-            if variable.role == SCRATCH:
-                # A step overwrites it first; where a plan does not, all runs read the same.
-                self.bound.variables[variable.name].fill(0)
-        if "batches" in self.bound.variables:
-            self.bound.variables["batches"][...] = first_step * self._batches_per_step
+        self._fill(options.values)
         self.loop = Loop(
             self.bound,
-            initial=credits_after(plan, first_step),
-            watch=Watch(settings.stall_seconds, folder=directory or settings.dump),
-            timeline=self._timeline,
-            on_finished=on_finished,
+            initial=credits_after(plan, self._first_step),
+            watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
+            timeline=None if self._trace is None else self._trace.timeline,
+            on_finished=options.on_finished,
             prepare_thread=quiet_floating_point,
         )
         self._variables: LiveVariables | None = LiveVariables(plan, self.bound.variables, self.loop)
@@ -273,26 +241,54 @@ class Run:
             return
         try:
             self.loop.close()
-            self._write_trace()
+            trace, self._trace = self._trace, None
+            if trace is not None:
+                trace.write(self.plan, self._warn)
         finally:
             self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
 
-    def _write_trace(self) -> None:
-        if self._timeline is not None and self._trace_path is not None:
-            names = tuple(stream.name for stream in self.plan.streams)
-            timeline, self._timeline = self._timeline, None
-            launches, self._launches = self._launches, None
-            try:
-                timeline.write_chrome_trace(
-                    self._trace_path,
-                    MachineTable.of(self.plan),
-                    stream_names=names,
-                    has_arrows=True,
-                    more=partial(launches.events, self.plan) if launches is not None else None,
-                )
-            except OSError as error:
-                self._warn(f"ACTORFLOW_TRACE: cannot write {self._trace_path}: {error.strerror}")
+    def _fill(self, values: Mapping[str, Array]) -> None:
+        variables = self.bound.variables
+        for name, array in values.items():
+            np.copyto(variables[name], array)
+        for variable in self.plan.variables:
+            if variable.role == SCRATCH:
+                # A step overwrites it first; where a plan does not, all runs read the same.
+                variables[variable.name].fill(0)
+        if "batches" in variables:
+            variables["batches"][...] = self._first_step * self._batches_per_step
+
+    def _ports(self, options: RunOptions) -> dict[str, HostPort]:
+        metrics = MetricsPort(
+            options.on_step,
+            self._first_step,
+            watch=None if self._broken is None else self._broken.see,
+            batches_per_step=self._batches_per_step,
+        )
+        ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
+        if takes_snapshots(self.plan):
+            # Without a saver it lets every snapshot go.
+            self._checkpoint = CheckpointPort(self._save, self._is_due, self._first_step)
+            ports["checkpoint"] = self._checkpoint
+        elif self._saver is not None:
+            raise CompileError(
+                f"plan {self.plan.name!r} takes no snapshots, so it cannot write checkpoints;"
+                " compile it with job.compile(model, data, every='5s')"
+            )
+        return ports | self._evaluation_ports(options.evaluation)
+
+    def _data_port(self, source: DataSource) -> DataPort:
+        fields = batch_fields(self.plan)
+        check_fields_of(source, *fields)
+        return DataPort(
+            source,
+            *fields,
+            FedSteps(self._first_step, self._total_steps, self._batches_per_step),
+            self._on_source_end,
+            snapshot_every=0 if self._saver is None else snapshot_rate(self.plan),
+            in_flight=batch_slots(self.plan),
+        )
 
     def _evaluation_ports(self, evaluation: Evaluation | None) -> dict[str, HostPort]:
         every = self.plan.int_option("evaluate_every", 0)
@@ -309,7 +305,7 @@ class Run:
                 " that it was compiled with"
             )
         fields, lines = batch_fields(self.plan, "eval_data")
-        check_source(evaluation.data, fields, lines)
+        check_fields_of(evaluation.data, fields, lines)
         batches = self.plan.int_option("evaluate_batches", 0)
         listeners = () if evaluation.on_result is None else (evaluation.on_result,)
         data = EvaluationDataPort(
@@ -329,83 +325,41 @@ class Run:
         if self._checkpoint is not None:
             self._checkpoint.last_step = self._data.num_steps
 
-    def _checkpoint_port(self, save: Save | None, is_due: Callable[[int], bool]) -> CheckpointPort:
-        """Return the port of the checkpoint sink; without `save` it lets every snapshot go."""
+    def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
+        if self._saver is not None:
+            self._saver.save(step, arrays, self._data.position_after(step))
 
-        def save_with_position(step: int, arrays: Mapping[str, Array]) -> None:
-            if save is not None:
-                save(step, arrays, self._data.position_after(step))
-
-        def due(step: int) -> bool:
-            if save is not None and (step == self._total_steps or is_due(step)):
-                return True
-            self._data.forget_before(step)
-            return False
-
-        return CheckpointPort(save_with_position, due, self._first_step)
+    def _is_due(self, step: int) -> bool:
+        if self._saver is not None and (step == self._total_steps or self._saver.is_due(step)):
+            return True
+        self._data.forget_before(step)
+        return False
 
 
-def batches_per_step(plan: Plan) -> int:
-    """Return how many batches one update consumes."""
-    return plan.int_option("accumulate", 1)
+def _share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) -> None:
+    """Set the threads of numpy's BLAS."""
+    if is_native(plan):
+        # Two pools of threads fight for the cores: numpy multiplies on one thread then.
+        openblas.use_one_thread()
+    elif not openblas.use_threads(settings.threads) and settings.threads is not None:
+        warn("ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set")
 
 
-def snapshot_rate(plan: Plan) -> int:
-    """Return the steps between two snapshots of the variables; 0 where the plan takes none."""
-    snapshots = [actor for actor in plan.actors if actor.name == "snapshot"]
-    return snapshots[0].inputs[0].rate if snapshots else 0
+def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
+    line = line_of_output(plan, "loss") if plan.option("is_training") else None
+    if line is None:
+        return None
+    values = options.values
+    return BrokenSteps(
+        options.on_nan,
+        line,
+        options.warn,
+        skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
+        directory=options.directory,
+    )
 
 
-def _batch_slots(plan: Plan) -> int:
-    register = next(a for a in plan.actors if a.name == "data").outputs[0].register
-    return plan.registers[register].num_slots
-
-
-def takes_snapshots(plan: Plan) -> bool:
-    """Whether the plan was compiled to write checkpoints."""
-    return any(actor.name == "checkpoint" for actor in plan.actors)
-
-
-def written_variables(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the variables that a step changes, in order of the plan."""
-    written = {
-        plan.views[view].register
-        for actor in plan.actors
-        for launch in actor.launches
-        for view in launch.outputs
-    }
-    return tuple(v.name for v in plan.state if plan.views[v.view].register in written)
-
-
-def saved_variables(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the variables that a checkpoint holds, in order of plan.
-
-    What only an evaluation reads is no part of the training.
-    """
-    writer = next((a for a in plan.actors if a.name == "checkpoint"), None)
-    if writer is None:
-        return tuple(v.name for v in plan.state)
-    staging = writer.inputs[0].register
-    return tuple(f.name for f in plan.fields if f.register == staging)
-
-
-def check_trace_path(path: Path) -> None:
-    """Raise SettingsError, before anything runs, when a trace could not be written."""
-    if not path.parent.is_dir():
-        raise SettingsError(
-            f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose another"
-        )
-
-
-def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType], dict[str, str]]:
-    """Return type and user's line of every field that the plan reads from a data source."""
-    register = next(a for a in plan.actors if a.name == source).outputs[0].register
-    fields = [f for f in plan.fields if f.register == register]
-    types = {f.name: plan.views[f.view].type for f in fields}
-    return types, {f.name: str(plan.sources[f.source]) for f in fields}
-
-
-def check_source(
+def check_fields_of(
     source: DataSource, fields: Mapping[str, TensorType], lines: Mapping[str, str]
 ) -> None:
     """Check that a source's spec gives every field of the plan. Raises DataError."""
@@ -418,15 +372,6 @@ def check_source(
                 f" source gives {came if came is not None else 'no such key'}; compile the job for"
                 " this source, or give it the source that it was compiled for"
             )
-
-
-def _line_of_output(plan: Plan, name: str) -> str | None:
-    sink = next(a for a in plan.actors if a.name == "metrics")
-    registers = [port.register for port in sink.inputs]
-    found: Field | None = next(
-        (f for f in plan.fields if f.register in registers and f.name == name), None
-    )
-    return None if found is None else str(plan.sources[found.source])
 
 
 def _joined(actor: int, chain: Chain) -> Chain:

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from actorflow.run.ports import DataPort
+from actorflow.run.ports import DataPort, FedSteps
 from actorflow.run.stopping import StopTraining
 from actors.errors import SourceExhausted
 from compiler.types import DType, TensorType
@@ -36,16 +36,14 @@ class Source:
 class Port:
     """A port with one slot; `fetch` fires it once."""
 
-    def __init__(self, answer, **options):
+    def __init__(self, answer, batches_per_step=1):
         self.ends = []
         self.port = DataPort(
             Source(answer),
             TYPES,
             {"x": "train.py:1"},
-            0,
-            None,
+            FedSteps(0, None, batches_per_step),
             lambda: self.ends.append(1),
-            **options,
         )
         self.slot = {"x": np.zeros(2, np.float32)}
         self.fetch = self.port.bind((self.slot,))

@@ -201,7 +201,11 @@ def test_other_arguments_of_fit_are_checked(arguments, words):
         ({"on_step": "print"}, "on_step must be a function"),
         ({"checkpoint": 3}, "checkpoint must be a directory"),
         ({"evaluation": valid}, "expected evaluation="),
+        ({"on_step": lambda: 1}, r"on_step is called with \(step, results\): too many"),
         ({"on_nan": "ignore"}, "on_nan must be one of 'raise', 'warn', 'skip', got 'ignore'"),
+        ({"keep_last": 0}, "keep_last must be an integer of 1 or more"),
+        ({"on_save_error": "ignore"}, "on_save_error must be 'raise' or 'warn', got 'ignore'"),
+        ({"every": "soon"}, "every: cannot read the checkpoint period 'soon'"),
     ],
 )
 def test_arguments_of_fit_are_checked_before_anything_is_traced(arguments, words):
@@ -209,7 +213,7 @@ def test_arguments_of_fit_are_checked_before_anything_is_traced(arguments, words
     def train(model, batch):
         pytest.fail("traced")
 
-    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: {words}"):
+    with pytest.raises(af.ActorflowError, match=rf"{HERE}:\d+: {words}"):
         train.fit(Model(), source(), steps=1, progress=False, **arguments)
 
 
@@ -221,6 +225,28 @@ def test_a_policy_that_is_none_is_refused_by_compile_and_stream_too(on_nan):
     ):
         with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: on_nan must be one of"):
             call()
+
+
+@pytest.mark.parametrize("every", ["soon", 0, True])
+def test_a_period_that_is_none_is_refused_by_compile_before_anything_is_traced(every):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        pytest.fail("traced")
+
+    with pytest.raises(af.CheckpointError, match=rf"{HERE}:\d+: every: "):
+        train.compile(Model(), source(), every=every)
+
+
+def test_none_in_the_place_of_a_jobs_function_is_refused():
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: expected a function.*came None"):
+        af.job(None)
+
+
+def test_an_option_that_there_is_not_is_a_type_error_of_the_call():
+    with pytest.raises(TypeError, match=r"job\(\) got an unexpected keyword argument 'optimiser'"):
+        af.job(optimiser=None)
+    with pytest.raises(TypeError, match=r"fit\(\) missing a required argument: 'steps'"):
+        make_job().fit(Model(), source())
 
 
 @pytest.mark.parametrize("num_ranks", [0, "2", None, 1.0, True])

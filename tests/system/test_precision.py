@@ -224,7 +224,7 @@ def test_other_words_are_refused_with_the_choices_and_the_line(word):
         make_job(word)
     message = str(caught.value)
     assert "test_precision.py:" in message
-    assert f"precision of job 'train' must be one of 'fp32', 'bf16', got {word!r}" in message
+    assert f"precision of job 'train' must be 'fp32' or 'bf16', got {word!r}" in message
 
 
 def test_a_user_is_told_that_bfloat16_is_chosen_for_a_job():

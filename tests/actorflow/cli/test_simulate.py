@@ -74,9 +74,9 @@ def report(capsys, plan, *arguments):
         ("--jitter", "1", "0 or more and below 1, got 1.0"),
     ],
 )
-def test_a_value_that_means_nothing_is_named_with_its_option(plan, option, value, wanted):
+def test_a_value_that_means_nothing_is_refused_before_there_is_a_plan(option, value, wanted):
     with pytest.raises(CompileError, match=f"^{option} must be {wanted}$"):
-        cli_simulate.run(plan, parsed(option, value))
+        cli_simulate.check_options(parsed(option, value))
 
 
 def test_ranks_that_would_never_meet_are_refused(plan):

@@ -1,0 +1,249 @@
+"""`fit`: one run of a runner's plan from the newest checkpoint to a number of steps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actorflow.checkpoint.policy import Every
+from actorflow.data import items_of
+from actorflow.evaluation import Results
+from actorflow.initialise import steps_done
+from actorflow.logs import logger
+from actorflow.run.broken_steps import WARN, skips
+from actorflow.run.listener import Listener, make_reporter
+from actorflow.run.plan_facts import batches_per_step
+from actorflow.run.ports import Metrics
+from actorflow.run.saving import SavePolicy, Saver, Start, start_from
+from actorflow.run.signals import StopSignals
+from actorflow.run.stopping import Stopper
+from actorflow.run.training_run import Run, RunOptions
+from compiler.printer import summarise
+
+if TYPE_CHECKING:
+    from actorflow.checkpoint.manager import CheckpointManager
+    from actorflow.run.fit_options import FitOptions
+    from actorflow.run.runner import Runner
+    from actorflow.run.status import StatusWriter
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What a run came to.
+
+    `first_step` steps were restored, `last_step` are done; `metrics` are those of the last step.
+    `mean_loss` is the mean over the last `num_averaged` steps of this run, at most 100 (None when
+    it had none). `evaluations` are pairs (step, means) of this run. `num_skipped` steps of this run
+    changed nothing, because loss or gradients were not finite (`on_nan="skip"`).
+    """
+
+    first_step: int
+    last_step: int
+    metrics: Metrics
+    mean_loss: float | None
+    num_averaged: int
+    evaluations: tuple[tuple[int, Results], ...]
+    variables: Mapping[str, Array] = field(repr=False)
+    num_skipped: int = 0
+
+
+class Stopped(SystemExit):
+    """A signal ended `fit` cleanly: the step was finished, and checkpointed where that was asked.
+
+    Also one that came too late to stop anything: it asked the process to end, not just the run.
+
+    The exit code is 128 + signal.
+    """
+
+    def __init__(self, signum: int, step: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.step = step
+
+
+class Fitting:
+    """One call of `fit`: opens what the run needs, in the order in which it closes again.
+
+    Whoever makes it closes `stack` after it, whatever happens.
+    """
+
+    def __init__(self, runner: Runner, options: FitOptions, stack: ExitStack) -> None:
+        self._runner = runner
+        self._plan = runner.plan
+        self._options = options
+        self._stack = stack
+        self._stopper = Stopper()
+        # First of all: a signal that comes while a checkpoint is read ends the run cleanly, too.
+        self._signals = stack.enter_context(StopSignals(self._stopper.ask_by_signal))
+        self._reporter = make_reporter(options.checkpoint, options.progress)
+        stack.callback(self._reporter.finish)
+        self._notice: Callable[[str], None] = self._reporter.notice
+        self._warn = self._notice if options.progress else logger.warning
+        self._manager: CheckpointManager | None = None
+
+    def run(self) -> FitResult:
+        """Open, run and close. Raises what `Runner.fit` says."""
+        self._introduce()
+        self._open_directory()
+        start = self._start()
+        saver = self._saver(start)
+        total = max(self._options.steps, start.step)
+        listener = self._listener(start, total)
+        run = self._opened(start, total, saver, listener)
+        first = start.step
+        del start  # the arena holds its values now
+        self._drive(run, listener, first)
+        if saver is not None:
+            saver.finish()
+        result = self._result(run, listener, first)
+        self._stack.close()
+        if self._signals.received:
+            raise Stopped(self._signals.received[0], result.last_step)
+        return result
+
+    def _introduce(self) -> None:
+        """Say what is about to run: what is odd about the environment, and the plan."""
+        for warning in self._runner.settings.warnings:
+            self._warn(warning)
+        if self._options.progress:
+            for line in summarise(self._plan):
+                self._notice(line)
+
+    def _open_directory(self) -> None:
+        if self._options.checkpoint is not None:
+            from actorflow.checkpoint.manager import CheckpointManager  # 15 ms
+
+            directory, keep_last = os.fspath(self._options.checkpoint), self._options.keep_last
+            manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
+            self._manager = self._stack.enter_context(manager)
+
+    def _start(self) -> Start:
+        start, values = None, self._runner.values
+        if self._manager is not None:
+            data = self._options.data
+            start = start_from(self._manager, self._plan, data, self._runner.seed, self._warn)
+        if start is None:
+            first = values.first()
+            return Start(steps_done(first), first)
+        self._notice(f"resumed from the checkpoint of step {start.step}")
+        return Start(start.step, values.first(start.values))
+
+    def _saver(self, start: Start) -> Saver | None:
+        if self._manager is None:
+            return None
+        options = self._options
+        every = Every.parse(options.every)
+        return Saver(
+            self._manager,
+            self._plan,
+            options.data,
+            seed=self._runner.seed,
+            first_step=start.step,
+            policy=SavePolicy(every, options.on_nan == WARN, options.on_save_error),
+            clock_ns=time.monotonic_ns,
+            report=self._warn,
+        )
+
+    def _listener(self, start: Start, total: int) -> Listener:
+        status: StatusWriter | None = None
+        if self._manager is not None:
+            from actorflow.run.status import STATUS_FILE, StatusWriter  # 5 ms
+
+            status = StatusWriter(
+                self._manager.directory / STATUS_FILE,
+                self._plan,
+                first_step=start.step,
+                total_steps=total,
+                report=self._warn,
+                is_ours=self._manager.is_writer,
+            )
+        listener = Listener(
+            self._reporter,
+            status,
+            self._options.on_step,
+            start.step,
+            self._stopper,
+            is_skipping=skips(self._plan),
+        )
+        return self._stack.enter_context(listener)
+
+    def _opened(self, start: Start, total: int, saver: Saver | None, listener: Listener) -> Run:
+        evaluation = self._options.evaluation
+        if evaluation is not None:
+            evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
+        run = Run(
+            self._plan,
+            self._options.data,
+            RunOptions(
+                values=start.values,
+                settings=self._runner.settings,
+                on_step=listener,
+                first_step=start.step,
+                total_steps=total,
+                saver=saver,
+                on_nan=self._options.on_nan,
+                evaluation=evaluation,
+                directory=None if self._manager is None else self._manager.directory,
+                warn=self._warn,
+                on_finished=self._stopper.over,
+            ),
+        )
+        self._stack.callback(run.close)
+        self._stack.callback(self._runner.values.keep, run)
+        return run
+
+    def _drive(self, run: Run, listener: Listener, first: int) -> None:
+        items, item_name = items_of(self._options.data)
+        items *= batches_per_step(self._plan)
+        self._reporter.start(self._options.steps, first, items, item_name)
+        self._stopper.watch(run)
+        self._runner.begin(run)
+        listener.start(run.statistics)
+        run.start()
+        self._stopper.attend(self._notice if self._options.progress else logger.info)
+        self._stopper.wait()
+        self._runner.values.keep(run)
+
+    def _result(self, run: Run, listener: Listener, first: int) -> FitResult:
+        last, steps, reasons = listener.step, self._options.steps, self._stopper.reasons
+        listener.ending = "stopped" if reasons and last < steps else "finished"
+        if run.num_skipped:
+            self._warn(f"{run.num_skipped} of {last - first} steps were skipped")
+        is_kept = self._manager is not None
+        summary = self._reporter.finish(_ending(first, last, steps, reasons, is_kept=is_kept))
+        return FitResult(
+            first,
+            last,
+            listener.metrics,
+            summary.mean_loss,
+            summary.num_averaged,
+            tuple(listener.evaluations),
+            dict(self._runner.values.given),
+            run.num_skipped,
+        )
+
+
+def fit(runner: Runner, options: FitOptions) -> FitResult:
+    """Do one run of a runner. Raises what `Runner.fit` says."""
+    with ExitStack() as stack:
+        return Fitting(runner, options, stack).run()
+
+
+def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:
+    """Return why a run ended, or nothing where it simply came to its end."""
+    if reasons and last < steps:
+        kept = (
+            "it is checkpointed: run again to continue" if is_kept else "nothing was kept on disk"
+        )
+        return f"stopped by {reasons[0]} after step {last}; {kept}"
+    if first >= steps:
+        return f"nothing to do: {first} steps are done, {steps} were asked for"
+    return f"the data ended after step {last} of {steps}" if last < steps else ""

@@ -1,0 +1,67 @@
+"""Whether a plan may run here: its ranks, its kernels, its proof; and their building."""
+
+from __future__ import annotations
+
+from actorflow.compile.native import NATIVE, build, choosing
+from actorflow.logs import logger
+from actorflow.proof.prove import prove
+from actorflow.settings import Settings
+from actors.kernels import catalogue
+from compiler.errors import CompileError, PlanFormatError
+from compiler.plan import Plan
+
+
+def make_ready(plan: Plan, settings: Settings) -> None:
+    """Prove a plan and build its kernels.
+
+    Raises CompileError or PlanFormatError where this machine cannot run it.
+    """
+    _check_ranks(plan)
+    with choosing(settings, deterministic=False) as is_on:
+        _check_target(plan, is_native=is_on)
+        # Proven before anything is built: what a C compiler gets comes from a file.
+        prove(plan)
+        _build(plan)
+
+
+def _check_ranks(plan: Plan) -> None:
+    num_ranks = plan.int_option("num_ranks", 1)
+    if num_ranks > 1:
+        raise CompileError(
+            f"plan {plan.name!r} is one of {num_ranks} ranks, and this version has no transport"
+            " between ranks: it can be printed and simulated ('actorflow simulate --devices"
+            f" {num_ranks}'); compile the job without num_ranks to run it here"
+        )
+
+
+def _check_target(plan: Plan, *, is_native: bool) -> None:
+    """Refuse a plan that was made for other kernels than this machine has."""
+    names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
+    native = [name for name in names if name.startswith(NATIVE)]
+    if native and not is_native:
+        raise PlanFormatError(
+            f"plan {plan.name!r} was compiled for native kernels ({', '.join(native)}), and here"
+            " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
+        )
+    here, there = catalogue.fingerprint(), plan.target
+    if here.split()[:1] != there.split()[:1]:
+        raise PlanFormatError(
+            f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"
+            " compile the job again"
+        )
+    if here != there:
+        logger.warning(
+            "plan %r was compiled with %s and runs with %s: results may differ in their last bits",
+            plan.name,
+            there,
+            here,
+        )
+
+
+def _build(plan: Plan) -> None:
+    """Build the native kernels of a plan, once it is proven that there is nothing else in them."""
+    if not build(plan):
+        raise PlanFormatError(
+            f"the C compiler of this machine refuses what plan {plan.name!r} needs (the log has its"
+            " words); compile the job again, and numpy's kernels take its place"
+        )

@@ -1,0 +1,43 @@
+"""The trace of a run, where ACTORFLOW_TRACE asks for one: every firing and every launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from actorflow.settings import SettingsError
+from actors.launch_trace import LaunchTrace
+from actors.table import MachineTable
+from actors.timeline import Timeline
+from compiler.plan import Plan
+
+
+class TraceFile:
+    """What is noted for a trace while a run goes on, and the file that it becomes.
+
+    Raises SettingsError, before anything runs, when the file could not be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise SettingsError(
+                f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose"
+                " another"
+            )
+        self.timeline = Timeline()
+        self.launches = LaunchTrace()
+        self._path = path
+
+    def write(self, plan: Plan, warn: Callable[[str], object]) -> None:
+        """Write the file, when no launch runs any more; warn where that is not possible."""
+        try:
+            self.timeline.write_chrome_trace(
+                self._path,
+                MachineTable.of(plan),
+                stream_names=tuple(stream.name for stream in plan.streams),
+                has_arrows=True,
+                more=partial(self.launches.events, plan),
+            )
+        except OSError as error:
+            warn(f"ACTORFLOW_TRACE: cannot write {self._path}: {error.strerror}")
