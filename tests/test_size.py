@@ -1,0 +1,82 @@
+"""What keeps the house small: lines of a module, of a function, and of every room."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("actorflow", "actors", "compiler", "memory")
+
+MODULE_LINES = 500
+FUNCTION_LINES = 80
+
+BUDGET = {
+    "actorflow": 17_500,
+    "actors": 25_000,
+    "compiler": 18_000,
+    "memory": 5_300,
+    "tests": 50_000,
+    "benchmarks": 7_200,
+}
+"""Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""
+
+LONGER = {
+    "benchmarks/mutate_launches.py": "one mutant after another",
+    "tests/actors/test_machine.py": "one table of moves",
+    "tests/actors/test_mutants.py": "one mutant after another",
+    "tests/actors/test_race.py": "one race after another",
+}
+"""Modules, and functions as `file:name`, that may be longer, and why."""
+
+
+def lines_of(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def modules(*rooms):
+    """Return the files of Python and C in some rooms, with their lines."""
+    found = [p for room in rooms for p in (ROOT / room).rglob("*") if "__pycache__" not in p.parts]
+    return {
+        str(p.relative_to(ROOT)): lines_of(p)
+        for p in sorted(found)
+        if p.suffix in (".py", ".c", ".h")
+    }
+
+
+def functions(file):
+    """Yield the functions and methods of a Python file with their lines, decorators left out."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{file}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_module_is_longer_than_a_reader_takes_in():
+    counts = modules(*PRODUCT, "benchmarks", "tests")
+    longer = {file: n for file, n in counts.items() if n > MODULE_LINES and file not in LONGER}
+    assert longer == {}
+
+
+@pytest.mark.parametrize("room", PRODUCT)
+def test_no_function_is_longer_than_a_screen_or_two(room):
+    files = [file for file in modules(room) if file.endswith(".py")]
+    counts = {name: n for file in files for name, n in functions(file)}
+    longer = {name: n for name, n in counts.items() if n > FUNCTION_LINES and name not in LONGER}
+    assert longer == {}
+
+
+def test_an_exception_that_is_none_any_more_is_taken_off_the_list():
+    counts = modules(*PRODUCT, "benchmarks", "tests")
+    for file in {entry.partition(":")[0] for entry in LONGER} & {*counts}:
+        counts |= dict(functions(file))
+    limits = {name: FUNCTION_LINES if ":" in name else MODULE_LINES for name in LONGER}
+    assert [name for name, limit in limits.items() if counts.get(name, 0) <= limit] == []
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_stays_in_its_budget(room):
+    total = sum(modules(room).values())
+    assert total <= BUDGET[room], f"{room} has {total:,} lines; see BUDGET"
