@@ -16,6 +16,12 @@ behind them.
 
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
+**Nodes that wait.** A node of the backward pass that reads nothing made there could run at any time
+after the forward pass. It is given no depth until something reads it, and joins that reader: what
+`recompute_cheap` computes again so costs neither a launch nor a tensor. If it must be in memory, as
+a matrix product reads it, it joins a group of any greater depth that reads the same tensor: what it
+reads comes from smaller depths still, and its readers come after.
+
 A group never spans two phases, nor two rates: a value is not made before the phase that asked for
 it, nor more often than it is needed.
 
@@ -32,6 +38,7 @@ from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.members import Member, Members
 from compiler.fusion.narrow_broadcasts import narrow_broadcasts
 from compiler.fusion.program import Kind
+from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.spaces import FULL, Space, canonical
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import Graph
@@ -71,6 +78,7 @@ class _Assignment:
 
     Members read values of `kept` from memory only.
     Groups that joined another one point to it in `parent`.
+    `waiting` are the nodes that wait for a reader, with the launches that they run after.
     """
 
     members: Members
@@ -82,6 +90,7 @@ class _Assignment:
     groups: list[Group] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     readers: dict[ValueId, int] = field(default_factory=dict)
+    waiting: dict[int, list[int]] = field(default_factory=dict)
 
     def find(self, group: int) -> int:
         """Return the group that a group has become part of."""
@@ -91,6 +100,19 @@ class _Assignment:
         return group
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Launches that are placed together, as the last one needs the others, and what runs before."""
+
+    nodes: tuple[int, ...]
+    deepest: int
+    deep: tuple[int, ...]
+
+
+_Found = tuple[list[int], list[Member]]
+"""The groups that a block makes one, and its members there."""
+
+
 def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = False) -> Graph:
     """Return the graph with groups in place of the ops that they compute. O(n log n).
 
@@ -98,7 +120,7 @@ def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = Fals
     forward groups at whole tensors that the backward pass keeps: what is computed of these may then
     run again from them alone, without the products before them.
     """
-    members = Members(narrow_broadcasts(stage_reductions(graph)))
+    members = Members(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
     fused = emit_kernels(members, find_groups(members, ends_at_saved=ends_at_saved))
     return fuse_products(fused) if with_products else fused
 
@@ -117,6 +139,8 @@ def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]
         _assign(state, index, list(dict.fromkeys([*before, *old_readers.get(index, ())])))
+    for index in tuple(state.waiting):
+        _settle(state, index)
     found = [g for i, g in enumerate(state.groups) if state.parent[i] == i]
     return tuple(found)
 
@@ -130,87 +154,185 @@ def saved_values(members: Members) -> frozenset[ValueId]:
 
 
 def _assign(state: _Assignment, index: int, before: list[int]) -> None:
-    """Give a launch that runs after those of `before` its depth and group."""
-    deepest = max([state.depth[n] for n in before], default=0)
-    deep = [n for n in before if state.depth[n] == deepest]
-    natural = state.members.natural_space(index)
-    if natural is not None:
-        found = _joinable(state, index, deep)
-        if found is not None:
-            _join(state, index, *found)
+    """Give a launch that runs after those of `before` its depth and group, or let it wait."""
+    can_join = state.members.natural_space(index) is not None
+    if can_join and _may_wait(state, index, before):
+        state.waiting[index] = before
+        return
+    late = [n for n in before if n in state.waiting]
+    if late:
+        if can_join and _is_placed(state, _block_of(state, index, before)):
             return
-        found = _beside(state, index, deepest + 1, natural) or _alone(
-            state, index, deepest + 1, natural
-        )
-        if found is not None:
-            _join(state, index, *found)
-            return
-    state.depth[index] = deepest + 1
+        for node in late:
+            _settle(state, node)
+    block = _block_of(state, index, before)
+    if not (can_join and _is_placed(state, block)):
+        state.depth[index] = block.deepest + 1
 
 
-def _joinable(state: _Assignment, index: int, deep: list[int]) -> tuple[list[int], Member] | None:
-    """Return the groups of the deepest launches that a node reads from, if it may join them."""
-    if not deep or any([state.group_of[n] < 0 for n in deep]):
+def _may_wait(state: _Assignment, index: int, before: list[int]) -> bool:
+    """Whether a node of the backward pass reads nothing that was made there."""
+    nodes = state.members.graph.nodes
+    return nodes[index].phase is Phase.BACKWARD and all(
+        [nodes[n].phase is Phase.FORWARD or n in state.waiting for n in before]
+    )
+
+
+def _settle(state: _Assignment, index: int) -> None:
+    """Place a node that waits, and those it needs, for what reads it reads it from memory."""
+    if index not in state.waiting:
+        return
+    before = state.waiting[index]
+    if not _is_placed(state, _block_of(state, index, before), is_late=True):
+        for node in before:
+            _settle(state, node)
+        block = _block_of(state, index, before)
+        if not _is_placed(state, block, is_late=True):
+            state.depth[index] = block.deepest + 1
+    state.waiting.pop(index, None)
+
+
+def _block_of(state: _Assignment, index: int, before: list[int]) -> _Block:
+    """Return a node with all that waits for it."""
+    late: dict[int, None] = {}
+    ready: dict[int, None] = {}
+    todo = list(before)
+    while todo:
+        node = todo.pop()
+        if node in state.waiting:
+            if node not in late:
+                late[node] = None
+                todo += state.waiting[node]
+        else:
+            ready[node] = None
+    deepest = max([state.depth[n] for n in ready], default=0)
+    deep = tuple([n for n in before if n in ready and state.depth[n] == deepest])
+    deep += tuple([n for n in ready if n not in deep and state.depth[n] == deepest])
+    return _Block((*sorted(late), index), deepest, deep)
+
+
+def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> bool:
+    """Put a block into a group, if there is one for it."""
+    natural = state.members.natural_space(block.nodes[-1])
+    if natural is None or not _is_of_one_kind(state, block):
+        return False
+    found = (
+        _joinable(state, block)
+        or _beside(state, block, natural, is_late=is_late)
+        or _alone(state, block, natural)
+    )
+    if found is not None:
+        _join(state, *found)
+    return found is not None
+
+
+def _is_of_one_kind(state: _Assignment, block: _Block) -> bool:
+    """Whether the nodes of a block are of one phase and rate."""
+    if len(block.nodes) == 1:
+        return True
+    nodes = state.members.graph.nodes
+    return len({(nodes[n].phase, state.per_step[n]) for n in block.nodes}) == 1
+
+
+def _joinable(state: _Assignment, block: _Block) -> _Found | None:
+    """Return the groups of the deepest launches that a block reads from, if it may join them."""
+    if not block.deep or any([state.group_of[n] < 0 for n in block.deep]):
         return None
-    numbers = list(dict.fromkeys([state.find(state.group_of[n]) for n in deep]))
+    numbers = list(dict.fromkeys([state.find(state.group_of[n]) for n in block.deep]))
     groups = [state.groups[g] for g in numbers]
     first = groups[0]
-    if any([g.space != first.space for g in groups]) or not _is_alike(state, index, groups):
+    if any([g.space != first.space for g in groups]) or not _is_alike(state, block, groups):
         return None
     made = first.made if len(groups) == 1 else {v: k for g in groups for v, k in g.made.items()}
-    member = state.members.fit(index, first.space, made)
-    if member is None:
+    members = _fitted(state, block, first.space, made)
+    if members is None:
         return None
     # Every tensor of the deepest launches must be read as a value of the group.
-    if any([state.made_by[r.base] in deep and r.base not in made for r in member.reads]):
+    reads = [r.base for member in members for r in member.reads if r.base not in made]
+    if any([state.made_by[base] in block.deep for base in reads]):
         return None
-    return (numbers, member) if _is_small(state, groups, member) else None
+    return (numbers, members) if _is_small(state, groups, members) else None
 
 
-def _beside(
-    state: _Assignment, index: int, depth: int, natural: Space
-) -> tuple[list[int], Member] | None:
-    """Return a group of a depth that reads one of the node's tensors, if the node may join it."""
-    alone = state.members.fit(index, natural, {})
-    for read in () if alone is None else alone.reads:
-        number = state.readers.get(read.base, -1) if read.access == FULL else -1
-        if number < 0:
-            continue
-        number = state.find(number)
-        group = state.groups[number]
-        if group.depth != depth or not _is_alike(state, index, [group]):
-            continue
-        member = state.members.fit(index, group.space, group.made)
-        if member is not None and _is_small(state, [group], member):
-            return [number], member
+def _fitted(
+    state: _Assignment, block: _Block, space: Space, made: dict[ValueId, Kind]
+) -> list[Member] | None:
+    """Return the nodes of a block as members, each of which may read those before it."""
+    if len(block.nodes) == 1:
+        member = state.members.fit(block.nodes[0], space, made)
+        return None if member is None else [member]
+    made = dict(made)
+    members: list[Member] = []
+    inside: set[ValueId] = set()
+    for node in block.nodes:
+        member = state.members.fit(node, space, made)
+        # What is made here and may not be read here would have to be in memory before.
+        if member is None or any([r.base in inside and r.base not in made for r in member.reads]):
+            return None
+        members.append(member)
+        made.update(_made_by(state, member, space))
+        inside.update(state.members.graph.nodes[node].outputs)
+    return members
+
+
+def _made_by(state: _Assignment, member: Member, space: Space) -> dict[ValueId, Kind]:
+    """Return the values of a member that others may read, and their canonical kinds."""
+    outputs = state.members.graph.nodes[member.node].outputs
+    return {
+        value: canonical(kind, space)
+        for value, kind in zip(outputs, member.kinds, strict=True)
+        if value not in member.write_only and not (kind is Kind.FULL and value in state.kept)
+    }
+
+
+def _beside(state: _Assignment, block: _Block, natural: Space, *, is_late: bool) -> _Found | None:
+    """Return a group that reads one of a block's tensors, if the block may join it.
+
+    The group has the depth that the block would have alone, or a greater one where it `is_late`.
+    """
+    depth = block.deepest + 1
+    for member in _fitted(state, block, natural, {}) or ():
+        for read in member.reads:
+            number = state.readers.get(read.base, -1) if read.access == FULL else -1
+            if number < 0:
+                continue
+            number = state.find(number)
+            group = state.groups[number]
+            is_deep = group.depth == depth or (is_late and group.depth > depth)
+            if not is_deep or not _is_alike(state, block, [group]):
+                continue
+            members = _fitted(state, block, group.space, group.made)
+            if members is not None and _is_small(state, [group], members):
+                return [number], members
     return None
 
 
-def _alone(
-    state: _Assignment, index: int, depth: int, natural: Space
-) -> tuple[list[int], Member] | None:
-    """Return a new group for a node, or None where it does not fit its own space."""
-    member = state.members.fit(index, natural, {})
-    if member is None:
+def _alone(state: _Assignment, block: _Block, natural: Space) -> _Found | None:
+    """Return a new group for a block, or None where it does not fit its own space."""
+    members = _fitted(state, block, natural, {})
+    if members is None or (len(members) > 1 and not _is_small(state, [], members)):
         return None
+    index = block.nodes[-1]
     phase = state.members.graph.nodes[index].phase
-    state.groups.append(Group(natural, phase, state.per_step[index], depth))
+    state.groups.append(Group(natural, phase, state.per_step[index], block.deepest + 1))
     state.parent.append(len(state.parent))
-    return [len(state.groups) - 1], member
+    return [len(state.groups) - 1], members
 
 
-def _is_alike(state: _Assignment, index: int, groups: list[Group]) -> bool:
-    """Whether a node is of the phase and the rate of groups."""
+def _is_alike(state: _Assignment, block: _Block, groups: list[Group]) -> bool:
+    """Whether a block is of the phase and the rate of groups."""
+    index = block.nodes[-1]
     phase, rate = state.members.graph.nodes[index].phase, state.per_step[index]
     return all([g.phase is phase and g.is_per_step == rate for g in groups])
 
 
-def _is_small(state: _Assignment, groups: list[Group], member: Member) -> bool:
-    weight = sum([g.weight for g in groups]) + state.members.weight_of(member)
-    full = dict.fromkeys([v for g in groups for v in g.full_bases])
-    full.update(dict.fromkeys(_full_bases(member)))
+def _is_small(state: _Assignment, groups: list[Group], members: list[Member]) -> bool:
+    weight = sum([g.weight for g in groups]) + sum([state.members.weight_of(m) for m in members])
+    full = {v for g in groups for v in g.full_bases}
+    full.update([v for member in members for v in _full_bases(member)])
+    inside = {v for member in members for v in state.members.graph.nodes[member.node].outputs}
     made = {v for g in groups for v in g.made}
-    num_full = len([v for v in full if v not in made])
+    num_full = len([v for v in full if v not in made and v not in inside])
     return weight <= MAX_INSTRUCTIONS and num_full <= MAX_FULL_INPUTS
 
 
@@ -218,8 +340,8 @@ def _full_bases(member: Member) -> list[ValueId]:
     return [read.base for read in member.reads if read.access.kind is Kind.FULL]
 
 
-def _join(state: _Assignment, index: int, numbers: list[int], member: Member) -> None:
-    """Make several groups one, the largest of them, and put a node into it."""
+def _join(state: _Assignment, numbers: list[int], members: list[Member]) -> None:
+    """Make several groups one, the largest of them, and put members into it."""
     target = max(numbers, key=lambda g: len(state.groups[g].members))
     group = state.groups[target]
     for number in numbers:
@@ -231,16 +353,14 @@ def _join(state: _Assignment, index: int, numbers: list[int], member: Member) ->
         group.made.update(other.made)
         group.full_bases.update(other.full_bases)
         group.weight += other.weight
-    node = state.members.graph.nodes[index]
-    group.members.append(member)
-    group.weight += state.members.weight_of(member)
-    for read in member.reads:
-        if read.base not in group.made and read.access.kind is Kind.FULL:
-            group.full_bases[read.base] = None
-            state.readers[read.base] = target
-    for value, kind in zip(node.outputs, member.kinds, strict=True):
-        is_kept = value in state.kept and kind is Kind.FULL
-        if value not in member.write_only and not is_kept:
-            group.made[value] = canonical(kind, group.space)
-    state.depth[index] = group.depth
-    state.group_of[index] = target
+    for member in members:
+        group.members.append(member)
+        group.weight += state.members.weight_of(member)
+        for base in _full_bases(member):
+            if base not in group.made:
+                group.full_bases[base] = None
+                state.readers[base] = target
+        group.made.update(_made_by(state, member, group.space))
+        state.depth[member.node] = group.depth
+        state.group_of[member.node] = target
+        state.waiting.pop(member.node, None)

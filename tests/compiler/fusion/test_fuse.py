@@ -234,13 +234,14 @@ def trained(net, loss, trained_variables, every=1):
 
 def test_on_request_a_forward_group_ends_at_what_the_backward_pass_keeps(net, evaluate):
     w = net.variable(C)
-    kept = net.b.one(TANH, net.b.one(MUL, net.input(R, C), w))  # its gradient reads it
+    moved = net.b.one(ADD, net.b.one(MUL, net.input(R, C), w), net.input(R, C))
+    kept = net.b.one(TANH, moved)  # its gradient reads it, and it is made of two tensors
     bent = net.b.one(EXP, net.b.one(NEG, kept))
     loss = net.b.one(MEAN, bent, axes=(0, 1), keepdims=False)
     graph = trained(net, loss, [w])
-    assert members(fuse.run(graph))[0] == ("mul", "tanh", "neg", "exp", "mean")
+    assert members(fuse.run(graph))[0] == ("mul", "add", "tanh", "neg", "exp", "mean")
     after = check(fuse.run(graph, ends_at_saved=True), "fuse")
-    assert members(after)[:2] == [("mul", "tanh"), ("neg", "exp")]
+    assert members(after)[:2] == [("mul", "add", "tanh"), ("neg", "exp", "mean")]
     for got, expected in zip(evaluate(after, net.feeds), evaluate(graph, net.feeds), strict=True):
         for name, array in expected.items():
             np.testing.assert_allclose(got[name], array, 1e-12, err_msg=name)
@@ -331,8 +332,8 @@ forward  add add square mean                 6x8   3 -> 2
 forward  mean                                1x6   1 -> 1
 backward mul sum                             6x8   1 -> 2
 backward matmul
+backward gelu gelu_grad sum                  6x32  2 -> 3
 backward matmul
-backward gelu_grad sum                       6x32  2 -> 2
 backward matmul
 backward matmul
 backward layer_norm_grad                     6x8   4 -> 2

@@ -1,0 +1,282 @@
+"""Compute cheap values of the forward pass again where the backward pass reads them.
+
+    n = (x - mean) * rstd ... sum(dy * n)  ->  n = ... in the backward pass: sum(dy * n')
+
+A value that generated code makes element by element from one whole tensor, which is kept for the
+backward pass in any case, need not be kept beside it. The nodes between the two are cloned into the
+backward pass, and what reads the value there reads the clone; `fuse` puts the clone into the kernel
+that reads it, so that a tensor is read as before and one less is written, and kept. What is one
+number per row or column (a mean, a rounded scale) is small: it is kept, never computed again.
+
+A reader that no group computes, as a matrix product, needs the value in memory. There the clone is
+an output of a kernel of the backward pass that reads the same tensor; the readers, and what needs
+them, are moved after it. The value so dies in the forward pass, and the clone costs no bytes where
+it lies over the tensor that it is made of. Without such a kernel, or where it needs the readers
+itself, the value is kept.
+
+Guarantees: every value that is read has the bits that it had, but for bfloat16, which a group
+rounds only where it is an output; no unused node is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import expand
+from compiler.fusion.members import Members
+from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
+from compiler.graph import Graph, Node
+from compiler.prune import prune
+from compiler.registry import Op
+from compiler.types import Phase, TensorType, ValueId
+
+MAX_INSTRUCTIONS = 32
+"""Instructions of all clones for one value: above gelu (15), far below a group's limit."""
+
+NARROW = 8
+"""A tensor with at most 1 / NARROW of a value's elements is small beside it."""
+
+MAX_KERNELS_TRIED = 4
+"""Kernels that are looked at for one value: the first one fits but in graphs made to defy it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a value is had in the backward pass: the nodes to clone, and the whole tensors they read.
+
+    No nodes: it is kept, or a source, and reading it is all.
+    """
+
+    nodes: tuple[int, ...]
+    bases: frozenset[ValueId]
+    weight: int = 0
+
+
+@dataclass(slots=True)
+class _Readers:
+    """Who reads the bytes of a value after the forward pass.
+
+    `kernels` are nodes that generated code computes there, `others` need the value in memory.
+    """
+
+    kernels: list[int]
+    others: list[int]
+    is_read_late: bool = False
+    is_read_by_updates: bool = False
+
+
+def recompute_cheap(graph: Graph) -> Graph:
+    """Return the graph with fewer tensors that live until the backward pass. O(nodes).
+
+    Beside that, per value the nodes that stand between its first reader and the kernel.
+    """
+    if not any([node.phase is Phase.BACKWARD for node in graph.nodes]):
+        return graph
+    return _Search(graph).run()
+
+
+class _Search:
+    """The values in the order in which they are made, and what is decided of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.members = Members(graph)
+        storage = self.members.storage
+        self.root, self.is_launch = storage.root, storage.is_launch
+        self.is_forward = [False] * len(graph.types)
+        for node in graph.nodes:
+            if node.phase is Phase.FORWARD or not node.inputs:
+                for value in node.outputs:
+                    self.is_forward[value] = True
+        self.owned = {self.root[v] for v in graph.roots()}
+        self.readers: dict[ValueId, _Readers] = {}
+        self.recipes: dict[ValueId, _Recipe | None] = {}
+        self.chosen: dict[ValueId, _Recipe] = {}
+        self.weights: dict[Op, int | None] = {}
+        self.order = _Order(graph, self.members.producers)
+
+    def run(self) -> Graph:
+        self._find_readers()
+        for index, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.FORWARD:
+                self._look_at(index, node)
+        return self._rewritten() if self.chosen else self.graph
+
+    def _find_readers(self) -> None:
+        """Note who reads what, in person or through nodes that wait for their reader.
+
+        A node of the backward pass that reads only what the forward pass made becomes part of
+        whatever reads it (see `compiler.fusion.fuse`): those are the kernels.
+        """
+        waiting: dict[ValueId, tuple[ValueId, ...]] = {}
+        for index, node in enumerate(self.graph.nodes):
+            if not self.is_launch[index]:
+                continue
+            roots = tuple(dict.fromkeys([self.root[v] for v in node.inputs]))
+            for value in roots:
+                if value not in self.readers:
+                    self.readers[value] = _Readers([], [])
+            if node.phase is Phase.FORWARD:
+                continue
+            for value in roots:
+                self._note_reader(index, node, self.readers[value])
+            if node.phase is not Phase.BACKWARD or self.members.frame_of(index) is None:
+                continue
+            through = [v for r in roots for v in waiting.get(r, ())]
+            if all([r in waiting or self.is_forward[r] for r in roots]):
+                read = dict.fromkeys([*through, *[r for r in roots if r not in waiting]])
+                waiting.update(dict.fromkeys(node.outputs, tuple(read)))
+            else:
+                for value in dict.fromkeys([*roots, *through]):
+                    self.readers[value].kernels.append(index)
+
+    def _note_reader(self, index: int, node: Node, readers: _Readers) -> None:
+        readers.is_read_by_updates |= node.phase is not Phase.BACKWARD
+        readers.is_read_late = True
+        if self.members.frame_of(index) is None:
+            readers.others.append(index)
+
+    def _look_at(self, index: int, node: Node) -> None:
+        """Find the recipes of what a node of the forward pass makes, and decide."""
+        if not self.is_launch[index]:
+            for value in node.outputs:
+                self.recipes[value] = self._shown(index, node, value)
+            return
+        recipe = self._composed(index, node)
+        for value in node.outputs:
+            self.recipes[value] = recipe
+            readers = self.readers.get(value)
+            if value in self.owned or (readers is not None and readers.is_read_by_updates):
+                self._keep(value)
+            elif readers is not None and readers.is_read_late:
+                if recipe is None or not self._can_have(recipe, readers):
+                    self._keep(value)
+                else:
+                    self.chosen[value] = recipe
+                    for base in recipe.bases:
+                        self.readers[base].kernels += readers.kernels
+
+    def _keep(self, value: ValueId) -> None:
+        self.recipes[value] = _Recipe((), frozenset((value,)))
+
+    def _shown(self, index: int, node: Node, value: ValueId) -> _Recipe | None:
+        """Return the recipe of a source, or of a view."""
+        if not node.inputs:
+            return _Recipe((), frozenset((value,)))
+        shown = self.recipes.get(node.inputs[0])
+        if shown is None or not shown.nodes:
+            return shown
+        return replace(shown, nodes=(*shown.nodes, index))
+
+    def _composed(self, index: int, node: Node) -> _Recipe | None:
+        """Return the recipe of a node that generated code computes element by element."""
+        if len(node.outputs) != 1 or self.members.frame_of(index) is None:
+            return None
+        weight = self._weight_of(node)
+        if weight is None:
+            return None
+        size = self.graph.types[node.outputs[0]].num_elements
+        nodes: dict[int, None] = {}
+        bases: set[ValueId] = set()
+        for value in node.inputs:
+            root, given = self.root[value], self.recipes.get(value)
+            if root not in self.chosen and not self._is_whole(root, size):
+                continue
+            if given is None:
+                return None
+            bases.update([b for b in given.bases if self._is_whole(b, size)])
+            weight += 0 if nodes.keys() >= set(given.nodes) else given.weight
+            nodes.update(dict.fromkeys(given.nodes))
+        if weight > MAX_INSTRUCTIONS or len(bases) > 1:
+            return None
+        return _Recipe((*sorted(nodes), index), frozenset(bases), weight)
+
+    def _is_whole(self, base: ValueId, size: int) -> bool:
+        return self.graph.types[base].num_elements * NARROW > size
+
+    def _weight_of(self, node: Node) -> int | None:
+        """Return about how many instructions an op takes, None for one that sums."""
+        if node.op not in self.weights:
+            types = tuple([self.graph.types[v] for v in node.inputs])
+            p = ProgramBuilder(2, 2)
+            kinds = [Kind.FULL if t.shape else Kind.SCALAR for t in types]
+            values = [p.input(ProgramInput(t.dtype, k)) for t, k in zip(types, kinds, strict=True)]
+            program, _ = p.finish(expand.get(node.op)(p, node.attrs, types, tuple(values)))
+            ops = [i.op for i in program.instructions]
+            sums = [op for op in ops if op in (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)]
+            self.weights[node.op] = None if sums else len(ops)
+        return self.weights[node.op]
+
+    def _can_have(self, recipe: _Recipe, readers: _Readers) -> bool:
+        """Whether a value can be computed again; moves its readers if that takes it."""
+        if not readers.others:
+            return True
+        kernels = dict.fromkeys(readers.kernels)
+        for base in recipe.bases:
+            kernels.update(dict.fromkeys(self.readers[base].kernels))
+        return self.order.move_after_one_of(readers.others, list(kernels))
+
+    def _rewritten(self) -> Graph:
+        """Return the graph with clones, each right after its original."""
+        graph, types = self.graph, list(self.graph.types)
+        cloned = {n for recipe in self.chosen.values() for n in recipe.nodes}
+        again: dict[ValueId, ValueId] = {}
+        nodes: list[Node] = []
+        for index in self.order.nodes:
+            node = graph.nodes[index]
+            inputs = tuple([again.get(v, v) for v in node.inputs])
+            if node.phase is not Phase.FORWARD:
+                nodes.append(
+                    node if inputs == node.inputs else node.with_values(inputs, node.outputs)
+                )
+                continue
+            nodes.append(node)
+            is_view = not self.is_launch[index] and inputs != node.inputs
+            if index in cloned or is_view:
+                outputs = tuple([_new_value(types, v) for v in node.outputs])
+                again.update(zip(node.outputs, outputs, strict=True))
+                nodes.append(replace(node, inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
+        return prune(replace(graph, nodes=tuple(nodes), types=tuple(types)))
+
+
+def _new_value(types: list[TensorType], like: ValueId) -> ValueId:
+    types.append(types[like])
+    return ValueId(len(types) - 1)
+
+
+class _Order:
+    """The order of the nodes while it changes; `place` is the inverse of `nodes`."""
+
+    def __init__(self, graph: Graph, producers: Sequence[int]) -> None:
+        self.graph, self.producers = graph, producers
+        self.nodes = list(range(len(graph.nodes)))
+        self.place = list(self.nodes)
+
+    def move_after_one_of(self, readers: list[int], kernels: list[int]) -> bool:
+        """Put readers, and what needs them, after one of some nodes that does not need them."""
+        first = min([self.place[reader] for reader in readers])
+        kernels = sorted(kernels, key=lambda kernel: self.place[kernel])
+        return any([self.place[kernel] < first for kernel in kernels]) or any(
+            self._is_moved(readers, first, kernel) for kernel in kernels[:MAX_KERNELS_TRIED]
+        )
+
+    def _is_moved(self, readers: list[int], first: int, kernel: int) -> bool:
+        last = self.place[kernel]
+        waits = set(readers)
+        before: list[int] = []
+        after: list[int] = []
+        for index in self.nodes[first : last + 1]:
+            inputs = self.graph.nodes[index].inputs
+            if index in waits or any([self.producers[v] in waits for v in inputs]):
+                waits.add(index)
+                after.append(index)
+            else:
+                before.append(index)
+        if kernel in waits:
+            return False
+        self.nodes[first : last + 1] = [*before, *after]
+        for place, index in enumerate([*before, *after], first):
+            self.place[index] = place
+        return True
