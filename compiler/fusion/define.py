@@ -26,7 +26,7 @@ from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expressions import Expression, filled
 from compiler.fusion.interpreter import evaluate
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
-from compiler.fusion.program import FusedProgram, Kind, ProgramInput, joined
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, joined
 from compiler.fusion.spaces import Space
 from compiler.ops.fused import program_flops
 from compiler.ops.signature import Array, Types, expect_inputs
@@ -41,7 +41,7 @@ from compiler.registry import (
     is_exact,
     reference,
 )
-from compiler.types import DType, TensorType
+from compiler.types import DType, TensorType, numpy_dtype
 
 Program = Callable[..., Any]
 """Expressions, and attributes by keyword -> one expression per output."""
@@ -130,6 +130,7 @@ class FusedOp:
     attributes: tuple[Attribute, ...]
     gradient: Program | None
     check: Check | None
+    where: str
 
     def settings(self, attrs: Attrs) -> dict[str, AttrValue]:
         """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
@@ -165,7 +166,7 @@ class FusedOp:
     ) -> tuple[int, ...]:
         """Emit the program on values; return one value per output."""
         specs = self.signature.inputs
-        shapes = [None if extents is None else extents.of(s.kind or Kind.FULL) for s in specs]
+        shapes = [() if extents is None else extents.of(s.kind or Kind.FULL) for s in specs]
         given = [Expression(p, v, shape) for v, shape in zip(values, shapes, strict=True)]
         made = self.program(*given, **self.settings(attrs))
         results = made if isinstance(made, tuple) else (made,)
@@ -209,17 +210,19 @@ def fused_op(
         ValueError: the signature is none, or the name is taken.
     """
     where = where or sys._getframe(1).f_code.co_filename
-    from compiler.fusion.products import derived_gradient  # derives from what is defined here
+    from compiler.fusion.products import derived_gradient, product_of  # of what is defined here
     from compiler.rules import gradient as gradients
 
     read = read_signature(signature)
-    found = FusedOp(define(name), read, program, _attributes(program), gradient, check)
+    found = FusedOp(define(name), read, program, _attributes(program), gradient, check, where)
     op = found.op
     definition.register(op, found, where)
     infer_type.register(op, found.infer, where)
     register_program(op, found, where)
-    if any([spec.elements not in ("bool", "int") for spec in (*read.inputs, *read.outputs)]):
+    if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
         gradients.register(op, derived_gradient(found), where)
+        if instruction_of(found) is None:
+            product_of(found)
     if read.is_elementwise and not found.attributes:
         traced = _instructions(found)
         if len(traced.instructions) == 1 and traced.instructions[0].op in _EXACT:
@@ -227,15 +230,12 @@ def fused_op(
     return op
 
 
-def instruction_of(found: FusedOp) -> str | None:
-    """Return the one instruction of its operands, in order, that an op is; None for any other."""
+def instruction_of(found: FusedOp) -> Instruction | None:
+    """Return the one instruction on nothing but its operands that an op is; None for any other."""
     if not found.signature.is_elementwise or found.attributes or found.gradient:
         return None
     traced = _instructions(found)
-    operands = tuple(range(len(found.signature.inputs)))
-    if len(traced.instructions) == 1 and traced.instructions[0].operands == operands:
-        return traced.instructions[0].op
-    return None
+    return traced.instructions[0] if len(traced.instructions) == 1 else None
 
 
 def register_program(op: Op, found: Fused, where: str) -> None:
@@ -253,7 +253,11 @@ def register_program(op: Op, found: Fused, where: str) -> None:
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
         given = [np.asarray(a) for a in arrays]
         types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
-        return interpret(found.form(types, attrs), trace(found, types, attrs), given)
+        form = found.form(types, attrs)
+        made = interpret(form, trace(found, types, attrs), [_widened(a) for a in given])
+        return tuple(
+            [a.astype(numpy_dtype(s.dtype)) for a, s in zip(made, form.outputs, strict=True)]
+        )
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         form = found.form(inputs, attrs)
@@ -268,6 +272,11 @@ def register_program(op: Op, found: Fused, where: str) -> None:
         expansion.frame.register(op, frame, where)
     reference.register(op, run, where)
     cost.register(op, work, where)
+
+
+def _widened(array: Array) -> Array:
+    """Return float16 as float32: a sum of its largest numbers is none of its own."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def frame_of(form: Form) -> expansion.Frame | None:
@@ -323,13 +332,13 @@ def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
     """Return a result as a value of a kind that an instruction makes."""
     if not isinstance(made, Expression):
         raise OpTypeError(f"has a program that returns a {type(made).__name__}, no expression")
-    wide = made if p.kind_of(made.value) is kind else _widened(made, kind)
+    wide = made if p.kind_of(made.value) is kind else _spread(made, kind)
     if isinstance(p.made_by(wide.value), ProgramInput):  # a copy: the larger of x and x
         return p.op("or" if wide.dtype is DType.BOOL else "max", wide.value, wide.value)
     return wide.value  # type: ignore[no-any-return]  # a value of p
 
 
-def _widened(made: Expression, kind: Kind) -> Expression:
+def _spread(made: Expression, kind: Kind) -> Expression:
     found = made.emitter.kind_of(made.value)
     if kind is Kind.FULL:
         return filled(made)

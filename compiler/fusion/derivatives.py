@@ -42,7 +42,7 @@ def _extremum(g: Expression, a: Expression, b: Expression, wins: Any, loses: Any
 RULES: dict[str, Rule] = {
     "add": lambda g, y, a, b: (g, g),
     "sub": lambda g, y, a, b: (g, -g),
-    "mul": lambda g, y, a, b: (g * b, g * a),
+    "mul": lambda g, y, a, b: (g * b, g * a) if a.value != b.value else (g * 2.0 * a, None),
     # y is divided, not g: with a small b, g / b may be infinite where y is 0.
     "div": lambda g, y, a, b: (g / b, -(g * (y / b))),
     "max": lambda g, y, a, b: _extremum(g, a, b, a >= b, a <= b),

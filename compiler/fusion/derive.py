@@ -144,10 +144,11 @@ def _overridden(
         if f"d{slot.name}" not in by_name:  # nothing flows back to this output
             by_name[f"d{slot.name}"] = q.constant(0.0, slot.dtype)
     e = form.extents
-    shapes = {s.name: None if e is None else e.of(s.kind) for s in pool}
+    shapes = {s.name: () if e is None else e.of(s.kind) for s in pool}
     settings = found.settings(attrs)
     made = found.gradient(
-        *[Expression(q, by_name[n], shapes.get(n)) for n in names], **{n: settings[n] for n in own}
+        *[Expression(q, by_name[n], shapes.get(n, ())) for n in names],
+        **{n: settings[n] for n in own},
     )
     results = iter(made if isinstance(made, tuple) else (made,))
     adjoints: list[Expression | None] = []

@@ -43,12 +43,12 @@ class Emitter(Protocol):
 class Expression:
     """A value under computation. Arithmetic on it emits instructions.
 
-    `shape` is that of the tensor, for operands of an op with rows and columns; None for others.
+    `shape` is that of the tensor, for operands of an op with rows and columns; () for others.
     """
 
     __slots__ = ("emitter", "shape", "value")
 
-    def __init__(self, emitter: Any, value: Any, shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, emitter: Any, value: Any, shape: tuple[int, ...] = ()) -> None:
         self.emitter = emitter
         self.value = value
         self.shape = shape

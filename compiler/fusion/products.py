@@ -24,9 +24,9 @@ from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
 from compiler.fusion.notation import Extents, Signature
-from compiler.fusion.program import Kind, joined
+from compiler.fusion.program import Instruction, Kind, joined
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.signature import Types, broadcast_shape, expect_inputs, expect_type
+from compiler.ops.signature import Types, expect_inputs, expect_type
 from compiler.registry import Op, OpTypeError, all_ops, define, infer_type
 from compiler.rules import Gradient, gradient
 from compiler.types import DType, TensorType, ValueId
@@ -108,9 +108,10 @@ class Product:
         expect_inputs(inputs, *[slot.name for slot in form.inputs])
         wide = inputs[0].shape
         for slot, type_ in zip(form.inputs, inputs, strict=True):
-            shape = type_.shape if form.extents is None else form.extents.of(slot.kind)
-            if form.extents is None and broadcast_shape(shape, wide) != wide:
-                shape = wide
+            if form.extents is None:
+                shape = type_.shape if _stretches(type_.shape, wide) else wide
+            else:
+                shape = form.extents.of(slot.kind)
             expect_type(type_, slot.name, TensorType(slot.dtype, shape))
         e = form.extents
         return tuple(
@@ -139,6 +140,12 @@ class Product:
         return name if self.depth == 1 else f"{name}{self.depth}"
 
 
+def _stretches(shape: Ints, wide: Ints) -> bool:
+    """Whether numpy's rule stretches a shape to a wide one."""
+    last = wide[len(wide) - len(shape) :]
+    return len(shape) <= len(wide) and all([n in (1, m) for n, m in zip(shape, last, strict=True)])
+
+
 @lru_cache(maxsize=512)
 def _derived(product: Product, dtype: DType, attrs: Attrs) -> Derived:
     form = product.inner_form(dtype, attrs)
@@ -154,22 +161,21 @@ def _ints(attrs: Attrs, key: str, default: Ints) -> Ints:
 _PRODUCTS: dict[str, Product] = {}
 
 
-def product_of(found: FusedOp | Product, where: str) -> Product:
+def product_of(found: FusedOp | Product) -> Product:
     """Return the vector-Jacobian product of a fused op, defined at the first call."""
     name = f"{found.op.name}_grad"
     if name not in _PRODUCTS:
         depth = found.depth + 1 if isinstance(found, Product) else 1
-        made = _PRODUCTS[name] = Product(define(name), found, depth, where)
-        infer_type.register(made.op, made.infer, where)
-        register_program(made.op, made, where)
-        gradient.register(made.op, derived_gradient(made), where)
+        made = _PRODUCTS[name] = Product(define(name), found, depth, found.where)
+        infer_type.register(made.op, made.infer, made.where)
+        register_program(made.op, made, made.where)
+        gradient.register(made.op, derived_gradient(made), made.where)
     return _PRODUCTS[name]
 
 
 def grad_op(op: Op) -> Op:
     """Return the op that is the gradient of a fused op."""
-    found = definition.get(op)
-    return product_of(found, found.program.__code__.co_filename).op
+    return product_of(definition.get(op)).op
 
 
 def derived_gradient(found: FusedOp | Product) -> Gradient:
@@ -179,9 +185,9 @@ def derived_gradient(found: FusedOp | Product) -> Gradient:
         b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
     ) -> tuple[ValueId | None, ...]:
         if isinstance(found, FusedOp):
-            name = instruction_of(found)
-            if name is not None:
-                return _by_rule(b, node, name, grads[0])
+            instruction = instruction_of(found)
+            if instruction is not None:
+                return _by_rule(b, node, instruction, grads[0])
         return _by_product(b, node, found, grads)
 
     return pull
@@ -197,7 +203,7 @@ def _by_product(
     """
     from compiler.ops.reduce import sum_to  # in terms of ops that are defined by programs
 
-    product = product_of(found, getattr(found, "where", node.source.file))
+    product = product_of(found)
     types = tuple([b.type_of(v) for v in node.inputs])
     form = found.form(types, node.attrs)
     given = tuple([i for i, g in enumerate(grads) if g is not None])
@@ -243,32 +249,37 @@ class GraphEmitter:
 
 
 def _by_rule(
-    b: GraphBuilder, node: Node, name: str, dy: ValueId | None
+    b: GraphBuilder, node: Node, instruction: Instruction, dy: ValueId | None
 ) -> tuple[ValueId | None, ...]:
     """Emit the gradients of an op that is one instruction, by the instruction's rule."""
     from compiler.ops.reduce import sum_to
     from compiler.ops.sources import CONSTANT
 
+    result: list[ValueId | None] = [None] * len(node.inputs)
+    name, emitter = instruction.op, GraphEmitter(b)
     if dy is None or name not in RULES:
-        return (None,) * len(node.inputs)
-    emitter = GraphEmitter(b)
-    read = [Expression(emitter, v) for v in (dy, node.outputs[0], *node.inputs)]
+        return tuple(result)
+    operands = [Expression(emitter, node.inputs[i]) for i in instruction.operands]
+    read = [Expression(emitter, dy), Expression(emitter, node.outputs[0]), *operands]
     if name == "pow" and b.producer_of(node.inputs[1]).op is CONSTANT:
         parts: Adjoints = (power_gradient(*read), None)
     else:
         parts = RULES[name](*read)
-    return tuple(
-        [
-            None if part is None else sum_to(b, part.value, b.type_of(value).shape)
-            for part, value in zip(parts, node.inputs, strict=True)
-        ]
-    )
+    for index, part in zip(instruction.operands, parts, strict=True):
+        if part is not None and b.type_of(node.inputs[index]).dtype.is_float:
+            value = sum_to(b, part.value, b.type_of(node.inputs[index]).shape)
+            earlier = result[index]
+            result[index] = value if earlier is None else emitter.op("add", earlier, value)
+    return tuple(result)
 
 
 @lru_cache
 def op_of(instruction: str) -> Op:
-    """Return the op that is one instruction of its operands."""
+    """Return the op that is one instruction of its operands, in order."""
     for op in all_ops():
-        if definition.has(op) and instruction_of(definition.get(op)) == instruction:
-            return op
+        found = instruction_of(definition.get(op)) if definition.has(op) else None
+        if found is not None and found.op == instruction:
+            operands = len(definition.get(op).signature.inputs)
+            if found.operands == tuple(range(operands)):
+                return op
     raise LookupError(f"no op is the instruction {instruction}")

@@ -1,136 +1,62 @@
 """Arithmetic and comparison of two inputs, and selection.
 
-Dtypes must be equal; shapes broadcast as in numpy. Gradients are in `core_gradients`.
+Dtypes must be equal; shapes broadcast as in numpy.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import operator
 
-from compiler.attrs import Attrs
+from compiler.fusion.define import fused_op
+from compiler.fusion.expressions import Expression
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.elementwise import NEG, SQUARE
-from compiler.ops.rule import Values, pointwise
-from compiler.ops.signature import (
-    Types,
-    broadcast_shape,
-    expect_equal_dtypes,
-    expect_float,
-    expect_inputs,
-    expect_number,
-)
+from compiler.ops.rule import Values
 from compiler.ops.sources import is_scalar_constant, scalar
-from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
 from compiler.rules import simplify
-from compiler.types import DType, TensorType, ValueId
+from compiler.types import ValueId
 
-ADD = define("add")
-"""a, b -> a + b. Numbers."""
+NUMBERS = "a: number, b: number -> y"
+ANY = "a: any, b: any -> y"
+COMPARED = "a: any, b: any -> y: bool"
 
-SUB = define("sub")
-"""a, b -> a - b. Numbers."""
+ADD = fused_op("add", NUMBERS, operator.add)
 
-MUL = define("mul")
-"""a, b -> a * b. Numbers."""
+SUB = fused_op("sub", NUMBERS, operator.sub)
 
-DIV = define("div")
-"""a, b -> a / b. Floats; division by zero gives inf or NaN."""
+MUL = fused_op("mul", NUMBERS, operator.mul)
 
-POW = define("pow")
-"""a, b -> a to the power of b. Floats; NaN for negative a and fractional b."""
+DIV = fused_op("div", "a, b -> y", operator.truediv)
+"""Division by zero gives inf or NaN."""
 
-MAXIMUM = define("maximum")
-"""a, b -> the larger, NaN where either is. Any dtype (bool: or). Ties share the gradient."""
+POW = fused_op("pow", "a, b -> y", operator.pow)
+"""NaN for negative a and fractional b."""
 
-MINIMUM = define("minimum")
-"""a, b -> the smaller, NaN where either is. Any dtype (bool: and). Ties share the gradient."""
+MAXIMUM = fused_op("maximum", ANY, Expression.maximum)
+"""The larger, NaN where either is (bool: or). Ties share the gradient."""
 
-EQUAL = define("equal")
-"""a, b -> bool."""
+MINIMUM = fused_op("minimum", ANY, Expression.minimum)
+"""The smaller, NaN where either is (bool: and). Ties share the gradient."""
 
-NOT_EQUAL = define("not_equal")
-"""a, b -> bool."""
+EQUAL = fused_op("equal", COMPARED, operator.eq)
 
-LESS = define("less")
-"""a, b -> bool."""
+NOT_EQUAL = fused_op("not_equal", COMPARED, operator.ne)
 
-LESS_EQUAL = define("less_equal")
-"""a, b -> bool."""
+LESS = fused_op("less", COMPARED, operator.lt)
 
-GREATER = define("greater")
-"""a, b -> bool."""
+LESS_EQUAL = fused_op("less_equal", COMPARED, operator.le)
 
-GREATER_EQUAL = define("greater_equal")
-"""a, b -> bool."""
+GREATER = fused_op("greater", COMPARED, operator.gt)
 
-WHERE = define("where")
-"""condition (bool), a, b -> a where the condition holds, else b. All three broadcast."""
+GREATER_EQUAL = fused_op("greater_equal", COMPARED, operator.ge)
+
+WHERE = fused_op("where", "condition: bool, a: any, b: any -> y", Expression.where)
+"""a where the condition holds, else b. All three broadcast."""
 
 
 def scaled(b: GraphBuilder, value: ValueId, factor: float) -> ValueId:
     """Emit `value` times a number."""
     return b.one(MUL, value, scalar(b, factor, b.type_of(value).dtype))
-
-
-@infer_type.of(ADD, SUB, MUL)
-def _number_type(inputs: Types, attrs: Attrs) -> Types:
-    a, b = expect_inputs(inputs, "a", "b")
-    dtype = expect_equal_dtypes(inputs)
-    expect_number(a, "a and b")
-    return (TensorType(dtype, broadcast_shape(a.shape, b.shape)),)
-
-
-@infer_type.of(DIV, POW)
-def _float_type(inputs: Types, attrs: Attrs) -> Types:
-    a, b = expect_inputs(inputs, "a", "b")
-    dtype = expect_equal_dtypes(inputs)
-    expect_float(inputs, "a", "b")
-    return (TensorType(dtype, broadcast_shape(a.shape, b.shape)),)
-
-
-@infer_type.of(MAXIMUM, MINIMUM)
-def _any_type(inputs: Types, attrs: Attrs) -> Types:
-    a, b = expect_inputs(inputs, "a", "b")
-    return (TensorType(expect_equal_dtypes(inputs), broadcast_shape(a.shape, b.shape)),)
-
-
-@infer_type.of(EQUAL, NOT_EQUAL, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL)
-def _comparison_type(inputs: Types, attrs: Attrs) -> Types:
-    a, b = expect_inputs(inputs, "a", "b")
-    expect_equal_dtypes(inputs)
-    return (TensorType(DType.BOOL, broadcast_shape(a.shape, b.shape)),)
-
-
-@infer_type.of(WHERE)
-def _where_type(inputs: Types, attrs: Attrs) -> Types:
-    condition, a, b = expect_inputs(inputs, "condition", "a", "b")
-    if condition.dtype is not DType.BOOL:
-        raise OpTypeError(
-            f"needs a bool condition, got {condition.dtype}; compare it first, e.g. condition != 0"
-        )
-    dtype = expect_equal_dtypes((a, b))
-    return (TensorType(dtype, broadcast_shape(condition.shape, a.shape, b.shape)),)
-
-
-for _op in (ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, WHERE):
-    is_exact.register(_op, True)
-for _op in (EQUAL, NOT_EQUAL, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL):
-    is_exact.register(_op, True)
-
-reference.register(ADD, pointwise(np.add))
-reference.register(SUB, pointwise(np.subtract))
-reference.register(MUL, pointwise(np.multiply))
-reference.register(DIV, pointwise(np.divide))
-reference.register(POW, pointwise(np.power))
-reference.register(MAXIMUM, pointwise(np.maximum))
-reference.register(MINIMUM, pointwise(np.minimum))
-reference.register(EQUAL, pointwise(np.equal))
-reference.register(NOT_EQUAL, pointwise(np.not_equal))
-reference.register(LESS, pointwise(np.less))
-reference.register(LESS_EQUAL, pointwise(np.less_equal))
-reference.register(GREATER, pointwise(np.greater))
-reference.register(GREATER_EQUAL, pointwise(np.greater_equal))
-reference.register(WHERE, pointwise(np.where))
 
 
 @simplify.of(ADD)

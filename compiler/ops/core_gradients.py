@@ -1,41 +1,13 @@
-"""Gradients of `elementwise`, `binary`, `reduce` and `shape`, written in terms of one another.
+"""Gradients of `reduce` and `shape`, written in terms of their ops and of arithmetic.
 
-A rule prefers the node's output over its input where both serve (exp, sqrt, div): inputs can die.
-Formulas: Griewank & Walther, Evaluating Derivatives (2008), table 2.3 and section 3.2.
+Griewank & Walther, Evaluating Derivatives (2008), section 3.2.
 """
 
 from __future__ import annotations
 
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.binary import (
-    ADD,
-    DIV,
-    EQUAL,
-    GREATER_EQUAL,
-    LESS,
-    LESS_EQUAL,
-    MAXIMUM,
-    MINIMUM,
-    MUL,
-    POW,
-    SUB,
-    WHERE,
-    scaled,
-)
-from compiler.ops.elementwise import (
-    ABS,
-    CAST,
-    COS,
-    EXP,
-    LOG,
-    NEG,
-    RECIPROCAL,
-    RSQRT,
-    SIN,
-    SQRT,
-    SQUARE,
-    cast_to,
-)
+from compiler.ops.binary import DIV, EQUAL, WHERE, scaled
+from compiler.ops.elementwise import cast_to
 from compiler.ops.reduce import MAX, MEAN, SUM, kept_shape, num_reduced, sum_to
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.shape import (
@@ -47,133 +19,8 @@ from compiler.ops.shape import (
     broadcast_value,
     reshape_to,
 )
-from compiler.ops.sources import CONSTANT, scalar
+from compiler.ops.sources import scalar
 from compiler.types import ValueId
-
-
-@gradient_of(NEG)
-def _neg(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(NEG, dy),)
-
-
-@gradient_of(ABS)
-def _abs(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    (x,) = node.inputs
-    zero = scalar(b, 0.0, b.type_of(x).dtype)
-    signed = b.one(WHERE, b.one(LESS, x, zero), b.one(NEG, dy), dy)
-    return (b.one(WHERE, b.one(EQUAL, x, zero), zero, signed),)
-
-
-@gradient_of(SQUARE)
-def _square(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(MUL, scaled(b, dy, 2.0), node.inputs[0]),)
-
-
-@gradient_of(EXP)
-def _exp(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(MUL, dy, node.outputs[0]),)
-
-
-@gradient_of(LOG)
-def _log(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(DIV, dy, node.inputs[0]),)
-
-
-@gradient_of(SQRT)
-def _sqrt(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(DIV, scaled(b, dy, 0.5), node.outputs[0]),)
-
-
-@gradient_of(RSQRT)
-def _rsqrt(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    y = node.outputs[0]
-    return (b.one(MUL, scaled(b, dy, -0.5), b.one(MUL, y, b.one(SQUARE, y))),)
-
-
-@gradient_of(RECIPROCAL)
-def _reciprocal(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(NEG, b.one(MUL, dy, b.one(SQUARE, node.outputs[0]))),)
-
-
-@gradient_of(SIN)
-def _sin(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(MUL, dy, b.one(COS, node.inputs[0])),)
-
-
-@gradient_of(COS)
-def _cos(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (b.one(NEG, b.one(MUL, dy, b.one(SIN, node.inputs[0]))),)
-
-
-@gradient_of(CAST)
-def _cast(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    dtype = b.type_of(node.inputs[0]).dtype
-    return (cast_to(b, dy, dtype) if dtype.is_float else None,)
-
-
-def _fit(b: GraphBuilder, node: Node, *grads: ValueId | None) -> Grads:
-    """Sum each gradient over the axes along which its input was stretched."""
-    pairs = zip(grads, node.inputs, strict=True)
-    return tuple(None if g is None else sum_to(b, g, b.type_of(v).shape) for g, v in pairs)
-
-
-@gradient_of(ADD)
-def _add(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return _fit(b, node, dy, dy)
-
-
-@gradient_of(SUB)
-def _sub(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    da, db = _fit(b, node, dy, dy)
-    return da, None if db is None else b.one(NEG, db)
-
-
-@gradient_of(MUL)
-def _mul(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    x, y = node.inputs
-    return _fit(b, node, b.one(MUL, dy, y), b.one(MUL, dy, x))
-
-
-@gradient_of(DIV)
-def _div(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    """Divide y and not dy for the second: with a small b, dy / b may be infinite where y is 0."""
-    da = b.one(DIV, dy, node.inputs[1])
-    slope = b.one(DIV, node.outputs[0], node.inputs[1])
-    return _fit(b, node, da, b.one(NEG, b.one(MUL, dy, slope)))
-
-
-@gradient_of(POW)
-def _pow(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    """0^0 counts as constant in both arguments, as does 0^b in b; so no NaN arises from 0 * inf."""
-    x, exponent = node.inputs
-    dtype = b.type_of(x).dtype
-    zero = scalar(b, 0.0, dtype)
-    lowered = b.one(POW, x, b.one(SUB, exponent, scalar(b, 1.0, dtype)))
-    dx = b.one(MUL, dy, b.one(MUL, exponent, lowered))
-    dx = b.one(WHERE, b.one(EQUAL, exponent, zero), zero, dx)
-    if b.producer_of(exponent).op is CONSTANT:
-        return _fit(b, node, dx, None)
-    logs = b.one(MUL, node.outputs[0], b.one(LOG, x))
-    logs = b.one(WHERE, b.one(EQUAL, x, zero), zero, logs)
-    return _fit(b, node, dx, b.one(MUL, dy, logs))
-
-
-@gradient_of(MAXIMUM, MINIMUM)
-def _extremum(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    x, y = node.inputs
-    zero = scalar(b, 0.0, b.type_of(dy).dtype)
-    share = b.one(WHERE, b.one(EQUAL, x, y), scaled(b, dy, 0.5), dy)
-    wins, loses = (GREATER_EQUAL, LESS_EQUAL) if node.op is MAXIMUM else (LESS_EQUAL, GREATER_EQUAL)
-    dx = b.one(WHERE, b.one(wins, x, y), share, zero)
-    return _fit(b, node, dx, b.one(WHERE, b.one(loses, x, y), share, zero))
-
-
-@gradient_of(WHERE)
-def _where(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    condition = node.inputs[0]
-    zero = scalar(b, 0.0, b.type_of(dy).dtype)
-    da, db = b.one(WHERE, condition, dy, zero), b.one(WHERE, condition, zero, dy)
-    return _fit(b, node, None, da, db)
 
 
 @gradient_of(SUM)
@@ -219,7 +66,7 @@ def _transpose(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 
 @gradient_of(BROADCAST_TO)
 def _broadcast_to(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return _fit(b, node, dy)
+    return (sum_to(b, dy, b.type_of(node.inputs[0]).shape),)
 
 
 @gradient_of(STOP_GRADIENT)

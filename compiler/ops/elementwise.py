@@ -1,4 +1,4 @@
-"""Ops of one input that act on each element alone; their gradients are in `core_gradients`."""
+"""Ops of one input that act on each element alone."""
 
 from __future__ import annotations
 
@@ -6,43 +6,40 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.bfloat16 import rounded
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.define import fused_op
+from compiler.fusion.expansion import Frame, expand, frame, pointwise_frame
+from compiler.fusion.expressions import Expression
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Values, pointwise
-from compiler.ops.signature import SIGNED, Array, Types, expect_float, expect_inputs
+from compiler.ops.rule import Grads, Values, gradient_of
+from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.ops.sources import declared_dtype
-from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
+from compiler.registry import define, infer_type, is_exact, reference
 from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
-NEG = define("neg")
-"""x -> -x. Floats and signed integers."""
+NEG = fused_op("neg", "x: signed -> y", lambda x: -x)
 
-ABS = define("abs")
-"""x -> |x|. Floats and signed integers; the gradient at 0 is 0."""
+ABS = fused_op("abs", "x: signed -> y", abs)
+"""The gradient at 0 is 0."""
 
-SQUARE = define("square")
-"""x -> x * x. Floats and signed integers."""
+SQUARE = fused_op("square", "x: signed -> y", lambda x: x * x)
 
-EXP = define("exp")
-"""x -> e^x. Floats."""
+EXP = fused_op("exp", "x -> y", Expression.exp)
 
-LOG = define("log")
-"""x -> natural logarithm. Floats; -inf at 0, NaN below."""
+LOG = fused_op("log", "x -> y", Expression.log)
+"""-inf at 0, NaN below."""
 
-SQRT = define("sqrt")
-"""x -> square root. Floats; NaN below 0."""
+SQRT = fused_op("sqrt", "x -> y", Expression.sqrt)
+"""NaN below 0."""
 
-RSQRT = define("rsqrt")
-"""x -> 1 / sqrt(x). Floats."""
+RSQRT = fused_op("rsqrt", "x -> y", Expression.rsqrt)
 
-RECIPROCAL = define("reciprocal")
-"""x -> 1 / x. Floats."""
+RECIPROCAL = fused_op("reciprocal", "x -> y", Expression.reciprocal)
 
-SIN = define("sin")
-"""x -> sine. Floats, radians."""
+SIN = fused_op("sin", "x -> y", Expression.sin)
 
-COS = define("cos")
-"""x -> cosine. Floats, radians."""
+COS = fused_op("cos", "x -> y", Expression.cos)
 
 CAST = define("cast")
 """x -> x in another dtype, as numpy's astype. Attrs: dtype.
@@ -50,35 +47,10 @@ CAST = define("cast")
 To bfloat16 by way of float32, to the nearest, ties to even; a NaN stays one.
 """
 
-_SIGNED_TOO = (NEG, ABS, SQUARE)
-_FLOAT_ONLY = (EXP, LOG, SQRT, RSQRT, RECIPROCAL, SIN, COS)
-
 
 def cast_to(b: GraphBuilder, value: ValueId, dtype: DType) -> ValueId:
     """Emit a cast, or nothing when `value` has the dtype already."""
     return value if b.type_of(value).dtype is dtype else b.one(CAST, value, dtype=dtype.value)
-
-
-def expect_float_or_signed(type_: TensorType) -> None:
-    """Check that an input has a sign. Raises OpTypeError."""
-    if not type_.dtype.is_float and type_.dtype not in SIGNED:
-        raise OpTypeError(
-            f"needs floats or signed integers, got {type_.dtype}; cast it with .to('int64')"
-        )
-
-
-@infer_type.of(*_SIGNED_TOO)
-def _signed_type(inputs: Types, attrs: Attrs) -> Types:
-    expect_inputs(inputs, "x")
-    expect_float_or_signed(inputs[0])
-    return inputs
-
-
-@infer_type.of(*_FLOAT_ONLY)
-def _float_type(inputs: Types, attrs: Attrs) -> Types:
-    expect_inputs(inputs, "x")
-    expect_float(inputs, "x")
-    return inputs
 
 
 @infer_type.of(CAST)
@@ -87,19 +59,7 @@ def _cast_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(declared_dtype(attrs), x.shape),)
 
 
-for _op in (NEG, ABS, SQUARE, SQRT, CAST):
-    is_exact.register(_op, True)
-
-reference.register(NEG, pointwise(np.negative))
-reference.register(ABS, pointwise(np.abs))
-reference.register(SQUARE, pointwise(np.square))
-reference.register(EXP, pointwise(np.exp))
-reference.register(LOG, pointwise(np.log))
-reference.register(SQRT, pointwise(np.sqrt))
-reference.register(RSQRT, pointwise(lambda x: 1 / np.sqrt(x)))
-reference.register(RECIPROCAL, pointwise(lambda x: 1 / x))
-reference.register(SIN, pointwise(np.sin))
-reference.register(COS, pointwise(np.cos))
+is_exact.register(CAST, True)
 
 
 @reference.of(CAST)
@@ -107,6 +67,31 @@ def _cast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     if declared_dtype(attrs) is DType.BFLOAT16:
         return (rounded(inputs[0]),)
     return (inputs[0].astype(attrs.str_("dtype")),)
+
+
+@frame.of(CAST)
+def _cast_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """Leave what is no conversion, and those to bool and from floats to integers, to numpy.
+
+    What becomes of a float beyond an integer's range is the machine's choice.
+    """
+    before, after = inputs[0].dtype, outputs[0].dtype
+    if before is after or after is DType.BOOL or (before.is_float and not after.is_float):
+        return None
+    return pointwise_frame(inputs, outputs, attrs)
+
+
+@expand.of(CAST)
+def _cast(
+    p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+) -> tuple[int, ...]:
+    return (p.cast(values[0], DType(attrs.str_("dtype"))),)
+
+
+@gradient_of(CAST)
+def _cast_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    dtype = b.type_of(node.inputs[0]).dtype
+    return (cast_to(b, dy, dtype) if dtype.is_float else None,)
 
 
 @simplify.of(NEG)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from compiler.fusion.products import grad_op
 from compiler.ops import (
     activation,
     attention,
@@ -69,7 +70,7 @@ FOLLOWING = (
     binary.WHERE,
     *(elementwise.NEG, elementwise.ABS, elementwise.SQUARE),
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
-    *(activation.TANH_GRAD, activation.SIGMOID_GRAD, activation.RELU_GRAD),
+    *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(activation.GELU_GRAD, activation.SILU_GRAD),
     *(activation.GELU_GRAD_OUTPUT, activation.SILU_GRAD_OUTPUT),
     DROPOUT,

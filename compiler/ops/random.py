@@ -11,6 +11,8 @@ import math
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Frame, expand, frame
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads, Values, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
@@ -81,3 +83,27 @@ def _dropout_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 @simplify.of(DROPOUT)
 def _simplify_dropout(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
     return inputs[:1] if node.attrs.float_("p") == 0 else None
+
+
+@frame.of(DROPOUT)
+def _dropout_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """A mask belongs to the row-major index of an element, so x must be FULL.
+
+    One element is left to numpy: seed and step have as many, and would be read as FULL too.
+    """
+    shape = outputs[0].shape
+    if math.prod(shape) == 1:
+        return None
+    return Frame(shape, (shape, (), ()), (shape,), is_whole=True)
+
+
+@expand.of(DROPOUT)
+def _dropout(
+    p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Multiply, so that NaN stays NaN where the mask drops it, as in the reference."""
+    x, seed, step = values
+    rate = attrs.float_("p")
+    kept = p.philox(seed, step, attrs.int_("key"), rate)
+    factor = p.op("select", kept, p.constant_like(1 / (1 - rate), x), p.constant_like(0, x))
+    return (p.op("mul", x, factor),)

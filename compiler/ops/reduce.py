@@ -10,6 +10,8 @@ import math
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Frame, expand, frame
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values
 from compiler.ops.shape import reshape_to
@@ -162,3 +164,66 @@ def _simplify_reduction(b: GraphBuilder, node: Node, inputs: Values) -> Values |
     if num_reduced(node.attrs, shape) != 1:
         return None
     return (reshape_to(b, inputs[0], reduced_shape(node.attrs, shape)),)
+
+
+MAX_SUMMED_COLUMNS = 1 << 14
+"""Sums over rows are kept per chunk of rows; wider ones are left to a kernel that cuts columns."""
+
+
+@frame.of(MAX)
+def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """Take reductions of floats over the last axes."""
+    (x,) = inputs
+    axes = attrs.ints("axes")
+    if not x.dtype.is_float or not axes or not _are_last(axes, x.shape):
+        return None
+    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), x.rank - axes[0])
+
+
+@frame.of(SUM, MEAN)
+def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """Take sums of floats over the last axes, or over the first, whose result is write_only."""
+    (x,) = inputs
+    axes = attrs.ints("axes")
+    if not x.dtype.is_float or not axes or _are_last(axes, x.shape):
+        return _row_frame(inputs, outputs, attrs)
+    columns = x.shape[axes[-1] + 1 :]
+    is_first = _are_reduced(range(axes[-1] + 1), axes, x.shape)
+    if not is_first or math.prod(columns) > MAX_SUMMED_COLUMNS:
+        return None
+    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), len(columns), write_only=(0,))
+
+
+def _are_last(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return _are_reduced(range(axes[0], len(shape)), axes, shape)
+
+
+def _are_reduced(span: range, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a reduction leaves nothing of a span of axes."""
+    return all([axis in axes or shape[axis] == 1 for axis in span])
+
+
+@expand.of(MAX)
+def _max(p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (p.reduce("row_max", values[0]),)
+
+
+@expand.of(SUM)
+def _sum(p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (p.reduce(_sum_name(attrs, types), values[0]),)
+
+
+@expand.of(MEAN)
+def _mean(
+    p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Scale before a sum over rows, whose result no instruction may read."""
+    (x,) = values
+    share = p.constant_like(1.0 / num_reduced(attrs, types[0].shape), x)
+    if _sum_name(attrs, types) == "row_sum":
+        return (p.op("mul", p.reduce("row_sum", x), share),)
+    return (p.reduce("column_sum", p.op("mul", x, share)),)
+
+
+def _sum_name(attrs: Attrs, types: Types) -> str:
+    return "row_sum" if _are_last(attrs.ints("axes"), types[0].shape) else "column_sum"

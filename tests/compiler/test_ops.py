@@ -58,7 +58,7 @@ ERRORS = [
     (("exp", "int32 2"), {}, "needs x of a float dtype, got int32; cast it with .to('float32')"),
     (("neg", "uint8 2"), {}, "needs floats or signed integers, got uint8"),
     (("relu", "bool 2"), {}, "needs floats or signed integers, got bool"),
-    (("relu_grad", "float32 2", "float32 3"), {}, "needs the second input of type float32[2], got"),
+    (("relu_grad", "float32 2", "float32 3"), {}, "needs y of type float32[2], got float32[3]"),
     (("cast", "int64"), {"dtype": "bfloat"}, "knows no dtype 'bfloat'; one of: float64, float32"),
     (("where", "int64 2", "float32 2", "float32 2"), {}, "needs a bool condition, got int64; comp"),
     (
@@ -149,7 +149,7 @@ ERRORS = [
         "needs matrices, but a has rank 1; reshape a vector",
     ),
     (("matmul", "float32 2 2 3", "float32 4 3 2"), {}, "cannot broadcast shapes [2] and [4]"),
-    (("softmax", "float32"), SOFT, "needs an input of rank 1 or more, got a scalar"),
+    (("softmax", "float32"), SOFT, "needs x of rank 1 or more, got float32[]"),
     (("softmax", "float32 2"), {**SOFT, "scale": 0.0}, "needs a scale above 0, got 0.0"),
     (
         ("softmax", "float32 3 2"),
@@ -204,7 +204,7 @@ ERRORS = [
     (
         ("layer_norm", "float32 0", "float32 0", "float32 0"),
         {"eps": 1e-5},
-        "needs at least one element on the last axis of x",
+        "needs at least one element along D of x",
     ),
     (
         ("cross_entropy", "float32 2 3 4", "int64 2 3"),
