@@ -45,7 +45,7 @@ from actorflow.run.lease import Claim, OpenLoop, claimed, newest
 from actorflow.settings import Settings
 from actorflow.trace.identity import ByIdentity, Memo
 from actorflow.trace.job_graph import Function, trace_job
-from actorflow.trace.signature import Signature, carried_over
+from actorflow.trace.signature import ModelSignature, carried_over
 from actorflow.trace.tracer import find_source
 from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
@@ -221,7 +221,7 @@ class Job:
         return opened
 
     def _reopen(
-        self, model: Module, traced: Traced, signature: Signature, opened: OpenModel | None
+        self, model: Module, traced: Traced, signature: ModelSignature, opened: OpenModel | None
     ) -> OpenModel:
         from actorflow.run.open_model import OpenModel
         from actorflow.run.runner import Runner

@@ -54,16 +54,16 @@ def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int,
 
 
 def watch(
-    table: MachineTable, periods: int, limit: int, turns: Sequence[int], watcher: Watcher
+    table: MachineTable, periods: int, limit: int, phases: Sequence[int], watcher: Watcher
 ) -> None:
     """Show a watcher all firings of some periods, but rounds that come round again.
 
-    `turns` are by actor the firings after which one is like the one before to the watcher. Stops
+    `phases` are by actor the firings after which one is like the one before to the watcher. Stops
     once `limit` firings were visited. Raises InternalError when no actor can fire.
     """
     rows = [Row() for _ in range(table.num_actors)]
     lines = _Lines(table.streams)
-    rounds = Rounds(table, periods, turns, rows, lines.lengths)
+    rounds = Rounds(table, periods, phases, rows, lines.lengths)
     for actor, firing, moment in _unroll(table, periods, limit, rows, lines):
         watcher.visit(actor, firing, moment)
         left_out = rounds.find(actor)

@@ -18,7 +18,7 @@ from actors.table import MachineTable
 from actors.timeline import Row
 
 
-class Cause(Enum):
+class Blocker(Enum):
     """What a firing waited for last; of equals the first counts."""
 
     INPUT = "input"
@@ -28,7 +28,7 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PathFiring:
     """A firing with what it waited for last.
 
     `edge` indexes the table's edges for INPUT and SLOT, else it is None; `waited_ns` is from the
@@ -39,7 +39,7 @@ class Link:
     firing: int
     start_ns: int
     end_ns: int
-    cause: Cause
+    cause: Blocker
     edge: int | None
     waited_ns: int
 
@@ -49,7 +49,7 @@ class Bubble:
     """Idle time of a stream between its first and its last firing, by what it waited for."""
 
     stream: int
-    cause: Cause
+    cause: Blocker
     edge: int | None
     idle_ns: int
 
@@ -58,24 +58,24 @@ class Bubble:
         if self.edge is None:
             return "its own messages"
         name = table.edges[self.edge].name
-        return f"input {name!r}" if self.cause is Cause.INPUT else f"a free slot of {name!r}"
+        return f"input {name!r}" if self.cause is Blocker.INPUT else f"a free slot of {name!r}"
 
 
-def critical_path(table: MachineTable, rows: Iterable[Row]) -> tuple[Link, ...]:
+def critical_path(table: MachineTable, rows: Iterable[Row]) -> tuple[PathFiring, ...]:
     """Return the chain that determines the end of the run, first firing first.
 
     Durations and waits along it add up to the time from the start of the run to its end.
     """
     history = _History(table, rows)
     row = max(history.rows, key=lambda row: row[3], default=None)
-    path: list[Link] = []
+    path: list[PathFiring] = []
     while row is not None:
         link, row = history.link(row)
         path.append(link)
     return tuple(reversed(path))
 
 
-def time_per_actor(table: MachineTable, path: Iterable[Link]) -> tuple[int, ...]:
+def time_per_actor(table: MachineTable, path: Iterable[PathFiring]) -> tuple[int, ...]:
     """Return the time that each actor has on a path, its firings and its waits."""
     total = [0] * table.num_actors
     for link in path:
@@ -86,7 +86,7 @@ def time_per_actor(table: MachineTable, path: Iterable[Link]) -> tuple[int, ...]
 def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
     """Return the idle times of all streams, by stream, the longest first."""
     history = _History(table, rows)
-    idle: dict[tuple[int, Cause, int | None], int] = {}
+    idle: dict[tuple[int, Blocker, int | None], int] = {}
     for row in history.rows:
         before = history.before_on_stream(row)
         if before is None or before[3] >= row[2]:
@@ -119,33 +119,33 @@ class _History:
         """Return what ran before a firing on its stream."""
         return self._before.get(row[:2])
 
-    def link(self, row: Row) -> tuple[Link, Row | None]:
+    def link(self, row: Row) -> tuple[PathFiring, Row | None]:
         """Return a firing's link, and the row that it waited for."""
         actor, firing, start, end = row
         best: Row | None = None
-        cause: tuple[Cause, int | None] = (Cause.START, None)
+        cause: tuple[Blocker, int | None] = (Blocker.START, None)
         for kind, edge, other in self._waited_for(actor, firing):
             if other is not None and (best is None or other[3] > best[3]):
                 best, cause = other, (kind, edge)
         waited = start - (self._origin if best is None else best[3])
-        return Link(actor, firing, start, end, *cause, waited), best
+        return PathFiring(actor, firing, start, end, *cause, waited), best
 
     def _waited_for(
         self, actor: int, firing: int
-    ) -> Iterable[tuple[Cause, int | None, Row | None]]:
+    ) -> Iterable[tuple[Blocker, int | None, Row | None]]:
         """Yield everything that must end before a firing starts."""
         table = self.table
         for index in table.inputs[actor]:
             edge = table.edges[index]
             needed = (firing + 1) * edge.consume - edge.initial
             if needed > 0:
-                yield Cause.INPUT, index, self._row(edge.producer, (needed - 1) // edge.produce)
+                yield Blocker.INPUT, index, self._row(edge.producer, (needed - 1) // edge.produce)
         for index in table.outputs[actor]:
             edge = table.edges[index]
             freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
             if freed > 0:
-                yield Cause.SLOT, index, self._row(edge.consumer, -(-freed // edge.consume) - 1)
-        yield Cause.STREAM, None, self.before_on_stream((actor, firing, 0, 0))
+                yield Blocker.SLOT, index, self._row(edge.consumer, -(-freed // edge.consume) - 1)
+        yield Blocker.STREAM, None, self.before_on_stream((actor, firing, 0, 0))
 
     def _row(self, actor: int, firing: int) -> Row | None:
         """Return a firing, or the actor's last one: a flushed firing takes what is there."""

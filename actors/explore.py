@@ -58,7 +58,7 @@ def explore(
     machine, the observer and the commands raise.
     """
     draw = rng.random
-    schedule = _Schedule(machine, rng, observer)
+    schedule = _PendingEvents(machine, rng, observer)
     loaded, running, left = schedule.loaded, schedule.running, deque(commands)
     pace = draw() ** 3 if draw() < 0.75 else 1.0
     haste = draw()
@@ -80,7 +80,7 @@ def explore(
         num_events += 1
 
 
-class _Schedule:
+class _PendingEvents:
     """What can happen next: `loaded` are the channels that hold messages, `running` the firings."""
 
     __slots__ = (

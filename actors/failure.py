@@ -35,7 +35,7 @@ def traced(failure: Failure) -> Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchPlace:
     """Where in the user's program a launch belongs; `what` names it within its actor."""
 
     what: str
@@ -53,19 +53,19 @@ class Place:
         )
 
 
-def place_of(plan: Plan, actor: int, launch: int) -> Place:
+def place_of(plan: Plan, actor: int, launch: int) -> LaunchPlace:
     """Return the place of a launch; a source or sink has its port in place of launches."""
     entry = plan.actors[actor]
     if entry.kind in PORTED:
         kind = entry.kind.value
-        return Place(f"its {kind} port", kind, "", _line(plan, entry))
+        return LaunchPlace(f"its {kind} port", kind, "", _line(plan, entry))
     if launch >= len(entry.launches):
-        return Place("its chain", entry.kind.value, "", _line(plan, entry))
+        return LaunchPlace("its chain", entry.kind.value, "", _line(plan, entry))
     planned = entry.launches[launch]
     members = dict(planned.attrs).get("members")
     made_of = f" of {', '.join(map(str, members))}" if isinstance(members, tuple) else ""
     what = f"launch {launch + 1} of {len(entry.launches)}, op {planned.op!r}{made_of}"
-    return Place(what, planned.op, planned.scope, str(plan.sources[planned.source]))
+    return LaunchPlace(what, planned.op, planned.scope, str(plan.sources[planned.source]))
 
 
 def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:

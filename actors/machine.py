@@ -248,7 +248,7 @@ class Machine:
         except IndexError:
             self._refuse(code)
         if refill:
-            # The table's cell is COUNT, looked up in advance: see `_leave_ordinary_life`.
+            # The table's cell is COUNT, looked up in advance: see `_look_up_every_message`.
             levels = self._level
             level = levels[code] + refill
             if level >= refill:
@@ -378,14 +378,14 @@ class Machine:
         ):
             return
         self._unmet[actor] += 1
-        self._leave_ordinary_life(actor)
+        self._look_up_every_message(actor)
         if self.table.is_flushed[actor]:
             self._state[actor] = _CLOSING
             self._flush(actor)
         else:
             self._finish(actor)
 
-    def _leave_ordinary_life(self, actor: int) -> None:
+    def _look_up_every_message(self, actor: int) -> None:
         """Have the table decide about every message from now on.
 
         While an actor waits or fires, its Ready and Free are COUNT, whatever its state; so their
@@ -440,7 +440,7 @@ class Machine:
         for edge in self.table.outputs[actor]:
             self._add(message(Message.FREE, edge), self.table.edges[edge].produce)
         admission = self._admission(actor)
-        self._leave_ordinary_life(actor)
+        self._look_up_every_message(actor)
         permits = message(Message.READY, admission)
         self._take(permits, self._level[permits] + 1)
         self._is_ended[admission] = True

@@ -9,9 +9,9 @@ first, and that schedule, one firing at a time, is legal on one stream as on man
 takes one of them; which one is no property of the plan. So a conflict without a path is an error
 on one stream too.
 
-**How.** (1) What a firing touches is gathered per actor and view, because the launches of a firing
+**How.** (1) What a firing accesses is gathered per actor and view, because the launches of a firing
 are ordered among themselves. (2) A sweep over addresses cuts the arenas where an access begins or
-ends, and puts bytes that the same actors touch in the same turns into one class; bytes of a single
+ends, and puts bytes that the same actors access in the same phases into one class; bytes of one
 actor drop out, and all variables of a plan end in one class. (3) The firings of some periods are
 visited, each with its vector clock. A class keeps only its last write and, per line of firings, the
 last read since: what came before these is ordered with whatever they are (as FastTrack does:
@@ -37,7 +37,7 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from actors.clocks import downstream, lags_behind, watch
-from actors.conflicts import Check, Conflict, Hunt, Turn
+from actors.conflicts import Check, Conflict, ConflictFinder, PhasedFiring
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
 from compiler.plan import PORTED, Actor, Plan, RegisterKind, View
@@ -52,7 +52,7 @@ _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ByteAccess:
     """What one firing does to one slot of a register; `op` is the first launch that does it.
 
     Of a source or sink, `op` is its kind and `scope` the name of the field.
@@ -84,8 +84,8 @@ class Race:
     `rates`. With the fewest slots that these allow, the two actors take turns.
     """
 
-    first: Access
-    second: Access
+    first: ByteAccess
+    second: ByteAccess
     arena: int
     start_bytes: int
     end_bytes: int
@@ -139,13 +139,13 @@ class RaceReport:
     is_exhaustive: bool
 
 
-class _Touch(NamedTuple):
-    """Bytes [start, end) and whose turn it is to touch them; the rest is for the message."""
+class _LaunchAccess(NamedTuple):
+    """Bytes [start, end) and the firings that access them; the rest is for the message."""
 
     arena: int
     start: int
     end: int
-    turn: Turn
+    phase: PhasedFiring
     register: int
     slot: int
     op: str
@@ -153,16 +153,16 @@ class _Touch(NamedTuple):
     source: int
 
 
-class _Segment(NamedTuple):
-    """Bytes [start, end) that several actors touch, with the numbers of their touches."""
+class _ByteSegment(NamedTuple):
+    """Bytes [start, end) that several actors access, with the numbers of their accesses."""
 
     arena: int
     start: int
     end: int
-    touches: tuple[int, ...]
+    accesses: tuple[int, ...]
 
 
-_Classes = dict[tuple[Turn, ...], list[_Segment]]
+_Classes = dict[tuple[PhasedFiring, ...], list[_ByteSegment]]
 
 
 def check_races(
@@ -170,7 +170,7 @@ def check_races(
 ) -> RaceReport:
     """Check that every pair of conflicting accesses of a run is ordered.
 
-    Takes O(touches log touches + firings * (edges * lines + shared classes)): the lines of
+    Takes O(accesses log accesses + firings * (edges * lines + shared classes)): the lines of
     `actors.clocks` are as many as there are streams where a stream's firings are in order.
 
     Args:
@@ -180,24 +180,24 @@ def check_races(
 
     Raises:
         RaceError: Some pair is unordered. All actors that race are named in pairs, once per pair of
-            registers, with the first launch of either that touches the bytes.
+            registers, with the first launch of either that accesses the bytes.
         InternalError: The actor graph does not balance or deadlocks.
     """
     table = MachineTable.of(plan, initial or {})
-    touches = _gather(plan)
-    classes = _share(touches)
+    accesses = _gather(plan)
+    classes = _share(accesses)
     depth = max([periods, *_depths(table, tuple(classes))])
     check = Check(table, tuple(classes))
-    watch(table, depth, MAX_FIRINGS, check.turns, check)
+    watch(table, depth, MAX_FIRINGS, check.phases, check)
     if check.is_racy:
-        hunt = Hunt(table, tuple(classes))
-        watch(table, depth, MAX_FIRINGS, check.turns, hunt)
-        races = _name(plan, table, touches, tuple(classes.values()), hunt.conflicts.values())
+        finder = ConflictFinder(table, tuple(classes))
+        watch(table, depth, MAX_FIRINGS, check.phases, finder)
+        races = _name(plan, table, accesses, tuple(classes.values()), finder.conflicts.values())
         raise RaceError(_message(plan, races), races)
     return RaceReport(
         depth,
         check.num_firings,
-        len(touches),
+        len(accesses),
         len(classes),
         check.num_lines,
         check.num_pairs,
@@ -205,13 +205,13 @@ def check_races(
     )
 
 
-# -- what a firing touches -----------------------------------------------------------------------
+# -- what a firing accesses -----------------------------------------------------------------------
 
 
-def _gather(plan: Plan) -> list[_Touch]:
-    """Return the touches of all actors, each actor's in the order of its launches."""
+def _gather(plan: Plan) -> list[_LaunchAccess]:
+    """Return the accesses of all actors, each actor's in the order of its launches."""
     extents = [_extent(view) for view in plan.views]
-    touches: list[_Touch] = []
+    accesses: list[_LaunchAccess] = []
     for actor in plan.actors:
         rates = {port.register: port.rate for port in actor.inputs + actor.outputs}
         seen: set[tuple[int, int, bool]] = set()
@@ -220,17 +220,17 @@ def _gather(plan: Plan) -> list[_Touch]:
                 continue
             seen.add((view, edge, is_write))
             register = plan.registers[plan.views[view].register]
-            turns: tuple[tuple[int, int, int], ...] = ((0, 1, 0),)
+            phases: tuple[tuple[int, int, int], ...] = ((0, 1, 0),)
             if plan.registers[edge].kind in _EDGES:
-                turns = _turns(plan.registers[edge].num_slots, rates.get(plan.registers[edge].id))
-            for slot, modulus, residue in turns:
+                phases = _phases(plan.registers[edge].num_slots, rates.get(plan.registers[edge].id))
+            for slot, modulus, residue in phases:
                 slot %= register.num_slots
                 start, end = [register.offsets_bytes[slot] + byte for byte in extents[view]]
-                turn, id_ = Turn(actor.id, modulus, residue, is_write), register.id
-                touches.append(
-                    _Touch(register.arena, start, end, turn, id_, slot, op, scope, source)
+                phase, id_ = PhasedFiring(actor.id, modulus, residue, is_write), register.id
+                accesses.append(
+                    _LaunchAccess(register.arena, start, end, phase, id_, slot, op, scope, source)
                 )
-    return touches
+    return accesses
 
 
 def _extent(view: View) -> tuple[int, int]:
@@ -261,10 +261,10 @@ def _operands(plan: Plan, actor: Actor) -> Iterator[tuple[int, int, bool, str, s
                 yield view, register, is_write, launch.op, launch.scope, launch.source
 
 
-def _turns(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...]:
+def _phases(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...]:
     """Return (slot, modulus, residue) for every slot and every firing that works on it.
 
-    Without a port (rate None), which no loader accepts, each firing is taken to touch every slot.
+    Without a port (rate None), which no loader accepts, each firing is taken to access every slot.
     """
     if rate is None:
         return tuple([(slot, 1, 0) for slot in range(num_slots)])
@@ -281,10 +281,10 @@ def _turns(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...]
 # -- which bytes are shared ----------------------------------------------------------------------
 
 
-def _share(touches: Sequence[_Touch]) -> _Classes:
-    """Return the segments that two actors touch and one writes, by the turns of all touches."""
-    events = [(t.arena, t.start, 1, i) for i, t in enumerate(touches)]
-    events += [(t.arena, t.end, 0, i) for i, t in enumerate(touches)]
+def _share(accesses: Sequence[_LaunchAccess]) -> _Classes:
+    """Return the segments that two actors access and one writes, by the phases of all accesses."""
+    events = [(t.arena, t.start, 1, i) for i, t in enumerate(accesses)]
+    events += [(t.arena, t.end, 0, i) for i, t in enumerate(accesses)]
     events.sort()
     classes: _Classes = {}
     active: set[int] = set()
@@ -292,12 +292,12 @@ def _share(touches: Sequence[_Touch]) -> _Classes:
     previous = 0
     for arena, address, is_start, index in events:
         if len(actors) > 1 and address > previous:
-            key = tuple(sorted({touches[i].turn for i in active}))
-            if any([turn.is_write for turn in key]):
-                segment = _Segment(arena, previous, address, tuple(sorted(active)))
+            key = tuple(sorted({accesses[i].phase for i in active}))
+            if any([phase.is_write for phase in key]):
+                segment = _ByteSegment(arena, previous, address, tuple(sorted(active)))
                 classes.setdefault(key, []).append(segment)
         previous = address
-        actor = touches[index].turn.actor
+        actor = accesses[index].phase.actor
         if is_start:
             active.add(index)
             actors[actor] += 1
@@ -312,21 +312,21 @@ def _share(touches: Sequence[_Touch]) -> _Classes:
 # -- how far to unroll ---------------------------------------------------------------------------
 
 
-def _depths(table: MachineTable, classes: tuple[tuple[Turn, ...], ...]) -> Iterator[int]:
+def _depths(table: MachineTable, classes: tuple[tuple[PhasedFiring, ...], ...]) -> Iterator[int]:
     """Yield after how many periods each class of bytes can show no new pair of accesses.
 
     Slots and repetitions come round together after the least common multiple. Beyond that, the one
     firing of an unordered pair can be only so many periods ahead of the other: no further than by
-    way of a third actor, which is the one that touches most classes.
+    way of a third actor, which is the one that accesses most classes.
     """
-    count = Counter([turn.actor for turns in classes for turn in set(turns)])
+    count = Counter([phase.actor for phases in classes for phase in set(phases)])
     if not count:
         return
     hub = max(count, key=lambda actor: (count[actor], -actor))
     behind, ahead = lags_behind(table, hub), lags_behind(table, hub, is_reversed=True)
-    for turns in classes:
-        round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in turns])
-        actors = sorted({turn.actor for turn in turns})
+    for phases in classes:
+        round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in phases])
+        actors = sorted({phase.actor for phase in phases})
         yield (
             round_
             + max([ahead.get(actor, 0) for actor in actors])
@@ -340,27 +340,27 @@ def _depths(table: MachineTable, classes: tuple[tuple[Turn, ...], ...]) -> Itera
 def _name(
     plan: Plan,
     table: MachineTable,
-    touches: Sequence[_Touch],
-    classes: Sequence[list[_Segment]],
+    accesses: Sequence[_LaunchAccess],
+    classes: Sequence[list[_ByteSegment]],
     conflicts: Iterable[Conflict],
 ) -> tuple[Race, ...]:
     """Return the conflicts in words, each pair of actors and registers once, by address."""
     races: dict[tuple[tuple[int, int], ...], Race] = {}
     for conflict in conflicts:
         for segment in classes[conflict.bytes_class]:
-            found = [touches[i] for i in segment.touches]
-            first = next(t for t in found if t.turn == conflict.first)
-            second = next(t for t in found if t.turn == conflict.second)
-            key = tuple(sorted([(t.turn.actor, t.register) for t in (first, second)]))
+            found = [accesses[i] for i in segment.accesses]
+            first = next(t for t in found if t.phase == conflict.first)
+            second = next(t for t in found if t.phase == conflict.second)
+            key = tuple(sorted([(t.phase.actor, t.register) for t in (first, second)]))
             if key not in races:
                 races[key] = _race(plan, table, conflict, first, second)
     return tuple(sorted(races.values(), key=lambda race: (race.arena, race.start_bytes)))
 
 
 def _race(
-    plan: Plan, table: MachineTable, conflict: Conflict, first: _Touch, second: _Touch
+    plan: Plan, table: MachineTable, conflict: Conflict, first: _LaunchAccess, second: _LaunchAccess
 ) -> Race:
-    producer, consumer = _missing(table, first.turn, second.turn)
+    producer, consumer = _missing(table, first.phase, second.phase)
     repetitions = table.repetitions[producer], table.repetitions[consumer]
     common = gcd(*repetitions)
     return Race(
@@ -369,13 +369,13 @@ def _race(
         first.arena,
         max(first.start, second.start),
         min(first.end, second.end),
-        table.streams[first.turn.actor] == table.streams[second.turn.actor],
+        table.streams[first.phase.actor] == table.streams[second.phase.actor],
         (table.names[producer], table.names[consumer]),
         (repetitions[1] // common, repetitions[0] // common),
     )
 
 
-def _missing(table: MachineTable, first: Turn, second: Turn) -> tuple[int, int]:
+def _missing(table: MachineTable, first: PhasedFiring, second: PhasedFiring) -> tuple[int, int]:
     """Return producer and consumer of the edge to add: along the tokens, else to the reader."""
     producer, consumer = first.actor, second.actor
     if consumer in downstream(table, producer):
@@ -385,16 +385,16 @@ def _missing(table: MachineTable, first: Turn, second: Turn) -> tuple[int, int]:
     return producer, consumer
 
 
-def _access(plan: Plan, touch: _Touch, firing: int) -> Access:
-    return Access(
-        plan.actors[touch.turn.actor].name,
+def _access(plan: Plan, access: _LaunchAccess, firing: int) -> ByteAccess:
+    return ByteAccess(
+        plan.actors[access.phase.actor].name,
         firing,
-        touch.op,
-        touch.scope,
-        str(plan.sources[touch.source]),
-        plan.registers[touch.register].name,
-        touch.slot,
-        touch.turn.is_write,
+        access.op,
+        access.scope,
+        str(plan.sources[access.source]),
+        plan.registers[access.register].name,
+        access.slot,
+        access.phase.is_write,
     )
 
 

@@ -99,15 +99,15 @@ def freed_by(edge: Edge, firing: int) -> int:
 class Rounds:
     """Finds rounds while a table is unrolled for some periods.
 
-    `turns` are by actor the firings after which it touches the same bytes again: a round is only
-    one if it holds whole turns.
+    `phases` are by actor the firings after which it touches the same bytes again: a round is only
+    one if it holds whole phases.
     """
 
     def __init__(
         self,
         table: MachineTable,
         periods: int,
-        turns: Sequence[int],
+        phases: Sequence[int],
         rows: Sequence[Row],
         lengths: Sequence[int],
     ) -> None:
@@ -115,10 +115,10 @@ class Rounds:
         first = {count: a for a, count in reversed(list(enumerate(every)))}
         self._table = table
         self._last = [periods * count for count in every]
-        self._turns = turns
+        self._phases = phases
         self._rows = rows
         self._lengths = lengths
-        self._kept: dict[int, _Kept | None] = {}
+        self._kept: dict[int, _RoundStart | None] = {}
         if max(every, default=0) > LONG_PERIOD:
             self._kept = dict.fromkeys(first.values())
         self._wait = dict.fromkeys(self._kept, 1)
@@ -155,12 +155,12 @@ class Rounds:
                     window = max(window, row.count - last)
         return window
 
-    def _keep(self) -> _Kept:
+    def _keep(self) -> _RoundStart:
         rows = self._rows
         recent = [tuple(row.items[-self.window(a) :]) for a, row in enumerate(rows)]
-        return _Kept([row.count for row in rows], list(self._lengths), recent)
+        return _RoundStart([row.count for row in rows], list(self._lengths), recent)
 
-    def _compared(self, kept: _Kept) -> LeftOut | None:
+    def _compared(self, kept: _RoundStart) -> LeftOut | None:
         """Return what may be left out if all since then is a round."""
         rows = self._rows
         if len(kept.lengths) != len(self._lengths):
@@ -182,13 +182,13 @@ class Rounds:
         return LeftOut(times, tuple(fired), tuple(grown), tuple(kept.lengths))
 
     def _is_balanced(self, fired: list[int], counts: list[int]) -> bool:
-        """Return whether a round takes as many tokens as it makes, in whole turns.
+        """Return whether a round takes as many tokens as it makes, in whole phases.
 
         What has no predecessor at the start yet may have one in the next round, so it is none.
         """
         table = self._table
         shares = {Fraction(f, n) for f, n in zip(fired, table.repetitions, strict=True) if f}
-        if len(shares) != 1 or any([f % t for f, t in zip(fired, self._turns, strict=True)]):
+        if len(shares) != 1 or any([f % t for f, t in zip(fired, self._phases, strict=True)]):
             return False
         both = [e for e in table.edges if e.producer != OUTSIDE]
         both = [e for e in both if fired[e.producer] and fired[e.consumer]]
@@ -225,7 +225,7 @@ class Rounds:
         return min(limits)
 
 
-class _Kept(NamedTuple):
+class _RoundStart(NamedTuple):
     """The start of a round: numbers of firings, lengths of lines, and what is still looked at."""
 
     counts: list[int]

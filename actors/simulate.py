@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from actors.critical_path import Bubble, Link, bubbles, critical_path
+from actors.critical_path import Bubble, PathFiring, bubbles, critical_path
 from actors.explore import channel_of
 from actors.machine import Machine
 from actors.table import MachineTable
@@ -74,7 +74,7 @@ class SimulatedRun:
         """Return the idle times of the streams by cause."""
         return bubbles(self.table, self.rows)
 
-    def critical_path(self) -> tuple[Link, ...]:
+    def critical_path(self) -> tuple[PathFiring, ...]:
         """Return the chain of firings that determines the makespan."""
         return critical_path(self.table, self.rows)
 

@@ -23,7 +23,7 @@ from compiler.plan import ActorKind, Plan
 _STARTED = (State.FIRING, State.FLUSHING)
 
 
-class Cause(Enum):
+class LackKind(Enum):
     """What an actor waits for."""
 
     INPUT = "input"
@@ -39,10 +39,10 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Lack:
     """One thing that an actor waits for. `on` is the actor that must act, or `OUTSIDE`."""
 
-    cause: Cause
+    cause: LackKind
     on: int
     register: str = ""
 
@@ -81,7 +81,7 @@ class ActorReport:
     name: str
     state: str
     firing: int
-    waits: tuple[Wait, ...]
+    waits: tuple[Lack, ...]
     doing: str
     stack: tuple[str, ...] = ()
 
@@ -143,23 +143,23 @@ def diagnose(situation: Situation, seconds: float) -> Stall | None:
     )
 
 
-def _waits_of(situation: Situation, actor: int) -> tuple[Wait, ...]:
+def _waits_of(situation: Situation, actor: int) -> tuple[Lack, ...]:
     """Return what an actor waits for; nothing when it runs on its own account."""
     table, kind = situation.table, situation.plan.actors[actor].kind
     if actor in situation.in_flight:
-        return (Wait(Cause.PEER, OUTSIDE),) if kind is ActorKind.COMM else ()
+        return (Lack(LackKind.PEER, OUTSIDE),) if kind is ActorKind.COMM else ()
     if situation.states[actor] in _STARTED:
         occupant = _occupant(situation, actor)
-        return () if occupant is None else (Wait(Cause.STREAM, occupant),)
+        return () if occupant is None else (Lack(LackKind.STREAM, occupant),)
     waits = []
     for code in situation.lacks[actor]:
         edge = table.edges[subject_of(code)]
         if kind_of(code) is Message.FREE:
-            waits.append(Wait(Cause.REGISTER, edge.consumer, edge.name))
+            waits.append(Lack(LackKind.REGISTER, edge.consumer, edge.name))
         elif edge.producer == OUTSIDE:
-            waits.append(Wait(Cause.ADMISSION, OUTSIDE))
+            waits.append(Lack(LackKind.ADMISSION, OUTSIDE))
         else:
-            waits.append(Wait(Cause.INPUT, edge.producer, edge.name))
+            waits.append(Lack(LackKind.INPUT, edge.producer, edge.name))
     return tuple(waits)
 
 
@@ -172,7 +172,7 @@ def _occupant(situation: Situation, actor: int) -> int | None:
     return situation.dispatcher
 
 
-def _reached(waits: tuple[tuple[Wait, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
+def _reached(waits: tuple[tuple[Lack, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
     """Return the actors that `starts` wait for, at any remove, and themselves."""
     seen = dict.fromkeys(starts)
     left = list(seen)
@@ -184,7 +184,7 @@ def _reached(waits: tuple[tuple[Wait, ...], ...], starts: Iterable[int]) -> tupl
     return tuple(seen)
 
 
-def _cycle(waits: tuple[tuple[Wait, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
+def _cycle(waits: tuple[tuple[Lack, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
     """Return actors that wait for one another, in order, the lowest first; () if there are none."""
     colour: dict[int, bool] = {}  # True while an actor is on the path
     for root in sorted(seen):
@@ -212,7 +212,7 @@ def _cycle(waits: tuple[tuple[Wait, ...], ...], seen: Iterable[int]) -> tuple[in
 
 def _reason(
     situation: Situation,
-    waits: tuple[tuple[Wait, ...], ...],
+    waits: tuple[tuple[Lack, ...], ...],
     roots: tuple[int, ...],
     cycle: tuple[int, ...],
 ) -> str:
@@ -228,14 +228,14 @@ def _reason(
                 for a, w in zip(cycle, steps, strict=True)
             ]
         )
-        full = list(dict.fromkeys([w.register for w in steps if w.cause is Cause.REGISTER]))
+        full = list(dict.fromkeys([w.register for w in steps if w.cause is LackKind.REGISTER]))
         mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
         return f"the actors wait for one another: {chain}{mend}"
     held = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
     return f"{held}; after a failure the run waits for it" if situation.is_halted else held
 
 
-def _report_on(situation: Situation, waits: tuple[Wait, ...], actor: int) -> ActorReport:
+def _report_on(situation: Situation, waits: tuple[Lack, ...], actor: int) -> ActorReport:
     running = situation.in_flight.get(actor)
     return ActorReport(
         situation.table.names[actor],
@@ -247,7 +247,7 @@ def _report_on(situation: Situation, waits: tuple[Wait, ...], actor: int) -> Act
     )
 
 
-def _doing(situation: Situation, waits: tuple[Wait, ...], actor: int) -> str:
+def _doing(situation: Situation, waits: tuple[Lack, ...], actor: int) -> str:
     names = situation.table.names
     running = situation.in_flight.get(actor)
     if running is not None:
@@ -267,11 +267,11 @@ def _doing(situation: Situation, waits: tuple[Wait, ...], actor: int) -> str:
     return "starts nothing more" if situation.is_halted else "lacks nothing"
 
 
-def _words(names: tuple[str, ...], wait: Wait) -> str:
-    if wait.cause is Cause.INPUT:
+def _words(names: tuple[str, ...], wait: Lack) -> str:
+    if wait.cause is LackKind.INPUT:
         return f"input {wait.register!r} from {names[wait.on]!r}"
-    if wait.cause is Cause.REGISTER:
+    if wait.cause is LackKind.REGISTER:
         return f"a free slot of register {wait.register!r} from {names[wait.on]!r}"
-    if wait.cause is Cause.STREAM:
+    if wait.cause is LackKind.STREAM:
         return f"its stream, which {names[wait.on]!r} occupies"
-    return "another rank" if wait.cause is Cause.PEER else "more steps to be admitted"
+    return "another rank" if wait.cause is LackKind.PEER else "more steps to be admitted"

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from memory.recompute.chain import block_checkpointing, chain_plans
-from memory.recompute.problem import Op, Problem
+from memory.recompute.problem import Problem, ProblemOp
 from memory.recompute.simulate import simulate
 
 FLOPS_PER_S = 400e12
@@ -39,7 +39,7 @@ class Tape:
     """
 
     sizes: list[int] = field(default_factory=list)
-    forward: list[Op] = field(default_factory=list)
+    forward: list[ProblemOp] = field(default_factory=list)
     backward: list[tuple[tuple[int, ...], tuple[int, ...], int, int, float]] = field(
         default_factory=list
     )
@@ -66,7 +66,7 @@ class Tape:
         moved = sum([self.sizes[t] for t in (*inputs, *outputs)]) + 2 * weight
         duration = max(flops / FLOPS_PER_S, moved / BYTES_PER_S) + LAUNCH_S
         pairs = ((outputs[0], inputs[0]),) if in_place else ()
-        self.forward.append(Op(inputs, outputs, temp, duration, pairs))
+        self.forward.append(ProblemOp(inputs, outputs, temp, duration, pairs))
         needs = (*need, *(outputs if need_output else outputs[1:]))
         self.backward.append((needs, inputs, outputs[0], 2 * temp + 4 * weight, 2 * duration))
         return outputs[0]
@@ -86,7 +86,7 @@ class Tape:
                     sizes.append(sizes[t])
                 writes.append(gradient[t])
             reads = tuple(dict.fromkeys((*needs, *flowing, *added)))
-            others.append(Op(reads, tuple(writes), temp, duration))
+            others.append(ProblemOp(reads, tuple(writes), temp, duration))
         ops = (*self.forward, *others)
         return Problem(ops, tuple(sizes), len(self.forward))
 

@@ -21,7 +21,7 @@ from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
 from compiler.versions import play_chains
-from memory.registers import Edge, RatesError, play_period, repetition_vector
+from memory.registers import RateEdge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
 
 
@@ -41,9 +41,9 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     return _check_liveness(plan, carried)
 
 
-def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
+def edges_of(plan: Plan) -> tuple[list[RateEdge], list[RegisterId]]:
     """Return the edges of the dataflow graph and, for each, its register."""
-    edges: list[Edge] = []
+    edges: list[RateEdge] = []
     registers: list[RegisterId] = []
     consumers: dict[RegisterId, list[tuple[int, int]]] = {}
     for actor in plan.actors:
@@ -53,7 +53,7 @@ def edges_of(plan: Plan) -> tuple[list[Edge], list[RegisterId]]:
         for port in actor.outputs:
             for consumer, rate in consumers.get(port.register, []):
                 slots = plan.registers[port.register].num_slots
-                edges.append(Edge(actor.id, consumer, port.rate, rate, slots))
+                edges.append(RateEdge(actor.id, consumer, port.rate, rate, slots))
                 registers.append(port.register)
     return edges, registers
 

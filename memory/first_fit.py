@@ -20,7 +20,7 @@ from math import isqrt
 import numpy as np
 
 from memory.liveness import IntArray
-from memory.sections import Instance, Packing
+from memory.sections import Instance, SectionPacking
 
 _WORK_PER_PLACEMENT = 800
 """The fixed cost of placing a buffer, in units of one examined neighbour: about 15 us to 20 ns."""
@@ -33,16 +33,16 @@ _ABOVE_ALL = 1 << 62
 """Above every end: the length of the gap on top, and the limit that no peak reaches."""
 
 
-def pack_by_sweeps(instance: Instance, target: int) -> Packing:
+def pack_by_sweeps(instance: Instance, target: int) -> SectionPacking:
     """Return the better first-fit packing of the two sweeps; one where it meets the target."""
-    best = Packing(np.zeros(instance.size.size, np.int64), _ABOVE_ALL, "")
+    best = SectionPacking(np.zeros(instance.size.size, np.int64), _ABOVE_ALL, "")
     for name, is_reversed in (("start", False), ("end", True)):
         if best.peak > target:
             best = better(best, instance, sweep(instance, is_reversed, best.peak), name)
     return best
 
 
-def pack_by_orders(instance: Instance, best: Packing, target: int) -> Packing:
+def pack_by_orders(instance: Instance, best: SectionPacking, target: int) -> SectionPacking:
     """Return the best first-fit packing over the orders that need neighbours, or `best`.
 
     They run while their work stays below a fixed limit and no peak is at most `target`. An order is
@@ -61,12 +61,14 @@ def pack_by_orders(instance: Instance, best: Packing, target: int) -> Packing:
     return best
 
 
-def better(best: Packing, instance: Instance, offsets: IntArray | None, name: str) -> Packing:
+def better(
+    best: SectionPacking, instance: Instance, offsets: IntArray | None, name: str
+) -> SectionPacking:
     """Return the packing of first-fit at these offsets, which is better; `best` without any."""
     if offsets is None:
         return best
     peak = int((offsets + instance.size).max(initial=0))
-    return Packing(offsets, peak, f"first-fit by {name}")
+    return SectionPacking(offsets, peak, f"first-fit by {name}")
 
 
 def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
@@ -81,7 +83,7 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     by_end = np.argsort(upper, kind="stable").tolist()
     starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
     offsets = [0] * len(sizes)
-    gaps = Gaps(len(sizes))
+    gaps = AddressGaps(len(sizes))
     num_ended = 0
     for i in by_start:
         while ends[by_end[num_ended]] <= starts[i]:
@@ -94,7 +96,7 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     return np.array(offsets, np.int64)
 
 
-class Gaps:
+class AddressGaps:
     """The free address ranges, ascending and never adjacent; the last one is endless."""
 
     __slots__ = ("length", "num_gaps", "start")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memory.first_fit import Gaps
+from memory.first_fit import AddressGaps
 from memory.liveness import IntArray
 from memory.sections import Instance, live_per_section
 
@@ -49,7 +49,7 @@ def _sweep(
     both = np.concatenate((stack, rest))
     by_end = both[np.argsort(upper[both], kind="stable")].tolist()
     starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
-    gaps = Gaps(both.size)
+    gaps = AddressGaps(both.size)
     gaps.take(int(size[stack].sum()))
     num_ended = 0
     for i in by_start:

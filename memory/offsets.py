@@ -17,7 +17,7 @@ from memory import first_fit
 from memory.from_peak import stacks, sweep_outwards
 from memory.liveness import IntArray, as_intervals, lower_bound
 from memory.search_schedule import Improved, improve, node_work
-from memory.sections import Instance, Packing, components, make_instance, whole_horizon
+from memory.sections import Instance, SectionPacking, components, make_instance, whole_horizon
 
 _MAX_TOTAL_BYTES = 1 << 61
 
@@ -136,7 +136,7 @@ def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_wor
         bound, nodes = max(bound, improved.bound), nodes + improved.nodes
         if improved.packing.peak > peak:
             peak, algorithm = improved.packing.peak, improved.packing.algorithm
-    return Improved(Packing(offsets, peak, algorithm), bound, nodes)
+    return Improved(SectionPacking(offsets, peak, algorithm), bound, nodes)
 
 
 def _pack_stretch(instance: Instance, target: int, max_work: int) -> Improved:

@@ -26,7 +26,7 @@ _LONG_PERIOD = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class RateEdge:
     """A register as one consumer sees it.
 
     produce, consume: tokens per firing of the producer and of the consumer, at least 1. num_slots:
@@ -59,7 +59,7 @@ class SlotBudgetError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class StuckActor:
     """Why a stuck actor cannot fire: an edge, and what is short there.
 
     is_for_slots: True where the actor waits for free slots, False where it waits for tokens. needed
@@ -88,7 +88,7 @@ class Deadlock:
     the actor of the next one, and the last for that of the first.
     """
 
-    waits: tuple[Wait, ...]
+    waits: tuple[StuckActor, ...]
     cycle: tuple[int, ...]
 
     @property
@@ -108,7 +108,7 @@ class Deadlock:
         return "deadlock: " + "; ".join(str(self.waits[i]) for i in self.cycle)
 
 
-def repetition_vector(num_actors: int, edges: Sequence[Edge]) -> tuple[int, ...]:
+def repetition_vector(num_actors: int, edges: Sequence[RateEdge]) -> tuple[int, ...]:
     """Return how often each actor fires in one period: the smallest such numbers per component.
 
     They solve the balance equations: on every edge, firings of the producer times its rate equal
@@ -133,7 +133,7 @@ def repetition_vector(num_actors: int, edges: Sequence[Edge]) -> tuple[int, ...]
 
 
 def _relative_firings(
-    root: int, edges: Sequence[Edge], touching: Sequence[Sequence[int]]
+    root: int, edges: Sequence[RateEdge], touching: Sequence[Sequence[int]]
 ) -> dict[int, Fraction]:
     """Return the firings of each actor in the component of `root` per firing of `root`."""
     firings = {root: Fraction(1)}
@@ -155,7 +155,7 @@ def _relative_firings(
 
 def play_period(
     num_actors: int,
-    edges: Sequence[Edge],
+    edges: Sequence[RateEdge],
     repetitions: Sequence[int],
     visit: Callable[[int, int, int], None] | None = None,
     skip: Callable[[Sequence[int], int], None] | None = None,
@@ -164,8 +164,8 @@ def play_period(
 
     Every actor fires as often as `repetitions` says, whenever it can. The order does not matter: a
     firing never takes away what makes another actor ready (the class-S algorithms of Lee &
-    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`_Rounds`): an
-    evaluation after a hundred thousand steps costs what one after a hundred does.
+    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`_GameRounds`):
+    an evaluation after a hundred thousand steps costs what one after a hundred does.
 
     Args:
         num_actors: actors are numbered from 0.
@@ -183,7 +183,7 @@ def play_period(
             `repetitions`.
     """
     game = _Game(num_actors, edges, repetitions)
-    rounds = _Rounds(game, edges, repetitions)
+    rounds = _GameRounds(game, edges, repetitions)
     queue = deque(range(num_actors))
     is_queued = [True] * num_actors
     while queue:
@@ -207,7 +207,9 @@ class _Game:
 
     __slots__ = ("_edges", "_inputs", "_outputs", "left", "neighbours", "tokens")
 
-    def __init__(self, num_actors: int, edges: Sequence[Edge], repetitions: Sequence[int]) -> None:
+    def __init__(
+        self, num_actors: int, edges: Sequence[RateEdge], repetitions: Sequence[int]
+    ) -> None:
         if len(repetitions) != num_actors:
             raise ValueError(f"expected {num_actors} repetitions, got {len(repetitions)}")
         touching = _edges_of(num_actors, edges)
@@ -261,18 +263,18 @@ class _Game:
             i = place[edge.producer + edge.consumer - waits[i].actor]
         return Deadlock(tuple(waits), tuple(path[seen[i] :]))
 
-    def _wait(self, actor: int) -> Wait:
+    def _wait(self, actor: int) -> StuckActor:
         for i in self._inputs[actor]:
             if self.tokens[i] < self._edges[i].consume:
-                return Wait(actor, i, False, self._edges[i].consume, self.tokens[i])
+                return StuckActor(actor, i, False, self._edges[i].consume, self.tokens[i])
         for i in self._outputs[actor]:
             free = self._edges[i].num_slots - self.tokens[i]
             if free < self._edges[i].produce:
-                return Wait(actor, i, True, self._edges[i].produce, free)
+                return StuckActor(actor, i, True, self._edges[i].produce, free)
         raise AssertionError(f"actor {actor} can fire, so nothing is stuck")
 
 
-class _Rounds:
+class _GameRounds:
     """Plays at once what would come round again and again.
 
     A round is what happened between two firings of one actor. It can follow itself as often as all
@@ -286,7 +288,7 @@ class _Rounds:
 
     __slots__ = ("_count", "_edges", "_game", "_kept", "_repetitions", "_wait")
 
-    def __init__(self, game: _Game, edges: Sequence[Edge], repetitions: Sequence[int]) -> None:
+    def __init__(self, game: _Game, edges: Sequence[RateEdge], repetitions: Sequence[int]) -> None:
         most = max(repetitions, default=0)
         first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
         begins = [a for count, a in first.items() if count < most] if most > _LONG_PERIOD else []
@@ -438,7 +440,7 @@ def _slots_reason(
     return f"{names[0]} overlaps {names[1]}"
 
 
-def _edges_of(num_actors: int, edges: Sequence[Edge]) -> list[list[int]]:
+def _edges_of(num_actors: int, edges: Sequence[RateEdge]) -> list[list[int]]:
     """Return the edges that touch each actor, once each, after checking them."""
     touching: list[list[int]] = [[] for _ in range(num_actors)]
     for index, edge in enumerate(edges):
@@ -455,7 +457,7 @@ def _edges_of(num_actors: int, edges: Sequence[Edge]) -> list[list[int]]:
     return touching
 
 
-def _rates_error(index: int, edge: Edge, ratio: Fraction) -> RatesError:
+def _rates_error(index: int, edge: RateEdge, ratio: Fraction) -> RatesError:
     """`ratio`: firings of the consumer per firing of the producer, as the other edges demand."""
     own = Fraction(edge.produce, edge.consume)
     return RatesError(
@@ -469,7 +471,7 @@ def _rates_error(index: int, edge: Edge, ratio: Fraction) -> RatesError:
     )
 
 
-def _check_playable(index: int, edge: Edge, repetitions: Sequence[int]) -> None:
+def _check_playable(index: int, edge: RateEdge, repetitions: Sequence[int]) -> None:
     if not 0 <= edge.initial <= edge.num_slots:
         raise ValueError(
             f"edge {index} starts with {edge.initial} tokens in {edge.num_slots} slots"

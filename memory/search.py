@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
 
-from memory.skyline import Skyline, Span, Terrain
+from memory.skyline import Skyline, SkylineSpan, Terrain
 
 _MAX_REMEMBERED = 100_000
 """Failed states remembered per search: bounds the memory, not the result."""
@@ -45,7 +45,7 @@ class Result:
     offsets: tuple[int, ...] = ()
 
 
-class _Frame:
+class _SearchFrame:
     """A decision: the state before, what is left to try, and the span that failures looked at."""
 
     __slots__ = ("changed", "failed", "k", "key", "left", "may_leave", "num_placed", "state")
@@ -56,7 +56,7 @@ class _Frame:
         pit = state.segments[self.k]
         self.left = pit.options
         self.may_leave = True
-        self.failed = self.changed = Span()
+        self.failed = self.changed = SkylineSpan()
         self.failed.add(pit.start - 1, pit.end + 1)
 
 
@@ -70,8 +70,8 @@ def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
     if state is None:
         return Result(Outcome.EXHAUSTED, 0)
     placed: list[tuple[int, int]] = []
-    frames: list[_Frame] = []
-    remembered: dict[tuple[int, ...], Span] = {}
+    frames: list[_SearchFrame] = []
+    remembered: dict[tuple[int, ...], SkylineSpan] = {}
     nodes = 0
     while state is not None and state.unplaced:
         if nodes == max_nodes:
@@ -81,7 +81,7 @@ def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
         key = (state.unplaced, state.barred, *starts, *heights)
         conflict = remembered.get(key)
         if conflict is None:
-            frames.append(_Frame(state, key, len(placed)))
+            frames.append(_SearchFrame(state, key, len(placed)))
             state = _descend(terrain, frames[-1], placed)
         else:
             state = None
@@ -106,7 +106,9 @@ def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
     return Result(Outcome.PACKED, nodes, tuple(offsets))
 
 
-def _descend(terrain: Terrain, frame: _Frame, placed: list[tuple[int, int]]) -> Skyline | None:
+def _descend(
+    terrain: Terrain, frame: _SearchFrame, placed: list[tuple[int, int]]
+) -> Skyline | None:
     """Return the state after the next choice that is no dead end at once; None when all are."""
     del placed[frame.num_placed :]
     state, k = frame.state, frame.k
@@ -114,7 +116,7 @@ def _descend(terrain: Terrain, frame: _Frame, placed: list[tuple[int, int]]) -> 
     while frame.left:
         i = (frame.left & -frame.left).bit_length() - 1
         frame.left &= ~terrain.sets.alike[i]
-        frame.changed, seen = Span(), Span()
+        frame.changed, seen = SkylineSpan(), SkylineSpan()
         after = terrain.lay(state, k, i, frame.changed, seen)
         if after is not None:
             placed.append((i, pit.height))
@@ -122,7 +124,7 @@ def _descend(terrain: Terrain, frame: _Frame, placed: list[tuple[int, int]]) -> 
         frame.failed.add(seen.start, seen.end)
     if frame.may_leave:
         frame.may_leave = False
-        frame.changed, seen = Span(), Span()
+        frame.changed, seen = SkylineSpan(), SkylineSpan()
         after = terrain.leave(state, k, frame.changed, seen)
         if after is not None:
             return after

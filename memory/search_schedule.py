@@ -20,7 +20,7 @@ import numpy as np
 from memory.buffer_sets import BufferSets
 from memory.liveness import IntArray
 from memory.search import Outcome, Result, search
-from memory.sections import Instance, Packing, live_per_section
+from memory.sections import Instance, SectionPacking, live_per_section
 from memory.skyline import Style, Terrain
 
 _ROUND = (
@@ -42,7 +42,7 @@ Integers, because such products are equal on every machine, and exponentials nee
 class Improved:
     """The best packing, a bound proved for the peak of every packing, and the nodes visited."""
 
-    packing: Packing
+    packing: SectionPacking
     bound: int
     nodes: int
 
@@ -52,7 +52,7 @@ def node_work(num_buffers: int) -> int:
     return 1 + num_buffers // 500
 
 
-def improve(instance: Instance, best: Packing, target: int, max_nodes: int) -> Improved:
+def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: int) -> Improved:
     """Search for a packing whose peak is at most `target`, or as near to it as nodes allow.
 
     Returns `best` itself where none better is found.
@@ -71,7 +71,7 @@ def improve(instance: Instance, best: Packing, target: int, max_nodes: int) -> I
         nodes += result.nodes
         if result.outcome is Outcome.PACKED:
             offsets = np.array(result.offsets, np.int64)
-            best = Packing(offsets, int((offsets + instance.size).max()), "branch and bound")
+            best = SectionPacking(offsets, int((offsets + instance.size).max()), "branch and bound")
             high = best.peak - granule
         else:
             low = capacity + granule

@@ -32,7 +32,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packing:
+class SectionPacking:
     """One offset per buffer of an instance, the highest end among them, and who found it."""
 
     offsets: IntArray

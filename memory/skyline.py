@@ -28,7 +28,7 @@ NO_PIT = 1 << 80
 """The urgency of a segment on which nothing is to be decided."""
 
 
-class Segment(NamedTuple):
+class SkylineSegment(NamedTuple):
     """Sections [start, end) of one height.
 
     On a pit the next decision is what covers `section` there: one of `options`, or none of them.
@@ -52,12 +52,12 @@ class Skyline:
 
     unplaced: int
     barred: int
-    segments: list[Segment]
+    segments: list[SkylineSegment]
     urgencies: list[int]
     spare: list[int]
 
 
-class Span:
+class SkylineSpan:
     """A growing range of sections [start, end); empty at first."""
 
     __slots__ = ("end", "start")
@@ -107,30 +107,38 @@ class Terrain:
         """Return the state with nothing placed; None where a section holds more than all bytes."""
         if min(spare, default=0) < 0:
             return None
-        draft = _Draft(self, self.sets.full, 0, [Segment(0, len(spare), 0)], [NO_PIT], spare)
+        draft = _NextSkyline(
+            self, self.sets.full, 0, [SkylineSegment(0, len(spare), 0)], [NO_PIT], spare
+        )
         return draft.settle(0, 1)
 
-    def lay(self, state: Skyline, k: int, i: int, changed: Span, seen: Span) -> Skyline | None:
+    def lay(
+        self, state: Skyline, k: int, i: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
         """Return the state with buffer i on the floor of pit k; None for a dead end."""
         sets = self.sets
-        draft = _Draft.of(self, state, changed, seen)
+        draft = _NextSkyline.of(self, state, changed, seen)
         draft.unplaced &= ~(1 << i)
         draft.barred &= ~(1 << i)
         draft.raise_part(k, sets.lower[i], sets.upper[i], sets.size[i])
         return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
 
-    def leave(self, state: Skyline, k: int, changed: Span, seen: Span) -> Skyline | None:
+    def leave(
+        self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
         """Return the state with none of the options of pit k on its floor; None for a dead end."""
         if self.style is not Style.LEFT_TO_RIGHT:
             return self._leave_section(state, k, changed, seen)
         pit = state.segments[k]
         best = (pit.options & -pit.options).bit_length() - 1
         changed.add(self.sets.lower[best], self.sets.upper[best])
-        draft = _Draft.of(self, state, changed, seen)
+        draft = _NextSkyline.of(self, state, changed, seen)
         draft.barred |= self.sets.alike[best] & state.unplaced
         return draft.settle(k, k + 1)
 
-    def _leave_section(self, state: Skyline, k: int, changed: Span, seen: Span) -> Skyline | None:
+    def _leave_section(
+        self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
         """Raise the section of pit k to the lowest height at which something can lie over it.
 
         What does lies on a buffer beside it in the pit, or reaches over a wall. A dead end, too,
@@ -148,20 +156,20 @@ class Terrain:
         on_section = sets.within(pit.options, section, section + 1)
         if sets.least_size(on_section, EDGE) <= rise:
             return None
-        draft = _Draft.of(self, state, changed, seen)
+        draft = _NextSkyline.of(self, state, changed, seen)
         draft.spend(section, section + 1, rise)
         draft.raise_part(k, section, section + 1, rise)
         return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
 
 
-def lower_wall(segments: list[Segment], k: int) -> int:
+def lower_wall(segments: list[SkylineSegment], k: int) -> int:
     """Return the height of the lower neighbour of segment k."""
     left = segments[k - 1].height if k else EDGE
     right = segments[k + 1].height if k + 1 < len(segments) else EDGE
     return min(left, right)
 
 
-class _Draft:
+class _NextSkyline:
     """A state in the making, and the spans of sections that were changed and looked at."""
 
     __slots__ = (
@@ -174,17 +182,19 @@ class _Draft:
         terrain: Terrain,
         unplaced: int,
         barred: int,
-        segments: list[Segment],
+        segments: list[SkylineSegment],
         urgencies: list[int],
         spare: list[int],
     ) -> None:
         self.terrain, self.unplaced, self.barred = terrain, unplaced, barred
         self.segments, self.urgencies, self.spare = segments, urgencies, spare
-        self.changed, self.seen = Span(), Span()
+        self.changed, self.seen = SkylineSpan(), SkylineSpan()
         self.is_own = False
 
     @classmethod
-    def of(cls, terrain: Terrain, state: Skyline, changed: Span, seen: Span) -> _Draft:
+    def of(
+        cls, terrain: Terrain, state: Skyline, changed: SkylineSpan, seen: SkylineSpan
+    ) -> _NextSkyline:
         segments, urgencies = state.segments.copy(), state.urgencies.copy()
         draft = cls(terrain, state.unplaced, state.barred, segments, urgencies, state.spare)
         draft.changed, draft.seen = changed, seen
@@ -205,11 +215,11 @@ class _Draft:
         if self.barred:
             self.barred = self.terrain.sets.clear_of(self.barred, start, end)
         old = self.segments[k]
-        pieces = [Segment(start, end, old.height + rise)]
+        pieces = [SkylineSegment(start, end, old.height + rise)]
         if old.start < start:
-            pieces.insert(0, Segment(old.start, start, old.height))
+            pieces.insert(0, SkylineSegment(old.start, start, old.height))
         if end < old.end:
-            pieces.append(Segment(end, old.end, old.height))
+            pieces.append(SkylineSegment(end, old.end, old.height))
         self.segments[k : k + 1] = pieces
         self.urgencies[k : k + 1] = [NO_PIT] * len(pieces)
 
@@ -229,13 +239,13 @@ class _Draft:
             self.seen.add(start - 1, end + 1)
             if left == height or right == height:
                 k -= left == height
-                merged = Segment(segments[k].start, segments[k + 1].end, height)
+                merged = SkylineSegment(segments[k].start, segments[k + 1].end, height)
                 segments[k : k + 2], urgencies[k : k + 2] = [merged], [NO_PIT]
                 stop = max(stop - 1, k + 1)
                 continue
             rise = min(left, right) - height
             if rise < 0 or not self.unplaced:
-                segments[k], urgencies[k] = Segment(start, end, height), NO_PIT
+                segments[k], urgencies[k] = SkylineSegment(start, end, height), NO_PIT
                 k += 1
                 continue
             inside = sets.within(self.unplaced, start, end)
@@ -259,7 +269,7 @@ class _Draft:
             stop += len(segments) - num_segments
         return Skyline(self.unplaced, self.barred, segments, urgencies, self.spare)
 
-    def _pit(self, start: int, end: int, height: int, fitting: int) -> Segment:
+    def _pit(self, start: int, end: int, height: int, fitting: int) -> SkylineSegment:
         """Choose the decision to take on a pit, and say how urgent it is."""
         spare, sets = self.spare, self.terrain.sets
         part = spare[start:end]
@@ -267,7 +277,7 @@ class _Draft:
         style = self.terrain.style
         best = (fitting & -fitting).bit_length() - 1
         if style is Style.LEFT_TO_RIGHT:
-            return Segment(start, end, height, start, start, 1 << best)
+            return SkylineSegment(start, end, height, start, start, 1 << best)
         sections: tuple[int, ...] = (start, start + part.index(least), end - 1)
         if style is Style.UNDER_BEST:
             lower, upper = sets.lower[best], sets.upper[best]
@@ -279,7 +289,9 @@ class _Draft:
             count = over.bit_count() + (spare[s] >= self.terrain.granule)
             if count < num_choices:
                 num_choices, section, options = count, s, over
-        return Segment(start, end, height, (least << 8) + min(num_choices, 255), section, options)
+        return SkylineSegment(
+            start, end, height, (least << 8) + min(num_choices, 255), section, options
+        )
 
 
 def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def check_no_overlap(
             f"expected offsets, lower, upper and size of one length, got {lengths[0]}, "
             f"{lengths[1]}, {lengths[2]} and {lengths[3]}"
         )
-    buffers = _Buffers(*columns)
+    buffers = _PlacedBuffers(*columns)
     for i in range(lengths[0]):
         fault = buffers.fault(i, arena_bytes, alignment)
         if fault:
@@ -60,7 +60,7 @@ def check_no_overlap(
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
+class _PlacedBuffers:
     """The columns, and a buffer in words."""
 
     at: list[int]
@@ -85,7 +85,7 @@ class _Buffers:
         return f"buffer {i} (steps [{self.first[i]}, {self.last[i]}), bytes [{self.at[i]}, {end}))"
 
 
-def _sweep(buffers: _Buffers) -> None:
+def _sweep(buffers: _PlacedBuffers) -> None:
     """Raise for the first pair, by start, that shares bytes while both are live."""
     at, first, last, size = buffers.at, buffers.first, buffers.last, buffers.size
     occupying = [i for i in range(len(at)) if size[i] > 0 and last[i] > first[i]]

@@ -22,7 +22,7 @@ from actorflow.bench.engines import EngineError
 _LAST_LINES = 3
 _WAIT_S = 10.0
 _USER, _SYSTEM = 11, 12
-"""Ticks in user and kernel mode, counted behind the name of the process: proc(5)."""
+"""Ticks in user and kernel mode, counted after the name of the process: proc(5)."""
 
 
 class Child:

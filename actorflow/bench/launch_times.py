@@ -19,7 +19,7 @@ from compiler.plan import PORTED, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class _Port:
+class _IdlePort:
     """A port that fills its tokens once with zeros, and reads nothing."""
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
@@ -42,7 +42,7 @@ def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -
         rounds: times that every chain is run, after two to warm it.
     """
     openblas.use_one_thread()
-    ports = {actor.name: _Port() for actor in plan.actors if actor.kind in PORTED}
+    ports = {actor.name: _IdlePort() for actor in plan.actors if actor.kind in PORTED}
     bound = load(plan, ports, catalogue.binders())
     try:
         for name, array in initial_values(plan, dict(values), 0).items():

@@ -27,7 +27,7 @@ _SPIN = "while True: pass"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BenchTask:
     """What to measure: a row by its name, one precision, and the items of one step."""
 
     row: str
@@ -44,7 +44,7 @@ class Method:
     first. `rounds` are turns of each engine. `say` is told what is under way.
     """
 
-    start: Callable[[Engine, Task, str, bool], Child]
+    start: Callable[[Engine, BenchTask, str, bool], Child]
     rounds: int
     is_cold: bool
     is_busy: bool
@@ -69,7 +69,7 @@ class _Racer:
     idle_cpu_s: float = 0.0
 
 
-def measure_row(task: Task, engines: Sequence[Engine], method: Method) -> RowResult:
+def measure_row(task: BenchTask, engines: Sequence[Engine], method: Method) -> RowResult:
     """Measure one row; the first engine is ours, and judges the others' losses if it runs.
 
     An engine that fails is named in the result, and the others go on.
@@ -102,7 +102,7 @@ def measure_row(task: Task, engines: Sequence[Engine], method: Method) -> RowRes
     return RowResult(*names, known, ours, rivals, tuple(failures))
 
 
-def check_losses(task: Task, ready: Sequence[_Racer]) -> None:
+def check_losses(task: BenchTask, ready: Sequence[_Racer]) -> None:
     """Raise LossMismatch where the losses of the newest engine are not those of the first."""
     if not ready:
         return
@@ -121,7 +121,12 @@ def _name(racer: _Racer) -> str:
 
 
 def _started(
-    task: Task, engine: Engine, variant: str, method: Method, stack: ExitStack, failures: list[str]
+    task: BenchTask,
+    engine: Engine,
+    variant: str,
+    method: Method,
+    stack: ExitStack,
+    failures: list[str],
 ) -> list[_Racer]:
     """Start an engine twice, the second time with warm caches; return it if it does not fail."""
     try:
@@ -149,7 +154,7 @@ def _fastest(ready: Sequence[_Racer], failures: list[str]) -> list[_Racer]:
         try:
             ms = middle(racer.child.ask("run", steps=1, chunks=_TRIAL_CHUNKS)["ms"])
             racer.steps = max(1, int(_TURN_MS / _CHUNKS / max(ms, 1e-3)))
-            alive.append((middle(_turn(racer)), racer))
+            alive.append((middle(_times_of_one_turn(racer)), racer))
         except EngineError as error:
             failures.append(str(error))
     best = [racer for _, racer in sorted(alive, key=lambda pair: pair[0])[:1]]
@@ -159,7 +164,7 @@ def _fastest(ready: Sequence[_Racer], failures: list[str]) -> list[_Racer]:
     return best
 
 
-def _turn(racer: _Racer) -> list[float]:
+def _times_of_one_turn(racer: _Racer) -> list[float]:
     answer = racer.child.ask("run", steps=racer.steps, chunks=_CHUNKS)
     return [float(ms) for ms in answer["ms"]]
 
@@ -171,7 +176,7 @@ def _race(racers: list[_Racer], rounds: int, failures: list[str], *, is_busy: bo
             others = [(r, r.child.cpu_s()) for r in racers if r is not racer]
             begin = racer.child.age_s
             try:
-                (racer.busy_times if is_busy else racer.times).extend(_turn(racer))
+                (racer.busy_times if is_busy else racer.times).extend(_times_of_one_turn(racer))
             except EngineError as error:
                 failures.append(str(error))
                 racers.remove(racer)

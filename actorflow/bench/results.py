@@ -70,7 +70,7 @@ class RowResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineInfo:
     """Where it was measured; `gemm_gflops` is the best product of 2048^3 in fp32 by library."""
 
     processor: str
@@ -87,7 +87,7 @@ class Machine:
 class Bench:
     """A whole comparison."""
 
-    machine: Machine
+    machine: MachineInfo
     rows: tuple[RowResult, ...]
 
 

@@ -18,7 +18,7 @@ class Every:
 
     In steps, a checkpoint is due at the first snapshot that reaches or passes a multiple of the
     period. A run that starts at a multiple has its snapshots just there; one that was stopped
-    between two multiples has them as far behind each.
+    between two multiples has them as far after each.
 
     Raises:
         CheckpointError: none or both are set, or the period is not positive.

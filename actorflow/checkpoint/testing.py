@@ -33,7 +33,7 @@ class Inode:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MakeLink:
     """A new name `name` in directory `parent`, leading to inode `target`."""
 
     parent: int
@@ -60,7 +60,7 @@ class Rename:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class DiskWrite:
     """Bytes appended to a file at `offset_bytes`."""
 
     inode: int
@@ -82,7 +82,7 @@ class Mark:
     text: str
 
 
-Operation = Link | Unlink | Rename | Write | Sync | Mark
+Operation = MakeLink | Unlink | Rename | DiskWrite | Sync | Mark
 
 
 class LogFs:
@@ -160,7 +160,7 @@ class LogFs:
             if data and not taken:
                 raise _error(errno.ENOSPC, "write")
         content = self.inodes[inode].data
-        self.log.append(Write(inode, len(content), taken))
+        self.log.append(DiskWrite(inode, len(content), taken))
         content += taken
         return len(taken)
 
@@ -269,7 +269,7 @@ class LogFs:
         self, operation: Operation, origin: dict[int, Inode], random: Random | None
     ) -> None:
         match operation:
-            case Link(parent, name, target):
+            case MakeLink(parent, name, target):
                 is_directory = origin[target].entries is not None
                 self._inode(target, is_directory)
                 self._directory_of(parent)[name] = target
@@ -280,7 +280,7 @@ class LogFs:
                 if name in self._directory_of(parent):
                     moved = self._directory_of(parent).pop(name)
                     self._directory_of(new_parent)[new_name] = moved
-            case Write(inode, offset, data):
+            case DiskWrite(inode, offset, data):
                 _replay_write(self._inode(inode, is_directory=False).data, offset, data, random)
 
     def _directory_of(self, number: int) -> dict[str, int]:
@@ -300,7 +300,7 @@ class LogFs:
         number = max(self.inodes) + 1
         self.inodes[number] = inode
         self._directory_of(parent)[name] = number
-        self.log.append(Link(parent, name, number))
+        self.log.append(MakeLink(parent, name, number))
         return number
 
     def _unlink(self, path: Path, is_directory: bool) -> None:
@@ -381,11 +381,11 @@ def _durable(done: list[Operation]) -> list[bool]:
             case Sync(inode):
                 synced.add(inode)
                 durable.append(True)
-            case Write(inode):
+            case DiskWrite(inode):
                 durable.append(inode in synced)
             case Rename(parent, _, new_parent):
                 durable.append(parent in synced and new_parent in synced)
-            case Link(parent) | Unlink(parent):
+            case MakeLink(parent) | Unlink(parent):
                 durable.append(parent in synced)
             case Mark():
                 durable.append(True)

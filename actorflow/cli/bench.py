@@ -29,10 +29,10 @@ from actorflow.bench.engines import (
     command_of,
     environment_of,
 )
-from actorflow.bench.measure import Method, Task, measure_row
+from actorflow.bench.measure import BenchTask, Method, measure_row
 from actorflow.bench.picture import check_matplotlib, write_png
 from actorflow.bench.report import launches_markdown, markdown
-from actorflow.bench.results import Bench, Machine, RowResult, as_json
+from actorflow.bench.results import Bench, MachineInfo, RowResult, as_json
 from actorflow.compile.native import retune
 from actorflow.settings import Settings
 from compiler.errors import CompileError
@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
     start = partial(_start, Path(options.env))
     method = Method(start, options.rounds, options.cold, options.busy, _say)
     rows: list[RowResult] = []
-    machine = Machine(_processor(), len(os.sched_getaffinity(0)), {})
+    machine = MachineInfo(_processor(), len(os.sched_getaffinity(0)), {})
     code = 0
     try:
-        machine = Machine(machine.processor, machine.num_cores, _gemm(engines, start))
+        machine = MachineInfo(machine.processor, machine.num_cores, _gemm(engines, start))
         for task in tasks:
             rows.append(_measured(task, engines, method))
             if options.launches:
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     return code or int(any([result.ours is None for result in rows]))
 
 
-def _tasks(names: Sequence[str]) -> tuple[Task, ...]:
+def _tasks(names: Sequence[str]) -> tuple[BenchTask, ...]:
     """Return what to measure. Raises EngineError without rows, CompileError for unknown ones."""
     listing = _BENCHMARKS / "list_rows.py"
     if not listing.is_file():
@@ -108,10 +108,10 @@ def _tasks(names: Sequence[str]) -> tuple[Task, ...]:
             " installed package does not hold them. Run it in a clone of the repository"
         )
     listed = subprocess.run([sys.executable, str(listing)], capture_output=True, check=True)
-    known = tuple([Task(*row) for row in json.loads(listed.stdout)])
+    known = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
     if not names:
         return known
-    found: list[Task] = []
+    found: list[BenchTask] = []
     for name in names:
         row, _, precision = name.partition(":")
         fitting = [t for t in known if t.row == row and precision in ("", t.precision)]
@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _start(
-    environments: Path, engine: Engine, task: Task | None, variant: str, is_cold: bool
+    environments: Path, engine: Engine, task: BenchTask | None, variant: str, is_cold: bool
 ) -> Child:
     """Start an engine, with a row or for its matrix products alone."""
     cache = _cache_of(engine, environments)
@@ -166,7 +166,7 @@ def _gemm(engines: Sequence[Engine], start: partial[Child]) -> dict[str, float]:
     return found
 
 
-def _measured(task: Task, engines: Sequence[Engine], method: Method) -> RowResult:
+def _measured(task: BenchTask, engines: Sequence[Engine], method: Method) -> RowResult:
     """Return the result of a row; one whose losses differ has no times, but the difference."""
     try:
         return measure_row(task, engines, method)
@@ -176,7 +176,7 @@ def _measured(task: Task, engines: Sequence[Engine], method: Method) -> RowResul
         return RowResult(*names, 0.0, None, (), (f"ERROR: {error}",))
 
 
-def _launches(task: Task, start: partial[Child]) -> str:
+def _launches(task: BenchTask, start: partial[Child]) -> str:
     try:
         with start(OURS, task, "", False) as child:
             child.ask("first")

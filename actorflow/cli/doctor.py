@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.blas import HOLDING_VARIABLES, Blas
+from actorflow.compile.blas import HOLDING_VARIABLES, BlasInfo
 from actorflow.compile.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 
@@ -138,7 +138,7 @@ def _blas_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
 
 
 def _blas_thread_findings(
-    environ: Mapping[str, str], blas: Blas, free: Blas | None
+    environ: Mapping[str, str], blas: BlasInfo, free: BlasInfo | None
 ) -> list[Finding]:
     names = [name for name in HOLDING_VARIABLES if name.endswith("THREADS") and environ.get(name)]
     if not names or free is None or free.num_threads is None or blas.num_threads is None:

@@ -35,7 +35,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
+class _BufferColumns:
     ids: tuple[str, ...]
     lower: tuple[int, ...]
     upper: tuple[int, ...]
@@ -78,7 +78,7 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _plan(buffers: _Buffers, options: argparse.Namespace) -> OffsetPlan:
+def _plan(buffers: _BufferColumns, options: argparse.Namespace) -> OffsetPlan:
     columns = buffers.lower, buffers.upper, buffers.size
     try:
         plan = plan_offsets(
@@ -93,7 +93,9 @@ def _plan(buffers: _Buffers, options: argparse.Namespace) -> OffsetPlan:
     return plan
 
 
-def _report(buffers: _Buffers, plan: OffsetPlan, fits: bool, seconds: float) -> dict[str, object]:
+def _report(
+    buffers: _BufferColumns, plan: OffsetPlan, fits: bool, seconds: float
+) -> dict[str, object]:
     return {
         "peak_bytes": plan.peak_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
@@ -106,7 +108,7 @@ def _report(buffers: _Buffers, plan: OffsetPlan, fits: bool, seconds: float) -> 
 
 
 def _summary(
-    buffers: _Buffers, plan: OffsetPlan, capacity: int | None, seconds: float
+    buffers: _BufferColumns, plan: OffsetPlan, capacity: int | None, seconds: float
 ) -> list[str]:
     bound, peak = plan.lower_bound_bytes, plan.peak_bytes
     lines = [
@@ -124,7 +126,7 @@ def _summary(
     return lines
 
 
-def _read(file: str) -> _Buffers:
+def _read(file: str) -> _BufferColumns:
     """Read a CSV file of buffers. Raises CompileError, naming the line, where it is none."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
@@ -163,7 +165,9 @@ def _places(file: str, line: int, header: list[str]) -> tuple[int, ...]:
     )
 
 
-def _buffers(file: str, places: tuple[int, ...], rows: Iterable[tuple[int, list[str]]]) -> _Buffers:
+def _buffers(
+    file: str, places: tuple[int, ...], rows: Iterable[tuple[int, list[str]]]
+) -> _BufferColumns:
     line_of: dict[str, int] = {}
     columns: tuple[list[int], ...] = ([], [], [])
     total = 0
@@ -193,7 +197,7 @@ def _buffers(file: str, places: tuple[int, ...], rows: Iterable[tuple[int, list[
             raise CompileError(f"{where}: expected sizes that add up to less than 2^61 bytes")
         for column, value in zip(columns, (lower, upper, size), strict=True):
             column.append(value)
-    return _Buffers(tuple(line_of), *map(tuple, columns))
+    return _BufferColumns(tuple(line_of), *map(tuple, columns))
 
 
 def _integer(where: str, column: str, text: str) -> int:

@@ -33,7 +33,7 @@ _AFFIXES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Blas:
+class BlasInfo:
     """What the library says of itself; fields are None where it does not say.
 
     `core_name` is the processor whose kernels are in use ("SkylakeX"), `num_threads` how many
@@ -46,7 +46,7 @@ class Blas:
     num_threads: int | None
 
 
-def loaded_blas() -> Blas | None:
+def loaded_blas() -> BlasInfo | None:
     """Return the BLAS that numpy has loaded in this process, or None if it is not recognised."""
     candidates = [*_bundled_libraries(), *_mapped_libraries()]
     for path in candidates:
@@ -54,10 +54,10 @@ def loaded_blas() -> Blas | None:
         if found is not None:
             return found
     others = [path for path in candidates if path.exists()]
-    return Blas(others[0].name, None, None, None) if others else None
+    return BlasInfo(others[0].name, None, None, None) if others else None
 
 
-def blas_without_variables(environ: Mapping[str, str]) -> Blas | None:
+def blas_without_variables(environ: Mapping[str, str]) -> BlasInfo | None:
     """Return the BLAS of a child process that has none of `HOLDING_VARIABLES`; None if that fails.
 
     Takes some 0.2 s: the child imports numpy.
@@ -73,7 +73,7 @@ def blas_without_variables(environ: Mapping[str, str]) -> Blas | None:
             check=True,
         )
         answer = json.loads(ended.stdout)
-        return None if answer is None else Blas(**answer)
+        return None if answer is None else BlasInfo(**answer)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
 
@@ -100,14 +100,14 @@ def _any(marks: tuple[str, ...], name: str) -> bool:
     return any(mark in name for mark in marks)
 
 
-def _asked(path: Path) -> Blas | None:
+def _asked(path: Path) -> BlasInfo | None:
     try:
         library = ctypes.CDLL(str(path))  # already loaded by numpy: this is a second handle to it
     except OSError:
         return None
     for prefix, suffix in _AFFIXES:
         if hasattr(library, f"{prefix}openblas_get_corename{suffix}"):
-            return Blas(
+            return BlasInfo(
                 path.name,
                 _text(library, f"{prefix}openblas_get_corename{suffix}"),
                 _text(library, f"{prefix}openblas_get_config{suffix}"),

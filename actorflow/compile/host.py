@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actorflow.compile.blas import HOLDING_VARIABLES, Blas, blas_without_variables, loaded_blas
+from actorflow.compile.blas import HOLDING_VARIABLES, BlasInfo, blas_without_variables, loaded_blas
 from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
@@ -42,8 +42,8 @@ class Host:
     has_nvidia: bool
     wings: Mapping[str, Path | None]
     home: Path
-    blas: Blas | None
-    free_blas: Blas | None
+    blas: BlasInfo | None
+    free_blas: BlasInfo | None
     compiler: str | None
     onednn: str | None
     num_cores: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, Box, Kind, MemoryMap, map_memory
+from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, Box, BoxKind, MemoryMap, map_memory
 from compiler.plan import Plan
 
-_KINDS = tuple(Kind)
+_KINDS = tuple(BoxKind)
 _PHASES = tuple(PHASE_COLOURS)
 
 

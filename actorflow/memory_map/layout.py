@@ -17,7 +17,7 @@ from compiler.types import Phase, RegisterId
 from memory.liveness import live_bytes
 
 
-class Kind(Enum):
+class BoxKind(Enum):
     """What a box is, as the legend says it."""
 
     PARAMETER = "parameter"
@@ -37,20 +37,20 @@ class Kind(Enum):
 
 
 COLOURS = {
-    Kind.PARAMETER: "#3f6fb5",
-    Kind.OPTIMIZER: "#86abe0",
-    Kind.SCRATCH: "#5a57a6",
-    Kind.OTHER_VARIABLE: "#7c8796",
-    Kind.CONSTANT: "#b9c0ca",
-    Kind.STAGING: "#a58a6a",
-    Kind.SLOT: "#d9b928",
-    Kind.CROSSING: "#a45fb0",
-    Kind.ACTIVATION: "#e8842c",
-    Kind.RECOMPUTED: "#2f9e6e",
-    Kind.FORWARD: "#f6c789",
-    Kind.BACKWARD: "#d2504a",
-    Kind.UPDATE: "#8f3b63",
-    Kind.WORKSPACE: "#3d4450",
+    BoxKind.PARAMETER: "#3f6fb5",
+    BoxKind.OPTIMIZER: "#86abe0",
+    BoxKind.SCRATCH: "#5a57a6",
+    BoxKind.OTHER_VARIABLE: "#7c8796",
+    BoxKind.CONSTANT: "#b9c0ca",
+    BoxKind.STAGING: "#a58a6a",
+    BoxKind.SLOT: "#d9b928",
+    BoxKind.CROSSING: "#a45fb0",
+    BoxKind.ACTIVATION: "#e8842c",
+    BoxKind.RECOMPUTED: "#2f9e6e",
+    BoxKind.FORWARD: "#f6c789",
+    BoxKind.BACKWARD: "#d2504a",
+    BoxKind.UPDATE: "#8f3b63",
+    BoxKind.WORKSPACE: "#3d4450",
 }
 """A colour per kind: state blue, forward orange, backward red, what is made again green."""
 
@@ -63,22 +63,22 @@ PHASE_COLOURS = {
 """A colour per phase of a launch."""
 
 _OF_SHARE = {
-    Share.PARAMETER: Kind.PARAMETER,
-    Share.OPTIMIZER: Kind.OPTIMIZER,
-    Share.SCRATCH: Kind.SCRATCH,
-    Share.OTHER_VARIABLE: Kind.OTHER_VARIABLE,
-    Share.CONSTANT: Kind.CONSTANT,
-    Share.STAGING: Kind.STAGING,
-    Share.SLOT: Kind.SLOT,
-    Share.CROSSING: Kind.CROSSING,
-    Share.WORKSPACE: Kind.WORKSPACE,
+    Share.PARAMETER: BoxKind.PARAMETER,
+    Share.OPTIMIZER: BoxKind.OPTIMIZER,
+    Share.SCRATCH: BoxKind.SCRATCH,
+    Share.OTHER_VARIABLE: BoxKind.OTHER_VARIABLE,
+    Share.CONSTANT: BoxKind.CONSTANT,
+    Share.STAGING: BoxKind.STAGING,
+    Share.SLOT: BoxKind.SLOT,
+    Share.CROSSING: BoxKind.CROSSING,
+    Share.WORKSPACE: BoxKind.WORKSPACE,
 }
 
 _OF_PHASE = {
-    Phase.FORWARD: Kind.FORWARD,
-    Phase.BACKWARD: Kind.BACKWARD,
-    Phase.UPDATE: Kind.UPDATE,
-    Phase.RECOMPUTE: Kind.RECOMPUTED,
+    Phase.FORWARD: BoxKind.FORWARD,
+    Phase.BACKWARD: BoxKind.BACKWARD,
+    Phase.UPDATE: BoxKind.UPDATE,
+    Phase.RECOMPUTE: BoxKind.RECOMPUTED,
 }
 
 
@@ -90,7 +90,7 @@ class Box:
     """
 
     name: str
-    kind: Kind
+    kind: BoxKind
     offset_bytes: int
     size_bytes: int
     begin: int
@@ -99,7 +99,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MapStep:
     """One launch on the axis of time."""
 
     actor: str
@@ -121,7 +121,7 @@ class MemoryMap:
     device: str
     account: DeviceMemory
     boxes: tuple[Box, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[MapStep, ...]
     horizon: int
     curve: tuple[tuple[int, int], ...]
 
@@ -182,11 +182,11 @@ def _accesses(
 
 def _temporary(
     launches: Sequence[tuple[Actor, Launch]], made: int | None, readers: Sequence[int]
-) -> Kind:
+) -> BoxKind:
     """Return the kind of a temporary by the phases of who makes and who reads it."""
     phase = Phase.FORWARD if made is None else launches[made][1].phase
     if phase is Phase.FORWARD and any([launches[i][1].phase is not phase for i in readers]):
-        return Kind.ACTIVATION
+        return BoxKind.ACTIVATION
     return _OF_PHASE[phase]
 
 
@@ -194,6 +194,6 @@ def _slot_name(register: Register, slot: int) -> str:
     return f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
 
 
-def _step(plan: Plan, actor: Actor, launch: Launch) -> Step:
+def _step(plan: Plan, actor: Actor, launch: Launch) -> MapStep:
     source = str(plan.sources[launch.source])
-    return Step(actor.name, launch.op, launch.scope, source, launch.phase)
+    return MapStep(actor.name, launch.op, launch.scope, source, launch.phase)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, Kind, MemoryMap, map_memory
+from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, BoxKind, MemoryMap, map_memory
 from compiler.errors import ActorflowError
 from compiler.plan import Plan
 from memory.report import format_bytes
@@ -155,7 +155,7 @@ class _Canvas:
         for (launch, live), (end, _) in pairwise(self.shown.curve):
             x0, x1, y = self.x(launch), self.x(end), self.y(live, _CURVE)
             self.pen.rectangle((x0, y, x1, base), "#dfe6ef")
-            self.pen.line((x0, before, x0, y, x1, y), COLOURS[Kind.PARAMETER], 2)
+            self.pen.line((x0, before, x0, y, x1, y), COLOURS[BoxKind.PARAMETER], 2)
             before = y
         bound = self.y(self.shown.account.lower_bound_bytes, _CURVE)
         for x in range(left, left + width, 16):
@@ -182,7 +182,7 @@ class _Canvas:
         """Draw the kinds and phases that occur; return where the next line goes."""
         y = _MAP[1]
         present = {box.kind for box in self.shown.boxes}
-        for kind in [kind for kind in Kind if kind in present]:
+        for kind in [kind for kind in BoxKind if kind in present]:
             self.chip(y, COLOURS[kind], kind.value)
             y += 26
         y += 12

@@ -69,7 +69,7 @@ class Stopped(SystemExit):
         self.step = step
 
 
-class Fitting:
+class FitCall:
     """One call of `fit`: opens what the run needs, in the order in which it closes again.
 
     Whoever makes it closes `stack` after it, whatever happens.
@@ -234,7 +234,7 @@ class Fitting:
 def fit(runner: Runner, options: FitOptions) -> FitResult:
     """Do one run of a runner. Raises what `Runner.fit` says."""
     with ExitStack() as stack:
-        return Fitting(runner, options, stack).run()
+        return FitCall(runner, options, stack).run()
 
 
 def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:

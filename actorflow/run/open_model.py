@@ -19,7 +19,7 @@ from actorflow.nn.module import Module
 from actorflow.run.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
 from actorflow.run.ports import Metrics
 from actorflow.run.runner import Runner
-from actorflow.trace.signature import Signature
+from actorflow.trace.signature import ModelSignature
 from actorflow.trace.tracer import find_source
 from actors.fork_lock import forkable_lock
 from compiler.errors import CompileError
@@ -78,7 +78,7 @@ class OpenModel:
     """
 
     def __init__(
-        self, model: Module, runner: Runner, signature: Signature, trains: str | None
+        self, model: Module, runner: Runner, signature: ModelSignature, trains: str | None
     ) -> None:
         self.signature = signature
         self.runner = runner

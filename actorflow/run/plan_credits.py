@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.verify import edges_of
-from memory.registers import Edge, repetition_vector
+from memory.registers import RateEdge, repetition_vector
 
 
 def credits_after(plan: Plan, steps: int) -> dict[str, int]:
@@ -24,7 +24,7 @@ def credits_after(plan: Plan, steps: int) -> dict[str, int]:
     return held
 
 
-def _firings(plan: Plan, edges: list[Edge], batches: int) -> list[int]:
+def _firings(plan: Plan, edges: list[RateEdge], batches: int) -> list[int]:
     """Return how often each actor fires on some batches, when all that can fire has fired.
 
     An evaluation has all its firings or none, so these are no shares of a period.

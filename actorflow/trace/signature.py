@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Signature:
+class ModelSignature:
     """What an open plan was made for; `stamp` is of the reading that found it.
 
     The hash of the graph counts beside the identity, which is not complete for every job.
@@ -36,16 +36,16 @@ class Signature:
     parameters: Mapping[str, Parameter]
     stamp: object
 
-    def has_graph_of(self, other: Signature) -> bool:
+    def has_graph_of(self, other: ModelSignature) -> bool:
         """Whether both are of one graph, as far as can be told."""
         return (self.identity, self.graph_hash) == (other.identity, other.graph_hash)
 
-    def has_parameters_of(self, other: Signature) -> bool:
+    def has_parameters_of(self, other: ModelSignature) -> bool:
         """Whether both have the same parameter objects under the same paths."""
         mine, its = self.parameters, other.parameters
         return list(mine) == list(its) and all([its[n] is p for n, p in mine.items()])
 
-    def moves(self, now: Signature) -> str:
+    def moves(self, now: ModelSignature) -> str:
         """Return in words which parameters are others now; a line for the log."""
         before = {id(p): name for name, p in self.parameters.items()}
         others = [n for n, p in now.parameters.items() if before.get(id(p)) != n]
@@ -69,7 +69,7 @@ def difference(before: Identity, now: Identity) -> str:
 
 
 def carried_over(
-    plan: Plan, left: Mapping[str, Array], before: Signature, now: Signature
+    plan: Plan, left: Mapping[str, Array], before: ModelSignature, now: ModelSignature
 ) -> dict[str, Array]:
     """Return what the state of a closed plan gives the plan that follows it, by name.
 

@@ -22,7 +22,7 @@ from actorflow.nn.module import Module
 from actorflow.trace.called import Called, calls_watched, not_read
 from actorflow.trace.guard import Guard
 from actorflow.trace.reading import Reading
-from actorflow.trace.signature import Identity, Signature, difference
+from actorflow.trace.signature import Identity, ModelSignature, difference
 from actorflow.trace.tracer import find_source, source_of
 from actorflow.trace.walk import read_job
 from compiler.errors import CompileError
@@ -51,10 +51,10 @@ class Traced:
     guard: Guard
     unsure: str
 
-    def signature(self, model: Module) -> Signature:
+    def signature(self, model: Module) -> ModelSignature:
         """Return what a plan of this graph, open on this model, was made for."""
         parameters = dict(model.named_parameters())
-        return Signature(self.identity, self.digest, parameters, self.guard.stamp)
+        return ModelSignature(self.identity, self.digest, parameters, self.guard.stamp)
 
 
 class Traces:

@@ -24,8 +24,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from operator import length_hint
 
-from actors.device.protocol import Device, DeviceEvent, DeviceFailure, DeviceFault, DeviceStream
-from actors.device.waits import Throttle, Wait, wait_table
+from actors.device.protocol import (
+    DeviceDriver,
+    DeviceEvent,
+    DeviceFailure,
+    DeviceFault,
+    DeviceStream,
+)
+from actors.device.waits import EventWait, Throttle, wait_table
 from actors.protocol import Chain, Launch
 from actors.table import MachineTable
 from compiler.errors import InternalError
@@ -50,7 +56,7 @@ class Executor:
         self,
         table: MachineTable,
         device_streams: Mapping[int, str],
-        device: Device,
+        device: DeviceDriver,
         *,
         max_ahead: int = 2,
     ) -> None:
@@ -218,8 +224,8 @@ class _Gate:
 
     def __init__(
         self,
-        needed: tuple[Wait, ...],
-        every: tuple[Wait, ...],
+        needed: tuple[EventWait, ...],
+        every: tuple[EventWait, ...],
         rings: tuple[_Ring, ...],
         known: list[int],
         wait_for: Callable[[DeviceEvent], object],
@@ -243,7 +249,7 @@ class _Gate:
                 self.wait_for(ring.event_of(last))
                 known[actor] = last
 
-    def let_pass_late(self, firing: int, waits: tuple[Wait, ...]) -> None:
+    def let_pass_late(self, firing: int, waits: tuple[EventWait, ...]) -> None:
         """Wait for what a firing needs at the end of a run, where no wait implies another.
 
         A consumer that has ended hands slots back without a firing; what it read before is waited
@@ -285,14 +291,14 @@ class _DeviceBody:
         self._throttle = throttle
         self._blame = blame
 
-    def bind(self, chain: Chain, waits: tuple[Wait, ...] | None) -> Chain:
+    def bind(self, chain: Chain, waits: tuple[EventWait, ...] | None) -> Chain:
         self._ring.num_launches = len(chain)
         return (partial(self._fire, chain, waits),)
 
     def restart(self) -> None:
         """Nothing to do: the ring counts."""
 
-    def _fire(self, chain: Chain, waits: tuple[Wait, ...] | None) -> None:
+    def _fire(self, chain: Chain, waits: tuple[EventWait, ...] | None) -> None:
         ring, lane = self._ring, self._lane
         firing = ring.count
         try:
@@ -345,7 +351,7 @@ class _HostBody:
         self._blame = blame
         self._firing = 0
 
-    def bind(self, chain: Chain, waits: tuple[Wait, ...] | None) -> Chain:
+    def bind(self, chain: Chain, waits: tuple[EventWait, ...] | None) -> Chain:
         if not self._gate.every:
             return chain
         # Part of the first launch, so that the launches keep their numbers.
@@ -356,7 +362,7 @@ class _HostBody:
         self._firing = 0
         self._gate.known[:] = [-1] * len(self._gate.known)
 
-    def _fire(self, first: Launch, waits: tuple[Wait, ...] | None) -> None:
+    def _fire(self, first: Launch, waits: tuple[EventWait, ...] | None) -> None:
         firing = self._firing
         self._firing = firing + 1
         try:

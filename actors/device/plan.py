@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from actors.device.executor import Executor
-from actors.device.protocol import Device
+from actors.device.protocol import DeviceDriver
 from actors.load import BoundPlan
 from actors.protocol import Array, Chain, HostPort
 from actors.table import MachineTable
@@ -38,7 +38,7 @@ class DevicePlan:
     def __init__(
         self,
         bound: BoundPlan,
-        device: Device,
+        device: DeviceDriver,
         *,
         max_ahead: int = 2,
         initial: Mapping[str, int] = _NO_TOKENS,

@@ -53,7 +53,7 @@ class DeviceStream(Protocol):
         ...
 
 
-class Device(Protocol):
+class DeviceDriver(Protocol):
     """Where streams and events come from. Nothing is made after a run has begun."""
 
     def make_stream(self, name: str) -> DeviceStream:

@@ -52,7 +52,7 @@ class SimulatedDevice:
         self._weights: list[float] = []
         self._num_events = 0
         self._lock = Lock()
-        self._fault: _Fault | None = None
+        self._fault: _InjectedFault | None = None
 
     def make_stream(self, name: str) -> SimulatedStream:
         """Return a new stream."""
@@ -87,7 +87,7 @@ class SimulatedDevice:
     def put(
         self,
         stream: SimulatedStream,
-        kind: Kind,
+        kind: OperationKind,
         *,
         launch: Launch | None = None,
         event: SimulatedEvent | None = None,
@@ -95,7 +95,7 @@ class SimulatedDevice:
         """Put an operation on a stream, and perhaps execute some."""
         with self._lock:
             self._check()
-            if kind is Kind.RECORD and event is not None:
+            if kind is OperationKind.RECORD and event is not None:
                 event.mark(stream.name)
             stream.queue.append(Operation(kind, launch, None if event is None else event.record))
             while self._rng.random() < self._eagerness and self._ready():
@@ -136,7 +136,7 @@ class SimulatedDevice:
         operation = stream.queue.popleft()
         if operation.launch is not None:
             self._execute(stream, operation.launch)
-        elif operation.kind is Kind.RECORD and operation.record is not None:
+        elif operation.kind is OperationKind.RECORD and operation.record is not None:
             operation.record.is_done = True
 
     def _execute(self, stream: SimulatedStream, launch: Launch) -> None:
@@ -146,7 +146,7 @@ class SimulatedDevice:
         try:
             launch()
         except Exception as error:
-            self._fault = _Fault(stream, stream.num_executed - 1, error)
+            self._fault = _InjectedFault(stream, stream.num_executed - 1, error)
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -169,15 +169,15 @@ class SimulatedStream:
 
     def enqueue(self, launch: Launch) -> None:
         """Execute a launch after all that is on this stream."""
-        self._device.put(self, Kind.LAUNCH, launch=launch)
+        self._device.put(self, OperationKind.LAUNCH, launch=launch)
 
     def record(self, event: DeviceEvent) -> None:
         """Make this place of the stream the latest record of an event."""
-        self._device.put(self, Kind.RECORD, event=_own(event))
+        self._device.put(self, OperationKind.RECORD, event=_own(event))
 
     def wait(self, event: DeviceEvent) -> None:
         """Hold this stream until what is now the latest record of an event is done."""
-        self._device.put(self, Kind.WAIT, event=_own(event))
+        self._device.put(self, OperationKind.WAIT, event=_own(event))
 
 
 class SimulatedEvent:
@@ -219,7 +219,7 @@ class Record:
         return f"record {self.number} of event {self.event} on stream {self.stream!r}"
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     """What a stream can be asked to do."""
 
     LAUNCH = "launch"
@@ -230,17 +230,19 @@ class Kind(Enum):
 class Operation(NamedTuple):
     """What is on a queue. A launch has no record; a wait for an event never recorded neither."""
 
-    kind: Kind
+    kind: OperationKind
     launch: Launch | None
     record: Record | None
 
     @property
     def is_held(self) -> bool:
         """Whether this is a wait for something that is not done."""
-        return self.kind is Kind.WAIT and self.record is not None and not self.record.is_done
+        return (
+            self.kind is OperationKind.WAIT and self.record is not None and not self.record.is_done
+        )
 
 
-class _Fault(NamedTuple):
+class _InjectedFault(NamedTuple):
     stream: SimulatedStream
     launch: int
     error: Exception

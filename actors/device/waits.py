@@ -3,7 +3,7 @@
 A message says that a firing is *enqueued*; that it has *ended* must be waited for. Firing k of an
 actor needs, of every input, the firing that produced its last token, and of every output, the
 firing of the consumer that freed its last slot (write after read). With n tokens per firing at
-either end both are linear in k: see `Wait`.
+either end both are linear in k: see `EventWait`.
 
 **No wait is needed** within a stream, which is an order already, and for an actor on the host,
 whose message is sent when the firing has ended.
@@ -40,7 +40,7 @@ _MAX_FIRINGS = 20_000
 _ENDLESS = 1 << 62
 
 
-class Wait(NamedTuple):
+class EventWait(NamedTuple):
     """Firing k comes after firing (k * times + plus) // over of `actor`, or none if negative.
 
     `edge` is why: its token if `is_input`, else its slot.
@@ -57,7 +57,7 @@ class Wait(NamedTuple):
         """Return the firing that must have ended; negative: none."""
         return (k * self.times + self.plus) // self.over
 
-    def flushed(self, missing: int) -> Wait:
+    def flushed(self, missing: int) -> EventWait:
         """Return the wait of a last firing that takes `missing` tokens less than its rate."""
         return self._replace(plus=self.plus - missing) if self.is_input else self
 
@@ -87,8 +87,8 @@ class WaitTable:
     ring, 0 for an actor on the host.
     """
 
-    needed: tuple[tuple[Wait, ...], ...]
-    all: tuple[tuple[Wait, ...], ...]
+    needed: tuple[tuple[EventWait, ...], ...]
+    all: tuple[tuple[EventWait, ...], ...]
     num_events: tuple[int, ...]
     throttles: tuple[Throttle, ...]
 
@@ -143,22 +143,22 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
     )
 
 
-def _predecessors(table: MachineTable, actor: int) -> tuple[Wait, ...]:
+def _predecessors(table: MachineTable, actor: int) -> tuple[EventWait, ...]:
     """Return what a firing comes after: one firing per edge, inputs first."""
     waits = []
     for index in table.inputs[actor]:
         e = table.edges[index]
         plus = e.consume - 1 - e.initial
-        waits.append(Wait(e.producer, e.consume, plus, e.produce, index, is_input=True))
+        waits.append(EventWait(e.producer, e.consume, plus, e.produce, index, is_input=True))
     for index in table.outputs[actor]:
         e = table.edges[index]
         # Rounded up, less one: the consumer's firing that frees the last slot taken.
         plus = e.initial + e.produce - e.num_slots - 1
-        waits.append(Wait(e.consumer, e.produce, plus, e.consume, index, is_input=False))
+        waits.append(EventWait(e.consumer, e.produce, plus, e.consume, index, is_input=False))
     return tuple(waits)
 
 
-def _ring_length(table: MachineTable, wait: Wait) -> int:
+def _ring_length(table: MachineTable, wait: EventWait) -> int:
     """Return how many events of the awaited actor must be told apart.
 
     That is how many firings it can have started when a firing has not ended, less those before the
@@ -185,10 +185,12 @@ _Moments = Sequence[Sequence[Moment]]
 """By actor and firing."""
 
 
-def _implied(table: MachineTable, waits: Sequence[tuple[Wait, ...]]) -> set[tuple[int, Wait]]:
+def _implied(
+    table: MachineTable, waits: Sequence[tuple[EventWait, ...]]
+) -> set[tuple[int, EventWait]]:
     """Return the waits, with their actor, that others imply in every firing."""
     moments = _moments_of_inputs(table)
-    implied: set[tuple[int, Wait]] = set()
+    implied: set[tuple[int, EventWait]] = set()
     for actor, row in enumerate(waits):
         last = range(len(moments[actor]) - table.repetitions[actor], len(moments[actor]))
         if last.start < 0:
@@ -201,7 +203,9 @@ def _implied(table: MachineTable, waits: Sequence[tuple[Wait, ...]]) -> set[tupl
     return implied
 
 
-def _is_implied(moments: _Moments, wait: Wait, seen: Sequence[Wait], actor: int, k: int) -> bool:
+def _is_implied(
+    moments: _Moments, wait: EventWait, seen: Sequence[EventWait], actor: int, k: int
+) -> bool:
     """Return whether another predecessor of firing k comes after what `wait` is for."""
     firing = wait.firing(k)
     if k > 0 and _is_before(moments, wait.actor, firing, moments[actor][k - 1]):

@@ -92,7 +92,7 @@ def _merged(rng: Random, parts: Sequence[list[Command]]) -> list[Command]:
 
 
 @dataclass(slots=True)
-class _Register:
+class _ScenarioRegister:
     """A register under construction; a register with two consumers is one object at two edges."""
 
     name: str
@@ -102,7 +102,7 @@ class _Register:
     num_slots: int = 0
 
 
-_Link = tuple[_Register, int, int]
+_Link = tuple[_ScenarioRegister, int, int]
 """Register, consumer, rate of the consumer."""
 
 
@@ -146,7 +146,7 @@ def _link(
     scale = 1 if max(repeat[producer], repeat[consumer]) > 1 else rng.randint(1, 3)
     initial = rng.randint(1, 4) if rng.random() < 0.25 else 0
     name = f"r{producer}.{len(old)}"
-    register = _Register(name, producer, repeat[consumer] * scale, initial)
+    register = _ScenarioRegister(name, producer, repeat[consumer] * scale, initial)
     return register, consumer, repeat[producer] * scale
 
 

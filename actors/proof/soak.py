@@ -50,7 +50,7 @@ class WatchedMachine(Machine):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SeedBlock:
     """What the seeds from `first` on did. `failed` is the first seed that failed, if any."""
 
     first: int
@@ -60,7 +60,7 @@ class Block:
     failed: int | None
 
 
-def run_block(first: int, count: int) -> Block:
+def run_block(first: int, count: int) -> SeedBlock:
     """Run the scenarios of `count` seeds, up to the first that fails."""
     changes: set[tuple[int, int, int]] = set()
     num_events = num_seeds = 0
@@ -78,7 +78,7 @@ def run_block(first: int, count: int) -> Block:
             break
         num_seeds += 1
     named = frozenset([(State(a), Message(kind), State(b)) for a, kind, b in changes])
-    return Block(first, num_seeds, num_events, named, failed)
+    return SeedBlock(first, num_seeds, num_events, named, failed)
 
 
 def replay(seed: int) -> str:
@@ -110,7 +110,10 @@ def _described(scenario: Scenario) -> Iterable[str]:
 
 
 def soak(
-    blocks: Iterable[Block], total: int, clock: Callable[[], float], say: Callable[[str], object]
+    blocks: Iterable[SeedBlock],
+    total: int,
+    clock: Callable[[], float],
+    say: Callable[[str], object],
 ) -> int | None:
     """Add up the blocks in the order of their seeds, saying how far it is; return a failed seed."""
     start = last = clock()
@@ -135,7 +138,7 @@ def soak(
     return None
 
 
-def _blocks(first: int, count: int, num_processes: int) -> Iterable[Block]:
+def _blocks(first: int, count: int, num_processes: int) -> Iterable[SeedBlock]:
     starts = range(first, first + count, BLOCK)
     sizes = [min(BLOCK, first + count - start) for start in starts]
     if num_processes == 1:

@@ -45,7 +45,7 @@ _MAX_COMPARED = 8000
 """Most states of a model for which those of the machine are counted, at 0.3 ms each."""
 
 _STATES_PER_END = 4
-"""States that spin counts behind the end of a run, where the model checks how it came out."""
+"""States that spin counts after the end of a run, where the model checks how it came out."""
 
 _COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={_MAX_MIB}")
 
@@ -68,7 +68,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ProtocolFault:
     """A fault in the protocol: a changed cell of the table, or a message not sent or sent twice."""
 
     name: str
@@ -190,17 +190,19 @@ def _cell(state: State, kind: Message, reaction: Reaction) -> Table:
 _JOIN = "two sources with limits and ends, 1 slots"
 _CHAIN, _SNAPSHOT = "chain of 3, 2 slots", "snapshot, flushed with staging, 1 slots"
 _S, _M, _R = State, Message, Reaction
-FAULTS: tuple[Fault, ...] = (
-    Fault("no Free is sent", _CHAIN, bug=Bug(lost=_M.FREE)),
-    Fault("every Ready is sent twice", _CHAIN, bug=Bug(doubled=_M.READY)),
-    Fault("no Return is sent", _SNAPSHOT, bug=Bug(lost=_M.RETURN)),
-    Fault("End is sent twice", _CHAIN, bug=Bug(doubled=_M.END)),
-    Fault("WAITING takes no notice of END", _CHAIN, _cell(_S.WAITING, _M.END, _R.NOTE_END)),
-    Fault("FIRING ends at END", _CHAIN, _cell(_S.FIRING, _M.END, _R.SETTLE_END)),
-    Fault("DRAINING keeps what is READY", _JOIN, _cell(_S.DRAINING, _M.READY, _R.COUNT)),
-    Fault("DRAINING forgets to settle", _CHAIN, _cell(_S.DRAINING, _M.FREE, _R.COUNT)),
-    Fault("CLOSING never flushes", _SNAPSHOT, _cell(_S.CLOSING, _M.FREE, _R.COUNT)),
-    Fault("FLUSHING goes on as FIRING", _SNAPSHOT, _cell(_S.FLUSHING, _M.DONE, _R.COMPLETE)),
+FAULTS: tuple[ProtocolFault, ...] = (
+    ProtocolFault("no Free is sent", _CHAIN, bug=Bug(lost=_M.FREE)),
+    ProtocolFault("every Ready is sent twice", _CHAIN, bug=Bug(doubled=_M.READY)),
+    ProtocolFault("no Return is sent", _SNAPSHOT, bug=Bug(lost=_M.RETURN)),
+    ProtocolFault("End is sent twice", _CHAIN, bug=Bug(doubled=_M.END)),
+    ProtocolFault("WAITING takes no notice of END", _CHAIN, _cell(_S.WAITING, _M.END, _R.NOTE_END)),
+    ProtocolFault("FIRING ends at END", _CHAIN, _cell(_S.FIRING, _M.END, _R.SETTLE_END)),
+    ProtocolFault("DRAINING keeps what is READY", _JOIN, _cell(_S.DRAINING, _M.READY, _R.COUNT)),
+    ProtocolFault("DRAINING forgets to settle", _CHAIN, _cell(_S.DRAINING, _M.FREE, _R.COUNT)),
+    ProtocolFault("CLOSING never flushes", _SNAPSHOT, _cell(_S.CLOSING, _M.FREE, _R.COUNT)),
+    ProtocolFault(
+        "FLUSHING goes on as FIRING", _SNAPSHOT, _cell(_S.FLUSHING, _M.DONE, _R.COMPLETE)
+    ),
 )
 
 
@@ -344,7 +346,7 @@ def prove(place: Path, name: str) -> Verdict:
     return replace(verdict, error=error, num_states=counted, num_machine_states=space.num_states)
 
 
-def _find(place: Path, fault: Fault) -> Verdict:
+def _find(place: Path, fault: ProtocolFault) -> Verdict:
     text = model(FAMILY[fault.study], fault.transitions, fault.bug)
     return check(fault.name, text, _folder(place, fault.name))
 

@@ -37,7 +37,7 @@ class StateSpace:
     num_ends: int
 
 
-class _Node(NamedTuple):
+class _SearchNode(NamedTuple):
     """A state of a run; `due` and `asked` are what was asked of each source."""
 
     snapshot: _Snapshot
@@ -67,7 +67,7 @@ def reach(study: Study) -> StateSpace:
     Raises InternalError for a state that breaks an invariant, and for one in which nothing can
     happen although not every actor has ended.
     """
-    search = _Search(study)
+    search = _StateSearch(study)
     start = search.start()
     seen, front, num_ends = {start}, [start], 0
     while front:
@@ -85,7 +85,7 @@ def reach(study: Study) -> StateSpace:
     return StateSpace(len(seen), num_ends)
 
 
-class _Search:
+class _StateSearch:
     """The events that can follow a state."""
 
     def __init__(self, study: Study) -> None:
@@ -94,20 +94,20 @@ class _Search:
         self.machine = _Restorable(study.table)
         self.actors = range(study.table.num_actors)
 
-    def start(self) -> _Node:
+    def start(self) -> _SearchNode:
         """The state in which every run begins."""
         nobody: _Channels = ((),) * (2 * len(self.table.edges))
         zeros, never = (0,) * len(self.actors), (False,) * len(self.actors)
         return self._node(nobody, zeros, never)
 
-    def is_over(self, node: _Node) -> bool:
+    def is_over(self, node: _SearchNode) -> bool:
         """Whether every actor has ended, or the machine has halted and nothing is left."""
         machine = self.machine
         machine.restore(node.snapshot)
         is_quiet = machine.is_quiescent and not any(node.channels)
         return machine.is_finished or (machine.is_halted and is_quiet)
 
-    def after(self, node: _Node) -> Iterator[_Node]:
+    def after(self, node: _SearchNode) -> Iterator[_SearchNode]:
         """Yield the state after each event that can happen."""
         machine, (snapshot, channels, due, asked) = self.machine, node
         machine.restore(snapshot)
@@ -146,7 +146,9 @@ class _Search:
         if state is State.FIRING and is_source and self.study.is_exhausting:
             yield Message.EXHAUSTED
 
-    def _node(self, channels: _Channels, due: tuple[int, ...], asked: tuple[bool, ...]) -> _Node:
+    def _node(
+        self, channels: _Channels, due: tuple[int, ...], asked: tuple[bool, ...]
+    ) -> _SearchNode:
         """Take over what the machine sent and started."""
         machine, moving = self.machine, list(channels)
         while machine.outbox:
@@ -156,7 +158,7 @@ class _Search:
         machine.detached.clear()
         machine.flushing.clear()
         machine.validate([code for channel in moving for code in channel])
-        return _Node(machine.snapshot(), tuple(moving), due, asked)
+        return _SearchNode(machine.snapshot(), tuple(moving), due, asked)
 
 
 def _with(row: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:

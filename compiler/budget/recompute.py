@@ -28,7 +28,7 @@ from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.types import Phase, TensorType, ValueId
 from memory.liveness import align_up
-from memory.recompute.problem import Op, Problem
+from memory.recompute.problem import Problem, ProblemOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _op(
     draft: LaunchDraft,
     buffer_of: dict[ValueId, int],
     alignment: int,
-) -> Op:
+) -> ProblemOp:
     node = draft.node
     roots = dict.fromkeys([storage.root[v] for v in node.inputs])
     pairs = [
@@ -111,7 +111,7 @@ def _op(
         for output, given in draft.info.in_place
         if may_share_bytes(graph, storage, draft, output, given)
     ]
-    return Op(
+    return ProblemOp(
         reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),
         writes=tuple([buffer_of[v] for v in node.outputs if v in buffer_of]),
         temp_bytes=align_up(draft.info.workspace_bytes, alignment),

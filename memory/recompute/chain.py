@@ -13,11 +13,11 @@ import numpy as np
 
 from memory.liveness import IntArray
 from memory.recompute.blocks import Block, find_blocks, merge_blocks
-from memory.recompute.chain_table import Chain, Keep, Run, SlotTable
+from memory.recompute.chain_table import BlockChain, BlockRun, Keep, SlotTable
 from memory.recompute.local import PlacedBlock, place_runs
 from memory.recompute.options import BlockOptions, block_options, candidates, joined_options
 from memory.recompute.problem import Problem
-from memory.recompute.save_sets import Pass, Step, forward_steps, steps_of
+from memory.recompute.save_sets import SweepPass, SweepStep, forward_steps, steps_of
 from memory.recompute.simulate import simulate
 
 MAX_BLOCKS = 128
@@ -93,12 +93,12 @@ def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
     if len(blocks) < 2:
         return None
     placed = [runs[0] for runs in place_runs(problem, blocks, 1)]
-    emitter = _Emitter()
+    emitter = _ScheduleEmitter()
     sequence: list[int] = []
     for part in placed[:-1]:
-        sequence += emitter.through(part, Pass.FIRST)
+        sequence += emitter.through(part, SweepPass.FIRST)
     for k, part in reversed(list(enumerate(placed))):
-        which = Pass.FIRST if k == len(placed) - 1 else Pass.ALONE
+        which = SweepPass.FIRST if k == len(placed) - 1 else SweepPass.ALONE
         read = {b for op in part.local.stage for b in op.reads}
         saves = tuple(b for b in sorted(read) if part.local.recomputable[b])
         for steps in emitter.kept(part, saves, which):
@@ -122,14 +122,14 @@ class ChainTable:
 
     __slots__ = ("_chain", "_emitter", "_judged", "_least", "_levels", "_problem", "_top_bytes")
 
-    def __init__(self, problem: Problem, chain: Chain) -> None:
+    def __init__(self, problem: Problem, chain: BlockChain) -> None:
         self._problem = problem
         self._chain = chain
         self._top_bytes = simulate(problem, problem.store_all).peak_bytes
-        self._emitter = _Emitter()
+        self._emitter = _ScheduleEmitter()
         self._levels: dict[int, _Level] = {}
-        self._judged: dict[tuple[int, int], _Plan] = {}
-        self._least: _Plan | None = None
+        self._judged: dict[tuple[int, int], _ChainPlan] = {}
+        self._least: _ChainPlan | None = None
 
     @property
     def least_bytes(self) -> int:
@@ -151,7 +151,7 @@ class ChainTable:
             return least.sequence if least.peak_bytes <= budget_bytes else None
         return plan.sequence
 
-    def _search(self, level: int, budget_bytes: int) -> _Plan | None:
+    def _search(self, level: int, budget_bytes: int) -> _ChainPlan | None:
         """Return the plan of the most slots within the budget, as far as the trials find it."""
         points = self._level(level).points
         fitting, low, high = None, -1, len(points)
@@ -169,7 +169,7 @@ class ChainTable:
             slots = float(points[k]) * budget_bytes / max(1, plan.peak_bytes)
         return fitting
 
-    def _least_plan(self) -> _Plan:
+    def _least_plan(self) -> _ChainPlan:
         """Return the plan of the smallest peak among those of the fewest slots on each level."""
         if self._least is None:
             best = None
@@ -182,7 +182,7 @@ class ChainTable:
                 if best is None or best.peak_bytes * RANGE ** (level + 1) > self._top_bytes:
                     break
             if best is None:
-                best = _Plan(self._problem.store_all, self._top_bytes)
+                best = _ChainPlan(self._problem.store_all, self._top_bytes)
             self._least = best
         return self._least
 
@@ -196,13 +196,13 @@ class ChainTable:
             self._levels[level] = _Level(table, np.flatnonzero(is_lower))
         return self._levels[level]
 
-    def _judge(self, level: int, k: int) -> _Plan:
+    def _judge(self, level: int, k: int) -> _ChainPlan:
         """Return the plan of the k-th point of a level."""
         key = (level, k)
         if key not in self._judged:
             held = self._level(level)
             sequence = self._emit(held.table, int(held.points[k]))
-            self._judged[key] = _Plan(sequence, simulate(self._problem, sequence).peak_bytes)
+            self._judged[key] = _ChainPlan(sequence, simulate(self._problem, sequence).peak_bytes)
         return self._judged[key]
 
     def _emit(self, table: SlotTable, slots: int) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class ChainTable:
                 if s + choice.num_blocks <= t:
                     todo.append((s + choice.num_blocks, t, left))
                 continue
-            which = Pass.FIRST if t == chain.length - 1 else Pass.AGAIN
+            which = SweepPass.FIRST if t == chain.length - 1 else SweepPass.AGAIN
             for runs in chain.runs[s : choice.middle]:
                 sequence += self._emitter.through(runs[0].placed, which)
             todo.append((s, choice.middle - 1, slots))
@@ -240,30 +240,30 @@ class _Level:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ChainPlan:
     sequence: tuple[int, ...]
     peak_bytes: int
 
 
-class _Emitter:
+class _ScheduleEmitter:
     """Turns blocks and options into ops of the problem; equal blocks are worked out once."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, tuple[int, ...] | None, Pass], list[list[Step]]] = {}
+        self._known: dict[tuple[int, tuple[int, ...] | None, SweepPass], list[list[SweepStep]]] = {}
 
-    def through(self, placed: PlacedBlock, which: Pass) -> list[int]:
+    def through(self, placed: PlacedBlock, which: SweepPass) -> list[int]:
         """Return the forward ops of a block that saves its output alone."""
         local = placed.local
         key = (placed.kind, None, which)
         if key not in self._known:
             held = [np.array([b == local.output]) for b in range(len(local.size_bytes))]
-            self._known[key] = [forward_steps(local, None if which is Pass.FIRST else held)]
+            self._known[key] = [forward_steps(local, None if which is SweepPass.FIRST else held)]
         return _placed_ops(placed.block, self._known[key][0])
 
     def kept(
-        self, placed: PlacedBlock, saves: tuple[int, ...], which: Pass
+        self, placed: PlacedBlock, saves: tuple[int, ...], which: SweepPass
     ) -> tuple[list[int], list[int]]:
         """Return the forward ops that save something, and the stage with what it makes again."""
         local = placed.local
@@ -276,7 +276,7 @@ class _Emitter:
         return _placed_ops(placed.block, forward), _placed_ops(placed.block, stage)
 
 
-def _placed_ops(block: Block, steps: list[Step]) -> list[int]:
+def _placed_ops(block: Block, steps: list[SweepStep]) -> list[int]:
     return [(block.first if step.makes else block.stage_first) + step.index for step in steps]
 
 
@@ -284,7 +284,7 @@ def _in_pairs(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(merge_blocks(blocks[k : k + 2]) for k in range(0, len(blocks), 2))
 
 
-def _make_chain(problem: Problem, blocks: tuple[Block, ...]) -> Chain:
+def _make_chain(problem: Problem, blocks: tuple[Block, ...]) -> BlockChain:
     """Return the chain with the options of every run of up to MAX_RUN blocks."""
     placed = place_runs(problem, blocks, MAX_RUN)
     known: dict[int, BlockOptions] = {}
@@ -298,4 +298,4 @@ def _make_chain(problem: Problem, blocks: tuple[Block, ...]) -> Chain:
                 known[run.kind] = joined_options(
                     run, (earlier, known[earlier.kind]), (later, known[later.kind])
                 )
-    return Chain.of(tuple(tuple(Run(r, known[r.kind]) for r in runs) for runs in placed))
+    return BlockChain.of(tuple(tuple(BlockRun(r, known[r.kind]) for r in runs) for runs in placed))

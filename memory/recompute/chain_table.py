@@ -25,11 +25,11 @@ import numpy.typing as npt
 from memory.liveness import IntArray
 from memory.recompute.local import PlacedBlock
 from memory.recompute.options import BlockOptions, Option
-from memory.recompute.save_sets import FloatArray, Pass
+from memory.recompute.save_sets import FloatArray, SweepPass
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """One block of the chain, or neighbouring ones taken as one."""
 
     placed: PlacedBlock
@@ -38,11 +38,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Go on behind the forward ops of so many blocks, having saved what the option says."""
+    """Go on after the forward ops of so many blocks, having saved what the option says."""
 
     num_blocks: int
     option: Option
-    which: Pass
+    which: SweepPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class BlockChain:
     """Per block the runs that begin with it, shortest first: itself, then with those after it.
 
     row[s, t] numbers the parts s..t; equal ones have equal numbers, all below num_rows.
     """
 
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[BlockRun, ...], ...]
     row: npt.NDArray[np.int64]
     num_rows: int
 
     @classmethod
-    def of(cls, runs: tuple[tuple[Run, ...], ...]) -> Chain:
+    def of(cls, runs: tuple[tuple[BlockRun, ...], ...]) -> BlockChain:
         """Number the parts. O(L^2)."""
         length = len(runs)
         symbols: dict[tuple[object, ...], int] = {}
@@ -125,7 +125,7 @@ class _Drops:
     need: IntArray
     duration: FloatArray
     ahead: IntArray
-    behind: IntArray
+    after: IntArray
 
 
 class SlotTable:
@@ -133,7 +133,7 @@ class SlotTable:
 
     __slots__ = ("_chain", "_drops", "_keeps", "_least", "_shifted", "num_slots", "slot_bytes")
 
-    def __init__(self, chain: Chain, limit_bytes: int, num_slots: int) -> None:
+    def __init__(self, chain: BlockChain, limit_bytes: int, num_slots: int) -> None:
         self._chain = chain
         self.num_slots = num_slots
         self.slot_bytes = max(1, -(-limit_bytes // num_slots))
@@ -171,7 +171,7 @@ class SlotTable:
         kept[(keeps.need > slots) | (left < 0)] = np.inf
         k = int(kept.argmin())
         if drops.need.size:
-            dropped = self._shifted[drops.ahead, slots] + self._least[drops.behind, slots]
+            dropped = self._shifted[drops.ahead, slots] + self._least[drops.after, slots]
             dropped += drops.duration
             dropped[drops.need > slots] = np.inf
             j = int(dropped.argmin())
@@ -187,11 +187,11 @@ class SlotTable:
         chain, keeps, peaks = self._chain, list[Keep](), list[int]()
         gradients = chain.gradient_bytes(t)
         for length, run in enumerate(chain.runs[s][: t - s + 1], start=1):
-            which, options = Pass.AGAIN, run.options.again
+            which, options = SweepPass.AGAIN, run.options.again
             if t == chain.length - 1:
-                which, options = Pass.FIRST, run.options.first
+                which, options = SweepPass.FIRST, run.options.first
             elif s + length - 1 == t:
-                which, options = Pass.ALONE, run.options.alone
+                which, options = SweepPass.ALONE, run.options.alone
             keeps += [Keep(length, option, which) for option in options]
             around = run.placed.around_bytes
             peaks += [max(o.forward_peak + gradients, o.stage_peak + around, 0) for o in options]
@@ -232,7 +232,7 @@ class SlotTable:
             np.minimum(least[start:end], values, out=least[start:end])
             np.minimum(least[end:], rest[-1] + duration, out=least[end:])
         if drops.need.size:
-            values = self._least[drops.behind]
+            values = self._least[drops.after]
             values += self._shifted[drops.ahead]
             values += drops.duration[:, None]
             for j, need in enumerate(drops.need.tolist()):

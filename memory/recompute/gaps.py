@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memory.liveness import IntArray
-from memory.recompute.schedule import Schedule
+from memory.recompute.schedule import RecomputeSchedule
 
 FloatArray = npt.NDArray[np.float64]
 
 
-class Gaps:
+class DroppableGaps:
     """The droppable gaps as columns, one row each; the row of a gap that is gone has size 0.
 
     buffer: who lies idle. slot: the use that ends the gap. first: the first slot that dropping
@@ -21,7 +21,7 @@ class Gaps:
     at first that of the buffer's maker alone; whoever learns better writes it.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RecomputeSchedule) -> None:
         self._schedule = schedule
         self._rows: list[dict[tuple[int, int], int]] = [{} for _ in schedule.problem.size_bytes]
         self._free: list[int] = []

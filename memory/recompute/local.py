@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memory.recompute.blocks import NO_BUFFER, Block, gradient_bytes, merge_blocks, pinned_buffers
-from memory.recompute.problem import Op, Problem
+from memory.recompute.problem import Problem, ProblemOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class LocalBlock:
     here. Pinned buffers and buffers without bytes do not appear.
     """
 
-    forward: tuple[Op, ...]
-    stage: tuple[Op, ...]
+    forward: tuple[ProblemOp, ...]
+    stage: tuple[ProblemOp, ...]
     size_bytes: tuple[int, ...]
     input: int
     output: int
@@ -125,7 +125,7 @@ def _local(
         shown = [b for b in buffers if problem.size_bytes[b] and b not in pinned]
         return tuple(number.setdefault(b, len(number)) for b in shown)
 
-    def rename_op(op: Op) -> Op:
+    def rename_op(op: ProblemOp) -> ProblemOp:
         reads, writes = rename(op.reads), rename(op.writes)
         pairs = tuple(
             (number[out], number[given])
@@ -135,7 +135,7 @@ def _local(
             and given in op.reads
             and problem.size_bytes[out] == problem.size_bytes[given]
         )
-        return Op(reads, writes, op.temp_bytes, op.duration, pairs)
+        return ProblemOp(reads, writes, op.temp_bytes, op.duration, pairs)
 
     if block.input != NO_BUFFER:
         rename((block.input,))

@@ -20,8 +20,8 @@ from memory.recompute.local import LocalBlock, PlacedBlock
 from memory.recompute.save_sets import (
     BoolArray,
     FloatArray,
-    Pass,
     SetCosts,
+    SweepPass,
     Through,
     judge,
     judge_through,
@@ -139,7 +139,7 @@ def _trails(local: LocalBlock, choices: tuple[int, ...], always: tuple[int, ...]
         while (current == saves_first).any():
             around = np.concatenate((current[None], current ^ np.eye(count, dtype=np.bool_)))
             judged.append(around)
-            costs = judge(local, _as_sets(local, choices, always, around))[Pass.AGAIN]
+            costs = judge(local, _as_sets(local, choices, always, around))[SweepPass.AGAIN]
             change = np.abs(costs.duration[1:] - costs.duration[0])
             bytes_per_time = size / np.maximum(change, np.finfo(np.float64).tiny ** 0.5)
             order = np.argsort(-bytes_per_time if saves_first else bytes_per_time, kind="stable")
@@ -151,8 +151,8 @@ def _trails(local: LocalBlock, choices: tuple[int, ...], always: tuple[int, ...]
 
 def _fronts(local: LocalBlock, sets: BoolArray) -> BlockOptions:
     costs = judge(local, sets)
-    first, again, alone = [_front(sets, costs[which]) for which in Pass]
-    through = [judge_through(local, which) for which in (Pass.FIRST, Pass.AGAIN)]
+    first, again, alone = [_front(sets, costs[which]) for which in SweepPass]
+    through = [judge_through(local, which) for which in (SweepPass.FIRST, SweepPass.AGAIN)]
     return BlockOptions(first, again, alone, *through)
 
 

@@ -35,7 +35,7 @@ _SMALL_PROBLEM = 500
 """Ops of a problem for which the smallest plan is looked for more than once."""
 
 
-class Chain(Protocol):
+class ChainPlans(Protocol):
     """Plans of a chain of blocks, all budgets from one table."""
 
     @property
@@ -96,7 +96,7 @@ class Planner:
         problem: Problem,
         *,
         alignment: int = 64,
-        find_chain: Callable[[Problem], Chain | None] = chain_plans,
+        find_chain: Callable[[Problem], ChainPlans | None] = chain_plans,
     ) -> None:
         self._problem = _aligned(problem, alignment)
         self._alignment = alignment
@@ -204,7 +204,7 @@ class Planner:
         return Selective(self._problem)
 
     @cached_property
-    def _chain(self) -> Chain | None:
+    def _chain(self) -> ChainPlans | None:
         return self._find_chain(self._problem)
 
     @cached_property
@@ -262,7 +262,7 @@ def plan_recompute(
     *,
     policy: Policy = "auto",
     alignment: int = 64,
-    find_chain: Callable[[Problem], Chain | None] = chain_plans,
+    find_chain: Callable[[Problem], ChainPlans | None] = chain_plans,
 ) -> RecomputePlan:
     """Return the cheapest plan found whose arena fits the budget; see `Planner.plan`.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class ProblemOp:
     """One launch: buffers by number, scratch in bytes, time in any unit.
 
     reads, writes: each buffer once; an op that changes a buffer in place has it in both.
@@ -36,7 +36,7 @@ class Problem:
     write may be written several times (sums of gradients).
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[ProblemOp, ...]
     size_bytes: tuple[int, ...]
     num_forward: int
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memory.liveness import IntArray
 from memory.recompute.blocks import NO_BUFFER
 from memory.recompute.local import LocalBlock
-from memory.recompute.problem import Op
+from memory.recompute.problem import ProblemOp
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ Lanes: TypeAlias = BoolArray | np.bool_
 """One bool per save-set, or one for all."""
 
 
-class Pass(Enum):
+class SweepPass(Enum):
     """Which forward ops run before a stage."""
 
     FIRST = "first"
@@ -57,14 +57,14 @@ class SetCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SweepStep:
     """An op and the lanes in which it runs; None for all.
 
     makes: whether it is a forward op; index: among those, or among the stage's. born: the buffers
     whose first write it is.
     """
 
-    op: Op
+    op: ProblemOp
     index: int
     lanes: BoolArray | None
     born: tuple[int, ...]
@@ -76,23 +76,27 @@ class Step:
         return np.True_ if self.lanes is None else self.lanes
 
 
-def judge(local: LocalBlock, saved: BoolArray) -> dict[Pass, SetCosts]:
+def judge(local: LocalBlock, saved: BoolArray) -> dict[SweepPass, SetCosts]:
     """Return what each save-set costs per kind of pass; saved[lane, buffer], local buffers.
 
     The output counts as saved in the passes that make it. O(E lanes) per reader that lacks
     something.
     """
-    again = _judge_stage(local, saved, Pass.AGAIN)
+    again = _judge_stage(local, saved, SweepPass.AGAIN)
     has_output = local.output != NO_BUFFER
     is_same = not has_output or stage_reads(local, local.output)
-    alone = again if is_same else _judge_stage(local, saved, Pass.ALONE)
+    alone = again if is_same else _judge_stage(local, saved, SweepPass.ALONE)
     every = forward_steps(local, None)
     is_whole = len(again.forward) == len(every) and all(
         [bool(np.all(step.runs)) for step in again.forward]
     )
-    costs = {Pass.FIRST: again.with_forward(local, every)}
-    costs[Pass.AGAIN] = costs[Pass.FIRST] if is_whole else again.with_forward(local, again.forward)
-    costs[Pass.ALONE] = costs[Pass.AGAIN] if is_same else alone.with_forward(local, alone.forward)
+    costs = {SweepPass.FIRST: again.with_forward(local, every)}
+    costs[SweepPass.AGAIN] = (
+        costs[SweepPass.FIRST] if is_whole else again.with_forward(local, again.forward)
+    )
+    costs[SweepPass.ALONE] = (
+        costs[SweepPass.AGAIN] if is_same else alone.with_forward(local, alone.forward)
+    )
     return costs
 
 
@@ -103,9 +107,9 @@ class _Stage:
     sweep: _Sweep
     peak: IntArray
     duration: FloatArray
-    forward: list[Step]
+    forward: list[SweepStep]
 
-    def with_forward(self, local: LocalBlock, forward: list[Step]) -> SetCosts:
+    def with_forward(self, local: LocalBlock, forward: list[SweepStep]) -> SetCosts:
         """Return the costs with these forward steps before the stage."""
         sweep = self.sweep.copy()
         between = sweep.live_bytes
@@ -115,7 +119,7 @@ class _Stage:
         return SetCosts(between - kept, peak - kept, self.peak - kept, duration)
 
 
-def _judge_stage(local: LocalBlock, saved: BoolArray, which: Pass) -> _Stage:
+def _judge_stage(local: LocalBlock, saved: BoolArray, which: SweepPass) -> _Stage:
     forward, stage = steps_of(local, saved, which)
     sweep = _Sweep(local, len(saved))
     sweep.add(local.leaving)
@@ -123,12 +127,12 @@ def _judge_stage(local: LocalBlock, saved: BoolArray, which: Pass) -> _Stage:
         sweep.add((local.input,))
     peak = sweep.run_back(stage)
     sweep.remove(local.entering)
-    if local.output != NO_BUFFER and which is not Pass.ALONE:
+    if local.output != NO_BUFFER and which is not SweepPass.ALONE:
         sweep.add((local.output,))  # the next block's input
     return _Stage(sweep, peak, _duration(stage, len(saved)), forward)
 
 
-def _duration(steps: list[Step], num_lanes: int) -> FloatArray:
+def _duration(steps: list[SweepStep], num_lanes: int) -> FloatArray:
     duration = np.zeros(num_lanes)
     for step in steps:
         if step.makes:
@@ -149,10 +153,10 @@ class Through:
     duration: float
 
 
-def judge_through(local: LocalBlock, which: Pass) -> Through:
+def judge_through(local: LocalBlock, which: SweepPass) -> Through:
     """Return what it costs to run the block's forward ops for its output alone. O(E)."""
     held = [np.array([b == local.output]) for b in range(len(local.size_bytes))]
-    steps = forward_steps(local, None if which is Pass.FIRST else held)
+    steps = forward_steps(local, None if which is SweepPass.FIRST else held)
     kept = [b for b in (local.output,) if b != NO_BUFFER]
     passing = _Sweep(local, 1)
     passing.add(kept)
@@ -165,13 +169,15 @@ def judge_through(local: LocalBlock, which: Pass) -> Through:
     )
 
 
-def steps_of(local: LocalBlock, saved: BoolArray, which: Pass) -> tuple[list[Step], list[Step]]:
+def steps_of(
+    local: LocalBlock, saved: BoolArray, which: SweepPass
+) -> tuple[list[SweepStep], list[SweepStep]]:
     """Return the steps of the forward pass and of the stage for saved[lane, buffer]."""
     held = [saved[:, b].copy() for b in range(len(local.size_bytes))]
     if local.output != NO_BUFFER:
-        is_held = which is not Pass.ALONE or stage_reads(local, local.output)
+        is_held = which is not SweepPass.ALONE or stage_reads(local, local.output)
         held[local.output] = np.full(len(saved), is_held)
-    forward = forward_steps(local, None if which is Pass.FIRST else held)
+    forward = forward_steps(local, None if which is SweepPass.FIRST else held)
     return forward, stage_steps(local, held)
 
 
@@ -180,18 +186,18 @@ def stage_reads(local: LocalBlock, buffer: int) -> bool:
     return any([buffer in op.reads for op in local.stage])
 
 
-def forward_steps(local: LocalBlock, wanted: list[BoolArray] | None) -> list[Step]:
+def forward_steps(local: LocalBlock, wanted: list[BoolArray] | None) -> list[SweepStep]:
     """Return the forward ops that make what is wanted, per buffer and lane; None for all ops."""
     if wanted is None:
-        return [Step(op, i, None, op.writes, True) for i, op in enumerate(local.forward)]
+        return [SweepStep(op, i, None, op.writes, True) for i, op in enumerate(local.forward)]
     return _making(local, {b: lanes for b, lanes in enumerate(wanted) if lanes.any()}, None)
 
 
-def stage_steps(local: LocalBlock, held: list[BoolArray]) -> list[Step]:
+def stage_steps(local: LocalBlock, held: list[BoolArray]) -> list[SweepStep]:
     """Return the stage's ops, each after the forward ops that make again what it lacks."""
     available = [lanes.copy() for lanes in held]
     is_written = [b in local.entering for b in range(len(local.size_bytes))]
-    steps: list[Step] = []
+    steps: list[SweepStep] = []
     for i, op in enumerate(local.stage):
         lacking = [b for b in op.reads if local.recomputable[b] and not available[b].all()]
         if lacking:
@@ -202,13 +208,13 @@ def stage_steps(local: LocalBlock, held: list[BoolArray]) -> list[Step]:
         born = tuple(b for b in op.writes if not is_written[b])
         for b in born:
             is_written[b] = True
-        steps.append(Step(op, i, None, born, False))
+        steps.append(SweepStep(op, i, None, born, False))
     return steps
 
 
 def _making(
     local: LocalBlock, wanted: dict[int, BoolArray], available: list[BoolArray] | None
-) -> list[Step]:
+) -> list[SweepStep]:
     """Return the forward ops that make what is wanted, which grows, from what is available."""
     steps = []
     for i, op in reversed(list(enumerate(local.forward))):
@@ -218,7 +224,7 @@ def _making(
                 lanes = wanted[b] if lanes is None else lanes | wanted[b]
         if lanes is None or not lanes.any():
             continue
-        steps.append(Step(op, i, lanes, op.writes, True))
+        steps.append(SweepStep(op, i, lanes, op.writes, True))
         for b in op.reads:
             if local.recomputable[b]:
                 lacks = lanes if available is None else lanes & ~available[b]
@@ -256,14 +262,14 @@ class _Sweep:
         for b in buffers:
             self._set(b, np.False_)
 
-    def run_back(self, steps: list[Step]) -> IntArray:
+    def run_back(self, steps: list[SweepStep]) -> IntArray:
         """Walk back over the steps; return the most bytes live at any of them."""
         peak = self.live_bytes
         for step in reversed(steps):
             peak = np.maximum(peak, self._step_back(step))
         return peak
 
-    def _step_back(self, step: Step) -> IntArray:
+    def _step_back(self, step: SweepStep) -> IntArray:
         op, runs = step.op, step.runs
         touched = op.temp_bytes - self._given_bytes(step)
         for b in dict.fromkeys((*op.writes, *op.reads)):
@@ -278,7 +284,7 @@ class _Sweep:
             self._set(b, np.True_ if runs is np.True_ else self._is_live[b] | runs)
         return live
 
-    def _given_bytes(self, step: Step) -> IntArray:
+    def _given_bytes(self, step: SweepStep) -> IntArray:
         """Return the bytes that outputs take over from inputs that die in this step."""
         given_bytes = _times(np.False_, 0)
         has_taken: dict[int, Lanes] = {}

@@ -22,7 +22,7 @@ Groups = tuple[tuple[int, tuple[int, ...]], ...]
 """The slots whose groups are not empty, ascending, each with its group."""
 
 
-class Schedule:
+class RecomputeSchedule:
     """The problem's own order with groups of ops that run again; edits may be undone in any order.
 
     groups: per slot, the forward ops that run again before it, ascending. live: per slot, the most
@@ -189,7 +189,7 @@ class Schedule:
         if slot in self._num_accesses[b]:
             before = self.use_before(b, slot)
             self.live[before + 1 : slot] -= size
-            self._touch(b, before)
+            self._mark_unsettled(b, before)
         else:
             is_live, before = self._insert(b, slot)
             if is_live:
@@ -202,7 +202,7 @@ class Schedule:
         if slot in self._num_accesses[b]:
             before = self.use_before(b, slot)
             self.live[before + 1 : slot] += size
-            self._touch(b, before)
+            self._mark_unsettled(b, before)
         else:
             is_live, before = self._delete(b, slot)
             if is_live:
@@ -214,7 +214,7 @@ class Schedule:
         i = bisect_left(uses, slot)
         is_live = i < len(uses) and uses[i] not in self.makings[b]
         uses.insert(i, slot)
-        self._touch(b, uses[i - 1])
+        self._mark_unsettled(b, uses[i - 1])
         return is_live, uses[i - 1]
 
     def _delete(self, b: int, slot: int) -> tuple[bool, int]:
@@ -222,10 +222,10 @@ class Schedule:
         uses = self.uses[b]
         i = bisect_left(uses, slot)
         del uses[i]
-        self._touch(b, uses[i - 1])
+        self._mark_unsettled(b, uses[i - 1])
         return i < len(uses) and uses[i] not in self.makings[b], uses[i - 1]
 
-    def _touch(self, b: int, slot: int) -> None:
+    def _mark_unsettled(self, b: int, slot: int) -> None:
         self._unsettled[slot] = None
         self.changed[b] = None
 

@@ -1,11 +1,11 @@
 """Selective recomputation: drop the buffers that cover most of the excess per time, on any graph.
 
-The search edits one `Schedule`. A *gap* is the time between two uses of a buffer during which it
-lies idle. Dropping a gap runs the buffer's maker again just before the use that ends it, together
-with what the maker reads and is no longer there, recursively; an input that fits is kept longer
-instead. What reappears that way stays until its next use where that fits, which saves its own run
-there; where it does not fit, the time between is a gap like any other. So nested checkpoints arise
-without a chain of blocks being known.
+The search edits one `RecomputeSchedule`. A *gap* is the time between two uses of a buffer during
+which it lies idle. Dropping a gap runs the buffer's maker again just before the use that ends it,
+together with what the maker reads and is no longer there, recursively; an input that fits is kept
+longer instead. What reappears that way stays until its next use where that fits, which saves its
+own run there; where it does not fit, the time between is a gap like any other. So nested
+checkpoints arise without a chain of blocks being known.
 
 Under a limit every slot has an excess of bytes, and a gap covers min(size, excess) in each of its
 slots. Taking what covers most per time until nothing exceeds is the greedy algorithm for weighted
@@ -21,9 +21,9 @@ from bisect import bisect_right
 import numpy as np
 
 from memory.liveness import IntArray
-from memory.recompute.gaps import FloatArray, Gaps
+from memory.recompute.gaps import DroppableGaps, FloatArray
 from memory.recompute.problem import Problem, without_idle_runs
-from memory.recompute.schedule import Groups, Schedule
+from memory.recompute.schedule import Groups, RecomputeSchedule
 
 _AIMS = (1.0, 0.97)
 """Fractions of the limit to drop to before runs are taken back below the limit itself: reaching a
@@ -57,7 +57,7 @@ class Selective:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._search = _Search(problem)
+        self._search = _SelectiveSearch(problem)
 
     def sequence(self, limit_bytes: int) -> tuple[int, ...] | None:
         """Return the fastest sequence found whose live bytes stay within a limit, None if none."""
@@ -79,7 +79,7 @@ class Selective:
     def refilled(self, sequence: tuple[int, ...], limit_bytes: int) -> tuple[int, ...] | None:
         """Take back runs of another's sequence where the limit allows.
 
-        None where the sequence is no `Schedule` or exceeds the limit as one.
+        None where the sequence is no `RecomputeSchedule` or exceeds the limit as one.
         """
         schedule = self._search.schedule
         groups = schedule.groups_of(sequence)
@@ -128,12 +128,12 @@ def selective(problem: Problem, budget_bytes: int) -> tuple[int, ...] | None:
     return Selective(problem).sequence(budget_bytes)
 
 
-class _Search:
+class _SelectiveSearch:
     """Drops gaps of one schedule, and takes runs back, under a limit on live bytes."""
 
     def __init__(self, problem: Problem) -> None:
-        self.schedule = Schedule(problem)
-        self._gaps = Gaps(self.schedule)
+        self.schedule = RecomputeSchedule(problem)
+        self._gaps = DroppableGaps(self.schedule)
         self._duration = [op.duration for op in problem.ops]
         self._least_cost = max(1e-9 * self.schedule.duration, 1e-30)
         self.most_edits = max(_EDITS_PER_OP * len(problem.ops), _LEAST_EDITS)
@@ -143,7 +143,7 @@ class _Search:
         """Begin at a plan, with nothing learnt and no edits counted."""
         self.schedule.restore(groups)
         self.schedule.changed = dict.fromkeys(range(len(self.schedule.problem.size_bytes)))
-        self._gaps = Gaps(self.schedule)
+        self._gaps = DroppableGaps(self.schedule)
         self.num_edits = 0
 
     def drop_to(self, limit: int, *, spared: tuple[int, int] | None = None) -> bool:

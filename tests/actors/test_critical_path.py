@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.critical_path import Bubble, Cause, bubbles, critical_path, time_per_actor
+from actors.critical_path import Blocker, Bubble, bubbles, critical_path, time_per_actor
 from actors.simulate import simulate
 from actors.table import Edge, MachineTable
 
@@ -39,11 +39,11 @@ def random_run(make_random, seed, *, has_own_streams=False, **options):
 def test_the_slowest_actor_of_a_pipeline_is_its_critical_path():
     run = simulate(pipeline(3, 2), 3, [10, 30, 5])
     assert [(link.actor, link.firing, link.cause) for link in run.critical_path()] == [
-        (0, 0, Cause.START),
-        (1, 0, Cause.INPUT),
-        (1, 1, Cause.STREAM),
-        (1, 2, Cause.STREAM),
-        (2, 2, Cause.INPUT),
+        (0, 0, Blocker.START),
+        (1, 0, Blocker.INPUT),
+        (1, 1, Blocker.STREAM),
+        (1, 2, Blocker.STREAM),
+        (2, 2, Blocker.INPUT),
     ]
 
 
@@ -51,10 +51,10 @@ def test_a_path_goes_back_through_the_slots_that_were_missing():
     run = simulate(pipeline(2, 1), 2, [10, 30])
     path = run.critical_path()
     assert [(link.actor, link.firing, link.cause, link.edge) for link in path] == [
-        (0, 0, Cause.START, None),
-        (1, 0, Cause.INPUT, 0),
-        (0, 1, Cause.SLOT, 0),
-        (1, 1, Cause.INPUT, 0),
+        (0, 0, Blocker.START, None),
+        (1, 0, Blocker.INPUT, 0),
+        (0, 1, Blocker.SLOT, 0),
+        (1, 1, Blocker.INPUT, 0),
     ]
     assert time_per_actor(run.table, path) == (20, 60)
 
@@ -95,7 +95,7 @@ def test_unlimited_slots_never_make_the_path_longer(make_random, seed):
     edges = tuple([replace(e, num_slots=e.num_slots + 10_000) for e in table.edges])
     free = simulate(replace(table, edges=edges), steps, durations)
     assert free.critical_path()[-1].end_ns <= run.makespan_ns
-    assert not any(link.cause is Cause.SLOT for link in free.critical_path())
+    assert not any(link.cause is Blocker.SLOT for link in free.critical_path())
 
 
 @given(seeds)
@@ -116,7 +116,7 @@ def test_a_bubble_names_the_register_that_was_waited_for():
         (1, "input 'r0'"),
         (2, "input 'r1'"),
     ]
-    assert run.bubbles()[1] == Bubble(1, Cause.INPUT, 0, 20)
+    assert run.bubbles()[1] == Bubble(1, Blocker.INPUT, 0, 20)
 
 
 def test_a_stream_that_waits_for_its_own_messages_says_so():

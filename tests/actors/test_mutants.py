@@ -478,7 +478,7 @@ class FailsAndGoesOn(Loose):
 
     def _fail(self, actor, code):
         self._state[actor] = int(State.FAILED)
-        self._leave_ordinary_life(actor)
+        self._look_up_every_message(actor)
 
 
 @mutant

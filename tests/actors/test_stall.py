@@ -8,7 +8,7 @@ import pytest
 
 from actors.in_flight import InFlight
 from actors.machine import Machine
-from actors.stall import Cause, Situation, Wait, diagnose
+from actors.stall import Lack, LackKind, Situation, diagnose
 from actors.table import OUTSIDE, Edge, MachineTable
 from actors.transitions import Message, State, message
 from compiler.placement import HOST
@@ -81,8 +81,8 @@ def test_a_blocked_source_is_the_root_and_all_others_wait_down_to_it(chain):
     assert (stall.roots, stall.is_deadlock) == (("a0",), False)
     assert [actor.waits for actor in stall.actors] == [
         (),
-        (Wait(Cause.INPUT, 0, "r0"),),
-        (Wait(Cause.INPUT, 1, "r1"),),
+        (Lack(LackKind.INPUT, 0, "r0"),),
+        (Lack(LackKind.INPUT, 1, "r1"),),
     ]
     assert stall.lines() == (
         "no firing began or ended for 61 s: 'a0' has been in launch 1 of 1, op 'op' in 'scope'"
@@ -98,8 +98,8 @@ def test_a_sink_whose_callback_blocks_holds_its_slots_and_is_the_root(chain):
     stall = diagnose(situation(chain, [2]), 60.0)
     assert stall.roots == ("a2",)
     assert [actor.waits for actor in stall.actors[:2]] == [
-        (Wait(Cause.REGISTER, 1, "r0"),),
-        (Wait(Cause.REGISTER, 2, "r1"),),
+        (Lack(LackKind.REGISTER, 1, "r0"),),
+        (Lack(LackKind.REGISTER, 2, "r1"),),
     ]
     assert "a free slot of register 'r1' from 'a2'" in stall.lines()[2]
 
@@ -119,7 +119,7 @@ def test_a_firing_that_was_started_waits_for_whoever_occupies_its_stream(make_ch
     finish(machine, 0, 1, 0)
     assert [machine.state(a) for a in range(3)] == [State.FIRING] * 3
     stall = diagnose(situation(machine, [2]), 60.0)
-    assert stall.actors[1].waits == (Wait(Cause.STREAM, 2),)
+    assert stall.actors[1].waits == (Lack(LackKind.STREAM, 2),)
     assert stall.actors[1].doing == "waits for its stream, which 'a2' occupies"
     assert stall.roots == ("a2",)
 
@@ -130,7 +130,7 @@ def test_a_firing_whose_message_the_dispatcher_has_not_taken_waits_for_its_chain
     drain(machine)
     finish(machine, 0)
     stall = diagnose(situation(machine, [1], undelivered=[0], dispatcher=1), 60.0)
-    assert stall.actors[0].waits == (Wait(Cause.STREAM, 1),)
+    assert stall.actors[0].waits == (Lack(LackKind.STREAM, 1),)
     assert stall.roots == ("a1",)
 
 
@@ -139,7 +139,7 @@ def test_a_collective_operation_waits_for_a_peer(chain, rank, words):
     finish(chain, 0)
     seen = situation(chain, [1], kinds={1: ActorKind.COMM}, peer_of=lambda actor: rank)
     stall = diagnose(seen, 60.0)
-    assert stall.actors[1].waits == (Wait(Cause.PEER, -1),)
+    assert stall.actors[1].waits == (Lack(LackKind.PEER, -1),)
     assert stall.reason.endswith(f"for 120 s; it waits for {words}")
 
 
@@ -159,7 +159,7 @@ def test_an_actor_that_drains_waits_for_the_end_and_for_its_slots(chain):
     assert chain.state(1) is State.DRAINING
     stall = diagnose(situation(chain, [2]), 60.0)
     assert [actor.name for actor in stall.actors] == ["a1", "a2"]
-    assert stall.actors[0].waits == (Wait(Cause.REGISTER, 2, "r1"),)
+    assert stall.actors[0].waits == (Lack(LackKind.REGISTER, 2, "r1"),)
 
 
 def test_after_a_failure_the_actor_that_still_runs_is_named(chain):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from memory import registers
 from memory.registers import (
     Deadlock,
-    Edge,
+    RateEdge,
     RatesError,
     SlotBudgetError,
-    Wait,
+    StuckActor,
     choose_slots,
     min_slots,
     play_period,
@@ -20,7 +20,7 @@ from memory.registers import (
 
 
 def edge(producer, consumer, produce=1, consume=1, num_slots=1, initial=0):
-    return Edge(producer, consumer, produce, consume, num_slots, initial)
+    return RateEdge(producer, consumer, produce, consume, num_slots, initial)
 
 
 @st.composite
@@ -35,7 +35,7 @@ def consistent_graphs(draw):
         produce, consume = factor * firings[b] // common, factor * firings[a] // common
         num_slots = draw(st.integers(1, 10))
         initial = draw(st.integers(0, num_slots))
-        edges.append(Edge(a, b, produce, consume, num_slots, initial))
+        edges.append(RateEdge(a, b, produce, consume, num_slots, initial))
     return len(firings), edges
 
 
@@ -192,7 +192,7 @@ def test_a_pipeline_completes_with_one_slot_per_edge():
 def test_an_accumulation_with_too_few_slots_names_the_edge_that_needs_more():
     deadlock = play_period(2, [edge(0, 1, 1, 4, num_slots=3)], (4, 1))
     assert deadlock == Deadlock(
-        waits=(Wait(0, 0, True, 1, 0), Wait(1, 0, False, 4, 3)), cycle=(0, 1)
+        waits=(StuckActor(0, 0, True, 1, 0), StuckActor(1, 0, False, 4, 3)), cycle=(0, 1)
     )
     assert deadlock.short_edges == (0,)
     assert deadlock.cycle_edges == (0, 0)
@@ -245,7 +245,7 @@ def test_min_slots_is_the_smallest_number_that_completes_a_period(produce, consu
         completes = [
             n
             for n in range(initial, 40)
-            if not any(play_naively(2, [Edge(0, 1, produce, consume, n, initial)], repetitions))
+            if not any(play_naively(2, [RateEdge(0, 1, produce, consume, n, initial)], repetitions))
         ]
         assert min_slots(produce, consume, initial) == completes[0]
 
@@ -330,7 +330,7 @@ def test_slots_stay_within_the_budget_and_always_complete_a_period(
         return
     assert count * size_bytes <= budget_bytes
     assert reason.startswith(f"{count}: ")
-    edges = [Edge(0, 1, produce, consume, count)]
+    edges = [RateEdge(0, 1, produce, consume, count)]
     assert play_period(2, edges, repetition_vector(2, edges)) is None
 
 

@@ -13,7 +13,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.memory_map.html import render_html
-from actorflow.memory_map.layout import COLOURS, Kind, map_memory
+from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at it with")
@@ -128,7 +128,7 @@ def test_what_the_browser_draws_has_the_colours_of_what_is_in_the_plan(browse, t
     # Left of the list, below the legend of the phases: the map itself.
     seen, counts = np.unique(pixels[140:760, 90:1000].reshape(-1, 3), axis=0, return_counts=True)
     area = {tuple(colour): count for colour, count in zip(seen.tolist(), counts, strict=True)}
-    for kind in (Kind.PARAMETER, Kind.OPTIMIZER, Kind.STAGING, Kind.ACTIVATION):
+    for kind in (BoxKind.PARAMETER, BoxKind.OPTIMIZER, BoxKind.STAGING, BoxKind.ACTIVATION):
         colour = tuple(int(COLOURS[kind][i : i + 2], 16) for i in (1, 3, 5))
         assert area.get(colour, 0) > 1000, kind
 

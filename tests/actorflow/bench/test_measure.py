@@ -8,10 +8,10 @@ import pytest
 
 from actorflow.bench.child import Child
 from actorflow.bench.engines import Engine, EngineError, LossMismatch
-from actorflow.bench.measure import Method, Task, measure_row
+from actorflow.bench.measure import BenchTask, Method, measure_row
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
-TASK = Task("gpt", "fp32", 100, "tokens")
+TASK = BenchTask("gpt", "fp32", 100, "tokens")
 
 
 class Fakes:
@@ -80,7 +80,7 @@ def test_a_loss_that_is_no_number_is_a_difference(tmp_path, loss):
 
 def test_bf16_has_a_wider_tolerance(tmp_path):
     answers = {("a", ""): (2.5, 4.0, ""), ("b", ""): (2.54, 8.0, "")}
-    task = Task("gpt", "bf16", 100, "tokens")
+    task = BenchTask("gpt", "bf16", 100, "tokens")
     result, _ = measured(tmp_path, [engine("a"), engine("b")], answers, task=task)
     assert result.ratio_to_best_rival == 2.0
 
@@ -145,7 +145,7 @@ def test_a_busy_core_gives_a_second_measurement(tmp_path):
 
 def test_a_row_passes_by_an_engine_that_is_not_compared_in_its_precision(tmp_path):
     fp32_only = Engine("b", "", "", ("",), precisions=("fp32",))
-    task = Task("gpt", "bf16", 100, "tokens")
+    task = BenchTask("gpt", "bf16", 100, "tokens")
     result, fakes = measured(tmp_path, [engine("a"), fp32_only, engine("c")], ABC, task=task)
     assert ([m.engine for m in result.rivals], result.failures) == (["c"], ())
     assert "b" not in [name for name, _, _ in fakes.starts]

@@ -2,12 +2,12 @@ import json
 
 from actorflow.bench.picture import write_png
 from actorflow.bench.report import launches_markdown, markdown
-from actorflow.bench.results import Bench, Machine, Measured, RowResult, as_json
+from actorflow.bench.results import Bench, MachineInfo, Measured, RowResult, as_json
 
 OURS = Measured("actorflow", "", "as is", 10.0, 5, 300.0, 100.0, 0.5)
 JAX = Measured("jax", "jit", "donated", 15.0, 5, 600.0, 300.0, 2.0, idle_share=0.2)
 BENCH = Bench(
-    Machine("a processor", 2, {"numpy": 100.0, "torch": 200.0}),
+    MachineInfo("a processor", 2, {"numpy": 100.0, "torch": 200.0}),
     (
         RowResult("gpt", "fp32", 2048, "tokens", 1e9, OURS, (JAX,), ("torch: no",)),
         RowResult("mlp", "bf16", 128, "samples", 0.0, None, (), ("actorflow: not yet",)),
@@ -54,7 +54,7 @@ def test_every_line_of_the_table_has_as_many_cells_as_its_head():
 
 
 def test_an_empty_comparison_can_be_told():
-    assert "nothing was measured" in markdown(Bench(Machine("a processor", 2, {}), ()))
+    assert "nothing was measured" in markdown(Bench(MachineInfo("a processor", 2, {}), ()))
 
 
 def test_the_longest_launches_are_shown():

@@ -5,12 +5,12 @@ import pytest
 
 from actorflow.cli import doctor
 from actorflow.cli.doctor import findings, report_lines
-from actorflow.compile.blas import Blas
+from actorflow.compile.blas import BlasInfo
 from actorflow.compile.host import Host
 from actorflow.settings import ENVIRONMENT
 
-FAST = Blas("libscipy_openblas.so", "SkylakeX", "OpenBLAS 0.3", 8)
-SLOW = Blas("libscipy_openblas.so", "Haswell", "OpenBLAS 0.3", 8)
+FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", "OpenBLAS 0.3", 8)
+SLOW = BlasInfo("libscipy_openblas.so", "Haswell", "OpenBLAS 0.3", 8)
 SOUND = Host(
     python=(3, 11, 4),
     system="Linux x86_64",
@@ -113,7 +113,10 @@ def test_an_exported_cache_size_is_named():
     ("found", "text"),
     [
         (None, "not recognised: its kernels cannot be told"),
-        (Blas("libmkl_rt.so", None, None, None), "libmkl_rt.so, not OpenBLAS: its kernels cannot"),
+        (
+            BlasInfo("libmkl_rt.so", None, None, None),
+            "libmkl_rt.so, not OpenBLAS: its kernels cannot",
+        ),
     ],
 )
 def test_another_blas_is_told_and_not_warned_of(found, text):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from actorflow.compile import blas
-from actorflow.compile.blas import HOLDING_VARIABLES, Blas, blas_without_variables, loaded_blas
+from actorflow.compile.blas import HOLDING_VARIABLES, BlasInfo, blas_without_variables, loaded_blas
 
 OPENBLAS = loaded_blas()
 needs_openblas = pytest.mark.skipif(
@@ -66,7 +66,7 @@ def test_a_library_that_is_no_openblas_is_told_by_name(monkeypatch, tmp_path):
     library.write_bytes(b"not a library")
     monkeypatch.setattr(blas, "_bundled_libraries", list)
     monkeypatch.setattr(blas, "_mapped_libraries", lambda: [library])
-    assert loaded_blas() == Blas("libmkl_rt.so", None, None, None)
+    assert loaded_blas() == BlasInfo("libmkl_rt.so", None, None, None)
 
 
 def test_the_program_prints_what_the_child_reads(capsys):

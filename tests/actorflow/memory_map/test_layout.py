@@ -1,6 +1,6 @@
 import numpy as np
 
-from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, Kind, map_memory
+from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, BoxKind, map_memory
 from compiler.types import Phase
 
 
@@ -30,19 +30,21 @@ def test_boxes_never_overlap_and_stay_inside_the_picture(training_plan):
 
 def test_kinds_tell_state_activations_gradients_and_staging_apart(training_plan):
     by_name = {box.name: box.kind for box in map_memory(training_plan).boxes}
-    assert by_name["up.weight"] is Kind.PARAMETER
-    assert by_name["staging"] is Kind.STAGING
-    assert by_name["batch[0]"] is Kind.SLOT
-    assert by_name["step"] is Kind.OTHER_VARIABLE
+    assert by_name["up.weight"] is BoxKind.PARAMETER
+    assert by_name["staging"] is BoxKind.STAGING
+    assert by_name["batch[0]"] is BoxKind.SLOT
+    assert by_name["step"] is BoxKind.OTHER_VARIABLE
     kinds = set(by_name.values())
-    assert {Kind.OPTIMIZER, Kind.ACTIVATION, Kind.BACKWARD} <= kinds
+    assert {BoxKind.OPTIMIZER, BoxKind.ACTIVATION, BoxKind.BACKWARD} <= kinds
     up = [b for b in map_memory(training_plan).boxes if b.name == "up:matmul"]
-    assert up[0].kind is Kind.ACTIVATION  # gelu's gradient reads it again
+    assert up[0].kind is BoxKind.ACTIVATION  # gelu's gradient reads it again
 
 
 def test_the_writer_of_a_temporary_is_the_launch_at_its_begin(training_plan):
     shown = map_memory(training_plan)
-    temporary = [b for b in shown.boxes if b.kind in (Kind.ACTIVATION, Kind.BACKWARD, Kind.FORWARD)]
+    temporary = [
+        b for b in shown.boxes if b.kind in (BoxKind.ACTIVATION, BoxKind.BACKWARD, BoxKind.FORWARD)
+    ]
     assert temporary
     for box in temporary:
         assert box.writer == box.begin
@@ -67,6 +69,6 @@ def test_who_holds_the_peak_is_listed_by_size(training_plan):
 
 
 def test_every_kind_and_every_phase_has_a_colour_of_its_own():
-    assert set(COLOURS) == set(Kind)
-    assert len(set(COLOURS.values())) == len(Kind)
+    assert set(COLOURS) == set(BoxKind)
+    assert len(set(COLOURS.values())) == len(BoxKind)
     assert set(PHASE_COLOURS) == set(Phase)

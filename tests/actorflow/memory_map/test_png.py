@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from actorflow.memory_map.layout import COLOURS, Kind, map_memory
+from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
 from actorflow.memory_map.png import MissingPillow, draw, write_png
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: extra cli")
@@ -20,18 +20,24 @@ def test_the_picture_is_a_png_with_the_colours_of_what_is_in_the_plan(training_p
     seen = {
         tuple(c) for c in np.unique(np.asarray(image)[140:990, 110:1550].reshape(-1, 3), axis=0)
     }
-    for kind in (Kind.PARAMETER, Kind.OPTIMIZER, Kind.STAGING, Kind.ACTIVATION, Kind.BACKWARD):
+    for kind in (
+        BoxKind.PARAMETER,
+        BoxKind.OPTIMIZER,
+        BoxKind.STAGING,
+        BoxKind.ACTIVATION,
+        BoxKind.BACKWARD,
+    ):
         assert rgb(COLOURS[kind]) in seen
-    assert rgb(COLOURS[Kind.RECOMPUTED]) not in seen
+    assert rgb(COLOURS[BoxKind.RECOMPUTED]) not in seen
 
 
 def test_a_box_is_drawn_at_its_offset_and_time(training_plan):
     shown = map_memory(training_plan)
     pixels = np.asarray(draw(shown))
-    box = next(b for b in shown.boxes if b.kind is Kind.STAGING)
+    box = next(b for b in shown.boxes if b.kind is BoxKind.STAGING)
     x = 110 + 1440 * 0.8
     y = 140 + 850 * (1 - (box.offset_bytes + 0.5 * box.size_bytes) / shown.account.peak_bytes)
-    assert tuple(pixels[int(y), int(x)]) == rgb(COLOURS[Kind.STAGING])
+    assert tuple(pixels[int(y), int(x)]) == rgb(COLOURS[BoxKind.STAGING])
 
 
 def test_without_pillow_the_error_names_the_extra(training_plan, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from actors.device.executor import _Gate, _Ring
 from actors.device.protocol import DeviceFailure, DeviceFault
 from actors.device.simulated import SimulatedDevice
-from actors.device.waits import Wait
+from actors.device.waits import EventWait
 from compiler.errors import InternalError
 
 
@@ -182,7 +182,7 @@ def gate_on(firings, *, is_input):
         ring.firings[firing % 4] = firing
     ring.count = firings
     waited = []
-    wait = Wait(0, 1, -1, 1, 0, is_input=is_input)
+    wait = EventWait(0, 1, -1, 1, 0, is_input=is_input)
     return _Gate((wait,), (wait,), (ring,), [-1], waited.append), ring, waited
 
 

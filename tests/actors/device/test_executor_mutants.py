@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from actors.device.simulated import Kind, SimulatedDevice
+from actors.device.simulated import OperationKind, SimulatedDevice
 from compiler.errors import InternalError
 
 _HOST = 10
@@ -236,7 +236,7 @@ class LateDevice(SimulatedDevice):
     def _ready(self):
         for stream in self._streams:
             for number, operation in enumerate(stream.queue):
-                if operation.kind is Kind.WAIT and operation.record is not None:
+                if operation.kind is OperationKind.WAIT and operation.record is not None:
                     latest = self.events[operation.record.event].record
                     stream.queue[number] = operation._replace(record=latest)
         return super()._ready()

@@ -7,7 +7,7 @@ import pytest
 from actors.machine import Machine
 from actors.proof import soak as soak_module
 from actors.proof.oracle import OracleError
-from actors.proof.soak import BLOCK, Block, main, replay, run_block, soak
+from actors.proof.soak import BLOCK, SeedBlock, main, replay, run_block, soak
 from actors.transitions import CHANGES
 
 NUM_BLOCKS = 20
@@ -61,7 +61,7 @@ def test_a_replay_of_a_seed_without_fault_says_so():
 
 
 def test_progress_is_told_in_order_with_where_to_go_on():
-    blocks = [Block(0, 1000, 5, frozenset(), None), Block(1000, 300, 5, frozenset(), 1300)]
+    blocks = [SeedBlock(0, 1000, 5, frozenset(), None), SeedBlock(1000, 300, 5, frozenset(), 1300)]
     clock, lines = iter([0.0, 20.0, 25.0]), []
     assert soak(blocks, 2000, lambda: next(clock), lines.append) == 1300
     assert len(lines) == 2

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from actors.proof import spin
-from actors.proof.spin import FAMILY, FAULTS, Fault, Verdict, main, missing_tools, prove
+from actors.proof.spin import FAMILY, FAULTS, ProtocolFault, Verdict, main, missing_tools, prove
 from actors.proof.state_space import StateSpace
 from actors.table import Edge
 from actors.transitions import CHANGES, Message, State
@@ -44,7 +44,7 @@ def test_the_family_has_up_to_five_actors_and_one_to_three_slots():
 def test_every_fault_is_one_change_of_a_plan_of_the_family():
     for fault in FAULTS:
         assert fault.study in FAMILY
-        assert fault != Fault(fault.name, fault.study)
+        assert fault != ProtocolFault(fault.name, fault.study)
 
 
 def test_what_spin_prints_is_read():

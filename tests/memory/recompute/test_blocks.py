@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from memory.recompute.blocks import NO_BUFFER, find_blocks, gradient_bytes, pinned_buffers
-from memory.recompute.problem import Op, Problem
+from memory.recompute.problem import Problem, ProblemOp
 from memory.recompute.simulate import make_versions
 
 
@@ -11,7 +11,7 @@ def step(sizes, forward, backward):
     """A problem from (reads, writes) pairs of buffer names."""
     number = {name: k for k, name in enumerate(sizes)}
     ops = [
-        Op(tuple(number[b] for b in reads.split()), tuple(number[b] for b in writes.split()))
+        ProblemOp(tuple(number[b] for b in reads.split()), tuple(number[b] for b in writes.split()))
         for reads, writes in (*forward, *backward)
     ]
     return Problem(tuple(ops), tuple(sizes.values()), len(forward)), number
@@ -122,7 +122,7 @@ def random_step(rng):
     forward = []
     for i in range(num_forward):
         near = [j for j in range(max(0, i - 2), i) if rng.random() < 0.7]
-        forward.append(Op(tuple(near), (i,)))
+        forward.append(ProblemOp(tuple(near), (i,)))
     others = []
     for k in range(num_others):
         middle = num_forward - 1 - k * num_forward // num_others
@@ -130,7 +130,7 @@ def random_step(rng):
         if others and rng.random() < 0.8:
             reads.add(len(sizes) - 1)
         sizes.append(rng.choice([0, 10, 200]))
-        others.append(Op(tuple(sorted(reads)), (len(sizes) - 1,)))
+        others.append(ProblemOp(tuple(sorted(reads)), (len(sizes) - 1,)))
     return Problem((*forward, *others), tuple(sizes), num_forward)
 
 

@@ -3,13 +3,13 @@ from random import Random
 
 from memory.recompute.blocks import pinned_buffers
 from memory.recompute.chain import block_checkpointing, chain_blocks, chain_plans
-from memory.recompute.problem import Op, Problem, check_sequence
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.simulate import simulate
 
 
 def chain_step(rng, num_blocks, ops_per_block, *, late_updates=False, has_metrics=False):
     """Blocks whose ops may read the block's input too; weights are updated at once or late."""
-    sizes, forward, x = [rng.randint(2, 8)], [Op((), (0,), 0, 1.0)], 0
+    sizes, forward, x = [rng.randint(2, 8)], [ProblemOp((), (0,), 0, 1.0)], 0
     for _ in range(num_blocks):
         inner = [x]
         for k in range(ops_per_block):
@@ -26,12 +26,14 @@ def chain_step(rng, num_blocks, ops_per_block, *, late_updates=False, has_metric
                 writes.append(out + 1)
             scratch = rng.choice([0, 0, 3])
             forward.append(
-                Op(tuple(sorted(reads)), tuple(writes), scratch, float(rng.randint(1, 9)), pairs)
+                ProblemOp(
+                    tuple(sorted(reads)), tuple(writes), scratch, float(rng.randint(1, 9)), pairs
+                )
             )
             inner.append(out)
         x = inner[-1]
     if has_metrics:
-        forward.append(Op((x,), (len(sizes),), 0, 1.0))
+        forward.append(ProblemOp((x,), (len(sizes),), 0, 1.0))
         sizes.append(5)
     gradient, others, weights = {}, [], []
     for op in reversed(forward):
@@ -48,10 +50,10 @@ def chain_step(rng, num_blocks, ops_per_block, *, late_updates=False, has_metric
         weights.append(len(sizes))
         sizes.append(rng.randint(1, 3))
         unique = tuple(dict.fromkeys(reads))
-        others.append(Op(unique, (*writes, weights[-1]), rng.choice([0, 0, 4]), 2.0))
+        others.append(ProblemOp(unique, (*writes, weights[-1]), rng.choice([0, 0, 4]), 2.0))
         if not late_updates:
-            others.append(Op((weights[-1],), (), 0, 0.5))
-    others += [Op((w,), (), 0, 0.5) for w in weights] if late_updates else []
+            others.append(ProblemOp((weights[-1],), (), 0, 0.5))
+    others += [ProblemOp((w,), (), 0, 0.5) for w in weights] if late_updates else []
     return Problem((*forward, *others), tuple(sizes), len(forward))
 
 
@@ -218,18 +220,18 @@ def test_checkpointing_blocks_runs_no_forward_op_more_than_twice():
 
 def test_checkpointing_blocks_holds_their_outputs_and_one_block():
     """Six layers of x -> h -> g -> x', all of 10 bytes, whose gradients read all three."""
-    sizes, forward, others = [10], [Op((), (0,), 0, 1.0)], []
+    sizes, forward, others = [10], [ProblemOp((), (0,), 0, 1.0)], []
     for k in range(6):
         x = 3 * k
         sizes += [10, 10, 10]
-        forward.append(Op((x,), (x + 1,), 0, 1.0))
-        forward.append(Op((x + 1,), (x + 2,), 0, 1.0))
-        forward.append(Op((x, x + 2), (x + 3,), 0, 1.0))
+        forward.append(ProblemOp((x,), (x + 1,), 0, 1.0))
+        forward.append(ProblemOp((x + 1,), (x + 2,), 0, 1.0))
+        forward.append(ProblemOp((x, x + 2), (x + 3,), 0, 1.0))
     for k in reversed(range(6)):
         before = () if k == 5 else (len(sizes) - 1,)
         sizes.append(10)
         reads = (*before, 3 * k, 3 * k + 1, 3 * k + 2)
-        others.append(Op(reads, (len(sizes) - 1,), 0, 1.0))
+        others.append(ProblemOp(reads, (len(sizes) - 1,), 0, 1.0))
     problem = Problem((*forward, *others), tuple(sizes), len(forward))
     assert len(chain_blocks(problem)) == 7
     sequence = block_checkpointing(problem)
@@ -240,22 +242,25 @@ def test_checkpointing_blocks_holds_their_outputs_and_one_block():
 
 
 def test_a_problem_that_cannot_be_cut_has_no_table():
-    forward = [Op((), (0, 1)), Op((0,), (2,)), Op((1, 2), (3,))]
-    problem = Problem((*forward, Op((0, 1, 2), (4,))), (5, 5, 5, 5, 5), 3)
+    forward = [ProblemOp((), (0, 1)), ProblemOp((0,), (2,)), ProblemOp((1, 2), (3,))]
+    problem = Problem((*forward, ProblemOp((0, 1, 2), (4,))), (5, 5, 5, 5, 5), 3)
     assert chain_plans(problem) is None
     assert block_checkpointing(problem) is None
 
 
 def test_a_deep_model_of_equal_layers_needs_memory_that_hardly_grows():
     def layers(count):
-        sizes, forward, others = [64], [Op((), (0,), 0, 1.0)], []
+        sizes, forward, others = [64], [ProblemOp((), (0,), 0, 1.0)], []
         for k in range(count):
             sizes += [64, 64]
-            forward += [Op((2 * k,), (2 * k + 1,), 0, 1.0), Op((2 * k + 1,), (2 * k + 2,), 0, 1.0)]
+            forward += [
+                ProblemOp((2 * k,), (2 * k + 1,), 0, 1.0),
+                ProblemOp((2 * k + 1,), (2 * k + 2,), 0, 1.0),
+            ]
         for k in reversed(range(count)):
             before = () if k == count - 1 else (len(sizes) - 1,)
             sizes.append(64)
-            others.append(Op((*before, 2 * k, 2 * k + 1), (len(sizes) - 1,), 0, 2.0))
+            others.append(ProblemOp((*before, 2 * k, 2 * k + 1), (len(sizes) - 1,), 0, 2.0))
         return Problem((*forward, *others), tuple(sizes), len(forward))
 
     least = [chain_plans(layers(count)).least_bytes for count in (10, 40)]

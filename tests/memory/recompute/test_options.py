@@ -8,8 +8,8 @@ import memory.recompute.options as options_module
 from memory.recompute.blocks import NO_BUFFER, Block
 from memory.recompute.local import place_runs
 from memory.recompute.options import block_options, candidates, joined_options
-from memory.recompute.problem import Op, Problem
-from memory.recompute.save_sets import Pass, judge
+from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.save_sets import SweepPass, judge
 
 
 def chain_step(rng, num_forward, *, needs=0.7):
@@ -20,14 +20,14 @@ def chain_step(rng, num_forward, *, needs=0.7):
         reads = {i - 1} if i else set()
         if i and i not in (middle, middle + 1) and rng.random() < 0.5:
             reads.add(i - 2 if i not in (0, 1) else 0)
-        forward.append(Op(tuple(sorted(reads)), (i,), 0, rng.randint(1, 9)))
+        forward.append(ProblemOp(tuple(sorted(reads)), (i,), 0, rng.randint(1, 9)))
     others = []
     for i in reversed(range(num_forward)):
         reads = [b for b in (*forward[i].reads, i) if rng.random() < needs]
         if others:
             reads.append(len(sizes) - 1)
         sizes.append(rng.randint(1, 4))
-        others.append(Op(tuple(dict.fromkeys(reads)), (len(sizes) - 1,)))
+        others.append(ProblemOp(tuple(dict.fromkeys(reads)), (len(sizes) - 1,)))
     return Problem((*forward, *others), tuple(sizes), num_forward)
 
 
@@ -66,7 +66,7 @@ def test_no_set_beats_the_front_and_no_option_of_it_another(seed, monkeypatch):
     local = place_runs(problem, placed_blocks(problem), 1)[0][0].local
     choices, always = candidates(local)
     assert always == ()
-    costs = columns(judge(local, every_set(local, choices))[Pass.FIRST])
+    costs = columns(judge(local, every_set(local, choices))[SweepPass.FIRST])
     front = np.array(
         [
             [o.saved_bytes, o.forward_peak, o.stage_peak, o.duration]
@@ -82,8 +82,12 @@ def test_no_set_beats_the_front_and_no_option_of_it_another(seed, monkeypatch):
 
 
 def test_small_buffers_beside_large_ones_are_saved_where_the_stage_reads_them():
-    forward = [Op((), (0,), 0, 1.0), Op((0,), (1, 2), 0, 1.0), Op((1,), (3,), 0, 1.0)]
-    backward = [Op((1, 2, 3), (4,)), Op((0, 4), (5,))]
+    forward = [
+        ProblemOp((), (0,), 0, 1.0),
+        ProblemOp((0,), (1, 2), 0, 1.0),
+        ProblemOp((1,), (3,), 0, 1.0),
+    ]
+    backward = [ProblemOp((1, 2, 3), (4,)), ProblemOp((0, 4), (5,))]
     problem = Problem((*forward, *backward), (6400, 6400, 64, 6400, 1, 1), 3)
     block = Block(0, 3, 3, 5, NO_BUFFER, NO_BUFFER)
     local = place_runs(problem, (block,), 1)[0][0].local
@@ -101,7 +105,7 @@ def test_a_thin_front_still_has_its_ends():
     choices, _ = candidates(local)
     sets = np.zeros((2, len(local.size_bytes)), bool)
     sets[1, list(choices)] = True
-    nothing, everything = columns(judge(local, sets)[Pass.AGAIN])
+    nothing, everything = columns(judge(local, sets)[SweepPass.AGAIN])
     assert min(o.saved_bytes for o in front) <= nothing[0]
     assert min(o.duration for o in front) <= everything[3]
 
@@ -131,7 +135,7 @@ def test_two_blocks_as_one_may_drop_what_crosses_between_them(seed):
     run = placed[0][1]
     joined = joined_options(run, *sides)
     choices, _ = candidates(run.local)
-    costs = columns(judge(run.local, every_set(run.local, choices))[Pass.FIRST])
+    costs = columns(judge(run.local, every_set(run.local, choices))[SweepPass.FIRST])
     assert min(o.saved_bytes for o in joined.first) == costs[:, 0].min()
     assert min(o.duration for o in joined.first) == costs[:, 3].min()
     assert min(o.stage_peak for o in joined.first) <= np.sort(costs[:, 2])[len(costs) // 2]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from memory.offsets import plan_offsets
 from memory.recompute.planner import Infeasible, Planner, plan_recompute, smallest_plan
-from memory.recompute.problem import Op, Problem, check_sequence
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.simulate import buffer_intervals, simulate
 
 
@@ -16,10 +16,10 @@ def network(sizes, *, skip=None, time=1.0):
         reads = (i - 1,) if i else ()
         if skip is not None and i == num - 1:
             reads = (*reads, skip)
-        forward.append(Op(reads, (i,), 0, time))
+        forward.append(ProblemOp(reads, (i,), 0, time))
     for i in reversed(range(num)):
         before = (2 * num - 2 - i,) if backward else ()
-        backward.append(Op((i, *before), (2 * num - 1 - i,), 0, time))
+        backward.append(ProblemOp((i, *before), (2 * num - 1 - i,), 0, time))
     return Problem((*forward, *backward), (*sizes, *reversed(sizes)), num)
 
 

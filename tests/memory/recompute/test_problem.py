@@ -1,16 +1,16 @@
 import pytest
 
-from memory.recompute.problem import Op, Problem, check_sequence, without_idle_runs
+from memory.recompute.problem import Problem, ProblemOp, check_sequence, without_idle_runs
 
 # x0 -> x1 -> x2, then the gradient of x2 and that of x1, which reads x1 and x0 again.
 CHAIN = Problem(
     (
-        Op((), (0,)),
-        Op((0,), (1,)),
-        Op((1,), (2,)),
-        Op((2,), (3,)),
-        Op((1, 3), (4,)),
-        Op((0, 4), ()),
+        ProblemOp((), (0,)),
+        ProblemOp((0,), (1,)),
+        ProblemOp((1,), (2,)),
+        ProblemOp((2,), (3,)),
+        ProblemOp((1, 3), (4,)),
+        ProblemOp((0, 4), ()),
     ),
     (8, 8, 8, 8, 8),
     3,
@@ -43,7 +43,7 @@ def test_a_sequence_that_computes_something_else_is_refused(sequence, message):
 
 
 def test_a_forward_op_that_never_runs_is_missed():
-    problem = Problem((Op((), (0,)), Op((), (1,)), Op((0,), ())), (1, 1), 2)
+    problem = Problem((ProblemOp((), (0,)), ProblemOp((), (1,)), ProblemOp((0,), ())), (1, 1), 2)
     with pytest.raises(ValueError, match="op 1 never runs"):
         check_sequence(problem, (0, 2))
 
@@ -62,19 +62,27 @@ def test_a_run_that_nobody_reads_before_the_next_is_left_out(sequence, kept):
 
 
 def test_a_forward_op_that_nobody_reads_keeps_one_run():
-    problem = Problem((Op((), (0,)), Op((), (1,)), Op((0,), ())), (1, 1), 2)
+    problem = Problem((ProblemOp((), (0,)), ProblemOp((), (1,)), ProblemOp((0,), ())), (1, 1), 2)
     assert without_idle_runs(problem, (0, 1, 1, 2)) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
     ("ops", "num_forward", "message"),
     [
-        ((Op((), (2,)),), 1, "op 0 names buffer 2, but there are 2 buffers"),
-        ((Op((0,), (1,)),), 1, "op 0 reads buffer 0, which no earlier op writes"),
-        ((Op((), (0,)), Op((), (0,))), 2, "forward op 1 writes buffer 0, which an earlier op"),
-        ((Op((), (0,)), Op((), (0,))), 1, "op 1 writes buffer 0, which forward op 0 makes"),
-        ((Op((), (0,)),), 2, "expected 0 to 1 forward ops, got num_forward=2"),
-        ((Op((), (0,)),), -1, "expected 0 to 1 forward ops, got num_forward=-1"),
+        ((ProblemOp((), (2,)),), 1, "op 0 names buffer 2, but there are 2 buffers"),
+        ((ProblemOp((0,), (1,)),), 1, "op 0 reads buffer 0, which no earlier op writes"),
+        (
+            (ProblemOp((), (0,)), ProblemOp((), (0,))),
+            2,
+            "forward op 1 writes buffer 0, which an earlier op",
+        ),
+        (
+            (ProblemOp((), (0,)), ProblemOp((), (0,))),
+            1,
+            "op 1 writes buffer 0, which forward op 0 makes",
+        ),
+        ((ProblemOp((), (0,)),), 2, "expected 0 to 1 forward ops, got num_forward=2"),
+        ((ProblemOp((), (0,)),), -1, "expected 0 to 1 forward ops, got num_forward=-1"),
     ],
 )
 def test_ops_that_contradict_themselves_are_refused(ops, num_forward, message):

@@ -6,8 +6,8 @@ import pytest
 
 from memory.recompute.blocks import NO_BUFFER, Block
 from memory.recompute.local import place_runs
-from memory.recompute.problem import Op, Problem, check_sequence
-from memory.recompute.save_sets import Pass, judge, judge_through, steps_of
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
+from memory.recompute.save_sets import SweepPass, judge, judge_through, steps_of
 from memory.recompute.simulate import live_bytes_by_step, simulate
 
 
@@ -25,7 +25,7 @@ def training_step(rng, num_forward):
         if rng.random() < 0.3:
             sizes.append(1)
         writes = tuple(range(first, len(sizes)))
-        forward.append(Op(tuple(reads), writes, rng.choice([0, 3]), i + 1, pairs))
+        forward.append(ProblemOp(tuple(reads), writes, rng.choice([0, 3]), i + 1, pairs))
     num_made, gradients, others = len(sizes), [], []
     for op in reversed(forward):
         needs = [b for b in (*op.reads, *op.writes) if rng.random() < 0.7]
@@ -35,7 +35,7 @@ def training_step(rng, num_forward):
         pairs = tuple((new, b) for b in (*known, *needs) if sizes[b] == sizes[new])
         changed = tuple(known[:1])
         reads = tuple(dict.fromkeys((*needs, *known)))
-        others.append(Op(reads, (new, *changed), rng.choice([0, 4]), 50, pairs))
+        others.append(ProblemOp(reads, (new, *changed), rng.choice([0, 4]), 50, pairs))
         gradients.append(new)
     assert num_made <= len(sizes)
     return Problem((*forward, *others), tuple(sizes), num_forward)
@@ -64,9 +64,9 @@ def test_every_lane_costs_what_the_simulation_of_its_sequence_says(seed):
     problem = training_step(rng, rng.randint(1, 8))
     placed = whole(problem)
     sets = sets_of(placed.local, rng, 12)
-    costs = judge(placed.local, sets)[Pass.FIRST]
+    costs = judge(placed.local, sets)[SweepPass.FIRST]
     for lane in range(len(sets)):
-        forward, stage = steps_of(placed.local, sets[lane : lane + 1], Pass.FIRST)
+        forward, stage = steps_of(placed.local, sets[lane : lane + 1], SweepPass.FIRST)
         sequence = (*op_numbers(placed, forward), *op_numbers(placed, stage))
         check_sequence(problem, sequence)
         live = live_bytes_by_step(problem, sequence)
@@ -82,7 +82,7 @@ def test_saving_everything_makes_nothing_again_and_saving_nothing_makes_everythi
     problem = training_step(Random(seed), 6)
     local = whole(problem).local
     sets = np.array([local.recomputable, [False] * len(local.recomputable)])
-    costs = judge(local, sets)[Pass.FIRST]
+    costs = judge(local, sets)[SweepPass.FIRST]
     once = sum(op.duration for op in problem.ops[: problem.num_forward])
     assert costs.duration[0] == once
     read = {b for op in local.stage for b in op.reads if local.recomputable[b]}
@@ -93,12 +93,12 @@ def test_saving_everything_makes_nothing_again_and_saving_nothing_makes_everythi
 def three_blocks():
     """a -> b -> c -> d in three blocks: b reads its input back, c its output, d nothing."""
     forward = [
-        Op((), (0,), 0, 1.0),
-        Op((0,), (1,), 0, 2.0),
-        Op((1,), (2,), 0, 4.0, ((2, 1),)),
-        Op((2,), (3,), 5, 8.0),
+        ProblemOp((), (0,), 0, 1.0),
+        ProblemOp((0,), (1,), 0, 2.0),
+        ProblemOp((1,), (2,), 0, 4.0, ((2, 1),)),
+        ProblemOp((2,), (3,), 5, 8.0),
     ]
-    backward = [Op((2,), (4,)), Op((4, 2), (5,)), Op((5, 0), (6,))]
+    backward = [ProblemOp((2,), (4,)), ProblemOp((4, 2), (5,)), ProblemOp((5, 0), (6,))]
     problem = Problem((*forward, *backward), (10, 20, 20, 30, 7, 7, 7), 4)
     blocks = (
         Block(0, 1, 7, 7, NO_BUFFER, 0),
@@ -117,11 +117,11 @@ def test_a_middle_block_counts_beyond_its_input():
     assert [problem.size_bytes[b] for b in middle.buffers] == list(local.size_bytes)
     costs = judge(local, np.zeros((1, len(local.size_bytes)), bool))
     # Again: run both ops (buffer 2 takes over 1), hold 2; then 4, 2 and 5 beside the input.
-    assert costs[Pass.AGAIN].saved.tolist() == [20]
-    assert costs[Pass.AGAIN].forward_peak.tolist() == [20]
-    assert costs[Pass.AGAIN].stage_peak.tolist() == [7 + 20 + 7]
-    assert costs[Pass.AGAIN].duration.tolist() == [6.0]
-    through = judge_through(local, Pass.AGAIN)
+    assert costs[SweepPass.AGAIN].saved.tolist() == [20]
+    assert costs[SweepPass.AGAIN].forward_peak.tolist() == [20]
+    assert costs[SweepPass.AGAIN].stage_peak.tolist() == [7 + 20 + 7]
+    assert costs[SweepPass.AGAIN].duration.tolist() == [6.0]
+    through = judge_through(local, SweepPass.AGAIN)
     assert (through.held_peak, through.passing_peak, through.duration) == (20, 30, 6.0)
 
 
@@ -129,15 +129,15 @@ def test_alone_a_block_makes_no_output_that_its_stage_does_not_read():
     problem, blocks = three_blocks()
     first = place_runs(problem, blocks, 1)[0][0].local
     costs = judge(first, np.zeros((1, len(first.size_bytes)), bool))
-    assert costs[Pass.ALONE].duration.tolist() == [0.0]
-    assert costs[Pass.AGAIN].duration.tolist() == [1.0]
-    assert costs[Pass.AGAIN].saved.tolist() == [10]
+    assert costs[SweepPass.ALONE].duration.tolist() == [0.0]
+    assert costs[SweepPass.AGAIN].duration.tolist() == [1.0]
+    assert costs[SweepPass.AGAIN].saved.tolist() == [10]
 
 
 def test_equal_blocks_are_of_one_kind():
-    forward = [Op((k - 1,) if k else (), (k,), 0, 1.0) for k in range(6)]
-    backward = [Op((5,), (6,))]
-    backward += [Op((k, k - 1, 11 - k), (12 - k,)) for k in reversed(range(1, 6))]
+    forward = [ProblemOp((k - 1,) if k else (), (k,), 0, 1.0) for k in range(6)]
+    backward = [ProblemOp((5,), (6,))]
+    backward += [ProblemOp((k, k - 1, 11 - k), (12 - k,)) for k in reversed(range(1, 6))]
     problem = Problem((*forward, *backward), (8,) * 12, 6)
     blocks = tuple(
         Block(k, k + 1, 11 - k, 12 - k, k - 1, k if k < 5 else NO_BUFFER) for k in range(6)
@@ -155,4 +155,4 @@ def test_all_passes_agree_where_every_op_is_wanted_and_the_output_is_read():
         sets = np.zeros((1, len(local.size_bytes)), bool)
         sets[0, 1] = chosen[0]
         costs = judge(local, sets)
-        assert len({float(costs[which].duration[0]) for which in Pass}) == 1
+        assert len({float(costs[which].duration[0]) for which in SweepPass}) == 1

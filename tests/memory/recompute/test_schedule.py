@@ -3,8 +3,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from memory.recompute.problem import Op, Problem, check_sequence
-from memory.recompute.schedule import Schedule
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
+from memory.recompute.schedule import RecomputeSchedule
 from memory.recompute.simulate import live_bytes_by_step
 
 
@@ -18,17 +18,19 @@ def random_problem(rng, num_forward):
         if reads and rng.random() < 0.4:
             sizes[2 * i] = sizes[reads[0]]
             pairs = ((2 * i, reads[0]),)
-        ops.append(Op(reads, (2 * i, 2 * i + 1), rng.choice([0, 3]), rng.randint(1, 9), pairs))
+        ops.append(
+            ProblemOp(reads, (2 * i, 2 * i + 1), rng.choice([0, 3]), rng.randint(1, 9), pairs)
+        )
     for i in reversed(range(num_forward)):
         read = (rng.randrange(2 * num_forward), rng.randrange(2 * num_forward))
         before = (len(sizes) - 1,) if i < num_forward - 1 else ()
         if before and rng.random() < 0.3:
             reads = tuple(sorted({*read, *before}))
-            ops.append(Op(reads, before, 0, 1))
+            ops.append(ProblemOp(reads, before, 0, 1))
             continue
         reads = tuple(sorted({*read, *before}))
         sizes.append(sizes[read[0]])
-        ops.append(Op(reads, (len(sizes) - 1,), 0, 1, ((len(sizes) - 1, read[0]),)))
+        ops.append(ProblemOp(reads, (len(sizes) - 1,), 0, 1, ((len(sizes) - 1, read[0]),)))
     return Problem(tuple(ops), tuple(sizes), num_forward)
 
 
@@ -44,7 +46,7 @@ def expected_live(schedule):
 def test_the_bytes_after_any_edits_equal_a_simulation_from_scratch(seed):
     rng = Random(seed)
     problem = random_problem(rng, rng.randint(2, 8))
-    schedule = Schedule(problem)
+    schedule = RecomputeSchedule(problem)
     added = []
     for _ in range(rng.randint(1, 14)):
         if added and rng.random() < 0.4:
@@ -64,17 +66,17 @@ def test_the_bytes_after_any_edits_equal_a_simulation_from_scratch(seed):
 
     groups = schedule.snapshot()
     assert schedule.groups_of(schedule.sequence) == groups
-    other = Schedule(problem)
+    other = RecomputeSchedule(problem)
     other.restore(groups)
     assert (other.live.tolist(), other.sequence) == (schedule.live.tolist(), schedule.sequence)
     schedule.restore(())
-    assert schedule.live.tolist() == Schedule(problem).live.tolist()
+    assert schedule.live.tolist() == RecomputeSchedule(problem).live.tolist()
     assert schedule.sequence == problem.store_all
 
 
 def test_a_sequence_of_another_form_has_no_groups():
-    problem = Problem((Op((), (0,)), Op((0,), (1,)), Op((1,), ())), (1, 1), 2)
-    schedule = Schedule(problem)
+    problem = Problem((ProblemOp((), (0,)), ProblemOp((0,), (1,)), ProblemOp((1,), ())), (1, 1), 2)
+    schedule = RecomputeSchedule(problem)
     assert schedule.groups_of((0, 1, 0, 1, 2)) == ((2, (0, 1)),)
     assert schedule.groups_of((0, 1, 1, 1, 2)) is None
     assert schedule.groups_of((1, 0, 2)) is None

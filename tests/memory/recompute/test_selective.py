@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.recompute.floor import floor_op
-from memory.recompute.problem import Op, Problem, check_sequence
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.selective import Selective, selective
 from memory.recompute.simulate import simulate
 
@@ -23,14 +23,16 @@ def training_step(rng, num_forward, *, is_chain=False):
         if reads and rng.random() < 0.3:
             sizes[i] = sizes[reads[-1]]
             pairs = ((i, reads[-1]),)
-        forward.append(Op(reads, (i,), rng.choice([0, 0, 2]), rng.randint(1, 9), pairs))
+        forward.append(ProblemOp(reads, (i,), rng.choice([0, 0, 2]), rng.randint(1, 9), pairs))
     backward = []
     for i in reversed(range(num_forward)):
         needs = tuple(b for b in (*forward[i].reads, i) if rng.random() < 0.7)
         before = (len(sizes) - 1,) if backward else ()
         sizes.append(rng.randint(1, 9))
         reads = tuple(dict.fromkeys((*needs, *before)))
-        backward.append(Op(reads, (len(sizes) - 1,), rng.choice([0, 0, 2]), rng.randint(1, 9)))
+        backward.append(
+            ProblemOp(reads, (len(sizes) - 1,), rng.choice([0, 0, 2]), rng.randint(1, 9))
+        )
     return Problem((*forward, *backward), tuple(sizes), num_forward)
 
 
@@ -144,13 +146,13 @@ def test_an_answer_does_not_depend_on_those_before():
 def test_a_skip_of_a_network_shaped_like_a_u_is_dropped_where_it_spans_the_peak():
     # 0 -> 1 -> 2 -> 3, and 3 reads the skip 0 as well; the large buffer in the middle is the peak.
     forward = (
-        Op((), (0,), 0, 1.0),
-        Op((0,), (1,), 0, 1.0),
-        Op((1,), (2,), 0, 1.0),
-        Op((2,), (3,), 0, 1.0),
-        Op((3, 0), (4,), 0, 1.0),
+        ProblemOp((), (0,), 0, 1.0),
+        ProblemOp((0,), (1,), 0, 1.0),
+        ProblemOp((1,), (2,), 0, 1.0),
+        ProblemOp((2,), (3,), 0, 1.0),
+        ProblemOp((3, 0), (4,), 0, 1.0),
     )
-    problem = Problem((*forward, Op((4,), (5,), 0, 1.0)), (8, 4, 20, 4, 4, 4), 5)
+    problem = Problem((*forward, ProblemOp((4,), (5,), 0, 1.0)), (8, 4, 20, 4, 4, 4), 5)
     assert simulate(problem, problem.store_all).peak_bytes == 32
     assert selective(problem, 24) == (0, 1, 2, 3, 0, 4, 5)
     assert selective(problem, 23) is None
@@ -160,10 +162,10 @@ def test_a_skip_of_a_network_shaped_like_a_u_is_dropped_where_it_spans_the_peak(
 def test_equal_ops_in_a_chain_fit_into_twice_the_root_of_their_bytes_for_one_more_forward_pass(
     num_forward,
 ):
-    forward = [Op((i - 1,) if i else (), (i,), 0, 1.0) for i in range(num_forward)]
+    forward = [ProblemOp((i - 1,) if i else (), (i,), 0, 1.0) for i in range(num_forward)]
     last = range(num_forward - 1, 2 * num_forward - 1)
     backward = [
-        Op((num_forward - 1 - k, *((b,) if k else ())), (b + 1,), 0, 1.0)
+        ProblemOp((num_forward - 1 - k, *((b,) if k else ())), (b + 1,), 0, 1.0)
         for k, b in enumerate(last)
     ]
     problem = Problem((*forward, *backward), (1,) * 2 * num_forward, num_forward)
@@ -173,8 +175,8 @@ def test_equal_ops_in_a_chain_fit_into_twice_the_root_of_their_bytes_for_one_mor
 
 
 def test_a_first_run_that_only_the_backward_reads_just_runs_later():
-    forward = (Op((), (0,), 0, 1.0), Op((), (1,), 0, 1.0))
-    problem = Problem((*forward, Op((1,), (2,)), Op((0, 2), ())), (8, 8, 1), 2)
+    forward = (ProblemOp((), (0,), 0, 1.0), ProblemOp((), (1,), 0, 1.0))
+    problem = Problem((*forward, ProblemOp((1,), (2,)), ProblemOp((0, 2), ())), (8, 8, 1), 2)
     assert selective(problem, 10) == (1, 2, 0, 3)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memory.liveness import lower_bound
-from memory.recompute.problem import Op, Problem, check_sequence
+from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.simulate import buffer_intervals, live_bytes_by_step, make_versions, simulate
 
 
@@ -27,7 +27,7 @@ def random_problem(rng, num_forward):
         reads = tuple(sorted({rng.choice(made[-4:]) for _ in range(rng.randint(0, 2)) if made}))
         writes = tuple(new_buffer() for _ in range(rng.choice([1, 1, 1, 2])))
         pairs = in_place(reads, writes[0])
-        forward.append(Op(reads, writes, rng.choice([0, 0, 5]), rng.randint(0, 9), pairs))
+        forward.append(ProblemOp(reads, writes, rng.choice([0, 0, 5]), rng.randint(0, 9), pairs))
         made += writes
     for op in reversed(forward):
         reads = {b for b in (*op.reads, *op.writes) if rng.random() < 0.5} | set(gradients[-1:])
@@ -39,7 +39,7 @@ def random_problem(rng, num_forward):
             gradients.append(gradient)
             pairs = in_place(tuple(sorted(reads)), gradient)
         ops = tuple(sorted(reads))
-        others.append(Op(ops, (gradient,), rng.choice([0, 0, 5]), rng.randint(0, 9), pairs))
+        others.append(ProblemOp(ops, (gradient,), rng.choice([0, 0, 5]), rng.randint(0, 9), pairs))
     return Problem((*forward, *others), tuple(sizes), num_forward)
 
 
@@ -110,8 +110,8 @@ def test_intervals_to_place_have_the_simulated_peak(seed):
 
 
 def test_running_again_makes_a_new_version_and_frees_the_old_one():
-    forward = (Op((), (0,)), Op((0,), (1,)), Op((1,), (2,)))
-    problem = Problem((*forward, Op((0, 2), (3,))), (4, 1, 1, 1), 3)
+    forward = (ProblemOp((), (0,)), ProblemOp((0,), (1,)), ProblemOp((1,), (2,)))
+    problem = Problem((*forward, ProblemOp((0, 2), (3,))), (4, 1, 1, 1), 3)
     assert live_bytes_by_step(problem, (0, 1, 2, 3)).tolist() == [4, 5, 6, 6]
     assert live_bytes_by_step(problem, (0, 1, 2, 0, 3)).tolist() == [4, 5, 2, 5, 6]
     versions = make_versions(problem, (0, 1, 2, 0, 3))
@@ -125,9 +125,9 @@ def test_running_again_makes_a_new_version_and_frees_the_old_one():
 
 
 def test_an_output_in_place_counts_once_only_where_its_input_dies():
-    relu = Op((0,), (1,), in_place=((1, 0),))
-    dies = Problem((Op((), (0,)), relu, Op((1,), ())), (8, 8), 2)
-    lives = Problem((Op((), (0,)), relu, Op((0, 1), ())), (8, 8), 2)
+    relu = ProblemOp((0,), (1,), in_place=((1, 0),))
+    dies = Problem((ProblemOp((), (0,)), relu, ProblemOp((1,), ())), (8, 8), 2)
+    lives = Problem((ProblemOp((), (0,)), relu, ProblemOp((0, 1), ())), (8, 8), 2)
     assert simulate(dies, dies.store_all).peak_bytes == 8
     assert simulate(lives, lives.store_all).peak_bytes == 16
     assert buffer_intervals(dies, dies.store_all)[2].tolist() == [8]
