@@ -25,7 +25,8 @@ class Engine:
     """An engine: its script, the folder of its environment, and the settings to be tried.
 
     `folder` is empty for the Python that runs this. `variants` are tried one by one, and the
-    fastest is measured. `cache_variables` name folders that it keeps compiled programs in. Rows in
+    fastest is measured; `row_variants` are pairs (row, variant) that only one row has beside them.
+    `cache_variables` name folders that it keeps compiled programs in. Rows in
     other than its `precisions` pass it by.
     """
 
@@ -36,6 +37,11 @@ class Engine:
     environment: tuple[tuple[str, str], ...] = ()
     cache_variables: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("fp32", "bf16")
+    row_variants: tuple[tuple[str, str], ...] = ()
+
+    def variants_of(self, row: str) -> tuple[str, ...]:
+        """Return the settings to be tried for a row."""
+        return (*self.variants, *[variant for name, variant in self.row_variants if name == row])
 
 
 _MALLOC = (
@@ -48,7 +54,14 @@ _MALLOC = (
 OURS = Engine("actorflow", "actorflow_engine.py", "", ("",), (), ("ACTORFLOW_CACHE",))
 
 RIVALS: tuple[Engine, ...] = (
-    Engine("torch", "torch_engine.py", "torch", ("eager",), _MALLOC),
+    Engine(
+        "torch",
+        "torch_engine.py",
+        "torch",
+        ("eager",),
+        _MALLOC,
+        row_variants=(("gpt-vocab", "chunked"),),
+    ),
     Engine(
         "torch.compile",
         "torch_engine.py",
@@ -69,6 +82,7 @@ RIVALS: tuple[Engine, ...] = (
         ),
         ("JAX_COMPILATION_CACHE_DIR",),
         ("fp32",),
+        (("gpt-vocab", "chunked"),),
     ),
     Engine(
         "tensorflow",

@@ -82,7 +82,7 @@ def measure_row(task: BenchTask, engines: Sequence[Engine], method: Method) -> R
         ready: list[_Racer] = []
         for engine in [e for e in engines if task.precision in e.precisions]:
             method.say(f"{task.row} {task.precision}: {engine.name}")
-            for variant in engine.variants:
+            for variant in engine.variants_of(task.row):
                 ready += _started(task, engine, variant, method, stack, failures)
                 check_losses(task, ready)
         racers: list[_Racer] = []

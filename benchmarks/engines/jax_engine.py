@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -18,6 +18,8 @@ from rows.row import Row, is_linear, is_table
 from engines.serve import gemm_operands, mean_square, round_robin, serve
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+NUM_CHUNKS = 8
+"""Of the rows of a large vocabulary's logits, where the loss goes by chunks."""
 
 
 def linear(p, name, x):
@@ -67,12 +69,28 @@ def mlp(row, p, batch):
     return cross_entropy(chain(row, p, batch["x"]), batch["y"])
 
 
-def gpt(row, p, batch):
+def hidden(row, p, batch):
     h = p["emb.weight"][batch["x"]] + p["pos.weight"]
     for i in range(row.sizes["layers"]):
         h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    scores = linear(p, "head", norm(p, "norm", h))
+    return norm(p, "norm", h)
+
+
+def gpt(row, p, batch):
+    scores = linear(p, "head", hidden(row, p, batch))
     return cross_entropy(scores, batch["y"]) if row.is_training else scores
+
+
+def chunked_gpt(row, p, batch):
+    """The same loss by chunks of rows, whose logits are made again for their gradient."""
+    h, labels = hidden(row, p, batch), batch["y"]
+
+    @jax.checkpoint
+    def chunk(rows):
+        return cross_entropy(linear(p, "head", rows[0]), rows[1])
+
+    parts = h.reshape(NUM_CHUNKS, -1, h.shape[-1]), labels.reshape(NUM_CHUNKS, -1)
+    return jnp.mean(jax.lax.map(chunk, parts))
 
 
 def gpt2_block(row, p, batch):
@@ -84,7 +102,7 @@ def wide_deep(row, p, batch):
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, chunked_gpt, gpt2_block, wide_deep)}
 
 
 def sgd_step(row: Row):
@@ -162,7 +180,8 @@ class Session:
         jax.block_until_ready(self.parameters)
 
     def describe(self) -> dict[str, object]:
-        return {"settings": f"jax {jax.__version__}, jit of the whole step, donated state"}
+        chunks = ", loss in chunks" if self.row.family == "chunked_gpt" else ""
+        return {"settings": f"jax {jax.__version__}, jit of the whole step, donated state{chunks}"}
 
     def launches(self) -> list[dict[str, object]]:
         return []
@@ -178,6 +197,8 @@ class Jax:
             for n, a in row.weights().items()
         }
         batches = [{n: jnp.array(a) for n, a in batch.items()} for batch in row.batches()]
+        if variant == "chunked":
+            row = replace(row, family="chunked_gpt")
         function, state = self._step(row, parameters)
         return Session(row, parameters, state, function, round_robin(batches))
 

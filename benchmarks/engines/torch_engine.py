@@ -62,18 +62,30 @@ def mlp(row: Row, p: Parameters, batch):
     return f.cross_entropy(chain(row, p, batch["x"]).float(), batch["y"])
 
 
-def logits(row: Row, p: Parameters, x):
+def hidden(row: Row, p: Parameters, x):
     h = f.embedding(x, p["emb.weight"]) + p["pos.weight"]
     for i in range(row.sizes["layers"]):
         h = block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    return linear(p, "head", norm(p, "norm", h))
+    return norm(p, "norm", h)
 
 
 def gpt(row: Row, p: Parameters, batch):
-    found = logits(row, p, batch["x"])
+    found = linear(p, "head", hidden(row, p, batch["x"]))
     if not row.is_training:
         return found
     return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
+
+
+def chunked_gpt(row: Row, p: Parameters, batch):
+    """The same loss without the logits of a whole batch: torch's own chunks of rows."""
+    h = hidden(row, p, batch["x"])
+    return f.linear_cross_entropy(
+        h.view(-1, h.shape[-1]),
+        p["head.weight"],
+        batch["y"].view(-1),
+        linear_bias=p["head.bias"],
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
 
 
 def gpt2_block(row: Row, p: Parameters, batch):
@@ -142,7 +154,7 @@ class Torch:
         ]
         settings = [f"torch {torch.__version__}, {torch.get_num_threads()} threads"]
         tables = [n for n in parameters if row.family == "wide_deep" and is_table(n)]
-        function = FAMILIES[row.family]
+        function = chunked_gpt if variant == "chunked" else FAMILIES[row.family]
         arithmetic = {n: p for n, p in parameters.items() if n not in tables}
 
         def plain(batch):
@@ -150,7 +162,9 @@ class Torch:
                 return function(row, arithmetic, batch)
 
         loss = plain
-        if variant != "eager":
+        if variant == "chunked":
+            settings.append("nn.functional.linear_cross_entropy in chunks")
+        elif variant != "eager":
             mode = None if variant == "default" else variant
             loss = torch.compile(plain, mode=mode, dynamic=False)
             settings.append(f"torch.compile mode={variant}")

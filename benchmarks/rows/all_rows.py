@@ -12,6 +12,7 @@ ALL_ROWS: tuple[Row, ...] = (
     *mlp.ROWS,
     _GPT["char-gpt"],
     _GPT["gpt"],
+    _GPT["gpt-vocab"],
     *gpt2_block.ROWS,
     *wide_deep.ROWS,
     _GPT["inference"],

@@ -1,4 +1,8 @@
-"""GPTs: of the demo's size, of 10.8 M parameters, and that one's inference, one text at a time."""
+"""GPTs: the demo's, one of 10.8 M parameters, one of a large vocabulary, and an inference.
+
+The second's inference takes one text at a time. With 50,257 words the logits of a step are 206 MB,
+and so is their gradient; what an engine can do about that is a variant of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from rows.row import NUM_BATCHES, Arrays, Optimizer, Row, normal
 CHAR = {"layers": 2, "width": 128, "heads": 4, "seq": 64, "batch": 32, "vocab": 128}
 FULL = {"layers": 6, "width": 384, "heads": 6, "seq": 256, "batch": 8, "vocab": 65}
 ONE = FULL | {"batch": 1}
+VOCAB = FULL | {"layers": 4, "batch": 4, "vocab": 50_257}
 
 
 def block_weights(rng: np.random.Generator, prefix: str, width: int) -> Arrays:
@@ -64,5 +69,6 @@ def _row(name: str, sizes: dict[str, int], optimizer: Optimizer, *precisions: st
 ROWS = (
     _row("char-gpt", CHAR, Optimizer("adamw", 1e-3, 0.01)),
     _row("gpt", FULL, Optimizer("adamw", 3e-4, 0.01), "fp32", "bf16"),
+    _row("gpt-vocab", VOCAB, Optimizer("adamw", 3e-4, 0.01)),
     _row("inference", ONE, Optimizer("none")),
 )

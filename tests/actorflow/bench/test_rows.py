@@ -23,6 +23,7 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
         ("mlp", ("fp32", "bf16")),
         ("char-gpt", ("fp32",)),
         ("gpt", ("fp32", "bf16")),
+        ("gpt-vocab", ("fp32",)),
         ("gpt2-block", ("fp32",)),
         ("wide-deep", ("fp32",)),
         ("inference", ("fp32",)),
