@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import msgpack
-
 import compiler.ops.standard  # noqa: F401  # fills the columns
 from actors.kernels import catalogue
 from actors.kernels.kernel import Kernel, KernelNeeds, Operand
@@ -27,6 +25,7 @@ from compiler.ops.copies import copies
 from compiler.ops.shape import COPY
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
 from compiler.registry import Op, OpTypeError, find_op, infer_type, is_comm, is_source, writes
+from compiler.rows import packed
 from compiler.types import DType, RegisterId, TensorType
 
 _RUNNING = (ActorKind.COMPUTE, ActorKind.COPY)
@@ -87,7 +86,7 @@ class _Prover:
         scratch = None if launch.workspace is None else views[launch.workspace]
         block = scratch and (scratch.type, scratch.offset_bytes, scratch.strides_bytes)
         key = (
-            (launch.kernel, launch.op, msgpack.packb(launch.attrs)),
+            (launch.kernel, launch.op, packed(launch.attrs)),
             tuple([(view.type, view.strides_bytes) for view in inputs]),
             tuple([(view.type, view.strides_bytes) for view in outputs]),
             block,
