@@ -270,11 +270,9 @@ class Job:
             check_results(types, evaluation.job.name)
         target = HostTarget()
         # No function of the user runs in here: whoever it waits for might want to compile.
-        with choosing(settings, deterministic=self.options.deterministic) as fuses:
+        with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation, num_ranks)
-            options = replace(
-                options, fuses=fuses, verify=settings.verify, skips_broken_steps=skips
-            )
+            options = replace(options, verify=settings.verify, skips_broken_steps=skips)
             key = cache_key(graph, options, target.fingerprint, evaluated)
             if key not in self._plans:
                 configure(settings.log_level)

@@ -232,7 +232,8 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     graph = timed("trace", lambda: job.graph(model, types))
     timed("same graph?", lambda: job.graph(model, types))
     settings = Settings.from_env(os.environ)
-    options, target = CompileOptions("train", fuses=ready_native(settings)), HostTarget()
+    ready_native(settings)
+    options, target = CompileOptions("train"), HostTarget()
     timed("key", lambda: cache_key(graph, options, target.fingerprint))
     for step in [step for step in PASSES if step.is_wanted(options)]:
         graph = timed(step.name, lambda step=step, graph=graph: step.run(graph))

@@ -30,8 +30,7 @@ class CompileOptions:
     what may live in the memory of the host; "auto", what the budget asks for, where the device has
     a link; "none"; or "optimizer", all optimizer state. `precision`: what products read and what
     lies between them is, "fp32" or "bf16"; `evaluate_precision` the same for the graph that
-    evaluates. `fuses`: whether elementwise and row-reduction ops become groups, which pays where a
-    device has generated kernels. `skips_broken_steps`: whether a step whose loss or gradients are
+    evaluates. `skips_broken_steps`: whether a step whose loss or gradients are
     not finite changes nothing but the counters. `verify`: run the graph verifier between passes.
     """
 
@@ -51,7 +50,6 @@ class CompileOptions:
     precision: str = "fp32"
     evaluate_precision: str = "fp32"
     alignment: int = 64
-    fuses: bool = False
     skips_broken_steps: bool = False
     verify: bool = False
 

@@ -113,7 +113,6 @@ PASSES: tuple[Pass, ...] = (
         partial(fuse.run, with_products=True, ends_at_saved=True),
         ("owned outputs",),
         ("groups",),
-        is_wanted=lambda options: options.fuses,
     ),
     Pass("order", order.run, ("owned outputs", "groups"), ("order",)),
 )

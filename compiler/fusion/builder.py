@@ -52,6 +52,10 @@ class ProgramBuilder:
         self._values.append(operand)
         return len(self._values) - 1
 
+    def is_input(self, value: int) -> bool:
+        """Return whether a value is an operand of the launch."""
+        return isinstance(self._values[value], ProgramInput)
+
     def dtype_of(self, value: int) -> DType:
         """Return the element type of a value."""
         return self._values[value].dtype
@@ -80,15 +84,28 @@ class ProgramBuilder:
             return value
         return self._emit("cast", (value,), dtype, self.kind_of(value))
 
-    def reduce(self, name: str, value: int) -> int:
-        """Emit a reduction of a FULL value over columns (`row_sum`) or rows (`column_sum`).
+    def copied(self, value: int) -> int:
+        """Emit a value once more, as an instruction: what an output needs that is an input."""
+        return self._emit("cast", (value,), self.dtype_of(value), self.kind_of(value))
 
-        Raises InternalError for a value of another kind.
+    def widened(self, value: int, kind: Kind) -> int:
+        """Emit a value of a lesser kind as one of `kind`, or nothing where it is.
+
+        There is no instruction that repeats, so a choice between the value and itself does it, by
+        a condition of the kind that is wanted.
         """
-        if self.kind_of(value) is not Kind.FULL:
-            raise InternalError(
-                f"{name} reads a {self.kind_of(value).value} value, needs a full one"
-            )
+        if joined([self.kind_of(value), kind]) is self.kind_of(value):
+            return value
+        row, column = self.row_index(1, 0), self.column_index()
+        along = {Kind.ROW: (row, row), Kind.COLUMN: (column, column), Kind.FULL: (row, column)}
+        return self.op("select", self.op("le", *along[kind]), value, value)
+
+    def reduce(self, name: str, value: int) -> int:
+        """Emit a reduction over columns (`row_sum`) or rows (`column_sum`).
+
+        A value of a lesser kind than FULL is repeated first.
+        """
+        value = self.widened(value, Kind.FULL)
         if name in ROW_REDUCTIONS:
             return self._emit(name, (value,), self.dtype_of(value), Kind.ROW)
         if name in COLUMN_REDUCTIONS:

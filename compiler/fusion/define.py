@@ -280,11 +280,9 @@ def _widened(array: Array) -> Array:
 
 
 def frame_of(form: Form) -> expansion.Frame | None:
-    """Return how the operands of a call with rows and columns lie; None for one without any."""
+    """Return how the operands of a call with rows and columns lie."""
     e = form.extents
     assert e is not None, "elementwise ops have the pointwise frame"
-    if 0 in e.shape:
-        return None
     sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
     outputs = [
         e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)

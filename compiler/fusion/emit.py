@@ -18,8 +18,8 @@ from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import expand
 from compiler.fusion.members import Member, Members, Read
-from compiler.fusion.program import FusedProgram, ProgramInput
-from compiler.fusion.spaces import Space
+from compiler.fusion.program import FusedProgram, Kind, ProgramInput
+from compiler.fusion.spaces import Space, canonical
 from compiler.graph import Graph, Node
 from compiler.ops.fused import FUSED, fused_attrs
 from compiler.ops.sources import CONSTANT, constant_array
@@ -163,8 +163,17 @@ def write_program(
         types = tuple([graph.types[v] for v in node.inputs])
         made = expand.get(node.op)(p, node.attrs, types, tuple(values))
         value_of.update(zip(node.outputs, made, strict=True))
-    program, kept = p.finish(tuple([value_of[v] for v in outputs]))
+    kinds = {v: k for m in parts for v, k in zip(graph.nodes[m.node].outputs, m.kinds, strict=True)}
+    stored = [_stored(p, value_of[v], kinds[v], space) for v in outputs]
+    program, kept = p.finish(tuple(stored))
     return program, tuple([operands[i] for i in kept])
+
+
+def _stored(p: ProgramBuilder, value: int, kind: Kind, space: Space) -> int:
+    """Return a value as an output of a kind: as many elements, made by an instruction."""
+    if canonical(p.kind_of(value), space) is not canonical(kind, space):
+        value = p.widened(value, kind)
+    return p.copied(value) if p.is_input(value) else value
 
 
 def _number(members: Members, value: ValueId) -> float | None:

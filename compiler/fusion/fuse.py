@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from compiler.fusion.dense_operands import dense_operands
 from compiler.fusion.emit import emit_kernels
 from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.members import Member, Members
@@ -65,6 +66,7 @@ class Group:
     space: Space
     phase: Phase
     is_per_step: bool
+    is_rare: bool
     depth: int
     members: list[Member] = field(default_factory=list)
     made: dict[ValueId, Kind] = field(default_factory=dict)
@@ -120,7 +122,8 @@ def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = Fals
     forward groups at whole tensors that the backward pass keeps: what is computed of these may then
     run again from them alone, without the products before them.
     """
-    members = Members(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
+    ready = dense_operands(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
+    members = Members(ready)
     fused = emit_kernels(members, find_groups(members, ends_at_saved=ends_at_saved))
     return fuse_products(fused) if with_products else fused
 
@@ -314,16 +317,20 @@ def _alone(state: _Assignment, block: _Block, natural: Space) -> _Found | None:
         return None
     index = block.nodes[-1]
     phase = state.members.graph.nodes[index].phase
-    state.groups.append(Group(natural, phase, state.per_step[index], block.deepest + 1))
+    is_rare = state.members.is_rare(index)
+    state.groups.append(Group(natural, phase, state.per_step[index], is_rare, block.deepest + 1))
     state.parent.append(len(state.parent))
     return [len(state.groups) - 1], members
 
 
 def _is_alike(state: _Assignment, block: _Block, groups: list[Group]) -> bool:
-    """Whether a block is of the phase and the rate of groups."""
+    """Whether a block is of the phase and the rate of groups, and for the same kernels."""
     index = block.nodes[-1]
     phase, rate = state.members.graph.nodes[index].phase, state.per_step[index]
-    return all([g.phase is phase and g.is_per_step == rate for g in groups])
+    is_rare = state.members.is_rare(index)
+    return all(
+        [g.phase is phase and g.is_per_step == rate and g.is_rare == is_rare for g in groups]
+    )
 
 
 def _is_small(state: _Assignment, groups: list[Group], members: list[Member]) -> bool:

@@ -55,7 +55,7 @@ def _fits(graph: Graph, product: Node, group: Node, position: int) -> bool:
     if product.op is not MATMUL or product.phase is not group.phase:
         return False
     shape = graph.types[product.outputs[0]].shape
-    if len(shape) != 2:
+    if len(shape) != 2 or 0 in shape:
         return False
     program = program_of(group.attrs)
     operand = program.inputs[position]

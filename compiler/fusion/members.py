@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import Frame, expand, frame
-from compiler.fusion.program import Kind, ProgramInput, joined
+from compiler.fusion.program import Kind, ProgramInput
 from compiler.fusion.spaces import (
     COLUMN,
-    FULL,
     ROW,
     SCALAR,
     Access,
@@ -31,16 +30,9 @@ from compiler.ops.shape import BROADCAST_TO, RESHAPE, STOP_GRADIENT, TRANSPOSE
 from compiler.registry import Op, writes
 from compiler.types import DType, ValueId
 
-COMPUTED = (
-    *(DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16),
-    *(DType.INT64, DType.INT32, DType.BOOL),
-)
-"""Dtypes in which groups compute; other integers are read only to be converted."""
-
-READ = (*COMPUTED, DType.INT16, DType.INT8, DType.UINT32, DType.UINT16, DType.UINT8)
-
-MIN_COLUMNS = 2
-"""Spaces of one column and several rows are seen as one row instead."""
+RARE = (DType.FLOAT16,)
+"""Dtypes that generated code does not know. Ops on them become kernels of their own, so that they
+take no others along to numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +86,16 @@ class Members:
         found = self.frame_of(index)
         if found is None:
             return None
-        size = math.prod(found.shape)
-        num_trailing = found.num_trailing or 1
-        columns = math.prod(found.shape[len(found.shape) - num_trailing :]) if found.shape else 1
-        if columns < MIN_COLUMNS:
-            if found.num_trailing is not None:
-                return None
-            columns = size
-        return Space(size // columns, columns)
+        shape = found.shape
+        if found.num_trailing is None and shape[-1:] in ((), (1,)):
+            return Space(1, math.prod(shape))
+        first = len(shape) - (1 if found.num_trailing is None else found.num_trailing)
+        return Space(math.prod(shape[:first]), math.prod(shape[first:]))
+
+    def is_rare(self, index: int) -> bool:
+        """Whether a node has operands of which generated code knows nothing."""
+        node = self.graph.nodes[index]
+        return any([self.graph.types[v].dtype in RARE for v in (*node.inputs, *node.outputs)])
 
     def fit(self, index: int, space: Space, made: dict[ValueId, Kind]) -> Member | None:
         """Return a node as a member in a space, or None where it does not fit.
@@ -113,10 +107,14 @@ class Members:
         if found is None:
             return None
         for place in _places(found, space):
-            member = self._placed(index, found, place, space, made)
+            member = self._placed(index, place, space, made)
             if member is not None:
                 return member
         return None
+
+    def can_read(self, value: ValueId, access: Access | None, space: Space) -> bool:
+        """Whether the rows of a value lie so that a kernel reads them by an access."""
+        return access is not None and self._read(value, access, space, {}) is not None
 
     def weight_of(self, member: Member) -> int:
         """Return about how many instructions a member takes: those of the first one of its op."""
@@ -138,16 +136,12 @@ class Members:
             return None
         inputs = tuple([self.graph.types[v] for v in node.inputs])
         outputs = tuple([self.graph.types[v] for v in node.outputs])
-        if any([t.dtype not in READ for t in inputs]) or 0 in [t.num_elements for t in inputs]:
-            return None
-        if any([t.dtype not in COMPUTED or t.num_elements == 0 for t in outputs]):
-            return None
         return frame.get(node.op)(inputs, outputs, node.attrs)
 
     def _placed(
-        self, index: int, found: Frame, place: Place, space: Space, made: dict[ValueId, Kind]
+        self, index: int, place: Place, space: Space, made: dict[ValueId, Kind]
     ) -> Member | None:
-        node = self.graph.nodes[index]
+        node, write_only = self.graph.nodes[index], self._write_only(index)
         reads: list[Read] = []
         for value, access in zip(node.inputs, place.inputs, strict=True):
             read = None if access is None else self._read(value, access, space, made)
@@ -159,11 +153,12 @@ class Members:
             if access is None or access.count:
                 return None
             kinds.append(access.kind)
-        if not _is_wide_enough(found, place, reads, kinds[0], space):
-            return None
-        return Member(
-            index, tuple(reads), tuple(kinds), tuple([node.outputs[i] for i in found.write_only])
-        )
+        return Member(index, tuple(reads), tuple(kinds), write_only)
+
+    def _write_only(self, index: int) -> tuple[ValueId, ...]:
+        found = self.frame_of(index)
+        outputs = self.graph.nodes[index].outputs
+        return () if found is None else tuple([outputs[i] for i in found.write_only])
 
     def _read(
         self, value: ValueId, access: Access, space: Space, made: dict[ValueId, Kind]
@@ -233,24 +228,3 @@ def _of_columns(num_elements: int, columns: int) -> Access | None:
     if num_elements == columns:
         return COLUMN
     return SCALAR if num_elements == 1 else None
-
-
-def _is_wide_enough(
-    found: Frame, place: Place, reads: list[Read], made: Kind, space: Space
-) -> bool:
-    """Whether the operands, behind broadcasts, are as wide as what is computed from them.
-
-    Instructions get their kinds from operands, and reductions need FULL ones.
-    """
-    if found.is_whole:
-        return True
-    if found.num_trailing is None:
-        kinds = [read.access.kind for read in reads]
-        return canonical(joined(kinds), space) is canonical(made, space)
-    return all(
-        [
-            read.access.kind is Kind.FULL
-            for read, access in zip(reads, place.inputs, strict=True)
-            if access == FULL
-        ]
-    )

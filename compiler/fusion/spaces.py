@@ -57,11 +57,14 @@ def access_of(shape: Shape, stretched: Shape, columns: int) -> Access | None:
 
     None where the columns are no whole axes of `stretched`, where they hold a part of the tensor's
     elements, or where its rows are not one block repeated: [8, 1, 4, 1] stretched to
-    [8, 6, 4, columns], say.
+    [8, 6, 4, columns], say. A tensor without axes is a number, whatever it is stretched to; in a
+    single column, what has a row for each is read as ROW.
     """
+    if not shape and stretched:
+        return SCALAR
     shape = (1,) * (len(stretched) - len(shape)) + shape
     if shape == stretched:
-        return FULL
+        return ROW if columns == 1 else FULL
     first = _first_column_axis(stretched, columns)
     if first is None:
         return None
@@ -83,10 +86,10 @@ def access_of(shape: Shape, stretched: Shape, columns: int) -> Access | None:
 def _first_column_axis(shape: Shape, columns: int) -> int | None:
     """Return the axis from which on the extents multiply to `columns`."""
     product = 1
-    for axis in range(len(shape) - 1, -1, -1):
-        if product >= columns:
-            return axis + 1 if product == columns else None
-        product *= shape[axis]
+    for axis in range(len(shape), 0, -1):
+        if product == columns:
+            return axis
+        product *= shape[axis - 1]
     return 0 if product == columns else None
 
 

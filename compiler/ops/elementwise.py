@@ -8,7 +8,7 @@ from compiler.attrs import Attrs
 from compiler.bfloat16 import rounded
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.define import fused_op
-from compiler.fusion.expansion import Frame, expand, frame, pointwise_frame
+from compiler.fusion.expansion import expand
 from compiler.fusion.expressions import Expression
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads, Values, gradient_of
@@ -67,18 +67,6 @@ def _cast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     if declared_dtype(attrs) is DType.BFLOAT16:
         return (rounded(inputs[0]),)
     return (inputs[0].astype(attrs.str_("dtype")),)
-
-
-@frame.of(CAST)
-def _cast_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-    """Leave what is no conversion, and those to bool and from floats to integers, to numpy.
-
-    What becomes of a float beyond an integer's range is the machine's choice.
-    """
-    before, after = inputs[0].dtype, outputs[0].dtype
-    if before is after or after is DType.BOOL or (before.is_float and not after.is_float):
-        return None
-    return pointwise_frame(inputs, outputs, attrs)
 
 
 @expand.of(CAST)

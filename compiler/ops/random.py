@@ -89,11 +89,9 @@ def _simplify_dropout(b: GraphBuilder, node: Node, inputs: Values) -> Values | N
 def _dropout_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     """A mask belongs to the row-major index of an element, so x must be FULL.
 
-    One element is left to numpy: seed and step have as many, and would be read as FULL too.
+    One element has an axis here, which tells it from seed and step.
     """
-    shape = outputs[0].shape
-    if math.prod(shape) == 1:
-        return None
+    shape = outputs[0].shape or (1,)
     return Frame(shape, (shape, (), ()), (shape,), is_whole=True)
 
 

@@ -172,20 +172,20 @@ MAX_SUMMED_COLUMNS = 1 << 14
 
 @frame.of(MAX)
 def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-    """Take reductions of floats over the last axes."""
+    """Take reductions over the last axes."""
     (x,) = inputs
     axes = attrs.ints("axes")
-    if not x.dtype.is_float or not axes or not _are_last(axes, x.shape):
+    if not axes or not _are_last(axes, x.shape):
         return None
     return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), x.rank - axes[0])
 
 
 @frame.of(SUM, MEAN)
 def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-    """Take sums of floats over the last axes, or over the first, whose result is write_only."""
+    """Take sums over the last axes, or over the first, whose result is write_only."""
     (x,) = inputs
     axes = attrs.ints("axes")
-    if not x.dtype.is_float or not axes or _are_last(axes, x.shape):
+    if not axes or _are_last(axes, x.shape):
         return _row_frame(inputs, outputs, attrs)
     columns = x.shape[axes[-1] + 1 :]
     is_first = _are_reduced(range(axes[-1] + 1), axes, x.shape)

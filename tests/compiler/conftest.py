@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
+from compiler import pipeline
 from compiler.graph import Graph, GraphBuilder
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.registry import reference
@@ -68,6 +71,13 @@ class Sketch:
 @pytest.fixture
 def sketch():
     return Sketch()
+
+
+@pytest.fixture
+def op_by_op(monkeypatch):
+    """Leave fusion out, so that every op is a launch: for what is said about launches as such."""
+    passes = [replace(p, run=lambda g: g) if p.name == "fuse" else p for p in pipeline.PASSES]
+    monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def attending_job(s, every=1):
     [{}, {"snapshot_every": 2}, {"num_streams": 2}, {"accumulate": 3, "snapshot_every": 1}],
 )
 def test_the_account_of_a_compiled_plan_adds_up_and_is_kept_in_its_file(
-    sketch, fake_target, options
+    op_by_op, sketch, fake_target, options
 ):
     graph = attending_job(sketch, options.get("accumulate", 1))
     plan = compile_graph(graph, fake_target, CompileOptions("job", verify=True, **options))

@@ -9,7 +9,7 @@ from compiler.errors import InternalError
 from compiler.options import CompileOptions
 from compiler.pipeline import LOWERING_NEEDS, PASSES, Pass, check_order
 
-EVERYTHING = CompileOptions("job", precision="bf16", fuses=True, skips_broken_steps=True)
+EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True)
 
 
 def swapped(index):
@@ -18,10 +18,10 @@ def swapped(index):
     return tuple(passes)
 
 
-@pytest.mark.parametrize("settings", [*product(("fp32", "bf16"), (False, True), (False, True))])
+@pytest.mark.parametrize("settings", [*product(("fp32", "bf16"), (False, True))])
 def test_the_passes_stand_in_an_order_that_all_their_needs_allow(settings):
-    precision, fuses, skips = settings
-    options = CompileOptions("job", precision=precision, fuses=fuses, skips_broken_steps=skips)
+    precision, skips = settings
+    options = CompileOptions("job", precision=precision, skips_broken_steps=skips)
     chosen = check_order(PASSES, options)
     assert chosen == tuple(step for step in PASSES if step.is_wanted(options))
 
@@ -64,8 +64,8 @@ def test_no_pass_can_be_left_out_of_the_list(left_out):
 
 def test_what_the_options_leave_out_is_waived_and_not_refused():
     plain = CompileOptions("job")
-    assert "groups" in LOWERING_NEEDS
-    assert "fuse" not in [step.name for step in check_order(PASSES, plain)]
+    assert "products in bfloat16" in LOWERING_NEEDS
+    assert "precision" not in [step.name for step in check_order(PASSES, plain)]
 
 
 def test_two_passes_that_provide_one_fact_are_refused():

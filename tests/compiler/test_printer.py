@@ -17,7 +17,7 @@ from compiler.printer import arena_lines, print_plan, summarise
 
 
 @pytest.fixture
-def plan(sketch, fake_target):
+def plan(sketch, fake_target, op_by_op):
     x = sketch.input("x", (64, 64), "float32")
     w = sketch.variable("w", (64, 64), "float32")
     rate = sketch.constant(np.float32(0.1))

@@ -22,7 +22,7 @@ from compiler.verify import verify_plan
 
 
 @pytest.fixture
-def plan(sketch, fake_target):
+def plan(sketch, fake_target, op_by_op):
     """matmul, exp in place, neg in place, two sums: one chain, with snapshots."""
     x = sketch.input("x", (8, 16), "float32")
     w = sketch.variable("w", (16, 16), "float32")
@@ -131,7 +131,9 @@ def test_a_part_that_is_read_for_the_whole_and_another_part_are_found(plan):
 # -- errors of lowering, which the numbers must not follow ---------------------------------------
 
 
-def test_bytes_given_away_before_their_last_reader_are_found(sketch, fake_target, monkeypatch):
+def test_bytes_given_away_before_their_last_reader_are_found(
+    sketch, fake_target, monkeypatch, op_by_op
+):
     """As if in-place pairs went by the first reader of a value."""
 
     def first_uses(storage, drafts):

@@ -13,7 +13,7 @@ from compiler.options import CompileOptions
 from compiler.passes import fuse_loss
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
-EVERYTHING = CompileOptions("job", precision="bf16", fuses=True, skips_broken_steps=True)
+EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True)
 
 
 class GPT(nn.Module):

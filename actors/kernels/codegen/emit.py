@@ -262,6 +262,8 @@ class _Emitter:
     def _combine(self, phase: Phase, value: int) -> list[str]:
         """Return the reduction of a row from those of its pieces, in their order."""
         own, member = ("double", "d") if self.values.is_float(value) else ("int64_t", "i")
+        if self.values.dtype(value) is DType.UINT64:
+            own = "uint64_t"
         place = f"i * {len(phase.reductions)} + {phase.reductions.index(value)}"
         part = f"((const af_word *)a[{words.PARTIALS}].p)[{place}].{member}"
         op = self.values.op(value)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from actors.race import check_races
 from actors.simulate import simulate
+from compiler import pipeline
 from compiler.attrs import Attrs
 from compiler.budget import offload, spill
 from compiler.budget.choose_offload import apply_offload, choose_offload
@@ -27,7 +28,6 @@ from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT
 from compiler.options import CompileOptions
 from compiler.passes.check import check
-from compiler.pipeline import PASSES
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.target import KernelInfo, Link, link_of
@@ -36,6 +36,8 @@ from compiler.verify import verify_plan
 
 WIDTH = 8
 MATRIX_BYTES = WIDTH * WIDTH * 4
+
+pytestmark = pytest.mark.usefixtures("op_by_op")
 FAST, SLOW = Link(1000.0, 1000.0, 0.0), Link(1e-4, 1e-4, 0.0)
 
 
@@ -84,7 +86,7 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
     if every > 1:
         b.accumulation = Accumulation(every, variable(b, "batches", (), SCRATCH, "int64"))
     graph = b.freeze()
-    for step_ in [p for p in PASSES if p.is_wanted(CompileOptions("job"))]:
+    for step_ in [p for p in pipeline.PASSES if p.is_wanted(CompileOptions("job"))]:
         graph = check(step_.run(graph), step_.name)
     return graph
 

@@ -20,6 +20,8 @@ from compiler.plan import ActorKind, RegisterKind
 from compiler.printer import print_graph, print_plan, summarise
 from compiler.verify import verify_plan
 
+pytestmark = pytest.mark.usefixtures("op_by_op")
+
 
 def small_job(s, depth=3):
     """A training graph: x @ w, a few elementwise ops, a scalar loss, SGD and a step counter."""
