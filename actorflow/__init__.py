@@ -46,6 +46,7 @@ from actorflow.functional import (  # noqa: E402
     where,
 )
 from actorflow.jobs import Job, job  # noqa: E402
+from actorflow.own_ops import numpy_op, op  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
@@ -132,6 +133,8 @@ __all__ = [
     "minimum",
     "mse_loss",
     "nn",
+    "numpy_op",
+    "op",
     "optim",
     "relu",
     "sigmoid",

@@ -20,6 +20,7 @@ from actorflow.tensor import (
 )
 from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.errors import CompileError
+from compiler.fusion.expressions import Expression
 from compiler.ops import activation, binary, elementwise, loss, norm, random, slicing
 from compiler.ops import embedding as embedding_ops
 from compiler.ops import softmax as softmax_ops
@@ -95,6 +96,9 @@ def maximum(a: Operand, b: Operand) -> Tensor:
 
 def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
+    operands: tuple[object, ...] = (condition, a, b)
+    if any([isinstance(o, Expression) for o in operands]):
+        return apply(binary.WHERE, condition, a, b)
     partner = next((o.dtype for o in (a, b) if isinstance(o, Tensor)), DType.FLOAT32)
     chosen = as_tensor(condition, DType.BOOL)
     return apply(binary.WHERE, chosen, as_tensor(a, partner), as_tensor(b, partner))

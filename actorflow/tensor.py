@@ -21,6 +21,8 @@ import numpy.typing as npt
 from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
+from compiler.fusion.define import inlined
+from compiler.fusion.expressions import Expression
 from compiler.ops import activation, binary, elementwise, matmul, reduce, shape, slicing, sources
 from compiler.registry import Op
 from compiler.types import DType, TensorType, ValueId
@@ -243,8 +245,11 @@ def apply(op: Op, *operands: Operand, **attrs: AttrValue) -> Tensor:
 def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, ...]:
     """Record an op; Python numbers and arrays among the operands become constants.
 
-    Raises CompileError outside of a trace and for operands of wrong types.
+    Among expressions, in the function of an op of one's own, it becomes a part of that op's
+    program. Raises CompileError outside of a trace and for operands of wrong types.
     """
+    if any([isinstance(o, Expression) for o in operands]):
+        return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
     trace = _recorded(str(op))
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
     values = [_value_of(trace, o, partner) for o in operands]

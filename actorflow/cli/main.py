@@ -148,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_ckpt.add_arguments(ckpt)
 
     ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
+    ops.add_argument("files", nargs="*", help="Python files that define ops: they are run first")
     ops.set_defaults(command=_ops)
 
     check = commands.add_parser(
@@ -252,6 +253,8 @@ def _is_plan_file(file: str) -> bool:
 def _ops(options: argparse.Namespace) -> int:
     import compiler.ops.standard  # noqa: F401  # fills the columns that this prints
 
+    for file in options.files:
+        runpy.run_path(file, run_name="actorflow_ops")  # not "__main__": nothing is trained
     names = [c.name for c in COLUMNS]
     print("| op | " + " | ".join(names) + " |")
     print("|---|" + "---|" * len(names))

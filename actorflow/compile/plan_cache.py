@@ -26,6 +26,7 @@ from actorflow.proof.prove import prove
 from actors.kernels import catalogue
 from actors.kernels.native.trust import distrust_of_folder, make_private
 from compiler.errors import ActorflowError, PlanFormatError
+from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
@@ -68,6 +69,8 @@ def cache_key(
         str(PLAN_FORMAT),
         _compiler_stamp(),
         *_foreign_stamps(),
+        *foreign_programs(graph),
+        *(() if evaluation is None else foreign_programs(evaluation)),
     )
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 

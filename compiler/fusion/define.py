@@ -46,6 +46,9 @@ from compiler.types import DType, TensorType, numpy_dtype
 Program = Callable[..., Any]
 """Expressions, and attributes by keyword -> one expression per output."""
 
+Settings = dict[str, AttrValue]
+"""Attributes by name."""
+
 Check = Callable[[Types, Attrs], None]
 """What the signature cannot say; raises OpTypeError."""
 
@@ -131,14 +134,11 @@ class FusedOp:
     gradient: Program | None
     check: Check | None
     where: str
+    traces_at_once: bool
 
-    def settings(self, attrs: Attrs) -> dict[str, AttrValue]:
+    def settings(self, attrs: Attrs) -> Settings:
         """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
-        known = {a.name for a in self.attributes}
-        for name in attrs:
-            if name not in known:
-                raise OpTypeError(f"knows no attribute {name!r}; it has {sorted(known)}")
-        return {a.name: _checked(a, attrs) for a in self.attributes}
+        return settings_of(self.attributes, attrs)
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         """Return the types of the outputs."""
@@ -148,6 +148,8 @@ class FusedOp:
             self.settings(attrs)
         if self.check is not None:
             self.check(inputs, attrs)
+        if self.traces_at_once and 0 not in [t.num_elements for t in inputs]:
+            trace(self, inputs, attrs)
         return made
 
     def form(self, inputs: Types, attrs: Attrs) -> Form:
@@ -191,6 +193,7 @@ def fused_op(
     gradient: Program | None = None,
     check: Check | None = None,
     where: str | None = None,
+    traces_at_once: bool = False,
 ) -> Op:
     """Define an op by its program and return it.
 
@@ -205,16 +208,21 @@ def fused_op(
             does not name.
         check: refuses, by OpTypeError, what the signature cannot say.
         where: the file that knows, by default the caller's.
+        traces_at_once: run the program when types are inferred, so that what is wrong with it is
+            told with the line that calls the op.
 
     Raises:
         ValueError: the signature is none, or the name is taken.
+        OpTypeError: no program comes out of an elementwise op without attributes.
     """
     where = where or sys._getframe(1).f_code.co_filename
     from compiler.fusion.products import derived_gradient, product_of  # of what is defined here
     from compiler.rules import gradient as gradients
 
     read = read_signature(signature)
-    found = FusedOp(define(name), read, program, _attributes(program), gradient, check, where)
+    found = FusedOp(
+        define(name), read, program, attributes_of(program), gradient, check, where, traces_at_once
+    )
     op = found.op
     definition.register(op, found, where)
     infer_type.register(op, found.infer, where)
@@ -236,6 +244,15 @@ def instruction_of(found: FusedOp) -> Instruction | None:
         return None
     traced = _instructions(found)
     return traced.instructions[0] if len(traced.instructions) == 1 else None
+
+
+def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Expression, ...]:
+    """Return the outputs of an op inside another's program. Raises OpTypeError for one of none."""
+    if not definition.has(op):
+        raise OpTypeError(f"has a program that uses {op}, which is not defined by a program")
+    found = definition.get(op)
+    made = found.program(*operands, **found.settings(attrs))
+    return made if isinstance(made, tuple) else (made,)
 
 
 def register_program(op: Op, found: Fused, where: str) -> None:
@@ -371,7 +388,8 @@ _TYPES: dict[object, type] = {t.__name__: t for t in (int, float, bool, str)} | 
 }
 
 
-def _attributes(program: Program) -> tuple[Attribute, ...]:
+def attributes_of(program: Program) -> tuple[Attribute, ...]:
+    """Return the keyword-only arguments of a function as attributes."""
     found: list[Attribute] = []
     for p in inspect.signature(program).parameters.values():
         if p.kind is not p.KEYWORD_ONLY:
@@ -380,6 +398,15 @@ def _attributes(program: Program) -> tuple[Attribute, ...]:
         type_ = _TYPES.get(p.annotation, object if is_required else type(p.default))
         found.append(Attribute(p.name, type_, None if is_required else p.default, is_required))
     return tuple(found)
+
+
+def settings_of(attributes: tuple[Attribute, ...], attrs: Attrs) -> Settings:
+    """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
+    known = sorted([a.name for a in attributes])
+    for name in attrs:
+        if name not in known:
+            raise OpTypeError(f"knows no attribute {name!r}; it has {known}")
+    return {a.name: _checked(a, attrs) for a in attributes}
 
 
 def _checked(attribute: Attribute, attrs: Attrs) -> AttrValue:

@@ -19,13 +19,14 @@ from compiler.fusion.define import (
     instruction_of,
     output_of,
     register_program,
+    trace,
 )
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
 from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import Instruction, Kind, joined
-from compiler.graph import GraphBuilder, Node
+from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.signature import Types, expect_inputs, expect_type
 from compiler.registry import Op, OpTypeError, all_ops, define, infer_type
 from compiler.rules import Gradient, gradient
@@ -283,3 +284,20 @@ def op_of(instruction: str) -> Op:
             if found.operands == tuple(range(operands)):
                 return op
     raise LookupError(f"no op is the instruction {instruction}")
+
+
+def foreign_programs(graph: Graph) -> tuple[str, ...]:
+    """Return what ops from outside compute in a graph, forwards and backwards, as text.
+
+    A plan kept on disk is found by it: a body may read numbers of other files than its own.
+    """
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        stated = definition.get(node.op) if definition.has(node.op) else None
+        if stated is not None and stated.traces_at_once:
+            types = tuple([graph.types[v] for v in node.inputs])
+            form = stated.form(types, node.attrs)
+            every = tuple(range(len(form.outputs)))
+            backward = derive(stated, form, node.attrs, every, float_slots(form)).program
+            found[f"{node.op} {trace(stated, types, node.attrs)} {backward}"] = None
+    return tuple(found)
