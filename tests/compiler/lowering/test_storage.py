@@ -56,5 +56,5 @@ def test_reads_of_old_values_include_an_updates_own_other_inputs_but_not_what_it
     sketch.b.writes = [Write(w, new)]
     graph = sketch.b.freeze()
     view, update = (graph.producers()[v] for v in (turned, new))
-    reads = old_reads(graph)
+    reads = list(old_reads(graph))
     assert reads == [OldRead(view, 0, update), OldRead(update, 1, update)]
