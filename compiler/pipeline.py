@@ -1,25 +1,27 @@
-"""Compile: the passes in the order in which they run, then lowering and proof.
+"""Compile: the way of a graph, from the trace to a plan that is proven.
 
-    trace -> check -> fuse_attention -> pack_attention -> fuse_loss -> autodiff -> simplify
-    -> skip_updates -> merge_loss -> fuse_lookups -> sparse_update -> remake_activations
-    -> precision -> rates -> outputs -> order -> lower -> verify
-
-One visible tuple, `PASSES`; a new pass is one new file and one line here. The order is held against
-what each pass says it needs (`check_order`), so that a swap is refused by name. Between order and
-lower stands `compiler.budget.meet_budget` where the options ask for fewer bytes: it rewrites an
-ordered graph, lowers it, and looks whether the plan fits. With `options.verify` the graph verifier
-runs after every pass; the plan verifier always runs.
+`PASSES` is the one list of every rewrite that runs, in order. It is held against what each says it
+needs and provides (`compiler.rewrites`), so that a swap is refused by name. Those at its end do
+what a byte budget asks for: they run on the ordered graph once for every choice that
+`compiler.budget.meet_budget` tries. Then `lower` makes a plan of the graph, and `verify_plan`
+proves it. With `options.verify` the graph verifier runs after every pass, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
-from compiler.errors import InternalError
-from compiler.fusion import fuse as fuse
+from compiler.budget import offload, recompute, spill
+from compiler.budget.choice import BudgetChoice
+from compiler.fusion.dense_operands import dense_operands
+from compiler.fusion.fuse import fuse_launches
+from compiler.fusion.fuse_products import fuse_products
+from compiler.fusion.narrow_broadcasts import narrow_broadcasts
+from compiler.fusion.recompute_cheap import recompute_cheap
+from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.lowering.lower import lower
@@ -42,26 +44,11 @@ from compiler.passes import (
 )
 from compiler.passes.check import check
 from compiler.plan import Plan
+from compiler.rewrites import BudgetPass, Pass, check_order
 from compiler.target import Target
 from compiler.verify import verify_plan
 
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One rewrite: its name, what must have happened before, what holds afterwards, and when.
-
-    `needs` and `provides` are facts. A need is a fact that some pass provides: what is needed of a
-    pass that the options leave out is waived, for whoever needs it does as well without.
-    """
-
-    name: str
-    run: Callable[[Graph], Graph]
-    needs: tuple[str, ...]
-    provides: tuple[str, ...]
-    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
-
-
-PASSES: tuple[Pass, ...] = (
+PASSES: tuple[Pass | BudgetPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
     Pass(
         "pack_attention",
@@ -109,49 +96,68 @@ PASSES: tuple[Pass, ...] = (
         ("owned outputs",),
     ),
     Pass(
-        "fuse",
-        partial(fuse.run, with_products=True, ends_at_saved=True),
+        "stage_reductions",
+        stage_reductions,
         ("owned outputs",),
-        ("groups",),
+        ("reductions by rows",),
     ),
-    Pass("order", order.run, ("owned outputs", "groups"), ("order",)),
+    Pass(
+        "narrow_broadcasts",
+        narrow_broadcasts,
+        ("reductions by rows",),
+        ("narrow operands",),
+    ),
+    Pass(
+        "recompute_cheap",
+        recompute_cheap,
+        ("narrow operands",),
+        ("cheap values made where they are read",),
+    ),
+    Pass(
+        "dense_operands",
+        dense_operands,
+        ("cheap values made where they are read",),
+        ("operands that a fused kernel can read",),
+    ),
+    Pass(
+        "fuse",
+        partial(fuse_launches, ends_at_saved=True),
+        ("operands that a fused kernel can read",),
+        ("fused kernels",),
+    ),
+    Pass(
+        "fuse_products",
+        fuse_products,
+        ("fused kernels",),
+        ("products with what reads them",),
+    ),
+    Pass("order", order.run, ("owned outputs", "products with what reads them"), ("order",)),
+    # In host memory lies what the launches of the plan read, those that run again among them.
+    BudgetPass(
+        "recompute",
+        lambda graph, choice, target: recompute.run(graph, choice.launches),
+        ("order",),
+        ("launches that run again",),
+    ),
+    BudgetPass(
+        "offload",
+        lambda graph, choice, target: offload.run(graph, choice.state, target),
+        ("launches that run again",),
+        ("state in host memory",),
+    ),
+    BudgetPass(
+        "spill",
+        lambda graph, choice, target: spill.run(graph, choice.activations, target),
+        ("state in host memory",),
+        ("activations in host memory",),
+    ),
 )
 
 LOWERING_NEEDS: tuple[str, ...] = tuple([fact for step in PASSES for fact in step.provides])
-"""What lowering and the search for a budget take for granted: everything, the order last.
+"""What lowering takes for granted: everything.
 
-They insert copies and repeat nodes in an ordered graph (`compiler.budget.meet_budget`), and nothing
-after them makes up for a rewrite that did not happen.
+Nothing after them makes up for a rewrite that did not happen.
 """
-
-
-def check_order(
-    passes: Sequence[Pass], options: CompileOptions, wanted: Sequence[str] = LOWERING_NEEDS
-) -> tuple[Pass, ...]:
-    """Return the passes that the options want, in order; a few microseconds.
-
-    Raises InternalError, naming pass and fact, where one needs what none before it provides, where
-    two provide the same, and where a fact that is `wanted` in the end is provided by none.
-    """
-    provided: dict[str, str] = {}
-    waived = {f for step in passes if not step.is_wanted(options) for f in step.provides}
-    chosen = tuple([step for step in passes if step.is_wanted(options)])
-    for step in chosen:
-        for fact in step.needs:
-            if fact not in provided and fact not in waived:
-                later = [other.name for other in chosen if fact in other.provides]
-                where = f"{later[0]!r} provides it later" if later else "no pass provides it"
-                raise InternalError(f"pass {step.name!r} needs {fact!r}, and {where}")
-        for fact in step.provides:
-            if fact in provided:
-                raise InternalError(
-                    f"pass {step.name!r} provides {fact!r}, as {provided[fact]!r} does"
-                )
-            provided[fact] = step.name
-    for fact in wanted:
-        if fact not in provided and fact not in waived:
-            raise InternalError(f"lowering needs {fact!r}, and no pass provides it")
-    return chosen
 
 
 Watch = Callable[[str, Graph], None]
@@ -178,28 +184,63 @@ def compile_graph(
     def lowered(ordered: Graph) -> Plan:
         return lower(ordered, target, options, fingerprint, evaluation)
 
-    if not options.asks_for_less:
-        plan = lowered(graph)
-    else:
-        from compiler.budget.meet_budget import (
-            meet_budget,  # a third of the compiler: only where asked for
-        )
-
-        graph, plan = meet_budget(graph, target, options, lowered)
-        if watch is not None:
-            watch("budget", graph)
+    plan = _within_budget(graph, target, options, lowered, watch)
     verify_plan(plan)
     return plan
 
 
 def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefix: str) -> Graph:
-    """Run all passes over a graph."""
+    """Run all passes over a graph, but for those that a budget asks for."""
     if options.verify:
         check(graph, "trace")
-    for step in check_order(PASSES, options):
-        graph = step.run(graph)
-        if options.verify:
-            check(graph, step.name)
-        if watch is not None:
-            watch(prefix + step.name, graph)
+    for step in check_order(PASSES, options, LOWERING_NEEDS):
+        if isinstance(step, Pass):
+            graph = step.run(graph)
+            _look(graph, step.name, options, watch, prefix)
     return graph
+
+
+def _within_budget(
+    graph: Graph,
+    target: Target,
+    options: CompileOptions,
+    lowered: Callable[[Graph], Plan],
+    watch: Watch | None,
+) -> Plan:
+    """Return the plan of an ordered graph; where it has to be smaller, of what is chosen then."""
+    if not options.asks_for_less:
+        return lowered(graph)
+    from compiler.budget.meet_budget import meet_budget  # and the planner: only where asked for
+    from compiler.budget.trials import Trials
+
+    def rewritten(choice: BudgetChoice) -> Graph:
+        return with_choice(graph, choice, target, options)
+
+    choice, plan = meet_budget(Trials(graph, target, options, rewritten, lowered))
+    if watch is not None:
+        with_choice(graph, choice, target, options, watch)
+    return plan
+
+
+def with_choice(
+    graph: Graph,
+    choice: BudgetChoice,
+    target: Target,
+    options: CompileOptions,
+    watch: Watch | None = None,
+) -> Graph:
+    """Return an ordered graph with what was chosen for a budget."""
+    for step in PASSES:
+        if isinstance(step, BudgetPass):
+            graph = step.run(graph, choice, target)
+            _look(graph, step.name, options, watch, "")
+    return graph
+
+
+def _look(
+    graph: Graph, name: str, options: CompileOptions, watch: Watch | None, prefix: str
+) -> None:
+    if options.verify:
+        check(graph, name)
+    if watch is not None:
+        watch(prefix + name, graph)

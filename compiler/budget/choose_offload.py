@@ -18,15 +18,16 @@ fit, and how long a step takes then, is asked of the whole compiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.budget import offload, spill
+from compiler.budget.choice import BudgetChoice
+from compiler.budget.trials import Trials
 from compiler.graph import Graph
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
-from compiler.lowering.step_program import make_program
 from compiler.ops.copies import Copies
 from compiler.rates import needed_per_step
 from compiler.target import Target, link_of
@@ -41,20 +42,6 @@ MIN_IDLE_SHARE = 1 / 16
 They hold few bytes at any one time, and cannot share a bucket with others: a bucket ends where its
 first value is read again.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadChoice:
-    """What goes to host memory: optimizer state by name, activations by value.
-
-    `arena_bytes` is what the device's arena takes then; `step_ns` is the estimated time of a step,
-    copies included.
-    """
-
-    state: tuple[str, ...]
-    activations: tuple[ValueId, ...]
-    arena_bytes: int
-    step_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,82 +65,50 @@ class _Candidate:
         return max(0.0, self.in_ns + self.out_ns + 2 * MESSAGE_NS - self.spare_ns)
 
 
-def apply_offload(graph: Graph, choice: OffloadChoice, target: Target) -> Graph:
-    """Return the ordered graph with what was chosen in host memory."""
-    return spill.run(offload.run(graph, choice.state, target), choice.activations, target)
-
-
-def choose_offload(
-    graph: Graph,
-    target: Target,
-    budget_bytes: int,
-    arena_bytes: Callable[[Graph], int],
-    *,
-    num_streams: int = 1,
-) -> OffloadChoice:
-    """Return the cheapest choice that brings the arena to a number of bytes, or near it.
+def choose_offload(trials: Trials) -> BudgetChoice:
+    """Return the cheapest choice that brings the arena under the options' budget, or near it.
 
     Nothing where it fits already, or the target has no link. Where no choice fits, the one with the
-    fewest bytes of those tried: the caller compares. Asks `arena_bytes` at most about
-    4 log2(candidates) times.
-
-    Args:
-        graph: went through all passes up to `order`.
-        target: its `link` says what copies cost.
-        budget_bytes: what the device's arena may take.
-        arena_bytes: lowers a graph and returns the size of its device arena.
-        num_streams: compute streams of the plan.
+    fewest bytes of those tried: the caller compares. Tries about 4 log2(candidates) at most.
     """
+    budget = trials.options.memory_budget
 
-    def measure(chosen: Sequence[_Candidate]) -> OffloadChoice:
-        return _measured(graph, chosen, target, arena_bytes, num_streams)
+    def cost(choice: BudgetChoice) -> tuple[int, float, int]:
+        size = trials.arena_bytes(choice)
+        return max(size - budget, 0), trials.step_ns(choice), -size
 
-    def cost(choice: OffloadChoice) -> tuple[int, float, int]:
-        return max(choice.arena_bytes - budget_bytes, 0), choice.step_ns, -choice.arena_bytes
-
-    nothing = measure(())
-    if nothing.arena_bytes <= budget_bytes or link_of(target) is None:
+    nothing = BudgetChoice()
+    if trials.arena_bytes(nothing) <= budget or link_of(trials.target) is None:
         return nothing
-    ranked = _rank(_candidates(graph, target, nothing.step_ns), nothing.step_ns)
+    step_ns = trials.step_ns(nothing)
+    ranked = _rank(_candidates(trials.graph, trials.target, step_ns), step_ns)
     state = [candidate for candidate in ranked if candidate.state]
     rows = [state, ranked] if 0 < len(state) < len(ranked) else [ranked]
-    return min([nothing, *[_search(row, budget_bytes, measure) for row in rows]], key=cost)
+    return min([nothing, *[_search(row, trials) for row in rows]], key=cost)
 
 
-def _search(
-    ranked: Sequence[_Candidate],
-    budget_bytes: int,
-    measure: Callable[[Sequence[_Candidate]], OffloadChoice],
-) -> OffloadChoice:
+def _search(ranked: Sequence[_Candidate], trials: Trials) -> BudgetChoice:
     """Return the shortest beginning of a row that fits, else the smallest that was tried."""
+    budget = trials.options.memory_budget
     too_few, enough = 0, min(1, len(ranked))
-    best = measure(ranked[:enough])
-    while enough < len(ranked) and best.arena_bytes > budget_bytes:
+    best = _chosen(ranked[:enough])
+    while enough < len(ranked) and trials.arena_bytes(best) > budget:
         too_few, enough = enough, min(2 * enough, len(ranked))
-        best = min(best, measure(ranked[:enough]), key=lambda choice: choice.arena_bytes)
-    while enough - too_few > 1 and best.arena_bytes <= budget_bytes:
+        best = min(best, _chosen(ranked[:enough]), key=trials.arena_bytes)
+    while enough - too_few > 1 and trials.arena_bytes(best) <= budget:
         middle = (too_few + enough) // 2
-        choice = measure(ranked[:middle])
-        if choice.arena_bytes <= budget_bytes:
+        choice = _chosen(ranked[:middle])
+        if trials.arena_bytes(choice) <= budget:
             enough, best = middle, choice
         else:
             too_few = middle
     return best
 
 
-def _measured(
-    graph: Graph,
-    chosen: Sequence[_Candidate],
-    target: Target,
-    arena_bytes: Callable[[Graph], int],
-    num_streams: int,
-) -> OffloadChoice:
-    state = tuple([name for candidate in chosen for name in candidate.state])
-    activations = tuple([c.activation for c in chosen if c.activation is not None])
-    choice = OffloadChoice(state, activations, 0, 0.0)
-    changed = apply_offload(graph, choice, target)
-    step_ns = make_program(changed, target, num_streams, 0).makespan_ns
-    return OffloadChoice(state, activations, arena_bytes(changed), step_ns)
+def _chosen(candidates: Sequence[_Candidate]) -> BudgetChoice:
+    state = tuple([name for candidate in candidates for name in candidate.state])
+    activations = tuple([c.activation for c in candidates if c.activation is not None])
+    return BudgetChoice(state=state, activations=activations)
 
 
 def _candidates(graph: Graph, target: Target, step_ns: float) -> list[_Candidate]:

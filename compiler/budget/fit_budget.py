@@ -8,18 +8,15 @@ miss lowers the planner's share by as much, a few times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from compiler.budget.recompute import Described, describe, repeat
+from compiler.budget.choice import BudgetChoice
+from compiler.budget.recompute import describe
+from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
-from compiler.graph import Graph
 from compiler.lowering.buffers import draft_launches
 from compiler.lowering.storage import assign_storage
-from compiler.options import CompileOptions
-from compiler.passes.check import check
 from compiler.plan import Plan, Recomputation
-from compiler.target import Target
 from compiler.types import Phase
 from memory.recompute.planner import Infeasible, Planner, RecomputePlan
 from memory.report import exact_bytes
@@ -27,49 +24,41 @@ from memory.report import exact_bytes
 MAX_ROUNDS = 4
 """Plans tried below the first one; every round takes off what the last one had too much."""
 
-Lower = Callable[[Graph], Plan]
-"""Return the plan of a graph that went through all passes."""
 
+def fit(trials: Trials, base: BudgetChoice) -> tuple[BudgetChoice, Plan]:
+    """Return a choice with its plan within the options' `memory_budget` bytes of arena.
 
-def fit(graph: Graph, target: Target, options: CompileOptions, lower: Lower) -> tuple[Graph, Plan]:
-    """Return an ordered graph and its plan within `options.memory_budget` bytes of arena.
-
-    Raises BudgetError where nothing fits: with the smallest budget that does, the op that sets the
-    floor, and its line.
+    `base` is chosen already, and stays so. Raises BudgetError where nothing fits: with the smallest
+    budget that does, the op that sets the floor, and its line.
     """
-    plan = lower(graph)
-    budget = options.memory_budget
-    size = arena_bytes(plan)
-    if options.recompute == "auto" and (not budget or size <= budget):
-        return graph, _noted(plan, options, size)
+    options, budget = trials.options, trials.options.memory_budget
+    size = trials.arena_bytes(base)
+    if options.recompute == "none" and size > budget > 0:
+        raise BudgetError(
+            f"job {options.name!r} needs {exact_bytes(size)} without recomputation, and"
+            f" memory_budget is {exact_bytes(budget)}: leave recompute='none' out, or raise the"
+            " budget",
+            smallest_bytes=size,
+        )
     if options.recompute == "none":
-        if size > budget > 0:
-            raise BudgetError(
-                f"job {options.name!r} needs {exact_bytes(size)} without recomputation, and"
-                f" memory_budget is {exact_bytes(budget)}: leave recompute='none' out, or raise the"
-                " budget",
-                smallest_bytes=size,
-            )
-        return graph, _noted(plan, options, size)
-    return _Fitting(graph, target, options, lower, plan).run()
+        return base, _noted(trials, base, base)
+    if options.recompute == "auto" and (not budget or size <= budget):
+        return base, _noted(trials, base, base)
+    return _RecomputeSearch(trials, base).run()
 
 
-class _Fitting:
-    """One search for a plan that fits."""
+class _RecomputeSearch:
+    """One search for launches that run again so that a plan fits."""
 
-    def __init__(
-        self, graph: Graph, target: Target, options: CompileOptions, lower: Lower, plan: Plan
-    ) -> None:
-        self.graph = graph
-        self.options = options
-        self.lower = lower
-        self.store_all = plan
-        drafts = draft_launches(graph, assign_storage(graph), target)
-        self.described: Described = describe(graph, drafts, options.alignment)
-        self.planner = Planner(self.described.problem, alignment=options.alignment)
-        self.beside = arena_bytes(plan) - self.planner.store_all.peak_bytes
+    def __init__(self, trials: Trials, base: BudgetChoice) -> None:
+        self.trials, self.base, self.options = trials, base, trials.options
+        graph = trials.graph
+        drafts = draft_launches(graph, assign_storage(graph), trials.target)
+        self.described = describe(graph, drafts, self.options.alignment)
+        self.planner = Planner(self.described.problem, alignment=self.options.alignment)
+        self.beside = trials.arena_bytes(base) - self.planner.store_all.peak_bytes
 
-    def run(self) -> tuple[Graph, Plan]:
+    def run(self) -> tuple[BudgetChoice, Plan]:
         if self.options.recompute == "blocks":
             return self._blocks()
         budget = self.options.memory_budget
@@ -79,17 +68,17 @@ class _Fitting:
                 found = self.planner.plan(max(room, 0))
             except Infeasible:
                 break
-            graph, plan = self._lowered(found)
-            missed = arena_bytes(plan) - budget
+            choice = self._choice(found)
+            missed = self.trials.arena_bytes(choice) - budget
             if missed <= 0:
-                return graph, _noted(plan, self.options, arena_bytes(self.store_all), found)
+                return choice, _noted(self.trials, self.base, choice, found)
             room -= missed
         return self._smallest()
 
-    def _blocks(self) -> tuple[Graph, Plan]:
+    def _blocks(self) -> tuple[BudgetChoice, Plan]:
         found = self.planner.plan(0, policy="blocks")
-        graph, plan = self._lowered(found)
-        size, budget = arena_bytes(plan), self.options.memory_budget
+        choice = self._choice(found)
+        size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
         if size > budget > 0:
             raise BudgetError(
                 f"job {self.options.name!r} needs {exact_bytes(size)} with recompute='blocks', and"
@@ -97,21 +86,21 @@ class _Fitting:
                 " raise the budget",
                 smallest_bytes=size,
             )
-        return graph, _noted(plan, self.options, arena_bytes(self.store_all), found)
+        return choice, _noted(self.trials, self.base, choice, found)
 
-    def _smallest(self) -> tuple[Graph, Plan]:
+    def _smallest(self) -> tuple[BudgetChoice, Plan]:
         """Return the smallest plan there is, if it fits after all; else say what would.
 
         On several streams more launches can take more bytes, so that saving everything is smallest.
         """
         found = self.planner.smallest()
-        graph, plan = self._lowered(found)
-        size, budget = arena_bytes(plan), self.options.memory_budget
+        choice = self._choice(found)
+        size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
         if size <= budget:
-            return graph, _noted(plan, self.options, arena_bytes(self.store_all), found)
-        size = min(size, arena_bytes(self.store_all))
+            return choice, _noted(self.trials, self.base, choice, found)
+        size = min(size, self.trials.arena_bytes(self.base))
         op, floor = self.planner.floor
-        node = self.graph.nodes[self.described.nodes[op]]
+        node = self.trials.graph.nodes[self.described.nodes[op]]
         where = f"{node.scope}: {node.op}" if node.scope else str(node.op)
         raise BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
@@ -122,28 +111,22 @@ class _Fitting:
             smallest_bytes=size,
         )
 
-    def _lowered(self, found: RecomputePlan) -> tuple[Graph, Plan]:
-        graph = repeat(self.graph, self.described, found.sequence)
-        if self.options.verify:
-            check(graph, "recompute")
-        return graph, self.lower(graph)
-
-
-def arena_bytes(plan: Plan) -> int:
-    """Return the bytes on the device that computes; an arena of another kind is not budgeted."""
-    return plan.arenas[0].size_bytes
+    def _choice(self, found: RecomputePlan) -> BudgetChoice:
+        launches = tuple([self.described.nodes[op] for op in found.sequence])
+        return replace(self.base, launches=launches)
 
 
 def _noted(
-    plan: Plan, options: CompileOptions, store_all_bytes: int, found: RecomputePlan | None = None
+    trials: Trials, base: BudgetChoice, choice: BudgetChoice, found: RecomputePlan | None = None
 ) -> Plan:
     """Return the plan with what was decided, where anything was asked for."""
-    if not options.memory_budget and found is None:
+    plan, budget = trials.plan(choice), trials.options.memory_budget
+    if not budget and found is None:
         return plan
     again = [x for a in plan.actors for x in a.launches if x.phase is Phase.RECOMPUTE]
     note = Recomputation(
-        budget_bytes=options.memory_budget,
-        store_all_bytes=store_all_bytes,
+        budget_bytes=budget,
+        store_all_bytes=trials.arena_bytes(base),
         num_launches=len(again),
         extra=found.extra if found else 0.0,
         method=found.method if found else "store all",

@@ -10,75 +10,61 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.budget import offload
-from compiler.budget.choose_offload import OffloadChoice, apply_offload, choose_offload
-from compiler.budget.fit_budget import Lower, arena_bytes, fit
+from compiler.budget.choice import BudgetChoice
+from compiler.budget.choose_offload import choose_offload
+from compiler.budget.fit_budget import fit
+from compiler.budget.offload import state_names
+from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
-from compiler.graph import Graph
-from compiler.lowering.step_program import make_program
-from compiler.options import CompileOptions
-from compiler.passes.check import check
 from compiler.plan import Plan, Recomputation
-from compiler.target import Target, link_of
+from compiler.target import link_of
+
+NOTHING = BudgetChoice()
 
 
-def meet_budget(
-    graph: Graph, target: Target, options: CompileOptions, lower: Lower
-) -> tuple[Graph, Plan]:
-    """Return an ordered graph and its plan, within `options.memory_budget` if one is given.
+def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
+    """Return what was chosen and its plan, within the options' `memory_budget` if one is given.
 
     Raises BudgetError where nothing fits.
     """
-
-    def with_state_on_host(ordered: Graph) -> Plan:
-        return lower(offload.run(ordered, offload.state_names(ordered), target))
-
-    if options.offload == "optimizer":
-        return fit(graph, target, options, with_state_on_host)
+    options = trials.options
     budget = options.memory_budget
-    if options.offload == "none" or not budget or link_of(target) is None:
-        return fit(graph, target, options, lower)
-    if arena_bytes(lower(graph)) <= budget:
-        return fit(graph, target, options, lower)
-    again = _recomputed(graph, target, options, lower)
-    moved = choose_offload(
-        graph, target, budget, lambda g: arena_bytes(lower(g)), num_streams=options.num_streams
-    )
-    step_ns = make_program(graph, target, options.num_streams, 0).makespan_ns
-    if moved.arena_bytes <= budget and (
-        again is None or moved.step_ns <= step_ns * (1 + again[1].recomputation[0].extra)
-    ):
-        return _moved(graph, target, options, lower, moved, step_ns)
-    return again or fit(graph, target, options, with_state_on_host)
+    state_on_host = BudgetChoice(state=state_names(trials.graph))
+    if options.offload == "optimizer":
+        return fit(trials, state_on_host)
+    has_way = options.offload != "none" and link_of(trials.target) is not None
+    if not has_way or not budget or trials.arena_bytes(NOTHING) <= budget:
+        return fit(trials, NOTHING)
+    again = _recomputed(trials)
+    moved = choose_offload(trials)
+    if trials.arena_bytes(moved) <= budget:
+        extra = _extra_time(trials, moved)
+        if again is None or extra <= again[1].recomputation[0].extra:
+            return moved, _noted(trials, moved, extra)
+    return again or fit(trials, state_on_host)
 
 
-def _recomputed(
-    graph: Graph, target: Target, options: CompileOptions, lower: Lower
-) -> tuple[Graph, Plan] | None:
+def _recomputed(trials: Trials) -> tuple[BudgetChoice, Plan] | None:
     try:
-        return fit(graph, target, options, lower)
+        return fit(trials, NOTHING)
     except BudgetError:
         return None
 
 
-def _moved(
-    graph: Graph,
-    target: Target,
-    options: CompileOptions,
-    lower: Lower,
-    choice: OffloadChoice,
-    step_ns: float,
-) -> tuple[Graph, Plan]:
-    changed = apply_offload(graph, choice, target)
-    if options.verify:
-        check(changed, "offload")
+def _extra_time(trials: Trials, choice: BudgetChoice) -> float:
+    """Return what a step takes longer by, as a share of the step that saves all on the device."""
+    step_ns = trials.step_ns(NOTHING)
+    return trials.step_ns(choice) / step_ns - 1 if step_ns else 0.0
+
+
+def _noted(trials: Trials, choice: BudgetChoice, extra: float) -> Plan:
     note = Recomputation(
-        budget_bytes=options.memory_budget,
-        store_all_bytes=arena_bytes(lower(graph)),
+        budget_bytes=trials.options.memory_budget,
+        store_all_bytes=trials.arena_bytes(NOTHING),
         num_launches=0,
-        extra=max(choice.step_ns / step_ns - 1, 0.0) if step_ns else 0.0,
+        extra=max(extra, 0.0),
         method="offload",
         certificate=f"{len(choice.state)} variables and {len(choice.activations)} activations live"
         " in host memory; the shortest beginning of a ranked row that fits",
     )
-    return changed, replace(lower(changed), recomputation=(note,))
+    return replace(trials.plan(choice), recomputation=(note,))

@@ -1,15 +1,15 @@
-"""Run forward nodes again behind the loss, so that their bytes are free in between.
+"""Run forward nodes again after the loss, so that their bytes are free in between.
 
 `describe` turns the launches of an ordered graph into the planner's problem (`memory.recompute`):
 buffers are the roots that launches make, sizes are rounded up to the alignment, workspaces and
-in-place pairs are what the target's kernels say. `repeat` turns a sequence of that problem back
-into a graph: a launch that runs again is a new node with new values, views included, and whoever
-reads later reads those.
+in-place pairs are what the target's kernels say. `run` makes a graph of the launches that were
+chosen: one that runs again is a new node with new values, views included, and whoever reads later
+reads those.
 
 A repeated node, or one that runs for the first time among backward nodes, gets a control edge from
 the node before it in the sequence that runs for the first time: on several streams it would else
 run at once, and nothing would be saved. That is never an update, for an update that stands before a
-repeated reader of its variable moves behind it.
+repeated reader of its variable moves after it.
 
 Guarantees: the same values as before, bit by bit; random ops replay, for their bits follow from
 seed, step and key; ops that write, and ops whose column `recompute` is False, run once.
@@ -126,14 +126,17 @@ def _op(
     )
 
 
-def repeat(graph: Graph, described: Described, sequence: Sequence[int]) -> Graph:
-    """Return the graph whose launches run in the order of a sequence of the problem. O(E).
+def run(graph: Graph, launches: Sequence[int]) -> Graph:
+    """Return the graph whose launches run in this order, by their nodes. O(E).
 
-    What runs once per step, and so is not part of the problem, follows in its own order.
+    Those that are not named follow in their own order: what runs once per step is no part of the
+    planner's problem.
     """
+    if not launches:
+        return graph
     again = _Repetition(graph, assign_storage(graph))
-    for op in sequence:
-        again.run(described.nodes[op])
+    for node in launches:
+        again.run(node)
     again.run_rest()
     repeated = replace(graph, nodes=tuple(again.nodes), types=tuple(again.types))
     return replace(repeated, nodes=place_views(repeated, sort_launches(repeated)))
@@ -152,7 +155,7 @@ class _Repetition:
         self._producers = graph.producers()
         self._views: dict[tuple[int, ValueId], ValueId] = {}
         self._latest: tuple[ValueId, ...] = ()
-        self._is_behind_loss = False
+        self._is_after_loss = False
         for index, node in enumerate(graph.nodes):
             if is_source.get(node.op):
                 self.nodes.append(node)
@@ -164,10 +167,10 @@ class _Repetition:
         inputs = tuple([self._find(v) for v in node.inputs])
         if not self._has_run[index]:
             self._has_run[index] = True
-            is_late = self._is_behind_loss and node.phase is Phase.FORWARD
+            is_late = self._is_after_loss and node.phase is Phase.FORWARD
             after = self._latest if is_late and may_repeat(node) else node.after
             self.nodes.append(replace(node, inputs=inputs, after=after))
-            self._is_behind_loss |= node.phase is Phase.BACKWARD
+            self._is_after_loss |= node.phase is Phase.BACKWARD
             if node.phase is not Phase.UPDATE and not writes.get(node.op):
                 self._latest = node.outputs[:1]
             return

@@ -116,16 +116,23 @@ _Found = tuple[list[int], list[Member]]
 
 
 def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = False) -> Graph:
-    """Return the graph with groups in place of the ops that they compute. O(n log n).
+    """Return the graph after all of fusion, for whoever has no pipeline. O(n log n).
 
-    `with_products` puts matrix products into the groups that alone read them. `ends_at_saved` ends
-    forward groups at whole tensors that the backward pass keeps: what is computed of these may then
-    run again from them alone, without the products before them.
+    The order is that of `compiler.pipeline.PASSES`; `with_products` adds `fuse_products`.
     """
     ready = dense_operands(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
-    members = Members(ready)
-    fused = emit_kernels(members, find_groups(members, ends_at_saved=ends_at_saved))
+    fused = fuse_launches(ready, ends_at_saved=ends_at_saved)
     return fuse_products(fused) if with_products else fused
+
+
+def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
+    """Return the graph with groups in place of the ops that they compute. O(n log n).
+
+    `ends_at_saved` ends forward groups at whole tensors that the backward pass keeps: what is
+    computed of these may then run again from them alone, without the products before them.
+    """
+    members = Members(graph)
+    return emit_kernels(members, find_groups(members, ends_at_saved=ends_at_saved))
 
 
 def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group, ...]:

@@ -7,9 +7,10 @@ import pytest
 
 from compiler.errors import InternalError
 from compiler.options import CompileOptions
-from compiler.pipeline import LOWERING_NEEDS, PASSES, Pass, check_order
+from compiler.pipeline import LOWERING_NEEDS, PASSES
+from compiler.rewrites import Pass, check_order
 
-EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True)
+EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True, memory_budget=1)
 
 
 def swapped(index):
@@ -22,7 +23,7 @@ def swapped(index):
 def test_the_passes_stand_in_an_order_that_all_their_needs_allow(settings):
     precision, skips = settings
     options = CompileOptions("job", precision=precision, skips_broken_steps=skips)
-    chosen = check_order(PASSES, options)
+    chosen = check_order(PASSES, options, LOWERING_NEEDS)
     assert chosen == tuple(step for step in PASSES if step.is_wanted(options))
 
 
@@ -44,7 +45,7 @@ CONTRADICTING = [
 def test_two_neighbours_of_which_one_needs_the_other_cannot_be_swapped(index):
     first, second = PASSES[index : index + 2]
     with pytest.raises(InternalError) as caught:
-        check_order(swapped(index), EVERYTHING)
+        check_order(swapped(index), EVERYTHING, LOWERING_NEEDS)
     fact = next(fact for fact in second.needs if fact in first.provides)
     assert str(caught.value).startswith(
         f"pass {second.name!r} needs {fact!r}, and {first.name!r} provides it later"
@@ -58,24 +59,32 @@ def test_no_pass_can_be_left_out_of_the_list(left_out):
     needing = [step.name for step in passes if fact in step.needs]
     whom = f"pass {needing[0]!r}" if needing else "lowering"
     with pytest.raises(InternalError) as caught:
-        check_order(passes, EVERYTHING)
+        check_order(passes, EVERYTHING, LOWERING_NEEDS)
     assert str(caught.value).startswith(f"{whom} needs {fact!r}, and no pass provides it")
 
 
 def test_what_the_options_leave_out_is_waived_and_not_refused():
     plain = CompileOptions("job")
     assert "products in bfloat16" in LOWERING_NEEDS
-    assert "precision" not in [step.name for step in check_order(PASSES, plain)]
+    assert "precision" not in [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)]
 
 
 def test_two_passes_that_provide_one_fact_are_refused():
     again = Pass("again", lambda graph: graph, (), ("order",))
     with pytest.raises(InternalError, match="pass 'again' provides 'order', as 'order' does"):
-        check_order((*PASSES, again), EVERYTHING)
+        check_order((*PASSES, again), EVERYTHING, LOWERING_NEEDS)
 
 
 def test_a_pass_that_runs_after_the_order_was_decided_must_say_so():
     """A misplaced rewrite: what it needs is made only after it."""
+    place = [step.name for step in PASSES].index("order")
     late = replace(PASSES[0], name="late", needs=("order",), provides=("late",))
     with pytest.raises(InternalError, match="pass 'late' needs 'order', and 'order' provides it"):
-        check_order((*PASSES[:-1], late, PASSES[-1]), EVERYTHING)
+        check_order((*PASSES[:place], late, *PASSES[place:]), EVERYTHING, LOWERING_NEEDS)
+
+
+def test_what_a_budget_asks_for_runs_last_and_only_then():
+    names = [step.name for step in check_order(PASSES, EVERYTHING, LOWERING_NEEDS)]
+    assert names[-4:] == ["order", "recompute", "offload", "spill"]
+    plain = replace(EVERYTHING, memory_budget=0)
+    assert [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)] == names[:-3]

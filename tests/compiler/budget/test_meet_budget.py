@@ -7,7 +7,6 @@ from compiler.attrs import Attrs
 from compiler.budget.meet_budget import meet_budget
 from compiler.errors import BudgetError
 from compiler.graph import Output, UpdateRule
-from compiler.lowering.lower import lower
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
@@ -64,26 +63,29 @@ def graph(sketch):
     return built
 
 
-def plan_for(graph, bytes_per_ns, **options):
-    target = LinkedTarget(bytes_per_ns)
-    given = CompileOptions("budgeted", verify=True, **options)
-    _, plan = meet_budget(graph, target, given, lambda g: lower(g, target, given, "x"))
-    verify_plan(plan)
-    return plan
+@pytest.fixture
+def plan_for(budget_trials):
+    def make(graph, bytes_per_ns, **options):
+        given = CompileOptions("budgeted", verify=True, **options)
+        _, plan = meet_budget(budget_trials(graph, LinkedTarget(bytes_per_ns), given))
+        verify_plan(plan)
+        return plan
+
+    return make
 
 
 def num_again(plan):
     return sum(x.phase is Phase.RECOMPUTE for a in plan.actors for x in a.launches)
 
 
-def test_without_a_link_launches_run_again(graph):
+def test_without_a_link_launches_run_again(plan_for, graph):
     free = plan_for(graph, 0)
     plan = plan_for(graph, 0, memory_budget=free.arenas[0].size_bytes - TENSOR)
     assert len(plan.arenas) == 1
     assert num_again(plan) > 0
 
 
-def test_over_a_fast_link_bytes_move_and_nothing_runs_again(graph):
+def test_over_a_fast_link_bytes_move_and_nothing_runs_again(plan_for, graph):
     free = plan_for(graph, 0)
     budget = free.arenas[0].size_bytes - TENSOR
     plan = plan_for(graph, 100.0, memory_budget=budget)
@@ -93,7 +95,7 @@ def test_over_a_fast_link_bytes_move_and_nothing_runs_again(graph):
     assert len(plan.arenas) == 2
 
 
-def test_over_a_slow_link_launches_run_again_instead(graph):
+def test_over_a_slow_link_launches_run_again_instead(plan_for, graph):
     free = plan_for(graph, 0)
     budget = free.arenas[0].size_bytes - TENSOR
     plan = plan_for(graph, 0.001, memory_budget=budget)
@@ -102,20 +104,19 @@ def test_over_a_slow_link_launches_run_again_instead(graph):
     assert len(plan.arenas) == 1
 
 
-def test_a_link_is_left_alone_where_the_job_says_so_or_the_budget_is_large_enough(graph):
+def test_a_link_is_left_alone_where_the_job_says_so_or_the_budget_is_large_enough(plan_for, graph):
     free = plan_for(graph, 0).arenas[0].size_bytes
     assert len(plan_for(graph, 100.0, memory_budget=free - TENSOR, offload="none").arenas) == 1
     assert len(plan_for(graph, 100.0, memory_budget=free).arenas) == 1
     assert len(plan_for(graph, 100.0).arenas) == 1
 
 
-def test_what_neither_way_can_do_alone_is_tried_with_both(graph, monkeypatch):
+def test_what_neither_way_can_do_alone_is_tried_with_both(plan_for, graph, monkeypatch):
     """As if the choice found nothing: then all state moves, and launches run again for the rest."""
     with pytest.raises(BudgetError) as alone:
         plan_for(graph, 0, memory_budget=1)
     least = alone.value.smallest_bytes
-    nothing = budget_module.OffloadChoice((), (), 1 << 60, 0.0)
-    monkeypatch.setattr(budget_module, "choose_offload", lambda *_, **__: nothing)
+    monkeypatch.setattr(budget_module, "choose_offload", lambda trials: budget_module.NOTHING)
     plan = plan_for(graph, 100.0, memory_budget=least - TENSOR)
     assert plan.arenas[0].size_bytes <= least - TENSOR
     assert plan.memory[0].optimizer_bytes == 0

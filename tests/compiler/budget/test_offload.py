@@ -1,6 +1,6 @@
 """State and activations in host memory: what the passes rewrite, and what the plan makes of it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -13,7 +13,8 @@ from actors.simulate import simulate
 from compiler import pipeline
 from compiler.attrs import Attrs
 from compiler.budget import offload, spill
-from compiler.budget.choose_offload import apply_offload, choose_offload
+from compiler.budget.choice import BudgetChoice
+from compiler.budget.choose_offload import choose_offload
 from compiler.errors import CompileError, InternalError
 from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
 from compiler.lowering.lower import lower
@@ -28,6 +29,7 @@ from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT
 from compiler.options import CompileOptions
 from compiler.passes.check import check
+from compiler.pipeline import with_choice
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.target import KernelInfo, Link, link_of
@@ -376,16 +378,16 @@ def test_copies_and_compute_overlap_in_time():
     assert overlap > 0.1 * sum(row[3] - row[2] for row in rows["h2d"])
 
 
-def test_the_estimated_step_is_that_of_the_simulation():
+def test_the_estimated_step_is_that_of_the_simulation(budget_trials):
     graph = adam_job(8)
     for link in (FAST, Link(1e-2, 1e-2, 0.0), SLOW):
         target = LinkedTarget(link)
         moved = offload.run(
             graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES
         )
-        choice = choose_offload(moved, target, 1 << 40, lambda graph: 0)
+        trials = budget_trials(moved, target, CompileOptions("job"))
         period_ns = simulate(planned(moved, target), 6).period_ns
-        assert period_ns == pytest.approx(choice.step_ns, rel=0.05)
+        assert period_ns == pytest.approx(trials.step_ns(BudgetChoice()), rel=0.05)
 
 
 # -- the choice ----------------------------------------------------------------------------------
@@ -399,36 +401,58 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr("compiler.budget.choose_offload.MIN_ACTIVATION_BYTES", MATRIX_BYTES)
 
 
-def chosen(graph, target, budget):
-    return choose_offload(graph, target, budget, lambda g: device_bytes(g, target))
+@dataclass
+class Chosen:
+    """A choice, the graph that it makes, and what it was chosen for."""
+
+    state: tuple
+    activations: tuple
+    graph: object
+    arena_bytes: int
+    step_ns: float
+
+
+@pytest.fixture
+def chosen(budget_trials):
+    def make(graph, target, budget):
+        options = CompileOptions("job", memory_budget=budget)
+        trials = budget_trials(graph, target, options)
+        choice = choose_offload(trials)
+        moved = with_choice(graph, choice, target, options)
+        size, step_ns = trials.arena_bytes(choice), trials.step_ns(choice)
+        return Chosen(choice.state, choice.activations, moved, size, step_ns)
+
+    return make
 
 
 def device_bytes(graph, target):
     return planned(graph, target).arenas[0].size_bytes
 
 
-def test_nothing_is_chosen_where_all_fits_or_there_is_nowhere_to_go():
+def test_nothing_is_chosen_where_all_fits_or_there_is_nowhere_to_go(chosen):
     graph = adam_job()
     size = device_bytes(graph, LinkedTarget(FAST))
     for target, budget in ((LinkedTarget(FAST), size), (LinkedTarget(None), size // 2)):
         choice = chosen(graph, target, budget)
         assert (choice.state, choice.activations, choice.arena_bytes) == ((), (), size)
-        assert apply_offload(graph, choice, target) is graph
+        assert choice.graph is graph
 
 
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.65])
-def test_the_choice_brings_the_arena_under_the_budget_without_a_longer_step(share, small_pieces):
+def test_the_choice_brings_the_arena_under_the_budget_without_a_longer_step(
+    share, chosen, small_pieces
+):
     graph, target = adam_job(12), LinkedTarget(FAST)
     size = device_bytes(graph, target)
     choice = chosen(graph, target, int(share * size))
-    moved = apply_offload(graph, choice, target)
+    moved = choice.graph
     assert choice.arena_bytes == device_bytes(moved, target) <= share * size
     assert choice.step_ns <= 1.02 * chosen(graph, target, size).step_ns
     assert choice.state
     check_races(planned(moved, target))
 
 
-def test_more_bytes_mean_no_more_copies(small_pieces):
+def test_more_bytes_mean_no_more_copies(chosen, small_pieces):
     graph, target = adam_job(12), LinkedTarget(FAST)
     size = device_bytes(graph, target)
     counts = [len(chosen(graph, target, int(s * size)).state) for s in (0.7, 0.85, 0.95, 1.0)]
@@ -436,13 +460,14 @@ def test_more_bytes_mean_no_more_copies(small_pieces):
     assert counts[-1] == 0
 
 
-def test_a_budget_out_of_reach_gives_the_smallest_arena_found(small_pieces):
+def test_a_budget_out_of_reach_gives_the_smallest_arena_found(chosen, small_pieces):
     graph, target = adam_job(6), LinkedTarget(FAST)
     choice = chosen(graph, target, 1)
     assert 1 < choice.arena_bytes < device_bytes(graph, target)
 
 
 def test_state_goes_and_activations_stay_where_the_link_is_slower_than_making_them_again(
+    chosen,
     small_pieces,
 ):
     """A copy there and back takes longer than a matmul, and longer than the forward pass."""
@@ -455,13 +480,13 @@ def test_state_goes_and_activations_stay_where_the_link_is_slower_than_making_th
     assert fast.activations
 
 
-def test_state_far_from_other_updates_goes_first(small_pieces):
+def test_state_far_from_other_updates_goes_first(chosen, small_pieces):
     """Before the first update lies the forward pass, between two others only their matmuls."""
     graph, link = adam_job(6), Link(MATRIX_BYTES / 1e6, MATRIX_BYTES / 1e6, 0.0)
     target = LinkedTarget(link, matmul_ns=2.5e6)
     size = device_bytes(graph, target)
     choice = chosen(graph, target, int(0.97 * size))
-    moved = apply_offload(graph, choice, target)
+    moved = choice.graph
     assert 0 < len(choice.state) < 12
     first = offload.state_updates(offload.with_early_updates(graph))[0]
     assert set(first.names) <= set(choice.state)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
-from compiler.budget.recompute import describe, repeat
+from compiler.budget import recompute
+from compiler.budget.recompute import describe
 from compiler.graph import GraphBuilder, Output, UpdateRule, Write
 from compiler.lowering.buffers import assign_buffers, draft_launches
 from compiler.lowering.storage import assign_storage, old_reads
@@ -105,6 +106,10 @@ def feeds_for(graph, rng):
 def described(graph):
     drafts = draft_launches(graph, assign_storage(graph), PickyTarget())
     return describe(graph, drafts, ALIGNMENT)
+
+
+def repeat(graph, found, sequence):
+    return recompute.run(graph, [found.nodes[op] for op in sequence])
 
 
 def forgetful(rng, problem, share):

@@ -1,0 +1,47 @@
+"""What the searches for a byte budget try their choices with: rewrite, lower, look at the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from compiler.budget.choice import BudgetChoice
+from compiler.graph import Graph
+from compiler.lowering.step_program import make_program
+from compiler.options import CompileOptions
+from compiler.plan import Plan
+from compiler.target import Target
+
+_KEPT = 4
+"""Graphs and plans at hand: the last few, for a plan of 100,000 launches is hundreds of MB."""
+
+
+class Trials:
+    """An ordered graph with what becomes of it for every choice; none is measured twice.
+
+    `rewrite` runs the budget passes for a choice. `lower` returns the plan of a graph that went
+    through all passes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        options: CompileOptions,
+        rewrite: Callable[[BudgetChoice], Graph],
+        lower: Callable[[Graph], Plan],
+    ) -> None:
+        self.graph = graph
+        self.target = target
+        self.options = options
+        rewritten = lru_cache(_KEPT)(rewrite)
+        self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
+        """Return the plan of a choice."""
+        self.arena_bytes = lru_cache(None)(lambda choice: self.plan(choice).arenas[0].size_bytes)
+        """Return the bytes on the device that computes; an arena of another kind has no budget."""
+        self.step_ns = lru_cache(None)(
+            lambda choice: (
+                make_program(rewritten(choice), target, options.num_streams, 0).makespan_ns
+            )
+        )
+        """Return the estimated time of a step, copies included."""

@@ -1,0 +1,82 @@
+"""What a rewrite says of itself, and whether an order of rewrites does justice to all of them.
+
+A fact is a sentence about a graph ("gradients", "rates"). Each is provided by one rewrite; who
+needs it stands after that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from compiler.budget.choice import BudgetChoice
+from compiler.errors import InternalError
+from compiler.graph import Graph
+from compiler.options import CompileOptions
+from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite: its name, what must have happened before, what holds afterwards, and when.
+
+    `needs` and `provides` are facts. A need is a fact that some pass provides: what is needed of a
+    pass that the options leave out is waived, for whoever needs it does as well without.
+    """
+
+    name: str
+    run: Callable[[Graph], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPass:
+    """A rewrite of the ordered graph that does what a search for a budget has chosen.
+
+    It runs once for every choice that is tried, and returns the graph itself where the choice has
+    nothing for it.
+    """
+
+    name: str
+    run: Callable[[Graph, BudgetChoice, Target], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+
+    def is_wanted(self, options: CompileOptions) -> bool:
+        """Whether anything may be asked of it."""
+        return options.asks_for_less
+
+
+Rewrite = TypeVar("Rewrite", Pass, BudgetPass, Pass | BudgetPass)
+
+
+def check_order(
+    passes: Sequence[Rewrite], options: CompileOptions, wanted: Sequence[str]
+) -> tuple[Rewrite, ...]:
+    """Return the passes that the options want, in order; a few microseconds.
+
+    Raises InternalError, naming pass and fact, where one needs what none before it provides, where
+    two provide the same, and where a fact that is `wanted` in the end is provided by none.
+    """
+    provided: dict[str, str] = {}
+    waived = {f for step in passes if not step.is_wanted(options) for f in step.provides}
+    chosen = tuple([step for step in passes if step.is_wanted(options)])
+    for step in chosen:
+        for fact in step.needs:
+            if fact not in provided and fact not in waived:
+                later = [other.name for other in chosen if fact in other.provides]
+                where = f"{later[0]!r} provides it later" if later else "no pass provides it"
+                raise InternalError(f"pass {step.name!r} needs {fact!r}, and {where}")
+        for fact in step.provides:
+            if fact in provided:
+                raise InternalError(
+                    f"pass {step.name!r} provides {fact!r}, as {provided[fact]!r} does"
+                )
+            provided[fact] = step.name
+    for fact in wanted:
+        if fact not in provided and fact not in waived:
+            raise InternalError(f"lowering needs {fact!r}, and no pass provides it")
+    return chosen
