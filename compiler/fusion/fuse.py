@@ -16,8 +16,8 @@ behind them.
 
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
-**Nodes that wait.** A node of the backward pass that reads nothing made there could run at any time
-after the forward pass. It is given no depth until something reads it, and joins that reader: what
+**Nodes that wait.** A node of the backward pass that reads nothing made there
+(`compiler.fusion.waiting`) is given no depth until something reads it, and joins that reader: what
 `recompute_cheap` computes again so costs neither a launch nor a tensor. If it must be in memory, as
 a matrix product reads it, it joins a group of any greater depth that reads the same tensor: what it
 reads comes from smaller depths still, and its readers come after.
@@ -42,6 +42,7 @@ from compiler.fusion.program import Kind
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.spaces import FULL, Space, canonical
 from compiler.fusion.stage_reductions import stage_reductions
+from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph
 from compiler.lowering.storage import launch_of_values, write_after_read
 from compiler.passes.order import sort_launches
@@ -80,7 +81,7 @@ class _Assignment:
 
     Members read values of `kept` from memory only.
     Groups that joined another one point to it in `parent`.
-    `waiting` are the nodes that wait for a reader, with the launches that they run after.
+    `waits` marks those that may wait, `waiting` are those that do, with what they run after.
     """
 
     members: Members
@@ -89,6 +90,7 @@ class _Assignment:
     kept: frozenset[ValueId]
     depth: list[int]
     group_of: list[int]
+    waits: list[bool]
     groups: list[Group] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     readers: dict[ValueId, int] = field(default_factory=dict)
@@ -145,7 +147,8 @@ def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group
             old_readers.setdefault(writer, []).append(reader)
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
-    state = _Assignment(members, made_by, needed_per_step(graph), kept, [0] * nodes, [-1] * nodes)
+    rates, waits = needed_per_step(graph), waiting_nodes(members)
+    state = _Assignment(members, made_by, rates, kept, [0] * nodes, [-1] * nodes, waits)
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]
         _assign(state, index, list(dict.fromkeys([*before, *old_readers.get(index, ())])))
@@ -166,7 +169,7 @@ def saved_values(members: Members) -> frozenset[ValueId]:
 def _assign(state: _Assignment, index: int, before: list[int]) -> None:
     """Give a launch that runs after those of `before` its depth and group, or let it wait."""
     can_join = state.members.natural_space(index) is not None
-    if can_join and _may_wait(state, index, before):
+    if state.waits[index] and can_join:
         state.waiting[index] = before
         return
     late = [n for n in before if n in state.waiting]
@@ -178,14 +181,6 @@ def _assign(state: _Assignment, index: int, before: list[int]) -> None:
     block = _block_of(state, index, before)
     if not (can_join and _is_placed(state, block)):
         state.depth[index] = block.deepest + 1
-
-
-def _may_wait(state: _Assignment, index: int, before: list[int]) -> bool:
-    """Whether a node of the backward pass reads nothing that was made there."""
-    nodes = state.members.graph.nodes
-    return nodes[index].phase is Phase.BACKWARD and all(
-        [nodes[n].phase is Phase.FORWARD or n in state.waiting for n in before]
-    )
 
 
 def _settle(state: _Assignment, index: int) -> None:

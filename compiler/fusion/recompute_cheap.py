@@ -27,6 +27,7 @@ from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import expand
 from compiler.fusion.members import Members
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
+from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph, Node
 from compiler.prune import prune
 from compiler.registry import Op
@@ -85,11 +86,6 @@ class _Search:
         self.members = Members(graph)
         storage = self.members.storage
         self.root, self.is_launch = storage.root, storage.is_launch
-        self.is_forward = [False] * len(graph.types)
-        for node in graph.nodes:
-            if node.phase is Phase.FORWARD or not node.inputs:
-                for value in node.outputs:
-                    self.is_forward[value] = True
         self.owned = {self.root[v] for v in graph.roots()}
         self.readers: dict[ValueId, _Readers] = {}
         self.recipes: dict[ValueId, _Recipe | None] = {}
@@ -107,10 +103,10 @@ class _Search:
     def _find_readers(self) -> None:
         """Note who reads what, in person or through nodes that wait for their reader.
 
-        A node of the backward pass that reads only what the forward pass made becomes part of
-        whatever reads it (see `compiler.fusion.fuse`): those are the kernels.
+        What waits for a reader becomes part of it: that is the kernel.
         """
-        waiting: dict[ValueId, tuple[ValueId, ...]] = {}
+        waits = waiting_nodes(self.members)
+        read_by: dict[ValueId, tuple[ValueId, ...]] = {}
         for index, node in enumerate(self.graph.nodes):
             if not self.is_launch[index]:
                 continue
@@ -122,14 +118,11 @@ class _Search:
                 continue
             for value in roots:
                 self._note_reader(index, node, self.readers[value])
-            if node.phase is not Phase.BACKWARD or self.members.frame_of(index) is None:
-                continue
-            through = [v for r in roots for v in waiting.get(r, ())]
-            if all([r in waiting or self.is_forward[r] for r in roots]):
-                read = dict.fromkeys([*through, *[r for r in roots if r not in waiting]])
-                waiting.update(dict.fromkeys(node.outputs, tuple(read)))
-            else:
-                for value in dict.fromkeys([*roots, *through]):
+            read = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
+            if waits[index]:
+                read_by.update(dict.fromkeys(node.outputs, tuple(read)))
+            elif node.phase is Phase.BACKWARD and self.members.frame_of(index) is not None:
+                for value in read:
                     self.readers[value].kernels.append(index)
 
     def _note_reader(self, index: int, node: Node, readers: _Readers) -> None:

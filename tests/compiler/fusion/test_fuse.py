@@ -452,3 +452,22 @@ def test_graphs_are_plain_values_still(net):
     graph = fuse.run(net.done(y=net.b.one(EXP, net.input(R, C))))
     assert isinstance(graph, Graph)
     assert hash(graph.nodes[-1].attrs) == hash(graph.nodes[-1].attrs)
+
+
+def test_the_work_grows_as_a_chain_whose_backward_pass_could_all_wait(monkeypatch):
+    counts = []
+    place = Members._placed
+
+    def counted(self, *arguments):
+        counts[-1] += 1
+        return place(self, *arguments)
+
+    monkeypatch.setattr(Members, "_placed", counted)
+    for length in (50, 100, 200):
+        net, counts = Net(), [*counts, 0]
+        h = w = net.variable(R, C)
+        for _ in range(length):
+            h = net.b.one(MUL, net.b.one(TANH, h), h)
+        loss = net.b.one(MEAN, h, axes=(0, 1), keepdims=False)  # linear: its gradient is a number
+        fuse.run(trained(net, loss, [w]))
+    assert counts[2] - counts[1] <= 2.2 * (counts[1] - counts[0])
