@@ -34,7 +34,6 @@ from compiler.passes import (
     merge_loss,
     order,
     outputs,
-    pack_attention,
     precision,
     rates,
     remake_activations,
@@ -50,17 +49,11 @@ from compiler.verify import verify_plan
 
 PASSES: tuple[Pass | BudgetPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
-    Pass(
-        "pack_attention",
-        pack_attention.run,
-        ("attention by the block",),
-        ("heads where projections left them",),
-    ),
     Pass("fuse_loss", fuse_loss.run, (), ("chunked loss",)),
     Pass(
         "autodiff",
         autodiff.run,
-        ("heads where projections left them", "chunked loss"),  # gradients are of the new ops
+        ("attention by the block", "chunked loss"),  # gradients are of the new ops
         ("gradients",),
     ),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),

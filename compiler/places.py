@@ -1,14 +1,18 @@
 """Where the versions of a plan lie: windows on registers, each written whole.
 
-A *place* is a window on a register into which something writes. It holds one version at a time.
-Places of a register never overlap, so a view lies inside one of them or shows what nobody writes.
+A *place* is a window on a register into which something writes. It holds one version at a time. A
+window is runs of bytes at one distance: a dense tensor is one run, and a part that is written into
+its slice of a joined tensor is a column of it. Of two windows of a register that share bytes one
+holds the other, and what lies inside a window tiles it: such a window is a *joint*, and what it
+holds is what the windows inside hold. Places that are no joints never overlap, so a view lies
+inside one place, or shows what nobody writes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from compiler.errors import InternalError
@@ -23,66 +27,194 @@ NOWHERE = -2
 
 
 class Extent(NamedTuple):
-    """Bytes [start, end) of a register; `is_dense`: row by row, without gaps."""
+    """Bytes of a register: from `start`, runs of `run` bytes that begin `period` bytes apart.
+
+    `end` is the end of the last run. `is_dense`: all elements of the view, row by row, in one run.
+    `is_exact`: the runs are the elements and nothing else; where a view is not that regular, one
+    run holds all of it.
+    """
 
     start: int
     end: int
     is_dense: bool
+    run: int
+    period: int
+    is_exact: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the runs."""
+        return self.run * (1 + (self.end - self.start - self.run) // self.period)
+
+    def is_apart(self, other: Extent) -> bool:
+        """Whether no byte is in both; of one register."""
+        if self.end <= other.start or other.end <= self.start:
+            return True
+        periods = {e.period for e in (self, other) if e.run < e.end - e.start}
+        if len(periods) != 1:
+            return False
+        (period,) = periods
+        # Columns of one table: each begins, in the row of the other, where the other has ended.
+        distance = (other.start - self.start) % period
+        return self.run <= distance and distance + other.run <= period
+
+    def holds(self, other: Extent) -> bool:
+        """Whether all bytes of another extent are in this one; of one register."""
+        if other.start < self.start or self.end < other.end:
+            return False
+        within = (other.start - self.start) % self.period
+        is_one_run = other.run == other.end - other.start
+        return within + other.run <= self.run and (
+            self.run == self.end - self.start or is_one_run or other.period == self.period
+        )
+
+
+Window = tuple[int, Extent]
+"""A register and bytes of it."""
 
 
 class Places:
     """Windows on registers into which something writes; `of_view` has the place of every view.
 
     A view lies inside one place, or has no bytes (NO_BYTES), or shows what nobody writes
-    (NOWHERE).
+    (NOWHERE). Of several places that hold it, `of_view` has the smallest, and `joints` those around
+    a place, the smallest first. `atoms` of a place are those inside it that are no joints.
     """
 
-    __slots__ = ("_starts", "_windows", "extents", "is_whole", "of_view", "register")
+    __slots__ = (
+        "_sorted",
+        "_starts",
+        "_windows",
+        "atoms",
+        "extents",
+        "is_whole",
+        "joints",
+        "of_view",
+        "register",
+    )
 
     def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
         self.extents = extents
+        windows: dict[tuple[int, ...], Extent] = {}
+        for index in _written_views(plan):
+            extent = extents[index]
+            if extent.start < extent.end:
+                windows[_key(plan.views[index].register, extent)] = extent
+        keys = sorted(windows)
+        self._windows = [windows[key] for key in keys]
+        self.register = [key[0] for key in keys]
         self._starts: dict[int, tuple[int, list[int]]] = {}
-        windows = {
-            (plan.views[index].register, extents[index].start, extents[index].end)
-            for index in _written_views(plan)
-            if extents[index].start < extents[index].end
-        }
-        self._windows = sorted(windows)
-        for one, two in pairwise(self._windows):
-            if one[0] == two[0] and two[1] < one[2]:
-                name = plan.registers[one[0]].name
-                raise InternalError(
-                    f"two results lie across one another in register {name!r}, at byte {two[1]}"
-                )
-        for place, (register, start, _) in enumerate(self._windows):
-            self._starts.setdefault(register, (place, []))[1].append(start)
-        self.register = [register for register, _, _ in self._windows]
+        for place, key in enumerate(keys):
+            self._starts.setdefault(key[0], (place, []))[1].append(key[1])
+        self.joints: dict[int, tuple[int, ...]] = {}
+        self.atoms: dict[int, tuple[int, ...]] = {}
+        self._sorted: dict[int, list[int]] = {}
+        for register, first, last in _crossing(self.register, self._windows):
+            self._nest(plan, register, range(first, last))
         # Most views show a place as it was written, and a look into a table tells which.
-        place_of = {window: place for place, window in enumerate(self._windows)}
+        place_of = {key: place for place, key in enumerate(keys)}
         self.of_view: list[int] = []
         self.is_whole: list[bool] = []
-        """By view, whether it shows all of its place, row by row."""
-        for view, (start, end, is_dense) in zip(plan.views, extents, strict=True):
-            known = place_of.get((view.register, start, end))
-            self.is_whole.append(is_dense and known is not None)
-            self.of_view.append(self._around(view, start, end) if known is None else known)
+        """By view, whether its elements are all of its place."""
+        for view, extent in zip(plan.views, extents, strict=True):
+            known = place_of.get(_key(view.register, extent))
+            self.is_whole.append(extent.is_exact and known is not None)
+            self.of_view.append(self._around(view, extent) if known is None else known)
 
     def __len__(self) -> int:
         return len(self._windows)
 
-    def start(self, view: int) -> int:
-        """Return the first byte, in its register, of the place of a view that has one."""
-        return self._windows[self.of_view[view]][1]
+    def start(self, place: int) -> int:
+        """Return the first byte of a place in its register."""
+        return self._windows[place].start
 
-    def _around(self, view: View, start: int, end: int) -> int:
+    def size_bytes(self, place: int) -> int:
+        """Return the bytes of a place."""
+        return self._windows[place].size_bytes
+
+    def atoms_of(self, place: int) -> tuple[int, ...]:
+        """Return the places that hold what a place holds."""
+        return self.atoms.get(place, (place,))
+
+    def around(self, view: int) -> tuple[int, ...]:
+        """Return all places that hold the bytes of a view that lies in one, the smallest first."""
+        place = self.of_view[view]
+        return (place, *self.joints.get(place, ()))
+
+    def _nest(self, plan: Plan, register: int, places: range) -> None:
+        """Find the joints among the windows of a register. Raises InternalError for other overlaps.
+
+        O(n**2) for windows that overlap, which a joined tensor has one of for each part.
+        """
+        by_size = sorted(places, key=lambda place: self._windows[place].size_bytes)
+        inside: dict[int, list[int]] = {place: [] for place in places}
+        for small, large in combinations(by_size, 2):
+            one, two = self._windows[small], self._windows[large]
+            if two.holds(one):
+                inside[large].append(small)
+                self.joints[small] = (*self.joints.get(small, ()), large)
+            elif not one.is_apart(two):
+                name = plan.registers[register].name
+                raise InternalError(
+                    f"two results lie across one another in register {name!r}, at byte"
+                    f" {max(one.start, two.start)}"
+                )
+        for place, held in inside.items():
+            atoms = tuple([other for other in held if not inside[other]])
+            if held and sum([self.size_bytes(a) for a in atoms]) != self.size_bytes(place):
+                name = plan.registers[register].name
+                raise InternalError(
+                    f"results that lie in a larger one leave gaps in it, in register {name!r}"
+                )
+            if held:
+                self.atoms[place] = atoms
+        self._sorted[register] = by_size
+
+    def _around(self, view: View, extent: Extent) -> int:
         """Return the place that a view shows a part of."""
-        if start >= end:
+        if extent.start >= extent.end:
             return NO_BYTES
-        if view.register not in self._starts:
+        register = view.register
+        if register not in self._starts:
             return NOWHERE
-        first, starts = self._starts[view.register]
-        place = first + bisect_right(starts, start) - 1
-        return place if place >= first and end <= self._windows[place][2] else NOWHERE
+        if register in self._sorted:
+            for place in self._sorted[register]:
+                if _holds_view(self._windows[place], view, extent):
+                    return place
+            return NOWHERE
+        first, starts = self._starts[register]
+        place = first + bisect_right(starts, extent.start) - 1
+        return place if place >= first and self._windows[place].holds(extent) else NOWHERE
+
+
+def _holds_view(window: Extent, view: View, extent: Extent) -> bool:
+    """Whether all elements of a view are in a window; `extent` is the view's."""
+    if window.holds(extent):
+        return True
+    if extent.is_exact or extent.start < window.start or window.end < extent.end:
+        return False
+    # Steps by whole rows of a column stay in it; the others must not lead out of it.
+    axes = zip(view.type.shape, view.strides_bytes, strict=True)
+    reach = sum([(n - 1) * step for n, step in axes if step % window.period])
+    within = (view.offset_bytes - window.start) % window.period
+    return within + reach + view.type.dtype.itemsize <= window.run
+
+
+def _key(register: int, extent: Extent) -> tuple[int, ...]:
+    return register, extent.start, extent.end, extent.run, extent.period
+
+
+def _crossing(registers: list[int], windows: list[Extent]) -> Iterable[tuple[int, int, int]]:
+    """Yield registers of which windows overlap, or have gaps, with the range of their places."""
+    first = 0
+    for place in range(1, len(registers) + 1):
+        if place < len(registers) and registers[place] == registers[first]:
+            continue
+        own = windows[first:place]
+        is_plain = all([w.run == w.end - w.start for w in own])
+        if not is_plain or any([two.start < one.end for one, two in pairwise(own)]):
+            yield registers[first], first, place
+        first = place
 
 
 def _written_views(plan: Plan) -> Iterable[int]:
@@ -96,10 +228,12 @@ def _written_views(plan: Plan) -> Iterable[int]:
             yield from [f.view for f in plan.fields if f.register in registers]
     yield from [variable.view for variable in plan.variables]
     yield from [constant.view for constant in plan.constants]
+    for join in plan.joins:
+        yield from (*join.inputs, join.output)
 
 
 def extents_of(views: Iterable[View]) -> list[Extent]:
-    """Return the smallest range of bytes that holds all elements of each view. O(views)."""
+    """Return where all elements of each view lie. O(views)."""
     known: dict[tuple[object, ...], Extent] = {}
     extents: list[Extent] = []
     for view in views:
@@ -108,16 +242,57 @@ def extents_of(views: Iterable[View]) -> list[Extent]:
         if found is None:
             found = known[key] = _extent(view)
         offset = view.offset_bytes
-        extents.append(Extent(offset + found.start, offset + found.end, found.is_dense))
+        extents.append(Extent(offset + found.start, offset + found.end, *found[2:]))
     return extents
+
+
+def extent_of(view: View) -> Extent:
+    """Return where the elements of one view lie."""
+    return extents_of((view,))[0]
+
+
+def form_of(view: View) -> tuple[tuple[int, int], ...]:
+    """Return extents and strides of a view, with axes joined that lie like one.
+
+    Equal forms at one offset show the same elements in the same order.
+    """
+    axes: list[tuple[int, int]] = []
+    for length, stride in zip(view.type.shape, view.strides_bytes, strict=True):
+        if length == 1:
+            continue
+        if axes and axes[-1][1] == length * stride:
+            axes[-1] = (axes[-1][0] * length, stride)
+        else:
+            axes.append((length, stride))
+    return tuple(axes)
 
 
 def _extent(view: View) -> Extent:
     """Return the extent of a view as if it were at offset 0."""
     start, end = view.extent
     if start == end:
-        return Extent(0, 0, is_dense=True)
-    dense = contiguous_strides(view.type.shape, view.type.dtype.itemsize)
+        return Extent(0, 0, is_dense=True, run=0, period=1, is_exact=True)
+    item = view.type.dtype.itemsize
+    dense = contiguous_strides(view.type.shape, item)
     pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
     is_dense = all([length <= 1 or own == row for length, own, row in pairs])
-    return Extent(start - view.offset_bytes, end - view.offset_bytes, is_dense)
+    start, end = start - view.offset_bytes, end - view.offset_bytes
+    runs = None if start else _runs(view, item)
+    run, period = runs or (end - start, end - start)
+    return Extent(start, end, is_dense, run, period, runs is not None)
+
+
+def _runs(view: View, item: int) -> tuple[int, int] | None:
+    """Return the bytes of a run and the distance of two; None where the view is not that even."""
+    run, period, count = item, 0, 1
+    axes = [a for a in zip(view.strides_bytes, view.type.shape, strict=True) if a[1] != 1]
+    for stride, length in sorted(axes):
+        if count == 1 and stride == run:
+            run *= length
+        elif count == 1 and stride > run:
+            period, count = stride, length
+        elif count > 1 and stride == period * count:
+            count *= length
+        else:
+            return None
+    return run, period or run

@@ -186,6 +186,22 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """A tensor whose parts were written where they belong in it, so that no launch joins them.
+
+    View `output`, a version of its own, is the views `inputs` one after another along `axis`, while
+    each of these has what `reads` names, as for a launch.
+    """
+
+    axis: Index
+    inputs: tuple[Index, ...]
+    reads: tuple[int, ...]
+    output: Index
+    version: Version
+    source: Index
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One prebound kernel call. Operands index `Plan.views`; `source` indexes `Plan.sources`.
 
@@ -365,6 +381,7 @@ class Plan:
     options: tuple[tuple[str, PlainValue], ...]
     recomputation: tuple[Recomputation, ...] = ()
     parts: tuple[Part, ...] = ()
+    joins: tuple[Join, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
@@ -463,6 +480,7 @@ __all__ = [
     "DType",
     "DeviceMemory",
     "Field",
+    "Join",
     "Launch",
     "Part",
     "Phase",

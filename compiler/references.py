@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from compiler.errors import InternalError
-from compiler.plan import MAX_BYTES, PORTED, Actor, Plan, Register, RegisterKind, View
+from compiler.plan import MAX_BYTES, PORTED, Actor, Join, Plan, Register, RegisterKind, View
+from compiler.types import TensorType
 
 MAX_RANK = 32
 """Axes of a tensor: what every numpy takes."""
@@ -31,6 +32,8 @@ def check_references(plan: Plan) -> None:
         _check_view(plan, index, view)
     for actor in plan.actors:
         _check_actor(plan, actor)
+    for index, join in enumerate(plan.joins):
+        _check_join(plan, f"joins[{index}]", join)
     _check_fields(plan)
     _check_state(plan)
 
@@ -107,6 +110,35 @@ def _check_actor(plan: Plan, actor: Actor) -> None:
         if named != (len(launch.inputs), len(launch.outputs)):
             raise InternalError(f"{said} names {named} versions for other than its operands")
         _check_places(f"{said} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
+
+
+def _check_join(plan: Plan, where: str, join: Join) -> None:
+    """Check that the parts of a join are views that follow one another along its axis."""
+    _check_places(f"{where} has a view", (*join.inputs, join.output), plan.views)
+    _check_place(f"{where}.source", join.source, plan.sources)
+    _check_places(f"{where} reads part", [-1 - v for v in join.reads if v < 0], plan.parts)
+    whole = plan.views[join.output]
+    _check_place(f"{where}.axis", join.axis, whole.type.shape)
+    if len(join.reads) != len(join.inputs):
+        raise InternalError(f"{where} names {len(join.reads)} versions for other than its parts")
+    axis, offset, stop = join.axis, whole.offset_bytes, 0
+    for view in [plan.views[index] for index in join.inputs]:
+        shape = (*whole.type.shape[:axis], view.type.shape[axis], *whole.type.shape[axis + 1 :])
+        # The stride of an axis of one element leads nowhere.
+        strides = [
+            own if n > 1 else step
+            for n, own, step in zip(shape, view.strides_bytes, whole.strides_bytes, strict=True)
+        ]
+        place = whole.register, offset + stop * whole.strides_bytes[axis]
+        is_slice = strides == list(whole.strides_bytes) and place == (
+            view.register,
+            view.offset_bytes,
+        )
+        if not is_slice or view.type != TensorType(whole.type.dtype, shape):
+            raise InternalError(f"{where} has a part that is no slice of {whole.type} at its place")
+        stop += shape[axis]
+    if stop != whole.type.shape[axis]:
+        raise InternalError(f"{where} has parts of {stop} of {whole.type.shape[axis]} slices")
 
 
 def _check_fields(plan: Plan) -> None:

@@ -178,6 +178,20 @@ class ViewOf(Protocol):
         ...
 
 
+class InsideOf(Protocol):
+    """Layouts of the inputs such that the output, wherever it lies, is nothing but them."""
+
+    def __call__(
+        self,
+        output_type: TensorType,
+        layout: Layout,
+        input_types: tuple[TensorType, ...],
+        attrs: Attrs,
+    ) -> tuple[Layout | None, ...]:
+        """Return, in the storage where the output has `layout`, one layout per input, or None."""
+        ...
+
+
 def _streaming_cost(
     inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
 ) -> Cost:
@@ -192,6 +206,11 @@ cost = OpAttr[CostOf](
     "cost", "flops and bytes; read by targets and schedulers", default=_streaming_cost
 )
 view = OpAttr[ViewOf]("view", "output as a view of input 0; read by lowering")
+inside = OpAttr[InsideOf](
+    "inside",
+    "the inputs as slices of the output: who makes them may write them there, and then the op is no"
+    " launch; read by lowering",
+)
 writes = OpAttr[tuple[tuple[int, int], ...]](
     "writes",
     "pairs (output, input): the output is written over the input's storage, which must be a"

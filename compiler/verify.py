@@ -109,8 +109,8 @@ def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
         for offset in set(register.offsets_bytes):
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
-    for view, (start, end, _) in zip(plan.views, extents, strict=True):
-        if start < 0 or end > plan.registers[view.register].size_bytes:
+    for view, extent in zip(plan.views, extents, strict=True):
+        if extent.start < 0 or extent.end > plan.registers[view.register].size_bytes:
             name = plan.registers[view.register].name
             raise InternalError(f"a view {view.type} reaches beyond register {name!r}")
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from compiler.errors import InternalError
 from compiler.lowering.carried import Carried, CarriedRead, When
 from compiler.lowering.version_makers import NOTHING, VersionMakers
-from compiler.places import NO_BYTES, NOWHERE, Extent, Places
+from compiler.places import NO_BYTES, NOWHERE, Extent, Places, form_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
 
@@ -49,6 +49,8 @@ class _Play:
         self._plan = plan
         self._places = Places(plan, extents)
         self._held = [NOTHING] * len(self._places)
+        pairs = zip(self._places.is_whole, extents, strict=True)
+        self._is_plain = [is_whole and extent.is_dense for is_whole, extent in pairs]
         self._makers = VersionMakers(plan)
         self._make, self._error = self._makers.make, self._makers.error
         self._named = self._makers.register
@@ -59,9 +61,17 @@ class _Play:
         self._updated: dict[int, tuple[int, int]] = {}
         self._carried: list[CarriedRead] = []
         self._of_variables: list[tuple[int, int, int, When]] = []
-        self._received: list[tuple[int, int, int, int]] = []
+        self._received: list[tuple[int, int, int, int, int]] = []
+        self._forms: dict[int, tuple[tuple[int, int], ...]] = {}
+        """How the elements of a version lie that was not written row by row."""
+        self._joined: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """Pairs (place, version) of which a joined version at its place consists."""
+        self._made_at: dict[int, int] = {}
+        """The place of each version that is written, or joined, where places lie in one another."""
 
     def run(self) -> Carried:
+        self._take_forms()
+        self._take_joins()
         self._take_ports()
         self._take_state()
         for actor in self._plan.actors:
@@ -72,6 +82,80 @@ class _Play:
         return Carried(tuple(self._carried), tuple(self._writer.items()))
 
     # -- what is there before anything runs --
+
+    def _take_forms(self) -> None:
+        """Note how versions lie that are written, or joined, in other ways than row by row."""
+        plan, places = self._plan, self._places
+        made = [
+            pair
+            for actor in plan.actors
+            for launch in actor.launches
+            for pair in zip(launch.outputs, launch.writes, strict=True)
+        ]
+        for view, version in (*made, *[(join.output, join.version) for join in plan.joins]):
+            if not places.extents[view].is_dense:
+                self._forms[version] = form_of(plan.views[view])
+            place = places.of_view[view]
+            if place in places.joints or place in places.atoms:
+                self._made_at[version] = place
+
+    def _take_joins(self) -> None:
+        """Note what the joined versions consist of. Raises InternalError where that is not all."""
+        plan, places = self._plan, self._places
+        for join in plan.joins:
+            what = f"the join ({plan.sources[join.source]})"
+            self._make(join.version, what)
+            whole = places.of_view[join.output]
+            if whole == NO_BYTES:
+                continue
+            parts: list[tuple[int, int]] = []
+            for view, number in zip(join.inputs, join.reads, strict=True):
+                if places.of_view[view] == NO_BYTES:
+                    continue
+                parts.append(self._named_at(view, number, what))
+            sizes = [places.size_bytes(place) for place, _ in parts]
+            if sum(sizes) != places.size_bytes(whole) or not places.is_whole[join.output]:
+                raise InternalError(
+                    f"{what} has parts that are not all of {self._named(join.output)}"
+                )
+            self._joined[whole, join.version] = parts
+
+    def _named_at(self, view: int, number: int, who: str) -> tuple[int, int]:
+        """Return place and version that a read names, once the view shows just that.
+
+        Raises InternalError where it shows anything else.
+        """
+        places, shown = self._places, self._plan.views[view]
+        if number >= 0:
+            form = self._forms.get(number)
+            is_dense = places.extents[view].is_dense
+            if places.is_whole[view] and (is_dense if form is None else form_of(shown) == form):
+                return places.of_view[view], number
+            raise InternalError(f"{who} reads a part of {self._named(view)}, and names the whole")
+        part = self._plan.parts[-1 - number]
+        if shown.strides_bytes == part.strides_bytes:
+            start = shown.offset_bytes - part.offset_bytes
+            found = [p for p in places.around(view) if places.start(p) == start]
+            if found:
+                # A joined tensor and its first part begin alike: the version tells which is meant.
+                made_at = self._made_at.get(part.version)
+                return (made_at if made_at in found else found[0]), part.version
+        raise InternalError(f"{who} reads another part of {self._named(view)} than named")
+
+    def _holds(self, place: int, version: int) -> bool:
+        """Whether a place holds a version: as written there, or part by part."""
+        if all([self._held[atom] == version for atom in self._places.atoms_of(place)]):
+            return True
+        parts = self._joined.get((place, version))
+        return parts is not None and all([self._holds(*part) for part in parts])
+
+    def _held_at(self, place: int) -> int:
+        """Return what a place holds, for an error: of a joint, what its first part holds."""
+        return self._held[self._places.atoms_of(place)[0]]
+
+    def _hold(self, place: int, version: int) -> None:
+        for atom in self._places.atoms_of(place):
+            self._held[atom] = version
 
     def _take_ports(self) -> None:
         """Give every edge its one producer, and take over what sources leave in theirs."""
@@ -128,10 +212,10 @@ class _Play:
         place = self._places.of_view[view]
         if place == NO_BYTES:
             return
-        if self._held[place] != NOTHING:
+        if not self._holds(place, NOTHING):
             name = self._plan.registers[self._places.register[place]].name
             raise InternalError(f"two values lie in the same bytes of register {name!r}")
-        self._held[place] = version
+        self._hold(place, version)
 
     # -- a chain --
 
@@ -147,7 +231,7 @@ class _Play:
 
     def _read(self, actor: Actor, index: int, launch: Launch) -> None:
         of_view, held, owner = self._places.of_view, self._held, self._owner
-        register_of, is_whole = self._places.register, self._places.is_whole
+        register_of, is_plain, forms = self._places.register, self._is_plain, self._forms
         for view, number in zip(launch.inputs, launch.reads, strict=True):
             place = of_view[view]
             if place == NO_BYTES:
@@ -155,19 +239,19 @@ class _Play:
             if place == NOWHERE:
                 raise self._error(actor, index, f"reads {self._named(view)}, which nothing writes")
             version = number
-            if number < 0 or not is_whole[view]:
-                version = self._version_of_part(actor, index, view, number)
+            if number < 0 or not is_plain[view] or number in forms:
+                place, version = self._named_at(view, number, self._makers.text((actor, index)))
             if owner.get(register_of[place]) != actor.id:
-                self._read_foreign(actor, index, view, version)
-            elif held[place] != version:
+                self._read_foreign(actor, index, view, (place, version))
+            elif held[place] != version and not self._holds(place, version):
                 raise self._stale(actor, index, view, version)
 
-    def _read_foreign(self, actor: Actor, index: int, view: int, version: int) -> None:
+    def _read_foreign(self, actor: Actor, index: int, view: int, named: tuple[int, int]) -> None:
         """Check a read of what is not made in this chain, or remember it until all is known."""
-        place = self._places.of_view[view]
+        place, version = named
         register = self._plan.registers[self._places.register[place]]
         if register.kind is RegisterKind.CONSTANT:
-            if self._held[place] != version:
+            if not self._holds(place, version):
                 raise self._stale(actor, index, view, version)
         elif register.kind is RegisterKind.VARIABLE:
             self._read_variable(actor, index, view, version)
@@ -175,7 +259,7 @@ class _Play:
             if self._updated[place][1] != version:
                 raise self._stale(actor, index, view, version)
         elif (actor.id, register.id) in self._readers:
-            self._received.append((actor.id, index, view, version))
+            self._received.append((actor.id, index, view, place, version))
         elif register.kind is RegisterKind.TEMPORARY:
             raise self._error(
                 actor, index, f"reads {self._named(view)} before anything in its chain wrote it"
@@ -212,35 +296,25 @@ class _Play:
             raise InternalError(f"{self._named(view)} has bytes that are no variable's")
         return number
 
-    def _version_of_part(self, actor: Actor, index: int, view: int, number: int) -> int:
-        """Return the version of which a read names a part, once the view shows just that part."""
-        if number >= 0:
-            raise self._error(
-                actor, index, f"reads a part of {self._named(view)}, and names the whole"
-            )
-        part, shown = self._plan.parts[-1 - number], self._plan.views[view]
-        offset_bytes = shown.offset_bytes - self._places.start(view)
-        if (offset_bytes, shown.strides_bytes) != (part.offset_bytes, part.strides_bytes):
-            raise self._error(actor, index, f"reads another part of {self._named(view)} than named")
-        return part.version
-
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
-        of_view, held = self._places.of_view, self._held
-        read = [of_view[view] for view in launch.inputs]
+        of_view, atoms_of = self._places.of_view, self._places.atoms_of
+        read = {atom for view in launch.inputs for atom in atoms_of(of_view[view])}
         filled: list[int] = []
         for view, version in zip(launch.outputs, launch.writes, strict=True):
             self._make(version, (actor, index))
             place = of_view[view]
             if place == NO_BYTES:
                 continue
-            if self._own(actor, index, view, version, is_update=place in read):
-                held[place] = version
-            is_safe = place not in read or self._reads_whole(launch, place)
-            if place in filled or not is_safe:
+            atoms = atoms_of(place)
+            is_update = not read.isdisjoint(atoms)
+            if self._own(actor, index, view, version, is_update=is_update):
+                self._hold(place, version)
+            is_safe = not is_update or self._reads_whole(launch, place)
+            if not is_safe or not set(atoms).isdisjoint(filled):
                 raise self._error(
                     actor, index, f"writes {self._named(view)} over what it reads or writes too"
                 )
-            filled.append(place)
+            filled += atoms
         if launch.workspace is not None:
             place = of_view[launch.workspace]
             if place in filled or place in read:
@@ -250,10 +324,16 @@ class _Play:
         written += filled
 
     def _reads_whole(self, launch: Launch, place: int) -> bool:
-        """Whether all that a launch reads of a place is the whole of it."""
-        of_view = self._places.of_view
+        """Whether all that a launch reads of the bytes of a place is the whole of it."""
+        of_view, atoms = self._places.of_view, set(self._places.atoms_of(place))
         pairs = zip(launch.inputs, launch.reads, strict=True)
-        return all([number >= 0 for view, number in pairs if of_view[view] == place])
+        return all(
+            [
+                number >= 0 and of_view[view] == place
+                for view, number in pairs
+                if not atoms.isdisjoint(self._places.atoms_of(of_view[view]))
+            ]
+        )
 
     def _own(self, actor: Actor, index: int, view: int, version: int, *, is_update: bool) -> bool:
         """Check that this launch may write here; whether the place is its chain's own.
@@ -262,7 +342,7 @@ class _Play:
         """
         place = self._places.of_view[view]
         register = self._plan.registers[self._places.register[place]]
-        if not self._places.extents[view].is_dense:
+        if not self._places.is_whole[view]:
             raise self._error(actor, index, f"writes {self._named(view)} with gaps")
         if register.kind is RegisterKind.TEMPORARY:
             if self._owner.setdefault(register.id, actor.id) != actor.id:
@@ -301,11 +381,10 @@ class _Play:
 
     def _check_tokens(self) -> None:
         """Compare what consumers read with what the producer's firing leaves in a slot."""
-        for actor, index, view, version in self._received:
-            place = self._places.of_view[view]
+        for actor, index, view, place, version in self._received:
             updater, updated = self._updated.get(place, (actor, NOTHING))
             is_after = version == updated and updater != actor
-            if version != self._held[place] and not is_after:
+            if not self._holds(place, version) and not is_after:
                 raise self._stale(self._plan.actors[actor], index, view, version)
             if updater != actor:
                 when = When.AFTER if is_after else When.BEFORE
@@ -315,11 +394,11 @@ class _Play:
             place = self._places.of_view[item.view]
             if place == NO_BYTES:
                 continue
-            is_found = place != NOWHERE and self._held[place] == item.version
+            is_found = place != NOWHERE and self._holds(place, item.version)
             if not is_found or place in self._updated:
                 owner = self._owner.get(item.register)
                 name = "nothing" if owner is None else self._plan.actors[owner].name
-                found = NOTHING if place == NOWHERE else self._held[place]
+                found = NOTHING if place == NOWHERE else self._held_at(place)
                 raise InternalError(
                     f"{name} never writes field {item.name!r} ({self._plan.sources[item.source]}):"
                     f" it is to be {self._makers.version(item.version)}, and is"
@@ -352,7 +431,7 @@ class _Play:
                 )
 
     def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:
-        words, held = self._makers, self._held[self._places.of_view[view]]
+        words, held = self._makers, self._held_at(self._places.of_view[view])
         return self._error(
             actor,
             index,

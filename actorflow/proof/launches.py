@@ -23,6 +23,7 @@ from compiler.attrs import Attrs, AttrValue
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.ops.copies import copies
 from compiler.ops.shape import COPY
+from compiler.places import extent_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
 from compiler.registry import Op, OpTypeError, find_op, infer_type, is_comm, is_source, writes
 from compiler.rows import packed
@@ -105,7 +106,7 @@ class _Prover:
             raise PlanFormatError("has an attribute twice")
         _check_types(op, Attrs(attrs), inputs, outputs)
         for position, view in enumerate(outputs):
-            if not _is_dense(view):
+            if not extent_of(view).is_exact:
                 raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
         needs = self._needs(launch, op, attrs, inputs, outputs)
         _check_scratch(scratch, needs.workspace_bytes)
@@ -224,10 +225,7 @@ def _check_bytes(inputs: Views, outputs: Views, scratch: View | None, pairs: Pai
 
 
 def _is_shared(one: View, other: View) -> bool:
-    if one.register != other.register:
-        return False
-    (a, b), (c, d) = one.extent, other.extent
-    return a < d and c < b
+    return one.register == other.register and not extent_of(one).is_apart(extent_of(other))
 
 
 def _operand(view: View) -> Operand:

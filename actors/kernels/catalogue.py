@@ -26,13 +26,11 @@ from actors.kernels.interpret.loss import LOSS_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.norm import NORM_KERNELS
-from actors.kernels.interpret.packed_attention import PACKED_ATTENTION_KERNELS
 from actors.kernels.interpret.random import RANDOM_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.softmax import SOFTMAX_KERNELS
 from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
-from actors.kernels.interpret.split import SPLIT_KERNELS
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operand
@@ -46,12 +44,10 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *ELEMENTWISE_KERNELS,
     *REDUCE_KERNELS,
     *SHAPE_KERNELS,
-    *SPLIT_KERNELS,
     *MATMUL_KERNELS,
     *SOFTMAX_KERNELS,
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
-    *PACKED_ATTENTION_KERNELS,
     *NUMPY_FUSED_KERNELS,
     *FUSED_PRODUCT_KERNELS,
     *NORM_KERNELS,

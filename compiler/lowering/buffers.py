@@ -2,7 +2,8 @@
 
 A *draft* is a launch with its kernel chosen by the target. A *buffer* is the bytes of one or more
 roots: an output takes over the buffer of an input that dies in the same launch, when the kernel
-allows that pair and both are dense and equal in size. Live intervals are in launches, half-open.
+allows that pair and both are dense and equal in size. A root into which several launches write
+their parts lives from the first of them on. Live intervals are in launches, half-open.
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ def assign_buffers(
     ends: list[int] = []
     for index, draft in enumerate(drafts):
         donors = _donors(graph, storage, draft, index, last_use, of_root)
+        updated = [output for output, _ in writes.get(draft.node.op)]
         for position, value in enumerate(draft.node.outputs):
             root = storage.root[value]
-            if root in fixed or root != value:
+            if root in fixed or root in of_root or position in updated:
                 continue
             buffer = donors.get(position)
             if buffer is None:
@@ -172,7 +174,8 @@ def _donors(
     for output, given in draft.info.in_place:
         value = node.inputs[given]
         root = storage.root[value]
-        if output in chosen or root not in of_root or last_use[root] != index:
+        is_part = storage.root[node.outputs[output]] != node.outputs[output]
+        if is_part or output in chosen or root not in of_root or last_use[root] != index:
             continue
         if of_root[root] not in chosen.values() and may_share_bytes(
             graph, storage, draft, output, given

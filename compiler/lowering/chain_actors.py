@@ -17,7 +17,7 @@ from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import direction
-from compiler.plan import ActorKind, Launch, RegisterKind
+from compiler.plan import ActorKind, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 
 _BOUND = {
@@ -124,10 +124,10 @@ class ChainActors:
         for c, chain in enumerate(program.chains):
             drafts = tuple([program.drafts[i] for i in chain.launches])
             buffers = assign_buffers(program.graph, program.storage, drafts, self.home)
-            maker = {v: d.node for d in drafts for v in d.node.outputs}
+            producers = program.graph.producers()
             registers: list[RegisterId] = []
             for buffer in buffers.buffers:
-                node = maker[buffer.root]
+                node = program.graph.nodes[producers[buffer.root]]
                 name = f"{node.scope}:{node.op}" if node.scope else str(node.op)
                 registers.append(self._temporary(name, buffer.size_bytes, c, buffer.interval))
             for root, index in buffers.of_root.items():
@@ -141,6 +141,18 @@ class ChainActors:
                     self._launch(self.program.drafts[i], c, position)
                     for position, i in enumerate(chain.launches)
                 ]
+            )
+
+        for node in self.versions.joins:
+            self.plan.joins.append(
+                Join(
+                    axis=node.attrs.int_("axis"),
+                    inputs=tuple([self.view(v) for v in node.inputs]),
+                    reads=tuple([self.versions.read(v) for v in node.inputs]),
+                    output=self.view(node.outputs[0]),
+                    version=self.versions.of(node.outputs[0]),
+                    source=self.plan.source(node.source),
+                )
             )
 
     def view(self, value: ValueId) -> int:

@@ -61,6 +61,16 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainDraft:
+    """A chain of a program, by the numbers of its launches; `span` is in ranks of time."""
+
+    launches: tuple[int, ...]
+    stream: int
+    is_per_step: bool
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """A run of launches on one stream, with its place on virtual time."""
 

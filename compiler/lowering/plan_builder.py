@@ -16,6 +16,7 @@ from compiler.plan import (
     Arena,
     Constant,
     Field,
+    Join,
     Launch,
     Part,
     PlainValue,
@@ -83,6 +84,7 @@ class PlanBuilder:
         self.fields: list[Field] = []
         self.variables: list[Variable] = []
         self.constants: list[Constant] = []
+        self.joins: list[Join] = []
 
     def stream(self, name: str, *, is_host_thread: bool) -> StreamId:
         """Add a stream on the device."""
@@ -238,6 +240,7 @@ class PlanBuilder:
             target=target,
             options=options,
             parts=tuple(self._parts),
+            joins=tuple(self.joins),
         )
         proven = [
             account(plan, arena, packing.lower_bound_bytes, packing.certificate)

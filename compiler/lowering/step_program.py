@@ -17,26 +17,18 @@ from compiler.lowering.chains import (
     D2H_STREAM,
     H2D_STREAM,
     Chain,
+    ChainDraft,
     Chains,
     Work,
     form_chains,
 )
+from compiler.lowering.destinations import Placed, place_parts
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.ops.copies import Copies, direction, host_values
 from compiler.rates import batches_per_step, needed_per_step
-from compiler.registry import is_comm
+from compiler.registry import is_comm, writes
 from compiler.target import Target
 from compiler.types import ValueId
-
-
-@dataclass(frozen=True, slots=True)
-class ChainDraft:
-    """A chain of a program; `launches` index `StepProgram.drafts`, `span` is in ranks of time."""
-
-    launches: tuple[int, ...]
-    stream: int
-    is_per_step: bool
-    span: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +112,13 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
             )
             for chain, span in zip(formed.chains, spans, strict=True)
         ]
-    maker, readers = _crossings(graph, storage, drafts, chains)
+    placed = place_parts(graph, storage, drafts, chains, target)
+    maker, readers = _crossings(placed)
     return StepProgram(
-        graph,
-        storage,
-        drafts,
-        tuple(chains),
+        placed.graph,
+        placed.storage,
+        placed.drafts,
+        placed.chains,
         tuple(order),
         maker,
         readers,
@@ -190,20 +183,18 @@ def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
     return [(rank[start], rank[end]) for start, end in spans]
 
 
-def _crossings(
-    graph: Graph,
-    storage: Storage,
-    drafts: tuple[LaunchDraft, ...],
-    chains: list[ChainDraft],
-) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
+def _crossings(placed: Placed) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
+    """Return, by root, the chain that makes it, or its parts, and those that read it."""
     maker: dict[ValueId, int] = {}
     readers: dict[ValueId, dict[int, None]] = {}
-    for number, chain in enumerate(chains):
+    root = placed.storage.root
+    for number, chain in enumerate(placed.chains):
         for index in chain.launches:
-            node = drafts[index].node
+            node = placed.drafts[index].node
             for value in node.inputs:
-                readers.setdefault(storage.root[value], {})[number] = None
-            for value in node.outputs:
-                if storage.root[value] == value:
-                    maker[value] = number
+                readers.setdefault(root[value], {})[number] = None
+            updated = [output for output, _ in writes.get(node.op)]
+            for position, value in enumerate(node.outputs):
+                if position not in updated:
+                    maker[root[value]] = number
     return maker, {root: tuple(found) for root, found in readers.items()}

@@ -1,14 +1,15 @@
 """The versions of a program's values: what its launches say they read and write.
 
 Every value that a source or a launch makes is a version; a value that only shows another one is a
-window on that one's version. Both follow from the logical graph alone. Nothing here knows in which
-order launches run, or which values share bytes: an error there must not find its way into the
-numbers that are to reveal it.
+window on that one's version; and one that is joined of parts in place is a version, too, of which
+the plan says the parts (`compiler.plan.Join`). All follow from the logical graph alone. Nothing
+here knows in which order launches run, or which values share bytes: an error there must not find
+its way into the numbers that are to reveal it.
 """
 
 from __future__ import annotations
 
-from compiler.graph import Graph
+from compiler.graph import Graph, Node
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.storage import Storage, is_dense
 from compiler.types import ValueId, Version
@@ -23,8 +24,11 @@ class ValueVersions:
         self._plan = plan
         self._made: dict[ValueId, Version] = {}
         self._shown: list[ValueId] = [ValueId(v) for v in range(len(graph.types))]
+        self.joins: list[Node] = []
         for index, node in enumerate(graph.nodes):
-            if node.inputs and not storage.is_launch[index]:
+            if len(node.inputs) > 1 and not storage.is_launch[index]:
+                self.joins.append(node)
+            elif node.inputs and not storage.is_launch[index]:
                 self._shown[node.outputs[0]] = self._shown[node.inputs[0]]
 
     def of(self, value: ValueId) -> Version:
@@ -42,7 +46,10 @@ class ValueVersions:
         """Return what a launch that reads a value states: see `Launch.reads`."""
         version, types = self.of(value), self._graph.types
         shown, layout = self._shown[value], self._storage.layout[value]
+        made = self._storage.layout[shown]
         is_whole = types[value].size_bytes == types[shown].size_bytes
-        if value == shown or (is_whole and is_dense(types[value], layout)):
+        are_dense = is_dense(types[value], layout) and is_dense(types[shown], made)
+        if value == shown or (is_whole and are_dense):
             return version
-        return self._plan.part(version, layout.offset_bytes, layout.strides_bytes)
+        offset_bytes = layout.offset_bytes - made.offset_bytes
+        return self._plan.part(version, offset_bytes, layout.strides_bytes)

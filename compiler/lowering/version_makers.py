@@ -23,8 +23,8 @@ class VersionMakers:
         """Note who makes a version. Raises InternalError where another one does too."""
         if version < 0 or self._makers.setdefault(version, maker) is not maker:
             raise InternalError(
-                f"{self._text(maker)} makes version {version}, and so does"
-                f" {self._text(self._makers.get(version, 'nothing that may'))}"
+                f"{self.text(maker)} makes version {version}, and so does"
+                f" {self.text(self._makers.get(version, 'nothing that may'))}"
             )
 
     def version(self, version: int) -> str:
@@ -32,7 +32,7 @@ class VersionMakers:
         if version == NOTHING:
             return "nothing yet"
         maker = self._makers.get(version)
-        return f"version {version}" + (f" of {self._text(maker)}" if maker else "")
+        return f"version {version}" + (f" of {self.text(maker)}" if maker else "")
 
     def register(self, view: int) -> str:
         """Return the register of a view in words."""
@@ -40,9 +40,10 @@ class VersionMakers:
 
     def error(self, actor: Actor, index: int, problem: str) -> InternalError:
         """Return an error that begins with a launch, its op and the user's line."""
-        return InternalError(f"{self._text((actor, index))} {problem}")
+        return InternalError(f"{self.text((actor, index))} {problem}")
 
-    def _text(self, maker: Maker) -> str:
+    def text(self, maker: Maker) -> str:
+        """Return a maker in words."""
         if isinstance(maker, str):
             return maker
         actor, index = maker

@@ -18,7 +18,6 @@ from compiler.ops import (
     binary,
     elementwise,
     matmul,
-    packed_attention,
     shape,
     slicing,
     split,
@@ -60,8 +59,6 @@ precision = OpAttr[Precision](
 precision.register(matmul.MATMUL, Precision(Width.LOW, chooses_output=True))
 precision.register(attention.ATTENTION, Precision(Width.LOW))
 precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
-precision.register(packed_attention.PACKED_ATTENTION, Precision(Width.LOW))
-precision.register(packed_attention.PACKED_ATTENTION_GRAD, Precision(Width.LOW, kept=(3,)))
 
 FOLLOWING = (
     *(shape.RESHAPE, shape.TRANSPOSE, shape.BROADCAST_TO, shape.STOP_GRADIENT, shape.COPY),

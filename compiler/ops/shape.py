@@ -19,6 +19,7 @@ from compiler.registry import (
     cost,
     define,
     infer_type,
+    inside,
     is_exact,
     reference,
     view,
@@ -211,6 +212,30 @@ def _same_view(
     input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
 ) -> Layout | None:
     return layout
+
+
+@inside.of(RESHAPE)
+def _inside_reshape(
+    output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
+) -> tuple[Layout | None, ...]:
+    return (_reshape_view(output_type, layout, input_types[0], attrs),)
+
+
+@inside.of(TRANSPOSE)
+def _inside_transpose(
+    output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
+) -> tuple[Layout | None, ...]:
+    strides = [0] * input_types[0].rank
+    for axis, stride in zip(attrs.ints("perm"), layout.strides_bytes, strict=True):
+        strides[axis] = stride
+    return (Layout(layout.offset_bytes, tuple(strides)),)
+
+
+@inside.of(STOP_GRADIENT)
+def _inside_same(
+    output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
+) -> tuple[Layout | None, ...]:
+    return (layout,)
 
 
 @simplify.of(RESHAPE)

@@ -15,6 +15,7 @@ from compiler.registry import (
     cost,
     define,
     infer_type,
+    inside,
     is_exact,
     reference,
     view,
@@ -146,6 +147,18 @@ def _slice_view(
     if 0 not in output_type.shape:  # an empty view stays at an address inside the storage
         offset += sum(n * stride for n, stride in zip(attrs.ints("starts"), strides, strict=True))
     return Layout(offset, tuple([s * step for s, step in zip(strides, steps, strict=True)]))
+
+
+@inside.of(CONCAT)
+def _inside_concat(
+    output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
+) -> tuple[Layout | None, ...]:
+    axis, offset = attrs.int_("axis"), layout.offset_bytes
+    parts: list[Layout | None] = []
+    for type_ in input_types:
+        parts.append(Layout(offset, layout.strides_bytes))
+        offset += type_.shape[axis] * layout.strides_bytes[axis]
+    return tuple(parts)
 
 
 @gradient_of(SLICE)

@@ -16,7 +16,6 @@ from compiler.ops.binary import ADD, MUL
 from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.matmul import MATMUL
-from compiler.ops.packed_attention import PACKED_ATTENTION
 from compiler.ops.reduce import SUM, sum_to
 from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
 from compiler.ops.sources import INPUT, constant, scalar
@@ -244,7 +243,6 @@ def test_summing_to_the_same_shape_emits_nothing():
     [
         (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
         (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
-        (PACKED_ATTENTION, [normal(1, 2, 3, 1, 2)], SOFT, "attention has no gradient for lse"),
         (
             LINEAR_CROSS_ENTROPY,
             [normal(4, 2), normal(3, 2), LABELS],

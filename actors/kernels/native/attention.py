@@ -15,10 +15,6 @@ import numpy as np
 from actors.kernels import cost
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import Extents, extents_of
-from actors.kernels.interpret.packed_attention import (
-    PackedAttentionGradKernel,
-    PackedAttentionKernel,
-)
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
@@ -221,9 +217,4 @@ def work_of(e: Extents, num_products: int) -> Work:
     return Work(1.0, 0.0, ((Pass.PLAIN, float(4 * e.heads * visible)),), products)
 
 
-ATTENTION_KERNELS = (
-    AttentionKernel(),
-    AttentionGradKernel(),
-    PackedAttentionKernel("c.packed_attention", AttentionKernel()),
-    PackedAttentionGradKernel("c.packed_attention_grad", AttentionGradKernel(), in_place=True),
-)
+ATTENTION_KERNELS = (AttentionKernel(), AttentionGradKernel())

@@ -1,4 +1,4 @@
-"""Kernels that move elements, in C: copies of views, reshape, pad, concat, split and cast.
+"""Kernels that move elements, in C: copies of views, reshape, pad, concat and cast.
 
 Each is a list of strided copies (`copy.c`); the views that numpy's kernels make say from where to
 where. A fill is a copy of one element, repeated.
@@ -190,10 +190,6 @@ def _joined(
     return [list(zip(_along(outputs[0], inputs, attrs), inputs, strict=True))]
 
 
-def _cut(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs) -> list[list[Copy]]:
-    return [list(zip(outputs, _along(inputs[0], outputs, attrs), strict=True))]
-
-
 def _along(whole: Array, parts: tuple[Array, ...], attrs: Attrs) -> list[Array]:
     """Return the views of a tensor where its parts lie, one after another along the axis."""
     axis, stop = integer(attrs, "axis"), 0
@@ -209,6 +205,5 @@ MOVEMENT_KERNELS = (
     MoveKernel("reshape", _reshaped),
     MoveKernel("pad", _padded),
     MoveKernel("concat", _joined),
-    MoveKernel("split", _cut),
     MoveKernel("cast", _same),
 )

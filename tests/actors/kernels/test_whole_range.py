@@ -29,7 +29,6 @@ PATHS = ("reference", "numpy", "numpy group", "native", "native group")
 VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "split", "constant")
 ELSEWHERE = {
     **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
-    **dict.fromkeys(("packed_attention", "packed_attention_grad"), "as attention, on views"),
     **dict.fromkeys(
         ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
         "a product, then cross_entropy",

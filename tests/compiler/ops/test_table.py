@@ -38,10 +38,7 @@ ELSEWHERE = {
         ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
         "tests/actors/kernels/interpret/test_linear_loss.py",
     ),
-    **dict.fromkeys(
-        ("packed_attention", "packed_attention_grad", "embedding_concat"),
-        "tests/actors/kernels/interpret",
-    ),
+    "embedding_concat": "tests/actors/kernels/interpret",
 }
 """Ops that have a reference and no row, and where they are tested instead."""
 

@@ -121,7 +121,7 @@ def floats(*shape, seed=0):
 
 
 MOVEMENT = {
-    *("reshape", "transpose", "broadcast_to", "slice", "pad", "concat", "split", "copy"),
+    *("reshape", "transpose", "broadcast_to", "slice", "pad", "concat", "copy"),
     *("stop_gradient", "embedding", "embedding_concat", "cast"),
 }
 """Ops whose kernels move the bytes of any type, and the cast."""

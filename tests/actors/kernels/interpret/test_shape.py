@@ -97,19 +97,3 @@ def test_concat_places_inputs_one_after_the_other(axis, harness):
     np.testing.assert_array_equal(moved[:2], np.moveaxis(parts[0], axis, 0))
     np.testing.assert_array_equal(moved[2:5], np.moveaxis(parts[2], axis, 0))
     np.testing.assert_array_equal(moved[5:], np.moveaxis(parts[3], axis, 0))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_split_cuts_equal_parts_that_concat_puts_together_again(axis, kind, harness):
-    x = harness.strided(np.random.default_rng(6), (6, 3, 9), "float32", kind)
-    shape = [6, 3, 9]
-    shape[axis] //= 3
-    types = ((tuple(shape), "float32"),) * 3
-    parts = harness.call("split", {"axis": axis, "sections": 3}, (x,), types)
-    for index in np.ndindex(x.shape):
-        place = list(index)
-        place[axis] %= shape[axis]
-        assert parts[index[axis] // shape[axis]][tuple(place)] == x[index]
-    (whole,) = harness.call("concat", {"axis": axis}, parts, (((6, 3, 9), "float32"),))
-    np.testing.assert_array_equal(whole, x)

@@ -28,7 +28,7 @@ SHAPES = [
 
 LONG = ((2,), 300, 530, 24, 40)
 
-PACKED, PACKED_GRAD = ATTENTION_KERNELS[2:]
+FORWARD, BACKWARD = ATTENTION_KERNELS
 
 
 @pytest.fixture(params=["tiny blocks", "usual blocks"])
@@ -226,12 +226,12 @@ def test_bfloat16_rounds_factors_of_the_second_products_and_results_once(
     q, k, v, dy = [from_bits(x).astype(np.float64) for x in halves]
     y, lse = np.empty_like(halves[3]), np.empty(q.shape[:-1], np.float32)
     attrs = {"scale": 0.5, "causal": causal}
-    run_in_bfloat16(AttentionKernel(), attrs, halves[:3], (y, lse))
+    run_in_place(AttentionKernel(), attrs, halves[:3], (y, lse))
     p, right = probabilities(q, k, 0.5, causal)
     np.testing.assert_allclose(lse, right, rtol=1e-5, atol=1e-5)
     expect_rounded(y, "...ij,...je->...ie", p, v)
     grads = tuple([np.empty_like(x) for x in halves[:3]])
-    run_in_bfloat16(AttentionGradKernel(), attrs, (halves[3], *halves[:3], y, lse), grads)
+    run_in_place(AttentionGradKernel(), attrs, (halves[3], *halves[:3], y, lse), grads)
     dp = np.einsum("...ie,...je->...ij", dy, v)
     ds = 0.5 * p * (dp - (dy * from_bits(y)).sum(axis=-1, keepdims=True))
     expect_rounded(grads[0], "...ij,...jd->...id", ds, k)
@@ -244,7 +244,7 @@ def expect_rounded(got, formula, a, b):
     assert (error <= 2**-7 * np.einsum(formula, np.abs(a), np.abs(b)) + 1e-5).all()
 
 
-def run_in_bfloat16(kernel, attrs, inputs, outputs):
+def run_in_place(kernel, attrs, inputs, outputs):
     types = [
         tuple([as_operand(x, DType.BFLOAT16 if x.itemsize == 2 else None) for x in group])
         for group in (inputs, outputs)
@@ -253,27 +253,31 @@ def run_in_bfloat16(kernel, attrs, inputs, outputs):
     kernel.bind(attrs, inputs, outputs, scratch_of(needs))()
 
 
-def turned(parts):
-    """Return the parts [B, H, T, D] as one array [B, T, n, H, D]."""
-    return np.ascontiguousarray(np.stack([part.swapaxes(1, 2) for part in parts], axis=2))
+def columns(batch, heads, rows, width, parts=3):
+    """Return windows [B, H, T, D] on the parts of one array [B, T, n, H, D]."""
+    whole = np.zeros((*batch, rows, parts, heads, width), np.float32)
+    return [part.swapaxes(-2, -3) for part in np.moveaxis(whole, -3, 0)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_attention_is_attention_of_the_parts(causal, native, native_call, blocks):
-    case = ((2, 3), 30, 30, 8, 8)
-    q, k, v, dy = operands(case)
+def test_heads_are_read_and_written_where_a_projection_has_them(
+    causal, native, native_call, blocks
+):
+    q, k, v, dy = operands(((2, 3), 30, 30, 8, 8))
     attrs = {"scale": 0.5, "causal": causal}
     y, lse = forward(native_call, q, k, v, dy, attrs)
-    qkv, dy_rows = turned((q, k, v)), turned((dy,))[:, :, 0]
-    y_rows, lse_again = native_call.call(PACKED, attrs, (qkv,), (dy_rows, lse))
-    np.testing.assert_array_equal(y_rows, y.swapaxes(1, 2))
-    np.testing.assert_array_equal(lse_again, lse)
-    grads = turned(backward(native_call, q, k, v, dy, attrs))
-    inputs = (dy_rows, qkv, y_rows, lse)
-    (got,) = native_call.call(PACKED_GRAD, attrs, inputs, (qkv,))
-    np.testing.assert_array_equal(got, grads)
-    (over,) = native_call.in_place(PACKED_GRAD, attrs, inputs, ((0, 1),))
-    np.testing.assert_array_equal(over, grads)
+    grads = backward(native_call, q, k, v, dy, attrs)
+    wide, given = columns((2,), 3, 30, 8), columns((2,), 3, 30, 8, 1) + columns((2,), 3, 30, 8, 1)
+    for window, part in zip((*wide, given[1]), (q, k, v, dy), strict=True):
+        np.copyto(window, part)
+    again = np.zeros_like(lse)
+    run_in_place(FORWARD, attrs, wide, (given[0], again))
+    np.testing.assert_array_equal(given[0], y)
+    np.testing.assert_array_equal(again, lse)
+    made = columns((2,), 3, 30, 8)
+    run_in_place(BACKWARD, attrs, (given[1], *wide, given[0], lse), made)
+    for window, grad in zip(made, grads, strict=True):
+        np.testing.assert_array_equal(window, grad)
 
 
 DECLINED = {

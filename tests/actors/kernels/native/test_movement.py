@@ -105,18 +105,12 @@ def test_pad_of_nothing_is_zeros_and_pad_by_nothing_a_copy(native, native_call):
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_concat_and_split_undo_each_other(axis, native, harness, native_call, chunk_bytes):
+def test_concat_undoes_a_split(axis, native, harness, native_call, chunk_bytes):
     shape = [4, 6, 12]
     whole = values(shape, "float64")
     parts = [part.copy() for part in np.split(whole, 2, axis)]
     (y,) = native_call.call(KERNELS["concat"], {"axis": axis}, parts, (np.zeros(shape),))
     np.testing.assert_array_equal(y, whole)
-    outs = [np.zeros(part.shape) for part in parts]
-    attrs = {"axis": axis, "sections": 2}
-    for got, want in zip(
-        native_call.call(KERNELS["split"], attrs, (whole,), outs), parts, strict=True
-    ):
-        np.testing.assert_array_equal(got, want)
 
 
 def test_concat_takes_parts_of_different_extents_and_none(native, native_call, chunk_bytes):

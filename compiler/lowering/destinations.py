@@ -1,0 +1,326 @@
+"""Parts written where the tensor that joins them wants them.
+
+A `concat` copies its parts into one tensor. Where the launch that makes a part writes into that
+tensor itself, at the part's place, nothing is left to do, and the concat is no launch. So it is
+with a reshape whose elements would have to move: who makes its input writes them as they will be
+read. Between the two there may be views, which are followed back (column `inside`).
+
+It is decided when the launches stand in their chains, for three things must hold: maker, readers
+and concat are in one chain; the kernels of all launches concerned are the ones they were, only with
+strides; and the tensor that now lives from its first part on makes no peak. What cannot be written
+in place is copied there, if that is less work than to join all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from compiler.attrs import NO_ATTRS
+from compiler.graph import Graph, Node, consumers
+from compiler.lowering.buffers import LaunchDraft, assign_buffers
+from compiler.lowering.chains import ChainDraft
+from compiler.lowering.storage import Storage
+from compiler.ops.copies import direction
+from compiler.ops.shape import COPY
+from compiler.registry import Layout, inside, is_comm, is_source, view, writes
+from compiler.target import KernelCall, KernelInfo, Operand, Target
+from compiler.types import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A graph, its storage, launches and chains; a node that joins parts may be no launch."""
+
+    graph: Graph
+    storage: Storage
+    drafts: tuple[LaunchDraft, ...]
+    chains: tuple[ChainDraft, ...]
+
+
+@dataclass(slots=True)
+class _Move:
+    """Changes that are made together or not at all."""
+
+    root: dict[ValueId, ValueId] = field(default_factory=dict)
+    layout: dict[ValueId, Layout] = field(default_factory=dict)
+    info: dict[int, KernelInfo] = field(default_factory=dict)
+    moved: list[ValueId] = field(default_factory=list)
+
+    def add(self, other: _Move) -> None:
+        """Take over the changes of another one."""
+        self.root |= other.root
+        self.layout |= other.layout
+        self.info |= other.info
+        self.moved += other.moved
+
+
+def place_parts(
+    graph: Graph,
+    storage: Storage,
+    drafts: tuple[LaunchDraft, ...],
+    chains: Sequence[ChainDraft],
+    target: Target,
+) -> Placed:
+    """Return what is left to run when parts are written in place where that can be."""
+    before = Placed(graph, storage, drafts, tuple(chains))
+    joining = [i for i, draft in enumerate(drafts) if inside.has(draft.node.op)]
+    if not joining:
+        return before
+    work = _Work(before, target)
+    # From the last one on: what joins the parts of a part is placed before these are.
+    for index in reversed(joining):
+        work.take(index)
+    return work.result()
+
+
+class _Work:
+    """The state of the decisions so far."""
+
+    def __init__(self, given: Placed, target: Target) -> None:
+        self._given = given
+        self._graph, self._target = given.graph, target
+        self._types = list(given.graph.types)
+        self._root, self._layout = list(given.storage.root), list(given.storage.layout)
+        self._drafts: list[LaunchDraft | None] = list(given.drafts)
+        self._producers = given.graph.producers()
+        self._readers = consumers(given.graph)
+        is_launch = given.storage.is_launch
+        nodes = [index for index, is_one in enumerate(is_launch) if is_one]
+        self._draft_of = {node: draft for draft, node in enumerate(nodes)}
+        self._chain_of: dict[int, tuple[int, int]] = {}
+        for number, chain in enumerate(given.chains):
+            for position, draft in enumerate(chain.launches):
+                self._chain_of[draft] = number, position
+        outside = [o.value for o in given.graph.outputs] + [w.value for w in given.graph.writes]
+        self._owned = {*outside, *[self._root[v] for v in outside]}
+        self._live: dict[int, _Live] = {}
+        self._copies: dict[int, list[LaunchDraft]] = {}
+        self._joined: dict[int, Node] = {}
+
+    def take(self, index: int) -> None:
+        """Have the parts of a launch that joins some written in place, if that can be."""
+        draft = self._drafts[index]
+        if draft is None:
+            return
+        node, joined = draft.node, draft.node.outputs[0]
+        types = tuple([self._types[v] for v in node.inputs])
+        if not self._types[joined].num_elements or index not in self._chain_of:
+            return
+        layouts = inside.get(node.op)(self._types[joined], self._layout[joined], types, node.attrs)
+        root = self._root[joined]
+        move = _Move()
+        copied: list[tuple[int, ValueId, Layout]] = []
+        for place, (value, layout) in enumerate(zip(node.inputs, layouts, strict=True)):
+            if layout is None:
+                return
+            made = self._moved(index, value, layout, root, move)
+            if made is not None:
+                move.add(made)
+            elif self._types[value].num_elements:
+                copied.append((place, value, layout))
+        if not move.moved:
+            return
+        copies = [(place, *self._copy(value, layout)) for place, value, layout in copied]
+        if copies and sum([c[-1].duration_ns for c in copies]) >= draft.info.duration_ns:
+            return
+        if self._live_in(self._chain_of[index][0]).take(root, move.moved):
+            self._commit(index, move, copies)
+
+    def result(self) -> Placed:
+        """Return what came of it."""
+        given = self._given
+        drafts: list[LaunchDraft] = []
+        launches: list[tuple[int, ...]] = []
+        for index, draft in enumerate(self._drafts):
+            left = self._copies.get(index, []) if draft is None else [draft]
+            launches.append(tuple(range(len(drafts), len(drafts) + len(left))))
+            drafts += left
+        nodes: list[Node] = []
+        is_launch: list[bool] = []
+        for number, node in enumerate(given.graph.nodes):
+            index = self._draft_of.get(number, -1)
+            copies = self._copies.get(index, [])
+            nodes += [*[copy.node for copy in copies], self._joined.get(index, node)]
+            is_launch += [*[True] * len(copies), index >= 0 and index not in self._joined]
+        chains = [
+            replace(chain, launches=tuple([new for old in chain.launches for new in launches[old]]))
+            for chain in given.chains
+        ]
+        return Placed(
+            replace(given.graph, nodes=tuple(nodes), types=tuple(self._types)),
+            Storage(tuple(self._root), tuple(self._layout), tuple(is_launch)),
+            tuple(drafts),
+            tuple(chains),
+        )
+
+    # -- one part ----------------------------------------------------------------------------------
+
+    def _moved(
+        self, index: int, value: ValueId, layout: Layout, root: ValueId, so_far: _Move
+    ) -> _Move | None:
+        """Return the changes that have a part lie like this, or None where it cannot."""
+        found = self._trace_back(value, layout)
+        if found is None:
+            return None
+        made, own_layout = found
+        maker = self._draft_of[self._producers[made]]
+        draft = self._drafts[maker]
+        if draft is None or self._root[made] != made or made in self._owned or made in so_far.root:
+            return None
+        if writes.get(draft.node.op):
+            return None
+        move = _Move({made: root}, {made: own_layout}, {}, [made])
+        touched = {maker}
+        pending = [made]
+        while pending:
+            for reader in self._readers[pending.pop()]:
+                if reader in self._draft_of:
+                    touched.add(self._draft_of[reader])
+                    continue
+                node = self._graph.nodes[reader]
+                seen = view.get(node.op)(
+                    self._types[node.inputs[0]],
+                    move.layout[node.inputs[0]],
+                    self._types[node.outputs[0]],
+                    node.attrs,
+                )
+                if seen is None:
+                    return None
+                move.root[node.outputs[0]], move.layout[node.outputs[0]] = root, seen
+                pending.append(node.outputs[0])
+        chain = self._chain_of[index][0]
+        if any([self._chain_of.get(t, (-1,))[0] != chain for t in touched]):
+            return None
+        is_same = self._ask_again(sorted(touched - {index}), so_far, move)
+        return move if is_same else None
+
+    def _trace_back(self, value: ValueId, layout: Layout) -> tuple[ValueId, Layout] | None:
+        """Return the value of a launch that a value shows, and how it lies if that lies so."""
+        while True:
+            producer = self._producers[value]
+            if producer in self._draft_of:
+                return value, layout
+            node = self._graph.nodes[producer]
+            if is_source.get(node.op) or not inside.has(node.op):
+                return None
+            types = (self._types[node.inputs[0]],)
+            (found,) = inside.get(node.op)(self._types[value], layout, types, node.attrs)
+            if found is None:
+                return None
+            value, layout = node.inputs[0], found
+
+    def _ask_again(self, touched: list[int], so_far: _Move, move: _Move) -> bool:
+        """Whether the launches that touch what moves keep their kernels; notes what they need."""
+        layouts = so_far.layout | move.layout
+        for index in touched:
+            draft = self._drafts[index]
+            if draft is None or is_comm.get(draft.node.op) or direction(draft.node) is not None:
+                return False
+            node = draft.node
+            inputs, outputs = [
+                tuple([Operand(self._types[v], layouts.get(v, self._layout[v])) for v in values])
+                for values in (node.inputs, node.outputs)
+            ]
+            try:
+                info = self._target.query(KernelCall(node.op.name, node.attrs, inputs, outputs))
+            except LookupError:
+                return False
+            if info.kernel != draft.info.kernel:
+                return False
+            move.info[index] = info
+        return True
+
+    def _copy(self, value: ValueId, layout: Layout) -> tuple[ValueId, Layout, KernelInfo]:
+        """Return a part that is to be copied into its place, with what that needs."""
+        given = Operand(self._types[value], self._layout[value])
+        into = Operand(self._types[value], layout)
+        return value, layout, self._target.query(KernelCall(COPY.name, NO_ATTRS, (given,), (into,)))
+
+    # -- all parts of one launch -------------------------------------------------------------------
+
+    def _live_in(self, chain: int) -> _Live:
+        if chain not in self._live:
+            self._live[chain] = _Live(self._given, chain)
+        return self._live[chain]
+
+    def _commit(
+        self, index: int, move: _Move, copies: list[tuple[int, ValueId, Layout, KernelInfo]]
+    ) -> None:
+        """Make the changes, and copies of the parts that stay where they are."""
+        for value, root in move.root.items():
+            self._root[value], self._layout[value] = root, move.layout[value]
+        for other, info in move.info.items():
+            draft = self._drafts[other]
+            if draft is not None:
+                self._drafts[other] = replace(draft, info=info)
+        draft = self._drafts[index]
+        if draft is None:
+            return
+        node, inputs = draft.node, list(draft.node.inputs)
+        own: list[LaunchDraft] = []
+        for place, value, layout, info in copies:
+            copy = ValueId(len(self._types))
+            self._types.append(self._types[value])
+            self._root.append(self._root[node.outputs[0]])
+            self._layout.append(layout)
+            inputs[place] = copy
+            single = Node(COPY, (value,), (copy,), NO_ATTRS, node.scope, node.source, node.phase)
+            own.append(LaunchDraft(single, info))
+        self._copies[index], self._drafts[index] = own, None
+        self._joined[index] = replace(node, inputs=tuple(inputs))
+
+
+class _Live:
+    """Live bytes of a chain, by launch, as parts move into what joins them."""
+
+    def __init__(self, given: Placed, chain: int) -> None:
+        graph, storage = given.graph, given.storage
+        drafts = tuple([given.drafts[i] for i in given.chains[chain].launches])
+        made = {storage.root[v] for d in drafts for v in d.node.outputs}
+        elsewhere = {
+            storage.root[v]
+            for number, other in enumerate(given.chains)
+            if number != chain
+            for i in other.launches
+            for v in given.drafts[i].node.inputs
+        }
+        kept = {storage.root[o.value] for o in graph.outputs} | (elsewhere & made)
+        buffers = assign_buffers(graph, storage, drafts, kept)
+        self._sizes = {root: graph.types[root].size_bytes for root in made}
+        self._made_at: dict[ValueId, int] = {}
+        self._last: dict[ValueId, int] = {}
+        for index, draft in enumerate(drafts):
+            for value in draft.node.inputs:
+                self._last[storage.root[value]] = index
+            for value in draft.node.outputs:
+                self._made_at.setdefault(storage.root[value], index)
+        self._interval = {
+            root: buffers.buffers[index].interval for root, index in buffers.of_root.items()
+        }
+        self._bytes = np.zeros(len(drafts), np.int64)
+        for buffer in buffers.buffers:
+            start, end = buffer.interval
+            self._bytes[start:end] += buffer.size_bytes
+        self._peak = int(self._bytes.max(initial=0))
+
+    def take(self, root: ValueId, parts: Sequence[ValueId]) -> bool:
+        """Have values live in another one, from the first of them on, unless that makes a peak."""
+        first = min([self._made_at[part] for part in parts])
+        begins = self._made_at[root]
+        after = self._bytes.copy()
+        if root in self._interval:
+            after[first:begins] += self._sizes[root]
+        for part in parts:
+            if part not in self._interval:
+                continue
+            start, end = self._interval[part]
+            # Bytes that another value had before, or has after, stay while that one lives.
+            made, last = self._made_at[part], self._last.get(part, self._made_at[part])
+            after[made + (start < made) : last + (end <= last + 1)] -= self._sizes[part]
+        if int(after.max(initial=0)) > self._peak:
+            return False
+        self._bytes, self._made_at[root] = after, min(first, begins)
+        return True
