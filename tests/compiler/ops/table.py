@@ -147,8 +147,9 @@ def adamw(p, g, m, v, lr, step, beta1, beta2, eps, weight_decay):
 
 def row(op, formula, *inputs, flags="", **attrs):
     """Return a row; the formula gets the attributes that are called like parameters of it."""
-    names = getattr(formula, "__code__", None)
-    own = {k: v for k, v in attrs.items() if names and k in names.co_varnames}
+    code = getattr(formula, "__code__", None)
+    names = getattr(formula, "names", code.co_varnames if code else ())
+    own = {k: v for k, v in attrs.items() if k in names}
     return Row(op, inputs, attrs, lambda *a: formula(*a, **own), frozenset(flags.split()))
 
 
@@ -157,6 +158,7 @@ LABELS, IDS = np.array([2, 0, 1, 2]), np.array([[1, 0, 1], [3, 1, 3]])
 ONE = np.array(3, np.int64)
 SOFT, CAUSAL = {"scale": 0.7, "causal": False}, {"scale": 0.7, "causal": True}
 LR = np.array(0.1)
+ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
 
 UNARY = {
     "neg": np.negative, "abs": np.abs, "square": np.square, "exp": np.exp, "sin": np.sin,
@@ -189,6 +191,39 @@ def reductions():
                 name, lambda x, axes, keepdims, reduce=reduce: reduce(x, axes, keepdims=keepdims),
                 x, axes=axes, keepdims=keepdims,
             )  # fmt: skip
+
+
+def updates():
+    """Yield the optimizers' writes: of several shapes, with and without decay, skipped and not."""
+    kept, still = np.array(0), np.array(1)
+    for shape, decay in (((5, 7), 0.1), ((), 0.0), ((0, 2), 0.1), ((70, 150), 0.0)):
+        p, g, m = (normal(*shape, seed=s) for s in range(3))
+        v = positive(*shape)
+        yield row("sgd_update", decayed, p, g, LR, weight_decay=decay)
+        for nesterov in (False, True):
+            yield row(
+                "momentum_update", with_momentum, p, g, m, LR,
+                momentum=0.9, nesterov=nesterov, weight_decay=decay,
+            )  # fmt: skip
+        yield row("adamw_update", adamw, p, g, m, v, LR, ONE, weight_decay=decay, **ADAM)
+        for skip in (kept, still):
+            yield row("sgd_update", skipping(decayed, 1), p, g, LR, skip, weight_decay=decay)
+            yield row(
+                "adamw_update", skipping(adamw, 3), p, g, m, v, LR, ONE, skip,
+                weight_decay=decay, **ADAM,
+            )  # fmt: skip
+
+
+def skipping(formula, count):
+    """Return a formula that keeps so many old values where `skip`, the last input, is 1."""
+
+    def run(p, g, *rest, **attrs):
+        *rest, skip = rest
+        made = formula(p, g, *rest, **attrs)
+        return (p, *rest)[:count] if skip else made
+
+    run.names = formula.__code__.co_varnames
+    return run
 
 
 ROWS_OF_OPS = (
@@ -256,7 +291,9 @@ ROWS_OF_OPS = (
     row("cross_entropy_rows", losses, normal(4, 3), LABELS),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
-    row("embedding_grad", scattered, normal(2, 3, 2), IDS, rows=4),
+    *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],
+    row("embedding_grad", scattered, normal(0, 5), counts(0), rows=4),
+    row("embedding_grad", scattered, normal(60, 5), counts(60, dtype="int32"), rows=9),
     row(
         "embedding_sgd_update", lambda w, dy, ids, lr: w - lr * scattered(dy, ids, len(w)),
         normal(4, 2), normal(2, 3, 2), IDS, LR,
@@ -272,16 +309,6 @@ ROWS_OF_OPS = (
     row("non_finite", lambda x, before: np.array(1), X, np.array(1)),
     row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
     row("increment", lambda x: x + 1, ONE),
-    row("sgd_update", decayed, X, normal(2, 3, 5, seed=1), LR, weight_decay=0.5),
-    *[
-        row(
-            "momentum_update", with_momentum, *[normal(7, seed=s) for s in range(3)], LR,
-            momentum=0.9, nesterov=nesterov, weight_decay=0.1,
-        )
-        for nesterov in (False, True)
-    ],
-    row(
-        "adamw_update", adamw, *[normal(7, seed=s) for s in range(3)], positive(7), LR, ONE,
-        beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.1,
-    ),
+    *[row("increment", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
+    *updates(),
 )  # fmt: skip

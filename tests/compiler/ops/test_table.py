@@ -11,6 +11,7 @@ import pytest
 from actors.kernels import catalogue
 from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
+from actors.kernels.native import chunks
 from compiler.attrs import Attrs
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion import fuse
@@ -304,7 +305,15 @@ def test_kernels_give_the_formula_and_its_gradient(row, path, monkeypatch):
             got = by_launches(fused, given, find_op(row.op))
             for place, (y, want) in enumerate(zip(got, expected, strict=True)):
                 close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", 96)  # from here on small tensors have many
+        cut_small(monkeypatch)
+
+
+def cut_small(monkeypatch):
+    """Let small tensors have many blocks and chunks from here on."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 96)
+    for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
+        monkeypatch.setattr(chunks, name, 64)
+    monkeypatch.setattr(chunks, "SPLIT_ELEMENTS", 8)
 
 
 def widened(array):
