@@ -26,6 +26,15 @@ def test_the_code_about_memory_runs_top_to_bottom(run_python):
 
 
 @pytest.mark.parametrize("native", ["1", "0"])
+def test_the_code_about_extending_runs_top_to_bottom_with_a_compiler_and_without(
+    run_python, native
+):
+    blocks = blocks_of(ROOT / "docs" / "extend.md")
+    assert len(blocks) >= 6
+    run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
 def test_the_code_about_kernels_runs_top_to_bottom_with_native_ones_and_without(run_python, native):
     blocks = blocks_of(ROOT / "docs" / "kernels.md")
     assert len(blocks) >= 5
