@@ -2,8 +2,8 @@
 
 - `program`: what a fused program is; `builder` grows one, `check` holds it to its rules.
 - `spaces`: where the elements of an operand lie; `expansion`: how an op becomes instructions.
-- `expressions`, `notation`, `define`: an op stated by its program; `derivatives`, `derive`,
-  `products`: the op that is its gradient.
+- `expressions`, `notation`, `forms`, `define`: an op stated by its program; `columns`: what
+  follows from it; `derivatives`, `derive`, `products`: the op that is its gradient.
 - `interpreter`: what a program means, instruction by instruction, in numpy.
 - `stage_reductions`, `narrow_broadcasts`: what makes a graph ready; `members`: which nodes fit;
   `fuse` finds what becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the

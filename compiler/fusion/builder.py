@@ -21,6 +21,8 @@ from compiler.types import DType
 
 _NONE = -1
 
+_REDUCTIONS = frozenset(ROW_REDUCTIONS + COLUMN_REDUCTIONS)
+
 
 class ProgramBuilder:
     """A program under construction in a space of `rows` by `columns`; values are plain numbers."""
@@ -153,11 +155,12 @@ class ProgramBuilder:
 
     def repeat(self, made: Instruction, operands: tuple[int, ...]) -> int:
         """Emit an instruction of another program on operands of this one."""
-        if made.op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
+        if made.op in _REDUCTIONS:
             return self.reduce(made.op, operands[0])
-        kind = joined([self.kind_of(v) for v in operands]) if operands else made.kind
-        if made.op == "philox":
-            kind = Kind.FULL
+        kind = made.kind  # that of an instruction without operands, and of philox
+        if operands and made.op != "philox":
+            kinds = [self._values[v].kind for v in operands]
+            kind = kinds[0] if len(kinds) == 1 else joined(kinds)
         return self._emit(made.op, operands, made.dtype, kind, made.constants)
 
     def whole(self, outputs: tuple[int, ...]) -> FusedProgram:
@@ -225,7 +228,7 @@ class ProgramBuilder:
         constants: tuple[int | float, ...] = (),
     ) -> int:
         # 0.0 == -0.0 and 1 == True: the text of a number tells them apart.
-        key = (op, operands, dtype, repr(constants))
+        key = (op, operands, id(dtype), repr(constants) if constants else "")
         if key not in self._seen:
             self._seen[key] = len(self._values)
             self._values.append(Instruction(op, operands, dtype, kind, constants))

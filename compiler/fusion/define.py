@@ -16,32 +16,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from compiler.attrs import Attrs, AttrValue
-from compiler.fusion import expansion
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.expressions import Expression, filled
-from compiler.fusion.interpreter import evaluate
+from compiler.fusion.columns import register_program, trace
+from compiler.fusion.expressions import Expression
+from compiler.fusion.forms import Form, Slot, output_of
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput, joined
-from compiler.fusion.spaces import Space
-from compiler.ops.fused import program_flops
-from compiler.ops.signature import Array, Types, expect_inputs
+from compiler.fusion.program import FusedProgram, Instruction, Kind, joined
+from compiler.ops.signature import Types, expect_inputs
 from compiler.registry import (
-    Cost,
     Op,
     OpAttr,
     OpTypeError,
-    cost,
     define,
     infer_type,
     is_exact,
-    reference,
 )
-from compiler.types import DType, TensorType, numpy_dtype
+from compiler.types import DType, TensorType
 
 Program = Callable[..., Any]
 """Expressions, and attributes by keyword -> one expression per output."""
@@ -57,60 +50,6 @@ _EXACT = (
     *("lt", "le", "gt", "ge", "eq", "ne"),
 )
 """Instructions that round once by IEEE 754, or not at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """An operand or output of one call: how it lies in the program, and its dtype."""
-
-    name: str
-    kind: Kind
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One call of a fused op: its operands and outputs, and where they lie.
-
-    `extents` is None for an elementwise op, whose slots are all FULL.
-    """
-
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-    extents: Extents | None
-
-    def builder(self) -> ProgramBuilder:
-        """Return an empty program in the form's space."""
-        e = self.extents
-        return ProgramBuilder(1, 1) if e is None else ProgramBuilder(e.rows, e.columns)
-
-
-class Fused(Protocol):
-    """A fused op that was written down or derived."""
-
-    @property
-    def op(self) -> Op:
-        """The op itself."""
-        ...
-
-    @property
-    def signature(self) -> Signature:
-        """What the op, or what it was derived from, reads and makes."""
-        ...
-
-    def __hash__(self) -> int:
-        """Definitions are equal to themselves alone."""
-        ...
-
-    def form(self, inputs: Types, attrs: Attrs) -> Form:
-        """Return how the operands of a call lie."""
-        ...
-
-    def emit(
-        self, p: ProgramBuilder, attrs: Attrs, extents: Extents | None, values: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Emit the program on values; return one value per output."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +164,7 @@ def fused_op(
     )
     op = found.op
     definition.register(op, found, where)
-    infer_type.register(op, found.infer, where)
+    infer_type.register(op, lru_cache(maxsize=1024)(found.infer), where)
     register_program(op, found, where)
     if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
         gradients.register(op, derived_gradient(found), where)
@@ -253,122 +192,6 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     found = definition.get(op)
     made = found.program(*operands, **found.settings(attrs))
     return made if isinstance(made, tuple) else (made,)
-
-
-def register_program(op: Op, found: Fused, where: str) -> None:
-    """Fill the columns that follow from `found.form` and `found.emit`."""
-
-    def expand(
-        p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        extents = None if found.signature.is_elementwise else found.form(types, attrs).extents
-        return found.emit(p, attrs, extents, values)
-
-    def frame(inputs: Types, outputs: Types, attrs: Attrs) -> expansion.Frame | None:
-        return frame_of(found.form(inputs, attrs))
-
-    def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
-        given = [np.asarray(a) for a in arrays]
-        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
-        form = found.form(types, attrs)
-        made = interpret(form, trace(found, types, attrs), [_widened(a) for a in given])
-        return tuple(
-            [a.astype(numpy_dtype(s.dtype)) for a, s in zip(made, form.outputs, strict=True)]
-        )
-
-    def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-        form = found.form(inputs, attrs)
-        size = max([t.num_elements for t in outputs])
-        e = form.extents
-        space = Space(1, size) if e is None else Space(e.rows, e.columns)
-        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-        return Cost(program_flops(trace(found, inputs, attrs), space), float(moved))
-
-    expansion.expand.register(op, expand, where)
-    if not found.signature.is_elementwise:
-        expansion.frame.register(op, frame, where)
-    reference.register(op, run, where)
-    cost.register(op, work, where)
-
-
-def _widened(array: Array) -> Array:
-    """Return float16 as float32: a sum of its largest numbers is none of its own."""
-    return array.astype(np.float32) if array.dtype == np.float16 else array
-
-
-def frame_of(form: Form) -> expansion.Frame | None:
-    """Return how the operands of a call with rows and columns lie."""
-    e = form.extents
-    assert e is not None, "elementwise ops have the pointwise frame"
-    sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
-    outputs = [
-        e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)
-        for slot in form.outputs
-    ]
-    return expansion.Frame(
-        e.shape,
-        tuple([e.stretchable(slot.kind) for slot in form.inputs]),
-        tuple(outputs),
-        num_trailing=len(e.named),
-        write_only=tuple(sums),
-    )
-
-
-def interpret(form: Form, program: FusedProgram, arrays: list[Array]) -> tuple[Array, ...]:
-    """Follow a program in numpy, in the width of the arrays."""
-    e = form.extents
-    if e is None:
-        shape = np.broadcast_shapes(*[a.shape for a in arrays])
-        arrays = [np.broadcast_to(a, shape) for a in arrays]
-        made = evaluate(program, Space(1, int(np.prod(shape))), tuple(arrays))
-        return tuple([array.reshape(shape) for array in made])
-    if 0 in e.shape:  # of empty rows nothing is summed, and no rows have no largest element
-        return tuple(
-            [np.zeros(e.of(slot.kind), arrays[0].dtype) for slot in form.outputs],
-        )
-    made = evaluate(program, Space(e.rows, e.columns), tuple(arrays))
-    return tuple([a.reshape(e.of(s.kind)) for a, s in zip(made, form.outputs, strict=True)])
-
-
-def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
-    """Return the program of one call; the same one again for a call of the same form."""
-    form = found.form(inputs, attrs)
-    return _trace(found, form, attrs)
-
-
-@lru_cache(maxsize=512)
-def _trace(found: Fused, form: Form, attrs: Attrs) -> FusedProgram:
-    p = form.builder()
-    values = tuple([p.input(ProgramInput(slot.dtype, slot.kind)) for slot in form.inputs])
-    return p.whole(found.emit(p, attrs, form.extents, values))
-
-
-def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
-    """Return a result as a value of a kind that an instruction makes."""
-    if not isinstance(made, Expression):
-        raise OpTypeError(f"has a program that returns a {type(made).__name__}, no expression")
-    wide = made if p.kind_of(made.value) is kind else _spread(made, kind)
-    if isinstance(p.made_by(wide.value), ProgramInput):  # a copy: the larger of x and x
-        return p.op("or" if wide.dtype is DType.BOOL else "max", wide.value, wide.value)
-    return wide.value  # type: ignore[no-any-return]  # a value of p
-
-
-def _spread(made: Expression, kind: Kind) -> Expression:
-    found = made.emitter.kind_of(made.value)
-    if kind is Kind.FULL:
-        return filled(made)
-    if found is Kind.SCALAR:
-        index = made.row_index() if kind is Kind.ROW else made.column_index()
-        return (index >= index).where(made, made)
-    if made.emitter.rows == 1 and kind is Kind.COLUMN:
-        return made  # in one row whatever has columns is a column
-    raise OpTypeError(
-        f"has a program with a result for each {_EACH[found]} where its signature has one for each"
-        f" {_EACH[kind]}; reduce it over the columns, e.g. with .mean()"
-    )
-
-
-_EACH = {Kind.FULL: "element", Kind.ROW: "row", Kind.COLUMN: "column", Kind.SCALAR: "call"}
 
 
 def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:

@@ -18,9 +18,10 @@ from functools import lru_cache
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.define import Form, Fused, FusedOp, Slot, output_of
+from compiler.fusion.define import FusedOp
 from compiler.fusion.derivatives import RULES
 from compiler.fusion.expressions import Expression, filled
+from compiler.fusion.forms import Form, Fused, Slot, output_of
 from compiler.fusion.program import (
     COLUMN_REDUCTIONS,
     ROW_REDUCTIONS,

@@ -12,18 +12,12 @@ from functools import lru_cache
 
 from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.define import (
-    Form,
-    FusedOp,
-    definition,
-    instruction_of,
-    output_of,
-    register_program,
-    trace,
-)
+from compiler.fusion.columns import register_program, trace
+from compiler.fusion.define import FusedOp, definition, instruction_of
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
+from compiler.fusion.forms import Form, output_of
 from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import Instruction, Kind, joined
 from compiler.graph import Graph, GraphBuilder, Node
@@ -168,7 +162,7 @@ def product_of(found: FusedOp | Product) -> Product:
     if name not in _PRODUCTS:
         depth = found.depth + 1 if isinstance(found, Product) else 1
         made = _PRODUCTS[name] = Product(define(name), found, depth, found.where)
-        infer_type.register(made.op, made.infer, made.where)
+        infer_type.register(made.op, lru_cache(maxsize=1024)(made.infer), made.where)
         register_program(made.op, made, made.where)
         gradient.register(made.op, derived_gradient(made), made.where)
     return _PRODUCTS[name]

@@ -4,13 +4,13 @@ In reading order:
 
 - `signature`: the checks that `infer_type` functions share. `sources`: input, variable, constant.
 - `rule`: how most cells are written.
-- `elementwise`, `binary`, `reduce`, `shape`, `slicing`, `split`: the core; `core_gradients`: its
-  gradients, apart as they are written in terms of one another.
+- `elementwise`, `binary`, `reduce`, `shape`, `slicing`, `split`: the core; `core_gradients`: those
+  of reductions and moves, apart as they are written in terms of the others.
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
 - `linear_loss`: a linear layer under its cross-entropy, by the chunk.
 - `group`, `fused_product`: many ops in one launch, with `group_numpy` as their meaning;
-  `expand_pointwise`, `expand_rows`: how ops become part of one, and `loss_rows`, a loss before its
+  `expand_rows`: how losses become part of one, and `loss_rows`, a loss before its
   mean.
 - `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
   ranks; `copies`: between device and host memory.
