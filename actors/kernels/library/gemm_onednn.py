@@ -89,6 +89,7 @@ class OneDnn:
             onednn.Matrix(gemm.dtype, call.rows, gemm.k, gemm.a.row, gemm.a.column),
             _weights(gemm, call.columns, is_packed=self.is_packed),
             onednn.Matrix(gemm.out_dtype, call.rows, call.columns, gemm.out.row, gemm.out.column),
+            adds=gemm.adds,
         )
 
     def _packing(

@@ -48,7 +48,11 @@ int dnnl_memory_create(H *, CH, H, void *);
 int dnnl_memory_destroy(H);
 int dnnl_primitive_attr_create(H *);
 int dnnl_primitive_attr_set_scratchpad_mode(H, int);
+int dnnl_primitive_attr_set_post_ops(H, CH);
 int dnnl_primitive_attr_destroy(H);
+int dnnl_post_ops_create(H *);
+int dnnl_post_ops_append_sum(H, float, int32_t, int);
+int dnnl_post_ops_destroy(H);
 int dnnl_matmul_primitive_desc_create(H *, H, CH, CH, CH, CH, CH);
 int dnnl_reorder_primitive_desc_create(H *, CH, H, CH, H, CH);
 CH dnnl_primitive_desc_query_md(CH, int, int);
@@ -159,9 +163,12 @@ def stream() -> int:
     return int(library.ffi.cast("intptr_t", library.stream))
 
 
-def matmul(a: Matrix, b: Matrix, out: Matrix) -> Primitive | None:
-    """Return the primitive of out = a @ b, made at the first call; None where it is refused."""
-    return _shared((a, b, out), lambda: _matmul(a, b, out))
+def matmul(a: Matrix, b: Matrix, out: Matrix, *, adds: bool = False) -> Primitive | None:
+    """Return the primitive of out = a @ b, made at the first call; None where it is refused.
+
+    With `adds` the product is added to what `out` holds.
+    """
+    return _shared((a, b, out, adds), lambda: _matmul(a, b, out, adds))
 
 
 def pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
@@ -227,7 +234,7 @@ def _memory(primitive: Primitive, query: int, address: int) -> Any:
     return library.ffi.gc(made[0], library.calls.dnnl_memory_destroy)
 
 
-def _matmul(a: Matrix, b: Matrix, out: Matrix) -> Primitive | None:
+def _matmul(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> Primitive | None:
     library = _library()
     if library is None or any([x.dtype not in _TYPES for x in (a, b, out)]):
         return None
@@ -235,7 +242,7 @@ def _matmul(a: Matrix, b: Matrix, out: Matrix) -> Primitive | None:
     with (
         _one_thread(library),
         _described(library, a, b, out) as (src, wei, dst),
-        _attr(library) as attr,
+        _attr(library, adds) as attr,
     ):
         made = library.ffi.new("H *")
         status = calls.dnnl_matmul_primitive_desc_create(
@@ -322,18 +329,30 @@ def _described(library: _Library, *matrices: Matrix) -> Iterator[tuple[Any, ...]
 
 
 @contextmanager
-def _attr(library: _Library) -> Iterator[Any]:
-    """Give the attributes of every primitive: scratch comes from us."""
-    made = library.ffi.new("H *")
-    _check(library.calls.dnnl_primitive_attr_create(made), "attributes")
+def _attr(library: _Library, adds: bool = False) -> Iterator[Any]:
+    """Give the attributes of a primitive: scratch comes from us, and results may be added up."""
+    made, calls = library.ffi.new("H *"), library.calls
+    _check(calls.dnnl_primitive_attr_create(made), "attributes")
     try:
         _check(
-            library.calls.dnnl_primitive_attr_set_scratchpad_mode(made[0], _USER_SCRATCH),
+            calls.dnnl_primitive_attr_set_scratchpad_mode(made[0], _USER_SCRATCH),
             "the scratch of attributes",
         )
+        if adds:
+            _add_to_output(library, made[0])
         yield made[0]
     finally:
-        library.calls.dnnl_primitive_attr_destroy(made[0])
+        calls.dnnl_primitive_attr_destroy(made[0])
+
+
+def _add_to_output(library: _Library, attr: Any) -> None:
+    ops, calls = library.ffi.new("H *"), library.calls
+    _check(calls.dnnl_post_ops_create(ops), "operations after a product")
+    try:
+        _check(calls.dnnl_post_ops_append_sum(ops[0], 1.0, 0, 0), "a sum after a product")
+        _check(calls.dnnl_primitive_attr_set_post_ops(attr, ops[0]), "attributes with a sum")
+    finally:
+        calls.dnnl_post_ops_destroy(ops[0])
 
 
 def _needed() -> _Library:

@@ -94,6 +94,7 @@ typedef struct {
     const product *calls;
     int64_t a_row, a_column, b_row, b_column, c_row;
     void *function; /* of BLAS */
+    double beta;    /* 1: BLAS adds to c */
     char *scratch;  /* of the small product */
     int64_t scratch_bytes;
 } product_block;
@@ -119,7 +120,7 @@ typedef void (*dgemm32)(int, int, int, int, int, int, double, const double *, in
         for (int64_t i = b->h.first_call[chunk]; i < b->h.first_call[chunk + 1]; i++) {         \
             const product *p = b->calls + i;                                                    \
             ((FUNCTION)b->function)(ROW_MAJOR, ta, tb, (INT)p->m, (INT)p->n, (INT)p->k, 1,      \
-                                    p->a, lda, p->b, ldb, 0, p->c, (INT)b->c_row);              \
+                                    p->a, lda, p->b, ldb, b->beta, p->c, (INT)b->c_row);        \
         }                                                                                       \
         finish_rows(&b->h, chunk, worker);                                                      \
     }                                                                                           \

@@ -92,7 +92,7 @@ class Gemm:
     """out[m, n] = a[m, k] b[k, n] for each place of a batch.
 
     a and b have adjacent rows or adjacent columns, `out` has adjacent columns. `is_swapped`: a is
-    the second operand of the call and b the first.
+    the second operand of the call and b the first. `adds`: the product is added to what `out` has.
     """
 
     dtype: DType
@@ -105,6 +105,7 @@ class Gemm:
     b: Side
     out: Side
     is_swapped: bool
+    adds: bool = False
 
     @property
     def flops(self) -> int:
@@ -123,7 +124,7 @@ class Gemm:
             )
         ]
         batch = math.prod(self.batch)
-        types = f"{self.dtype}>{self.out_dtype}"
+        types = f"{self.dtype}>{self.out_dtype}{'+' if self.adds else ''}"
         return f"{types} {batch}x{self.m}x{self.n}x{self.k} {' '.join(lies)}"
 
 

@@ -78,7 +78,8 @@ class Small:
         is_low = gemm.m <= SMALL_ROWS and gemm.b.column == 1
         is_small = flops <= SMALL_FLOPS or is_low or gemm.n <= SMALL_COLUMNS
         is_float = gemm.dtype is DType.FLOAT32 and gemm.out_dtype is DType.FLOAT32
-        return Scratch(4 * _LANES * gemm.k) if is_small and is_float else None
+        is_taken = is_small and is_float and not gemm.adds
+        return Scratch(4 * _LANES * gemm.k) if is_taken else None
 
     def launch(
         self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
@@ -104,7 +105,7 @@ def _product_launch(
     calls = np.array(rows, np.int64)
     words, held = head_words(chunks, place)
     words += [address(calls), gemm.a.row, gemm.a.column, gemm.b.row, gemm.b.column, gemm.out.row]
-    words += [target, place.of_worker(0), aligned(place.scratch.worker_bytes)]
+    words += [target, float(gemm.adds), place.of_worker(0), aligned(place.scratch.worker_bytes)]
     where = runtime.address_in("gemm.c", function)
     return native_launch(where, words, (*held, calls, *arrays))
 
