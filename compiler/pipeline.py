@@ -28,10 +28,9 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
+    chunk_wide,
     fuse_attention,
     fuse_lookups,
-    fuse_loss,
-    merge_loss,
     order,
     outputs,
     precision,
@@ -49,11 +48,10 @@ from compiler.verify import verify_plan
 
 PASSES: tuple[Pass | BudgetPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
-    Pass("fuse_loss", fuse_loss.run, (), ("chunked loss",)),
     Pass(
         "autodiff",
         autodiff.run,
-        ("attention by the block", "chunked loss"),  # gradients are of the new ops
+        ("attention by the block",),  # gradients are of the new ops
         ("gradients",),
     ),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
@@ -64,7 +62,6 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
     ),
-    Pass("merge_loss", merge_loss.run, ("minimal",), ("loss in one pass",)),
     Pass("fuse_lookups", fuse_lookups.run, ("minimal",), ("joined lookups",)),
     Pass(
         "sparse_update",
@@ -76,7 +73,7 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
     Pass(
         "precision",
         precision.run,
-        ("loss in one pass", "short activations"),
+        ("short activations",),
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
@@ -118,10 +115,11 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("operands that a fused kernel can read",),
         ("fused kernels",),
     ),
+    Pass("chunk_wide", chunk_wide.run, ("fused kernels",), ("wide values by the chunk",)),
     Pass(
         "fuse_products",
         fuse_products,
-        ("fused kernels",),
+        ("wide values by the chunk",),  # regions begin at products that stand alone
         ("products with what reads them",),
     ),
     Pass("order", order.run, ("owned outputs", "products with what reads them"), ("order",)),

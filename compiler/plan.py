@@ -31,7 +31,7 @@ from typing import Annotated
 
 import msgpack
 
-import compiler.fusion.program  # noqa: F401  # the structure that a plan's attributes may hold
+import compiler.fusion.region  # noqa: F401  # the structures that a plan's attributes may hold
 from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.placement import Device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.kernels.kernel import Attrs
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram
+from compiler.fusion.region import Region
 from compiler.plan import AttrValue
 
 
@@ -56,6 +57,14 @@ def fused_program(attrs: Attrs, name: str) -> FusedProgram:
     value = _present(attrs, name)
     if not isinstance(value, FusedProgram):
         raise _wrong(name, "a program", value)
+    return value
+
+
+def region(attrs: Attrs, name: str) -> Region:
+    """Return a region. Raises InternalError when it is missing or of another kind."""
+    value = _present(attrs, name)
+    if not isinstance(value, Region):
+        raise _wrong(name, "a region", value)
     return value
 
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
+from actors.kernels.interpret.chunked import CHUNKED_KERNELS
 from actors.kernels.interpret.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.embedding_concat import EMBEDDING_CONCAT_KERNELS
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
-from actors.kernels.interpret.linear_loss import LINEAR_LOSS_KERNELS
 from actors.kernels.interpret.loss import LOSS_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
@@ -50,9 +50,9 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *ATTENTION_GRAD_KERNELS,
     *NUMPY_FUSED_KERNELS,
     *FUSED_PRODUCT_KERNELS,
+    *CHUNKED_KERNELS,
     *NORM_KERNELS,
     *LOSS_KERNELS,
-    *LINEAR_LOSS_KERNELS,
     *EMBEDDING_KERNELS,
     *EMBEDDING_CONCAT_KERNELS,
     *SPARSE_UPDATE_KERNELS,

@@ -8,4 +8,5 @@
 - `stage_reductions`, `narrow_broadcasts`: what makes a graph ready; `members`: which nodes fit;
   `fuse` finds what becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the
   matrix product that one alone reads.
+- `region`: products and programs over chunks of rows; `region_steps`: one made of a graph's nodes.
 """

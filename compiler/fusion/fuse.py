@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 
 from compiler.fusion.dense_operands import dense_operands
 from compiler.fusion.emit import emit_kernels
-from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.members import Member, Members
 from compiler.fusion.narrow_broadcasts import narrow_broadcasts
 from compiler.fusion.program import Kind
@@ -117,14 +116,13 @@ _Found = tuple[list[int], list[Member]]
 """The groups that a block makes one, and its members there."""
 
 
-def run(graph: Graph, *, with_products: bool = False, ends_at_saved: bool = False) -> Graph:
+def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
     """Return the graph after all of fusion, for whoever has no pipeline. O(n log n).
 
-    The order is that of `compiler.pipeline.PASSES`; `with_products` adds `fuse_products`.
+    The order is that of `compiler.pipeline.PASSES`.
     """
     ready = dense_operands(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
-    fused = fuse_launches(ready, ends_at_saved=ends_at_saved)
-    return fuse_products(fused) if with_products else fused
+    return fuse_launches(ready, ends_at_saved=ends_at_saved)
 
 
 def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:

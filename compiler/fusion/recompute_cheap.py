@@ -27,6 +27,7 @@ from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import expand
 from compiler.fusion.members import Members
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
+from compiler.fusion.region import MIN_WIDE_BYTES
 from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph, Node
 from compiler.prune import prune
@@ -206,10 +207,22 @@ class _Search:
         """Whether a value can be computed again; moves its readers if that takes it."""
         if not readers.others:
             return True
+        if any([self._reads_wide(n) for n in readers.others]):
+            return False
         kernels = dict.fromkeys(readers.kernels)
         for base in recipe.bases:
             kernels.update(dict.fromkeys(self.readers[base].kernels))
         return self.order.move_after_one_of(readers.others, list(kernels))
+
+    def _reads_wide(self, index: int) -> bool:
+        """Whether a reader has an operand that could exist by the chunk of rows.
+
+        It must not wait for a kernel that needs all rows first: the chunk would be made twice.
+        """
+        largest, *others = sorted(
+            [self.graph.types[v].size_bytes for v in self.graph.nodes[index].inputs], reverse=True
+        )
+        return largest > MIN_WIDE_BYTES and largest > NARROW * max(others, default=largest)
 
     def _rewritten(self) -> Graph:
         """Return the graph with clones, each right after its original."""

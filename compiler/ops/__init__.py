@@ -8,10 +8,8 @@ In reading order:
   of reductions and moves, apart as they are written in terms of the others.
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
-- `linear_loss`: a linear layer under its cross-entropy, by the chunk.
-- `group`, `fused_product`: many ops in one launch, with `group_numpy` as their meaning;
-  `expand_rows`: how losses become part of one, and `loss_rows`, a loss before its
-  mean.
+- `fused`, `fused_product`, `chunked`: many ops in one launch, with the interpreter as their
+  meaning; `expand_rows`: how losses become part of one, and `loss_rows`, a loss before its mean.
 - `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
   ranks; `copies`: between device and host memory.
 

@@ -13,7 +13,6 @@ from compiler.errors import CompileError
 from compiler.graph import GraphBuilder
 from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import ADD, MUL
-from compiler.ops.linear_loss import LINEAR_CROSS_ENTROPY
 from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM, sum_to
@@ -243,12 +242,6 @@ def test_summing_to_the_same_shape_emits_nothing():
     [
         (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
         (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
-        (
-            LINEAR_CROSS_ENTROPY,
-            [normal(4, 2), normal(3, 2), LABELS],
-            {"chunk_rows": 2},
-            "no gradient for lse",
-        ),
     ],
 )
 def test_saved_outputs_refuse_a_gradient_by_name(op, arrays, attrs, message):

@@ -31,8 +31,6 @@ def emit(name, /, *inputs, **attrs):
 
 SOFT = {"scale": 1.0, "causal": False}
 OVER = {"keepdims": False}
-CHUNKS = {"chunk_rows": 2}
-LAYER = ("float32 4 2", "float32 3 2", "int64 4")
 ADAMW = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 ERRORS = [
     (
@@ -218,57 +216,6 @@ ERRORS = [
     ),
     (("cross_entropy", "float32 2 3", "int64 4"), {}, "needs one label for each of the 2 rows"),
     (("cross_entropy", "float32 0 3", "int64 0"), {}, "needs at least one row and one class"),
-    (
-        ("linear_cross_entropy", "float32 4 2", "float32 3 2"),
-        CHUNKS,
-        "expects 4 inputs (x, weight, bias, labels), got 2",
-    ),
-    (
-        ("linear_cross_entropy", "float32 4 2", "float32 2 3", "int64 4"),
-        CHUNKS,
-        "needs x of shape [rows, width] and a weight of shape [classes, width], got [4, 2] and"
-        " [2, 3]",
-    ),
-    (
-        ("linear_cross_entropy", "float32 4 2", "float32 3 2", "float32 4", "int64 4"),
-        CHUNKS,
-        "needs bias of type float32[3], got float32[4]",
-    ),
-    (
-        ("linear_cross_entropy", "float32 4 2", "float64 3 2", "int64 4"),
-        CHUNKS,
-        "needs equal dtypes, got float32 and float64",
-    ),
-    (
-        ("linear_cross_entropy", "float32 4 2", "float32 3 2", "int64 5"),
-        CHUNKS,
-        "needs one label for each of the 4 rows",
-    ),
-    (
-        ("linear_cross_entropy", *LAYER),
-        {"chunk_rows": 0},
-        "needs chunk_rows of 1 or more, got 0",
-    ),
-    (
-        ("linear_cross_entropy_train", "float32", *LAYER),
-        {**CHUNKS, "dx": True, "dweight": True, "dbias": True},
-        "has no bias, so dbias must be False",
-    ),
-    (
-        ("linear_cross_entropy_train", "float32", *LAYER),
-        {**CHUNKS, "dx": False, "dweight": False, "dbias": False},
-        "needs at least one of dx, dweight, dbias to be True",
-    ),
-    (
-        ("linear_cross_entropy_grad", "float32", *LAYER, "float32 3"),
-        {**CHUNKS, "dx": True, "dweight": True, "dbias": False},
-        "needs lse of type float32[4], got float32[3]",
-    ),
-    (
-        ("linear_cross_entropy_grad", "float64", *LAYER, "float32 4"),
-        {**CHUNKS, "dx": True, "dweight": True, "dbias": False},
-        "needs dloss of type float32[], got float64[]",
-    ),
     (("embedding", "float32 2", "int64 2"), {}, "needs a weight of shape [rows, width], got [2]"),
     (("embedding", "float32 2 2", "float32 2"), {}, "needs ids of an integer dtype, got float32"),
     (
@@ -363,20 +310,6 @@ def test_a_matmul_costs_two_operations_per_product():
     work = cost.get(find_op("matmul"))(inputs, outputs, Attrs())
     assert work.flops == 2 * 8 * 2 * 3 * 5
     assert work.bytes == 4 * (8 * 2 * 3 + 3 * 5 + 8 * 2 * 5)
-
-
-def test_one_pass_over_the_logits_saves_the_product_that_two_do_twice():
-    x, weight, labels = typed("float32 8 3"), typed("float32 5 3"), typed("int64 8")
-    loss, lse = typed("float32"), typed("float32 8")
-    attrs = Attrs({**CHUNKS, "dx": True, "dweight": True, "dbias": False})
-    calls = (
-        ("linear_cross_entropy", (x, weight, labels), (loss, lse)),
-        ("linear_cross_entropy_grad", (loss, x, weight, labels, lse), (x, weight)),
-        ("linear_cross_entropy_train", (loss, x, weight, labels), (loss, x, weight)),
-    )
-    flops = [cost.get(find_op(name))(*types, attrs).flops for name, *types in calls]
-    assert flops[0] == 8 * 5 * (2 * 3 + 10)
-    assert flops[2] == flops[1] == 8 * 5 * (3 * 2 * 3 + 10)
 
 
 def test_an_embedding_costs_only_the_rows_it_reads():

@@ -8,7 +8,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from compiler import pipeline
-from compiler.passes import fuse_loss
+from compiler.passes import chunk_wide
 from compiler.types import DType, TensorType
 
 CLASSES = 23
@@ -39,13 +39,13 @@ MODELS = {"tied": Tied, "bias": Headed, "no bias": lambda: Headed(bias=False)}
 def limit(monkeypatch, tmp_path):
     """Set the bytes up to which logits stay, and rows per chunk; each limit has its own cache."""
 
-    def set_limit(min_logits_bytes, chunk_rows=5):
-        def fuse(graph):
-            return fuse_loss.run(graph, min_logits_bytes, chunk_rows)
+    def set_limit(min_wide_bytes, chunk_rows=5):
+        def chunk(graph):
+            return chunk_wide.run(graph, min_wide_bytes, chunk_rows)
 
-        passes = [replace(p, run=fuse) if p.name == "fuse_loss" else p for p in pipeline.PASSES]
+        passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
         monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
-        monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / f"cache-{min_logits_bytes}"))
+        monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / f"cache-{min_wide_bytes}"))
 
     return set_limit
 
@@ -71,37 +71,63 @@ def batches(count):
     ]
 
 
+def launches_of(plan):
+    return [launch for actor in plan.actors for launch in actor.launches]
+
+
 def ops_of(plan):
-    """Return the ops of all launches; of a group its members, in which the loss goes by rows."""
-    launches = [launch for actor in plan.actors for launch in actor.launches]
-    names = [name for x in launches for name in dict(x.attrs).get("members", (x.op,))]
-    return [name.removesuffix("_rows") for name in names]
+    """Return the ops of all launches; of fused ones and regions their members."""
+    launches = launches_of(plan)
+    return [name for x in launches for name in dict(x.attrs).get("members", (x.op,))]
+
+
+def regions_of(plan):
+    return [dict(x.attrs)["region"] for x in launches_of(plan) if x.op == "chunked"]
 
 
 def train(make, options, steps=6):
-    """Return the ops, the losses and the parameters after some steps."""
+    """Return the plan, the losses and the parameters after some steps."""
     job, model, k = job_with(**options), make(), options.get("accumulate", 1)
     data = batches(steps * k)
-    ops = ops_of(job.compile(model, spec(4, 6)))
+    plan = job.compile(model, spec(4, 6))
     groups = [data[i : i + k] for i in range(0, len(data), k)]
     losses = [job.step(model, group if k > 1 else group[0])["loss"] for group in groups]
     job.close(model)
-    return ops, losses, {name: p.data.copy() for name, p in model.named_parameters()}
+    return plan, losses, {name: p.data.copy() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_goes_as_with_all_logits(name, options, limit):
     limit(1 << 40)
-    ops, losses, parameters = train(MODELS[name], options)
-    assert {"cross_entropy", "cross_entropy_grad"} <= set(ops)
+    plan, losses, parameters = train(MODELS[name], options)
+    assert not regions_of(plan)
     limit(0)
-    ops, got_losses, got = train(MODELS[name], options)
-    assert [op for op in ops if "cross_entropy" in op] == ["linear_cross_entropy_train"]
-    assert "matmul" not in ops
+    plan, got_losses, got = train(MODELS[name], options)
+    assert regions_of(plan)
+    assert "matmul" not in [launch.op for launch in launches_of(plan)]
     np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
     for path, array in parameters.items():
         np.testing.assert_allclose(got[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
+@pytest.mark.parametrize("make", [Tied, lambda: Tied(5_000)], ids=["small", "large"])
+def test_the_square_of_a_loss_computes_the_logits_twice(make, precision, tolerance, limit):
+    losses = {}
+    for size in (1 << 40, 0):
+        limit(size)
+
+        @af.job(optimizer=af.optim.SGD(0.1), precision=precision)
+        def squared(model, batch):
+            loss = af.cross_entropy(model(batch.x), batch.y)
+            return loss * loss
+
+        model = make()
+        assert len(regions_of(squared.compile(model, spec(4, 6)))) == (2 if size == 0 else 0)
+        losses[size] = [squared.step(model, batch)["loss"] for batch in batches(3)]
+        squared.close(model)
+    np.testing.assert_allclose(losses[0], losses[1 << 40], rtol=tolerance)
 
 
 def test_two_runs_have_the_same_bits(limit):
@@ -113,8 +139,8 @@ def test_two_runs_have_the_same_bits(limit):
 
 
 def test_an_evaluation_has_the_same_loss_by_the_chunk(limit):
-    losses = {}
-    for size, op in ((1 << 40, "cross_entropy"), (0, "linear_cross_entropy")):
+    losses = []
+    for size in (1 << 40, 0):
         limit(size)
 
         @af.job(train=False)
@@ -122,23 +148,22 @@ def test_an_evaluation_has_the_same_loss_by_the_chunk(limit):
             return {"loss": af.cross_entropy(model(batch.x), batch.y)}
 
         model = Headed()
-        assert op in ops_of(evaluate.compile(model, spec(4, 6)))
-        losses[op] = [evaluate.step(model, batch)["loss"] for batch in batches(3)]
+        assert len(regions_of(evaluate.compile(model, spec(4, 6)))) == (size == 0)
+        losses.append([evaluate.step(model, batch)["loss"] for batch in batches(3)])
         evaluate.close(model)
-    first, second = losses.values()
-    np.testing.assert_allclose(first, second, rtol=1e-5)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_a_label_out_of_range_is_named_with_the_line_of_the_loss(limit):
     limit(0)
-    job, model = job_with(), Headed()
+    job, model = job_with(), Tied()
     (batch,) = batches(1)
     batch["y"][2, 1] = CLASSES
     with pytest.raises(af.ActorFailed) as caught:
         job.step(model, batch)
     assert isinstance(caught.value.__cause__, IndexError)
     assert f"label {CLASSES} at position 13 is outside 0..22" in str(caught.value.__cause__)
-    assert caught.value.op == "linear_cross_entropy_train"
+    assert caught.value.op == "chunked"
     assert "test_large_logits.py:" in caught.value.source
 
 
@@ -162,12 +187,12 @@ def arena_bytes(plan):
 
 def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit):
     by_the_chunk = large()
-    assert "linear_cross_entropy_train" in ops_of(by_the_chunk)
+    assert len(regions_of(by_the_chunk)) == 1
     limit(1 << 40)
     logits_bytes = 8 * 64 * 50_000 * 4
     saved = arena_bytes(large()) - arena_bytes(by_the_chunk)
-    assert saved > logits_bytes - fuse_loss.MOST_CHUNK_BYTES - (8 << 20)
+    assert saved > logits_bytes - chunk_wide.MOST_CHUNK_BYTES - (8 << 20)
 
 
 def test_an_accuracy_keeps_the_logits():
-    assert "cross_entropy_grad" in ops_of(large(accuracy=True))
+    assert not regions_of(large(accuracy=True))

@@ -10,7 +10,7 @@ import actorflow as af
 from actorflow import nn
 from compiler import pipeline
 from compiler.options import CompileOptions
-from compiler.passes import fuse_loss
+from compiler.passes import chunk_wide
 from compiler.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
@@ -82,8 +82,8 @@ def allowed_orders():
 
 
 def trained(kind, passes, monkeypatch):
-    small = partial(fuse_loss.run, min_logits_bytes=0, chunk_rows=5)
-    passes = [replace(p, run=small) if p.name == "fuse_loss" else p for p in passes]
+    small = partial(chunk_wide.run, min_wide_bytes=0, chunk_rows=5)
+    passes = [replace(p, run=small) if p.name == "chunk_wide" else p for p in passes]
     monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
     make, options = JOBS[kind]

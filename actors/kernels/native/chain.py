@@ -48,6 +48,11 @@ class JoinedLaunches:
             raise self.launches[self.running].error(status)
 
     @property
+    def address(self) -> int:
+        """The argument block, for who makes the call of `runtime.chain_runner` himself."""
+        return self._address
+
+    @property
     def num_launches(self) -> int:
         """How many launches of the plan this is."""
         return len(self.launches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.kernels.codegen.chunked import CHUNKED_KERNELS
 from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.kernel import Kernel
@@ -19,6 +20,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
     ((), FUSED_KERNELS),
     (("gemm.c", "fused_product.c"), FUSED_PRODUCT_KERNELS),
+    (("gemm.c", "chunked.c"), CHUNKED_KERNELS),
     (("attention.c",), ATTENTION_KERNELS),
     (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
     (("update.c",), NATIVE_UPDATE_KERNELS),

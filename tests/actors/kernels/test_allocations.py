@@ -102,12 +102,6 @@ def cases():
     yield "cross_entropy", {}, (flat, labels), f32((), (384,))
     yield "cross_entropy", {}, (flat * 200, labels), f32((), (384,))
     yield "cross_entropy_grad", {}, (lr, flat, labels, rows), f32((384, 64))
-    layer, chunks = (flat, floats(70, 64), floats(70)), {"chunk_rows": 100}
-    wanted = {**chunks, "dx": True, "dweight": True, "dbias": True}
-    made = f32((384, 64), (70, 64), (70,))
-    yield "linear_cross_entropy", chunks, (*layer, labels), f32((), (384,))
-    yield "linear_cross_entropy_grad", wanted, (lr, *layer, labels, rows), made
-    yield "linear_cross_entropy_train", wanted, (lr, *layer, labels), (*f32(()), *made)
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     picked = (table, ids(50, 16, 24), floats(16, 24, 8), table, ids(50, 16, 24))

@@ -20,10 +20,9 @@ OP_TABLE = (
     "concat stop_gradient copy "
     "matmul softmax softmax_grad attention attention_grad "
     "layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
-    "linear_cross_entropy linear_cross_entropy_grad linear_cross_entropy_train "
     "embedding embedding_grad embedding_concat embedding_sgd_update dropout "
     "non_finite increment accumulate sgd_update momentum_update "
-    "adamw_update fused fused_product "
+    "adamw_update fused fused_product chunked "
 )
 
 

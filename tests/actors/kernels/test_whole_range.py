@@ -29,17 +29,13 @@ PATHS = ("reference", "numpy", "numpy group", "native", "native group")
 VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "split", "constant")
 ELSEWHERE = {
     **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
-    **dict.fromkeys(
-        ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
-        "a product, then cross_entropy",
-    ),
     **dict.fromkeys(("matmul", "all_reduce", "embedding_grad", "accumulate"), "sums of products"),
     "embedding_sgd_update": "embedding_grad, then sgd_update",
     "softmax_grad": "the gradient of softmax",
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
     **dict.fromkeys(("layer_norm_grad", "cross_entropy_grad", "cross_entropy_rows"), "same"),
     **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "two of the above, with their bits"),
-    **dict.fromkeys(("fused", "fused_product"), "made of the others"),
+    **dict.fromkeys(("fused", "fused_product", "chunked"), "made of the others"),
     **dict.fromkeys(
         ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),
         "no float comes out",

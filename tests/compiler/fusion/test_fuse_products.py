@@ -3,6 +3,7 @@ import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import fuse as fuse
+from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.program import Kind
 from compiler.graph import GraphBuilder, Output
 from compiler.lowering.storage import assign_storage
@@ -42,7 +43,7 @@ def fused(net, evaluate, **results):
     """Run the pass with products, check all results, and return the ops of the launches."""
     net.b.outputs = [Output(name, value) for name, value in results.items()]
     graph = net.b.freeze()
-    after = check(fuse.run(graph, with_products=True), "fuse")
+    after = check(fuse_products(fuse.run(graph)), "fuse")
     got, expected = evaluate(after, net.feeds)[0], evaluate(graph, net.feeds)[0]
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, 1e-10, 1e-12, err_msg=name)

@@ -35,10 +35,7 @@ ELSEWHERE = {
     **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "test_elementwise: bits of both"),
     "fused": "made of the others; tests/actors/kernels/codegen",
     "fused_product": "made of the others; tests/actors/kernels/codegen",
-    **dict.fromkeys(
-        ("linear_cross_entropy", "linear_cross_entropy_grad", "linear_cross_entropy_train"),
-        "tests/actors/kernels/interpret/test_linear_loss.py",
-    ),
+    "chunked": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
     "embedding_concat": "tests/actors/kernels/interpret",
 }
 """Ops that have a reference and no row, and where they are tested instead."""
