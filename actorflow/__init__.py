@@ -47,6 +47,7 @@ from actorflow.functional import (  # noqa: E402
 )
 from actorflow.jobs import Job, job  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
+from actorflow.own_passes import graph_pass, kernel  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
@@ -125,7 +126,9 @@ __all__ = [
     "embedding",
     "exp",
     "gelu",
+    "graph_pass",
     "job",
+    "kernel",
     "layer_norm",
     "linear",
     "log",

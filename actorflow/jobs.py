@@ -257,10 +257,13 @@ class Job:
         from actorflow.compile.compiling import compiled_plan
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
+        from actorflow.compile.plugins import load_plugins
         from actorflow.compile.targets import HostTarget
 
-        spec = spec_of_source(data)
         settings = Settings.from_env(os.environ)
+        configure(settings.log_level)
+        load_plugins()  # before the trace: what they add may change what it sees
+        spec = spec_of_source(data)
         graph = replace(graph or self.graph(model, spec), num_ranks=num_ranks)
         evaluated = None
         if evaluation is not None:
@@ -275,7 +278,6 @@ class Job:
             options = replace(options, verify=settings.verify, skips_broken_steps=skips)
             key = cache_key(graph, options, target.fingerprint, evaluated)
             if key not in self._plans:
-                configure(settings.log_level)
                 self._plans[key] = compiled_plan(key, graph, target, options, settings, evaluated)
             return self._plans[key]
 

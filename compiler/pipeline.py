@@ -4,7 +4,8 @@
 needs and provides (`compiler.rewrites`), so that a swap is refused by name. Those at its end do
 what a byte budget asks for: they run on the ordered graph once for every choice that
 `compiler.budget.meet_budget` tries. Then `lower` makes a plan of the graph, and `verify_plan`
-proves it. With `options.verify` the graph verifier runs after every pass, too.
+proves it. With `options.verify` the graph verifier runs after every pass, too. Passes from
+elsewhere (`compiler.added_passes`) find their place among ours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
+from compiler.added_passes import registered, with_added
 from compiler.budget import offload, recompute, spill
 from compiler.budget.choice import BudgetChoice
 from compiler.fusion.dense_operands import dense_operands
@@ -177,14 +179,15 @@ def compile_graph(
 
     plan = _within_budget(graph, target, options, lowered, watch)
     verify_plan(plan)
-    return plan
+    names = tuple([added.step.name for added in registered()])
+    return replace(plan, options=(*plan.options, ("passes", names))) if names else plan
 
 
 def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefix: str) -> Graph:
     """Run all passes over a graph, but for those that a budget asks for."""
     if options.verify:
         check(graph, "trace")
-    for step in check_order(PASSES, options, LOWERING_NEEDS):
+    for step in check_order(with_added(PASSES), options, LOWERING_NEEDS):
         if isinstance(step, Pass):
             graph = step.run(graph)
             _look(graph, step.name, options, watch, prefix)

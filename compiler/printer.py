@@ -37,6 +37,9 @@ def summarise(plan: Plan) -> list[str]:
     for arena, account in zip(plan.arenas, plan.memory, strict=True):
         lines += [f"  {line}" for line in arena_lines(plan, arena, account)]
     lines += [f"  {_recomputation(note)}" for note in plan.recomputation]
+    added = plan.option("passes", ())
+    if isinstance(added, tuple) and added:
+        lines.append(f"  passes from elsewhere: {', '.join(map(str, added))}")
     return lines
 
 

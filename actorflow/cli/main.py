@@ -1,4 +1,4 @@
-"""The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | doctor`.
+"""The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | ...`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
@@ -22,9 +22,11 @@ from actorflow.cli import ckpt as cli_ckpt
 from actorflow.cli import doctor, top
 from actorflow.cli import memory as cli_memory
 from actorflow.cli import pack as cli_pack
+from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
 from actorflow.compile.capture import PlanCaptured, capturing_plan
 from actorflow.compile.native import retune
+from actorflow.compile.plugins import load_plugins
 from actorflow.data import Tokens
 from actorflow.proof.prove import prove_consistent
 from actorflow.run.plan_facts import batch_fields
@@ -151,6 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     ops.add_argument("files", nargs="*", help="Python files that define ops: they are run first")
     ops.set_defaults(command=_ops)
 
+    passes = commands.add_parser("passes", help="print the passes of the compiler in order")
+    passes.set_defaults(command=cli_passes.run)
+
     check = commands.add_parser(
         "doctor", help="say what this machine offers and what holds it back"
     )
@@ -252,6 +257,8 @@ def _is_plan_file(file: str) -> bool:
 
 def _ops(options: argparse.Namespace) -> int:
     import compiler.ops.standard  # noqa: F401  # fills the columns that this prints
+
+    load_plugins()
 
     for file in options.files:
         runpy.run_path(file, run_name="actorflow_ops")  # not "__main__": nothing is trained

@@ -4,7 +4,7 @@ One file per key, written under a temporary name and renamed, so that a reader n
 plan. The file holds its key beside the plan, under one hash, so that a file under another's name
 does not answer for it. The key covers the traced graph with its user lines, the compile options,
 the kernels' fingerprint and what native ones are chosen by, the sources of the compiler itself, and
-the files from elsewhere that registered a column of an op or a kernel, so that neither a changed
+the files from elsewhere that added a column of an op, a kernel or a pass, so that neither a changed
 compiler nor a changed gradient serves an old plan. What such a file imports in its turn is not
 covered. A damaged file is reported and compiled anew.
 """
@@ -25,6 +25,7 @@ from actorflow.compile.native import build, choices
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
 from actors.kernels.native.trust import distrust_of_folder, make_private
+from compiler import added_passes
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
@@ -68,6 +69,7 @@ def cache_key(
         choices(),
         str(PLAN_FORMAT),
         _compiler_stamp(),
+        added_passes.identity(),
         *_foreign_stamps(),
         *foreign_programs(graph),
         *(() if evaluation is None else foreign_programs(evaluation)),
@@ -171,8 +173,12 @@ def _compiler_stamp() -> str:
 
 
 def _foreign_stamps() -> list[str]:
-    """Return name and content hash of each file that registered an op's column or a kernel."""
-    files = {*foreign_files(_PLANNING), *catalogue.registered_files()}
+    """Return name and content hash of each file that added an op's column, a kernel or a pass."""
+    files = {
+        *foreign_files(_PLANNING),
+        *catalogue.registered_files(),
+        *added_passes.registered_files(),
+    }
     return [f"{file} {_content_stamp(Path(file))}" for file in sorted(files)]
 
 

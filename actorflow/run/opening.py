@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actorflow.compile.native import NATIVE, build, choosing
+from actorflow.compile.plugins import load_plugins
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
 from actorflow.settings import Settings
@@ -17,6 +18,7 @@ def make_ready(plan: Plan, settings: Settings) -> None:
     Raises CompileError or PlanFormatError where this machine cannot run it.
     """
     _check_ranks(plan)
+    load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
         # Proven before anything is built: what a C compiler gets comes from a file.

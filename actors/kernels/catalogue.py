@@ -69,8 +69,11 @@ _files: dict[str, tuple[str, ...]] = {}
 """Per registered name the file that registered the kernel, and the one that defines its class."""
 
 
-def register(kernel: Kernel) -> None:
-    """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name."""
+def register(kernel: Kernel, where: str | None = None) -> None:
+    """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name.
+
+    `where` is the file that knows it, by default the caller's.
+    """
     holder = binders().get(kernel.name)
     if holder is not None:
         raise ValueError(
@@ -81,7 +84,7 @@ def register(kernel: Kernel) -> None:
     _registered.insert(0, kernel)
     module = sys.modules.get(type(kernel).__module__)
     defined = getattr(module, "__file__", None) or f"<{type(kernel).__module__}>"
-    _files[kernel.name] = (sys._getframe(1).f_code.co_filename, defined)
+    _files[kernel.name] = (where or sys._getframe(1).f_code.co_filename, defined)
 
 
 def unregister(name: str) -> None:

@@ -1,0 +1,63 @@
+"""Passes and kernels of one's own, beside `af.op`: what a script or an installed package adds.
+
+    @af.graph_pass(after="simplify")
+    def without_abs(graph):
+        ...
+        return graph  # another one, or the same
+
+    @af.kernel
+    class FastSoftmax:
+        name, op = "mine.softmax", "softmax"
+        ...
+
+Both are part of the identity of every plan: another file, or none, is another plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from actors.kernels import catalogue
+from compiler import added_passes
+from compiler.graph import Graph
+from compiler.rewrites import Pass
+
+Rewriting = Callable[[Graph], Graph]
+K = TypeVar("K", bound=type)
+
+
+def graph_pass(
+    *,
+    name: str | None = None,
+    needs: Sequence[str] = (),
+    provides: Sequence[str] = (),
+    before: str = "",
+    after: str = "",
+) -> Callable[[Rewriting], Rewriting]:
+    """Let a function from a graph to a graph run in every compilation that follows; a decorator.
+
+    It stands as early as `needs` (facts that passes provide), `after` and `before` (names of
+    passes, see `actorflow passes`) allow; where none is given, it sees the graph as it was traced.
+    The outputs keep their names and types. It runs while a job is compiled, so it must not compile.
+    Raises ValueError where another file has a pass of that name; a compilation raises CompileError
+    where it has no place, or returns no graph.
+    """
+    where = sys._getframe(1).f_code.co_filename
+
+    def known(run: Rewriting) -> Rewriting:
+        step = Pass(name or run.__name__, run, tuple(needs), tuple(provides))
+        added_passes.register(step, before=before, after=after, where=where)
+        return run
+
+    return known
+
+
+def kernel(cls: K) -> K:
+    """Add a kernel of a class (`actors.kernels.kernel.Kernel`), asked before ours; a decorator.
+
+    The class is called without arguments. Raises ValueError for a name that is taken.
+    """
+    catalogue.register(cls(), where=sys._getframe(1).f_code.co_filename)
+    return cls

@@ -1,0 +1,176 @@
+"""Passes from elsewhere: a script or an installed package adds one, and edits nothing of ours.
+
+    added_passes.register(Pass("drop_abs", run, needs=("minimal",), provides=()), before="order")
+
+Where it stands follows from the facts that it needs and provides, as for our own, and from the
+names of passes that it wants to be before or after; as early as all of that allows, so that one
+which asks for nothing sees the graph as it was traced. What it returns is checked each time, and
+every plan says which passes from elsewhere made it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.errors import ActorflowError, CompileError, InternalError
+from compiler.graph import Graph
+from compiler.passes.check import check
+from compiler.rewrites import BudgetPass, Pass
+
+
+@dataclass(frozen=True, slots=True)
+class AddedPass:
+    """A pass with the names of those that it stands before and after ("": no matter).
+
+    `files` are the one that registered it, and the one that holds its function; a prompt has a name
+    in angle brackets instead.
+    """
+
+    step: Pass
+    before: str
+    after: str
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"pass {self.step.name!r} ({self.files[0]})"
+
+
+_added: list[AddedPass] = []
+
+
+def register(step: Pass, *, before: str = "", after: str = "", where: str | None = None) -> None:
+    """Add a pass, for all compilations that follow.
+
+    It runs inside of a compilation, so it must not compile. `where` is the file that knows it, by
+    default the caller's; a file that is run again replaces its own. Raises ValueError, naming the
+    file, where another one has a pass of that name.
+    """
+    code = getattr(step.run, "__code__", None)
+    held_by = getattr(code, "co_filename", None) or f"<{type(step.run).__module__}>"
+    where = where or sys._getframe(1).f_code.co_filename
+    added = AddedPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
+    for index, other in enumerate(_added):
+        if other.step.name == step.name and other.files != added.files:
+            raise ValueError(f"{other} exists already; give that of {where} another name")
+        if other.step.name == step.name:
+            _added[index] = added
+            return
+    _added.append(added)
+
+
+def unregister(name: str) -> None:
+    """Take back a pass. Raises LookupError when there is none of that name."""
+    for index, added in enumerate(_added):
+        if added.step.name == name:
+            del _added[index]
+            return
+    raise LookupError(f"no pass called {name!r} was registered")
+
+
+def registered() -> tuple[AddedPass, ...]:
+    """Return the passes from elsewhere, the first registered first."""
+    return tuple(_added)
+
+
+def registered_files() -> tuple[str, ...]:
+    """Return the files that decide what passes from elsewhere do, sorted; `<...>` has no file."""
+    return tuple(sorted({file for added in _added for file in added.files}))
+
+
+def identity() -> str:
+    """Return what a plan depends on besides those files: names, places, needs and facts."""
+    rows = [(a.step.name, a.before, a.after, a.step.needs, a.step.provides) for a in _added]
+    return repr(rows) if rows else ""
+
+
+def with_added(passes: tuple[Pass | BudgetPass, ...]) -> tuple[Pass | BudgetPass, ...]:
+    """Return the passes with those from elsewhere among them.
+
+    Raises CompileError, naming pass and file, where one cannot stand anywhere.
+    """
+    if not _added:
+        return passes
+    waiting, placed = list(_added), list(passes)
+    while waiting:
+        names = {step.name for step in placed}
+        facts = {fact for step in placed for fact in step.provides}
+        ready = [added for added in waiting if _is_ready(added, names, facts)]
+        if not ready:
+            raise CompileError(_missing(waiting[0], placed))
+        placed.insert(_place(ready[0], placed), replace(ready[0].step, run=_Checked(ready[0])))
+        waiting.remove(ready[0])
+    return tuple(placed)
+
+
+def _is_ready(added: AddedPass, names: set[str], facts: set[str]) -> bool:
+    """Whether all that a pass refers to has its place already: another added one may not yet."""
+    return {n for n in (added.before, added.after) if n} <= names and {*added.step.needs} <= facts
+
+
+def _missing(added: AddedPass, placed: Sequence[Pass | BudgetPass]) -> str:
+    names = [step.name for step in placed]
+    for name in (added.before, added.after):
+        if name and name not in names:
+            side = "before" if name == added.before else "after"
+            return f"{added} is to run {side} {name!r}, which is no pass; there are {names}"
+    facts = [fact for step in placed for fact in step.provides]
+    fact = next(fact for fact in added.step.needs if fact not in facts)
+    return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
+
+
+def _place(added: AddedPass, placed: list[Pass | BudgetPass]) -> int:
+    """Return the index at which a pass is inserted."""
+    step, first, last, why = added.step, 0, len(placed), "at the end"
+    for index, other in enumerate(placed):
+        twice = [fact for fact in step.provides if fact in other.provides]
+        if twice:
+            raise CompileError(f"{added} provides {twice[0]!r}, as {other.name!r} does")
+        if other.name == added.after or {*step.needs} & {*other.provides}:
+            first, why = index + 1, f"after {other.name!r}"
+        # What a budget asks for is done last, for the choice names launches of the ordered graph.
+        is_limit = other.name == added.before or {*step.provides} & {*other.needs}
+        if last == len(placed) and (is_limit or isinstance(other, BudgetPass)):
+            last = index
+    if first > last:
+        raise CompileError(
+            f"{added} cannot stand anywhere: it has to run {why}, and before {placed[last].name!r},"
+            " which comes earlier"
+        )
+    return last if added.before else first
+
+
+class _Checked:
+    """A pass from elsewhere, of which a graph is expected and nothing trusted."""
+
+    def __init__(self, added: AddedPass) -> None:
+        self._added = added
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return what the pass returns. Raises CompileError where that is no graph."""
+        try:
+            result = self._added.step.run(graph)
+        except ActorflowError:
+            raise
+        except Exception as error:
+            raise CompileError(f"{self._added} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Graph):
+            raise CompileError(f"{self._added} returned {result!r:.60}, expected a graph")
+        try:
+            check(result, self._added.step.name)
+        except InternalError as error:
+            reason = str(error).partition(" (this is a bug")[0]
+            raise CompileError(f"{self._added} returned a broken graph: {reason}") from None
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileError(f"{self._added} returned a broken graph: {reason}") from error
+        if _outputs(result) != _outputs(graph):
+            raise CompileError(
+                f"{self._added} changed the outputs: {_outputs(graph)} became {_outputs(result)}"
+            )
+        return result
+
+
+def _outputs(graph: Graph) -> list[str]:
+    return [f"{output.name} {graph.types[output.value]}" for output in graph.outputs]

@@ -1,0 +1,154 @@
+"""Passes from elsewhere: where they stand, and what is refused of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from compiler import added_passes
+from compiler.errors import CompileError
+from compiler.graph import Output
+from compiler.ops.elementwise import ABS, NEG
+from compiler.options import CompileOptions
+from compiler.pipeline import PASSES, compile_graph
+from compiler.printer import summarise
+from compiler.rewrites import Pass
+
+NAMES = [step.name for step in PASSES]
+
+
+@pytest.fixture
+def add():
+    """Register passes that are gone after the test."""
+    names = []
+
+    def register(name="mine", run=lambda graph: graph, needs=(), provides=(), **place):
+        added_passes.register(Pass(name, run, needs, provides), **place)
+        names.append(name)
+
+    yield register
+    for name in dict.fromkeys(names):
+        added_passes.unregister(name)
+
+
+@pytest.fixture
+def graph(sketch):
+    x = sketch.input("x", (4, 3))
+    sketch.b.outputs = [Output("y", sketch.b.one(NEG, sketch.b.one(ABS, x)))]
+    return sketch.b.freeze()
+
+
+def compiled(graph, fake_target):
+    return compile_graph(graph, fake_target, CompileOptions("job"))
+
+
+def order_of(*names):
+    placed = [step.name for step in added_passes.with_added(PASSES)]
+    return [name for name in placed if name in names]
+
+
+def test_without_passes_from_elsewhere_the_list_is_ours():
+    assert added_passes.with_added(PASSES) is PASSES
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ({}, ["mine", NAMES[0]]),
+        ({"after": "simplify"}, ["autodiff", "simplify", "mine"]),
+        ({"before": "order"}, ["fuse_products", "mine", "order"]),
+        ({"needs": ("rates",)}, ["rates", "mine", "outputs"]),
+        ({"needs": ("rates",), "before": "order"}, ["rates", "fuse_products", "mine", "order"]),
+        ({"after": "order"}, ["order", "mine", "recompute"]),
+    ],
+)
+def test_a_pass_stands_where_what_it_says_of_itself_puts_it(add, place, expected):
+    add(**place)
+    assert order_of(*expected) == expected
+
+
+def test_added_passes_may_need_each_other_in_any_order_of_registration(add):
+    add("late", needs=("mine is done",))
+    add("early", provides=("mine is done",), after="simplify")
+    assert order_of("simplify", "early", "late") == ["simplify", "early", "late"]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"needs": ("tea",)}, r"'mine' \(.*test_added_passes.py\) needs 'tea', and no pass prov"),
+        ({"after": "fusee"}, r"is to run after 'fusee', which is no pass; there are \['fuse_att"),
+        ({"before": "fusee"}, "is to run before 'fusee', which is no pass"),
+        ({"after": "order", "before": "simplify"}, "cannot stand anywhere: .*'order', and before"),
+        ({"provides": ("order",)}, "provides 'order', as 'order' does"),
+        ({"after": "spill"}, "cannot stand anywhere"),
+    ],
+)
+def test_a_pass_without_a_place_is_refused_by_name_and_file(
+    add, place, message, graph, fake_target
+):
+    add(**place)
+    with pytest.raises(CompileError, match=message):
+        compiled(graph, fake_target)
+
+
+def unsorted(graph):
+    return replace(graph, nodes=graph.nodes[::-1])
+
+
+def mistyped(graph):
+    return replace(graph, types=graph.types[::-1] + graph.types)
+
+
+def renamed(graph):
+    return replace(graph, outputs=(Output("z", graph.outputs[0].value),))
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda graph: None, "'mine' .* returned None, expected a graph"),
+        (lambda graph: 1 / 0, "'mine' .* failed: ZeroDivisionError: division by zero"),
+        (unsorted, "'mine' .* returned a broken graph: after mine: neg at .* before it is prod"),
+        (renamed, r"changed the outputs: \['y float64\[4, 3\]'\] became \['z float64"),
+    ],
+)
+def test_what_a_pass_returns_is_checked(add, run, message, graph, fake_target):
+    add(run=run)
+    with pytest.raises(CompileError, match=message) as caught:
+        compiled(graph, fake_target)
+    assert "bug" not in str(caught.value)
+
+
+def test_a_plan_says_which_passes_from_elsewhere_made_it(add, graph, fake_target):
+    plain = compiled(graph, fake_target)
+
+    def without_abs(graph):
+        skipped = {n.outputs[0]: n.inputs[0] for n in graph.nodes if n.op is ABS}
+        nodes = [replace(n, inputs=tuple(skipped.get(v, v) for v in n.inputs)) for n in graph.nodes]
+        return replace(graph, nodes=tuple(nodes))
+
+    add("without_abs", run=without_abs)
+    plan = compiled(graph, fake_target)
+    assert plan.option("passes") == ("without_abs",)
+    assert "  passes from elsewhere: without_abs" in summarise(plan)
+    assert plan.fingerprint != plain.fingerprint
+    assert plain.option("passes") is None
+    members = [dict(launch.attrs)["members"] for a in plan.actors for launch in a.launches]
+    assert members == [("neg",)]
+
+
+def test_a_name_is_taken_by_one_file(add):
+    add("mine")
+    add("mine", needs=("rates",))  # the same file, run again
+    assert [added.step.needs for added in added_passes.registered()] == [("rates",)]
+    with pytest.raises(ValueError, match=r"'mine' .*exists already; give that of other.py"):
+        add("mine", where="other.py")
+
+
+def test_files_and_places_are_part_of_what_a_plan_depends_on(add):
+    assert added_passes.identity() == ""
+    add("mine", after="simplify")
+    here = added_passes.identity()
+    assert added_passes.registered_files() == (__file__,)
+    add("mine", after="rates")
+    assert added_passes.identity() not in ("", here)
