@@ -47,8 +47,9 @@ def register_program(op: Op, found: Fused, where: str) -> None:
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         moved = sum([t.size_bytes for t in (*inputs, *outputs)])
         if found.signature.is_elementwise:
-            each = _flops_each(found, tuple([t.dtype for t in inputs]), attrs)
-            return Cost(each * max([t.num_elements for t in outputs]), float(moved))
+            size = max([t.num_elements for t in outputs])
+            dtypes = tuple([t.dtype for t in inputs])
+            return Cost(_flops_of_elements(found, dtypes, attrs, size), float(moved))
         return Cost(_flops(found, inputs, attrs), float(moved))
 
     expansion.expand.register(op, expand, where)
@@ -130,8 +131,8 @@ def _frame(found: Fused, inputs: Types, attrs: Attrs) -> expansion.Frame | None:
 
 
 @lru_cache(maxsize=2048)
-def _flops_each(found: Fused, dtypes: tuple[DType, ...], attrs: Attrs) -> float:
-    return program_flops(_of_elements(found, dtypes, attrs), Space(1, 1))
+def _flops_of_elements(found: Fused, dtypes: tuple[DType, ...], attrs: Attrs, size: int) -> float:
+    return program_flops(_of_elements(found, dtypes, attrs), Space(1, size))
 
 
 @lru_cache(maxsize=2048)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -159,27 +159,35 @@ def fused_op(
     from compiler.rules import gradient as gradients
 
     read = read_signature(signature)
-    found = FusedOp(
-        define(name), read, program, attributes_of(program), gradient, check, where, traces_at_once
-    )
+    attributes = attributes_of(program)
+    draft = FusedOp(Op(name), read, program, attributes, gradient, check, where, traces_at_once)
+    single = instruction_of(draft)  # what is no program says so before anything is registered
+    found = replace(draft, op=define(name))
     op = found.op
     definition.register(op, found, where)
     infer_type.register(op, lru_cache(maxsize=1024)(found.infer), where)
     register_program(op, found, where)
     if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
         gradients.register(op, derived_gradient(found), where)
-        if instruction_of(found) is None:
+        if single is None or gradient is not None:
             product_of(found)
-    if read.is_elementwise and not found.attributes:
-        traced = _instructions(found)
-        if len(traced.instructions) == 1 and traced.instructions[0].op in _EXACT:
-            is_exact.register(op, True, where)
+    if single is not None and single.op in _EXACT:
+        is_exact.register(op, True, where)
+    if single is not None and single.operands == tuple(range(len(read.inputs))):
+        OP_OF_INSTRUCTION.setdefault(single.op, op)
     return op
 
 
+OP_OF_INSTRUCTION: dict[str, Op] = {}
+"""The ops that are one instruction of their operands, in order; the first of each."""
+
+
 def instruction_of(found: FusedOp) -> Instruction | None:
-    """Return the one instruction on nothing but its operands that an op is; None for any other."""
-    if not found.signature.is_elementwise or found.attributes or found.gradient:
+    """Return the one instruction on nothing but its operands that an op is; None for any other.
+
+    Raises OpTypeError where no program comes out of an elementwise op without attributes.
+    """
+    if not found.signature.is_elementwise or found.attributes:
         return None
     traced = _instructions(found)
     return traced.instructions[0] if len(traced.instructions) == 1 else None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.columns import register_program, trace
-from compiler.fusion.define import FusedOp, definition, instruction_of
+from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition, instruction_of
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
@@ -22,7 +22,7 @@ from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import Instruction, Kind, joined
 from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.signature import Types, expect_inputs, expect_type
-from compiler.registry import Op, OpTypeError, all_ops, define, infer_type
+from compiler.registry import Op, OpTypeError, define, infer_type
 from compiler.rules import Gradient, gradient
 from compiler.types import DType, TensorType, ValueId
 
@@ -181,7 +181,7 @@ def derived_gradient(found: FusedOp | Product) -> Gradient:
     ) -> tuple[ValueId | None, ...]:
         if isinstance(found, FusedOp):
             instruction = instruction_of(found)
-            if instruction is not None:
+            if instruction is not None and found.gradient is None:
                 return _by_rule(b, node, instruction, grads[0])
         return _by_product(b, node, found, grads)
 
@@ -224,7 +224,7 @@ class GraphEmitter:
 
     def op(self, name: str, *operands: ValueId) -> ValueId:
         """Emit the op that is an instruction."""
-        return self.b.one(op_of(name), *operands)
+        return self.b.one(OP_OF_INSTRUCTION[name], *operands)
 
     def constant_like(self, number: float, value: ValueId) -> ValueId:
         """Emit a number in the dtype of a value."""
@@ -266,18 +266,6 @@ def _by_rule(
             earlier = result[index]
             result[index] = value if earlier is None else emitter.op("add", earlier, value)
     return tuple(result)
-
-
-@lru_cache
-def op_of(instruction: str) -> Op:
-    """Return the op that is one instruction of its operands, in order."""
-    for op in all_ops():
-        found = instruction_of(definition.get(op)) if definition.has(op) else None
-        if found is not None and found.op == instruction:
-            operands = len(definition.get(op).signature.inputs)
-            if found.operands == tuple(range(operands)):
-                return op
-    raise LookupError(f"no op is the instruction {instruction}")
 
 
 def foreign_programs(graph: Graph) -> tuple[str, ...]:
