@@ -68,9 +68,9 @@ class Schedule:
     column_sums: tuple[int, ...]
 
 
-def schedule(program: FusedProgram) -> Schedule:
+def schedule(program: FusedProgram, keep_above: int = KEEP_ABOVE) -> Schedule:
     """Return the phases of a program, and what is computed around them."""
-    return _Scheduler(program).run()
+    return _Scheduler(program, keep_above).run()
 
 
 def weight(program: FusedProgram) -> int:
@@ -115,8 +115,9 @@ def _weight(program: FusedProgram, value: int) -> int:
 class _Scheduler:
     """The analysis: levels by forward recursion, then phases from the last to the first."""
 
-    def __init__(self, program: FusedProgram) -> None:
+    def __init__(self, program: FusedProgram, keep_above: int) -> None:
         self.program = program
+        self.keep_above = keep_above
         self.live = _live(program)
         self.late = _late(program, self.live)
         self.levels = _levels(program)
@@ -210,7 +211,7 @@ class _Walk:
             if value in self.scheduler.stored:
                 self.read_back[value] = self.scheduler.stored[value]
                 return
-            if self._weight_again(value) > KEEP_ABOVE:
+            if self._weight_again(value) > self.scheduler.keep_above:
                 self.kept.add(value)
                 self.scheduler.keeps[self.scheduler.levels[value]].add(value)
                 return

@@ -1,9 +1,9 @@
 """The kernel "numpy.fused": a group followed instruction by instruction.
 
 It takes the calls that generated code does not: where there is no C compiler, or where the compiler
-refused a text. The walk is the generated code's (`codegen.phases`), over blocks that stay in cache;
-every value of a block has planned scratch, and is copied to its output when the phase has been
-computed, so that an output may lie over the same inputs.
+refused a text. The walk is the generated code's (`codegen.phases`), over blocks that stay in cache.
+Every value of a block has a register (see `registers`), or lies in the output that it is. A row
+that is no longer than a block is computed at once, each value a single time.
 
 bfloat16 is computed in float32, and so are the operands that a program calls bfloat16: casting them
 is left to whoever calls (`upcast`).
@@ -14,29 +14,38 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
-from actors.kernels.codegen.phases import Schedule, op_of, operands_of
-from actors.kernels.codegen.programs import made_of
-from actors.kernels.codegen.spaces import Space, in_place_pairs, is_plain, space_of
+from actors.kernels.codegen.phases import Schedule, op_of, operands_of, schedule
+from actors.kernels.codegen.programs import Made, made_of
+from actors.kernels.codegen.spaces import Space, is_plain, space_of
 from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.blocks import block_elements
 from actors.kernels.interpret.random import rewound_generator
-from actors.kernels.interpret.steps import held_dtype, is_numpys, reduction_calls, step_calls
+from actors.kernels.interpret.registers import Registers
+from actors.kernels.interpret.steps import (
+    BYTE,
+    held_dtype,
+    is_numpys,
+    reduction_calls,
+    reduction_start,
+    step_calls,
+)
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, over_blocks
 from actors.protocol import Array, Launch
-from compiler.fusion.program import FusedProgram, Kind
+from compiler.fusion.program import Kind
 from compiler.types import DType
 
 _BLOCKS = 8
-"""Scratch of more blocks than these leaves the second-level cache: then blocks are smaller."""
+"""More registers than these leave the second-level cache: then blocks are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class NumpyFusedKernel:
             outputs,
             over_blocks(rows * columns, 4, passes),
             scratch.size_bytes(walk.pieces()),
-            () if is_copied else in_place_pairs(program, walk.plan, rows, inputs, outputs),
+            () if is_copied else walk.in_place_pairs(inputs, outputs),
         )
 
     def bind(
@@ -93,20 +102,57 @@ def _walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]
     made = made_of(attrs)
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
     space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
-    return None if space is None else _Walk(made.program, made.schedule, space)
+    return None if space is None else _walk(made, space, rows)
+
+
+@functools.lru_cache(maxsize=1024)
+def _walk(made: Made, space: Space, rows: int) -> _Walk:
+    return _Walk(made, space, rows)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_of(made: Made, *, is_one_block: bool) -> tuple[Schedule, Registers]:
+    plan = schedule(made.program, keep_above=0) if is_one_block else made.schedule
+    return plan, Registers(made.program, plan, is_one_block=is_one_block)
 
 
 class _Walk:
     """How a space is walked: the extents of a block, and where every value is held."""
 
-    def __init__(self, program: FusedProgram, plan: Schedule, space: Space) -> None:
-        self.program, self.plan, self.space = program, plan, space
-        held = max([len(phase.body) for phase in plan.phases], default=0)
-        limit = block_elements(4) if held <= _BLOCKS else block_elements(4) * _BLOCKS // held
+    def __init__(self, made: Made, space: Space, num_rows: int) -> None:
+        self.program, self.space, self._num_rows = made.program, space, num_rows
+        self.plan, self.registers = _plan_of(made, is_one_block=True)
+        limit = self._limit()
+        self.is_one_block = space.columns <= limit
+        if not self.is_one_block:
+            self.plan, self.registers = _plan_of(made, is_one_block=False)
+            limit = self._limit()
         self.columns = min(space.columns, limit)
         self.rows = max(1, min(space.rows, limit // max(1, space.columns)))
         self.places: dict[tuple[str, int], tuple[tuple[int, int], np.dtype[np.generic]]] = {}
         self._place()
+
+    def _limit(self) -> int:
+        """Return the elements of a block, such that all registers stay in cache."""
+        held = self.registers.counts.total()
+        return block_elements(4) if held <= _BLOCKS else block_elements(4) * _BLOCKS // held
+
+    def in_place_pairs(
+        self, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return pairs (output, input): the one may lie over the other."""
+        return tuple(
+            [
+                (out, index)
+                for out, y in enumerate(outputs)
+                for index, x in enumerate(inputs)
+                if (x.type.dtype, x.type.num_elements) == (y.type.dtype, y.type.num_elements)
+                and x.is_dense
+                and y.is_dense
+                and is_plain(self.program, index, self._num_rows)
+                and self.registers.may_lie_over(out, index)
+            ]
+        )
 
     def pieces(self) -> tuple[Piece, ...]:
         """Return the scratch, in the order of `places`."""
@@ -131,15 +177,15 @@ class _Walk:
                     )
         for phase in plan.phases:
             for v in phase.body:
-                height = self.rows if program.kind_of(v) is Kind.FULL else 1
-                self._add("value", v, height, self.columns)
+                if program.kind_of(v) is Kind.COLUMN:
+                    self._add("value", v, 1, self.columns)
                 if op_of(program, v) == "philox":
                     shape = (self.rows, self.columns)
                     self.places["uniform", v] = (shape, np.dtype(np.float32))
             for v in phase.loads:
                 if self.is_gathered(v):
                     self._add("value", v, self.rows, self.columns)
-            for v in phase.keeps:
+            for v in phase.keeps if not self.is_one_block else ():
                 self._add("kept", v, self.rows, self.space.columns)
             for v in phase.reductions:
                 self._add("value", v, self.rows, 1)
@@ -153,6 +199,12 @@ class _Walk:
                 extents = (self.space.columns, self.rows, pieces[0].shape[0], self.columns)
                 for what, extent in zip(("total", "ones", "wide", "parts"), extents, strict=True):
                     self.places[what, v] = ((1, extent), WIDE)
+        wide = [held_dtype(i.dtype).itemsize for i in program.instructions if i.op == "select"]
+        if wide:
+            self.places["mask", 0] = ((1, self.rows * self.columns * max(wide)), BYTE)
+        for dtype, count in self.registers.counts.items():
+            for number in range(count):
+                self.places[f"register {dtype}", number] = ((self.rows, self.columns), dtype)
         for v in plan.late:
             self._add("late", v, 1, self.space.columns)
 
@@ -251,7 +303,7 @@ class _Binding:
         """Add the calls of an elementwise instruction; its operands are in `values`."""
         instruction = self.program.instructions[value - len(self.program.inputs)]
         operands = tuple([self.values[v] for v in instruction.operands])
-        self.launches += step_calls(instruction, operands, out)
+        self.launches += step_calls(instruction, operands, out, self.held.get(("mask", 0)))
         self.values[value] = out
 
     def _row_stage(self, level: int, r0: int, r1: int) -> None:
@@ -284,15 +336,18 @@ class _Binding:
         own = own % entry.count if entry.count else own
         width = source[:1, columns].shape[1]
         out = scratch.window(self.held["value", value].reshape(-1), (r1 - r0, width))
-        for row, place in enumerate(own):
-            self._call(np.copyto, out[row], source[place, columns])
+        # Rows that follow one another, or are one and the same, are one copy.
+        ends = np.flatnonzero(np.diff(own) != (entry.every == 1)) + 1
+        for begin, end in pairwise([0, *ends.tolist(), len(own)]):
+            self._call(np.copyto, out[begin:end], source[own[begin] : own[end - 1] + 1, columns])
         self.values[value] = out
 
     def _phase(self, index: int, r0: int, r1: int) -> None:
         phase, program = self.plan.phases[index], self.program
         for v in phase.reductions:
             self.values[v] = self.held["value", v][: r1 - r0]
-            self.launches += reduction_calls(op_of(program, v), None, self.values[v], None)
+            if not self.walk.is_one_block:
+                self.launches.append(reduction_start(op_of(program, v), self.values[v]))
         for c0 in range(0, self.walk.space.columns, max(1, self.walk.columns)):
             c1 = min(c0 + self.walk.columns, self.walk.space.columns)
             self._block(index, (r0, r1), (c0, c1))
@@ -304,26 +359,38 @@ class _Binding:
         shape, cut = (r1 - r0, c1 - c0), slice(c0, c1)
         for v in phase.loads:
             self._load(v, r0, r1, cut)
-        for v, position in phase.read_back:
-            self.values[v] = self.outputs[position][r0:r1, cut]
-        for v in phase.kept:
-            self.values[v] = self._kept(v, r1 - r0)[:, cut]
+        if not self.walk.is_one_block:
+            for v, position in phase.read_back:
+                self.values[v] = self.outputs[position][r0:r1, cut]
+            for v in phase.kept:
+                self.values[v] = self._kept(v, r1 - r0)[:, cut]
         for v in phase.body:
-            height = shape[0] if program.kind_of(v) is Kind.FULL else 1
-            out = scratch.window(self.held["value", v].reshape(-1), (height, shape[1]))
-            self._in_block(v, out, c0)
+            self._in_block(v, self._home(index, v, (r0, r1), cut), c0)
         for v in phase.reductions:
             x = np.broadcast_to(self.values[operands_of(program, v)[0]], shape)
-            part = self.held["part", v][: shape[0]]
+            part = None if self.walk.is_one_block else self.held["part", v][: shape[0]]
             self.launches += reduction_calls(op_of(program, v), x, self.values[v], part)
         for v in phase.column_sums:
             self._add_columns(
                 v, np.broadcast_to(self.values[operands_of(program, v)[0]], shape), cut
             )
-        for v in phase.keeps:
-            self._call(np.copyto, self._kept(v, r1 - r0)[:, cut], self.values[v])
         for position in phase.stores:
-            self._store(position, self.outputs[position][r0:r1, cut])
+            if self.walk.registers.direct.get(program.outputs[position]) != position:
+                self._store(position, self.outputs[position][r0:r1, cut])
+
+    def _home(self, phase: int, value: int, rows: tuple[int, int], columns: slice) -> Array:
+        """Return where a phase makes a value of a block."""
+        (r0, r1), walk = rows, self.walk
+        shape = (r1 - r0, columns.stop - columns.start)
+        register = walk.registers.of(phase, value)
+        if register is not None:
+            dtype, number = register
+            return scratch.window(self.held[f"register {dtype}", number].reshape(-1), shape)
+        if value in walk.registers.direct:
+            return self.outputs[walk.registers.direct[value]][r0:r1, columns]
+        if ("kept", value) in self.held:
+            return self._kept(value, shape[0])[:, columns]
+        return scratch.window(self.held["value", value].reshape(-1), (1, shape[1]))
 
     def _add_columns(self, value: int, x: Array, columns: slice) -> None:
         if ("total", value) in self.held:
