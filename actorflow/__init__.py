@@ -47,7 +47,6 @@ from actorflow.functional import (  # noqa: E402
 )
 from actorflow.jobs import Job, job  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
-from actorflow.own_passes import graph_pass, kernel  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
@@ -64,12 +63,15 @@ from compiler.plan import Plan  # noqa: E402
 from compiler.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
+    from actorflow.own_passes import graph_pass, kernel
     from actorflow.run.fitting import FitResult, Stopped
     from actorflow.run.runner import Runner
 
 __version__ = "0.1.0"
 
 _LATE = {
+    "graph_pass": "actorflow.own_passes",
+    "kernel": "actorflow.own_passes",
     "FitResult": "actorflow.run.fitting",
     "NonFiniteLoss": "actorflow.run.broken_steps",
     "Runner": "actorflow.run.runner",

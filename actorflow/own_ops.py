@@ -23,8 +23,6 @@ import numpy as np
 
 from actorflow.tensor import Tensor, apply_many
 from actorflow.trace.tracer import Trace, recording, source_of
-from actors.kernels import catalogue
-from actors.kernels.python_function import PythonKernel
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.fusion.define import attributes_of, fused_op, settings_of
@@ -101,7 +99,11 @@ def numpy_op(
             raise CompileError(f"{source_of(function)}: {called}: {error}") from None
         infer_type.register(made, infer, where)
         reference.register(made, _reference(function, infer), where)
-        catalogue.register(PythonKernel(called, function))
+        # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
+        from actors.kernels import catalogue
+        from actors.kernels.python_function import PythonKernel
+
+        catalogue.register(PythonKernel(called, function), where)
         if gradient is not None:
             gradients.register(made, _gradient(function, gradient), where)
         return _caller(made, function)
