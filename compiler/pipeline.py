@@ -37,7 +37,6 @@ from compiler.passes import (
     outputs,
     precision,
     rates,
-    remake_activations,
     simplify,
     skip_updates,
     sparse_update,
@@ -71,11 +70,10 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("minimal", "updates that a broken step skips"),  # a gradient that is searched is needed
         ("updates of rows",),
     ),
-    Pass("remake_activations", remake_activations.run, ("minimal",), ("short activations",)),
     Pass(
         "precision",
         precision.run,
-        ("short activations",),
+        ("minimal",),
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
@@ -84,7 +82,7 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         "outputs",
         outputs.run,
         # From here on no value is replaced by another: bytes are given to what there is.
-        ("rates", "joined lookups", "updates of rows", "short activations", "products in bfloat16"),
+        ("rates", "joined lookups", "updates of rows", "products in bfloat16"),
         ("owned outputs",),
     ),
     Pass(

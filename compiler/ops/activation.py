@@ -78,14 +78,6 @@ GELU_GRAD = grad_op(GELU)
 
 SILU_GRAD = grad_op(SILU)
 
-GELU_GRAD_OUTPUT = fused_op(
-    "gelu_grad_output", "dy, x -> dx, y", lambda dy, x: (_gelu_gradient(dy, x), _gelu(x))
-)
-
-SILU_GRAD_OUTPUT = fused_op(
-    "silu_grad_output", "dy, x -> dx, y", lambda dy, x: (_silu_gradient(dy, x), _silu(x))
-)
-
 
 @simplify.of(RELU)
 def _simplify_relu(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:

@@ -69,7 +69,6 @@ FOLLOWING = (
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(activation.GELU_GRAD, activation.SILU_GRAD),
-    *(activation.GELU_GRAD_OUTPUT, activation.SILU_GRAD_OUTPUT),
     DROPOUT,
 )
 """The ops that take what comes. Comparisons do not: bfloat16 or not, the answer is the same."""

@@ -24,7 +24,7 @@ from compiler.ops.softmax import SOFTMAX
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE, constant, scalar
 from compiler.ops.split import SPLIT
 from compiler.ops.update import SGD_UPDATE
-from compiler.passes import autodiff, remake_activations, simplify
+from compiler.passes import autodiff, simplify
 from compiler.passes import precision as precision_pass
 from compiler.passes.check import check
 from compiler.registry import all_ops, reference
@@ -75,7 +75,7 @@ class Job:
         used = {n.attrs["name"] for n in nodes_of(simplify.prune(self.b.freeze()), VARIABLE)}
         trained = [v for v in self.trained if self.b.producer_of(v).attrs["name"] in used]
         self.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in trained]
-        return remake_activations.run(simplify.run(autodiff.run(self.b.freeze())))
+        return simplify.run(autodiff.run(self.b.freeze()))
 
 
 def lowered(graph):

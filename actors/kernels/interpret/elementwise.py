@@ -70,16 +70,6 @@ SILU_GRAD: Recipe = (
     (np.multiply, ("t", "a"), "out"),
 )
 
-SILU_GRAD_OUTPUT: Recipe = (
-    # silu_grad, and where t is 1 + exp(-x) the last step of silu. The result waits in scratch: dx
-    # may lie over x, so x cannot be read again behind dx.
-    *SILU_GRAD[:5],
-    (np.maximum, ("b", -SILU_BOUND), "v"),
-    (np.divide, ("v", "t"), "v"),
-    *SILU_GRAD[5:],
-    (np.copyto, ("v",), "out2"),
-)
-
 GELU: Recipe = (
     # x/2 * (1 + tanh(c x + c k x^3)); Hendrycks & Gimpel (2016), section 2.
     (np.maximum, ("a", -GELU_BOUND), "u"),
@@ -112,16 +102,6 @@ GELU_GRAD: Recipe = (
     (np.multiply, ("t", "v"), "t"),
     (np.multiply, ("t", 1.5), "t"),
     (np.multiply, ("t", "a"), "out"),
-)
-
-GELU_GRAD_OUTPUT: Recipe = (
-    # gelu_grad, and where t is 1 + h and u is free the last steps of gelu.
-    *GELU_GRAD[:13],
-    (np.maximum, ("b", -GELU_BOUND), "u"),
-    (np.multiply, ("t", 0.5), "w"),
-    (np.multiply, ("w", "u"), "u"),
-    *GELU_GRAD[13:],
-    (np.copyto, ("u",), "out2"),
 )
 
 TANH_GRAD: Recipe = (
@@ -210,8 +190,6 @@ ELEMENTWISE_KERNELS = (
     RecipeKernel("sigmoid_grad", SIGMOID_GRAD, FLOATS),
     RecipeKernel("silu_grad", SILU_GRAD, FLOATS),
     RecipeKernel("gelu_grad", GELU_GRAD, FLOATS),
-    RecipeKernel("silu_grad_output", SILU_GRAD_OUTPUT, FLOATS),
-    RecipeKernel("gelu_grad_output", GELU_GRAD_OUTPUT, FLOATS),
     RecipeKernel("add", _one(np.add, 2), NUMBERS),
     RecipeKernel("sub", _one(np.subtract, 2), NUMBERS),
     RecipeKernel("mul", _one(np.multiply, 2), NUMBERS),

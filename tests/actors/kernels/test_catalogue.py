@@ -14,7 +14,7 @@ from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
     "neg abs square exp log sqrt rsqrt reciprocal sin cos tanh sigmoid relu gelu silu cast "
-    "relu_grad gelu_grad tanh_grad sigmoid_grad silu_grad gelu_grad_output silu_grad_output "
+    "relu_grad gelu_grad tanh_grad sigmoid_grad silu_grad "
     "add sub mul div pow maximum minimum equal not_equal less less_equal greater "
     "greater_equal where sum mean max argmax reshape transpose broadcast_to slice pad "
     "concat stop_gradient copy "

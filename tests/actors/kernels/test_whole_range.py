@@ -34,7 +34,6 @@ ELSEWHERE = {
     "softmax_grad": "the gradient of softmax",
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
     **dict.fromkeys(("layer_norm_grad", "cross_entropy_grad", "cross_entropy_rows"), "same"),
-    **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "two of the above, with their bits"),
     **dict.fromkeys(("fused", "fused_product", "chunked"), "made of the others"),
     **dict.fromkeys(
         ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),

@@ -32,7 +32,6 @@ ROWS = table.ROWS_OF_OPS
 LOW = DType.BFLOAT16
 ELSEWHERE = {
     "constant": "tests/compiler/test_ops.py",
-    **dict.fromkeys(("gelu_grad_output", "silu_grad_output"), "test_elementwise: bits of both"),
     "fused": "made of the others; tests/actors/kernels/codegen",
     "fused_product": "made of the others; tests/actors/kernels/codegen",
     "chunked": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
