@@ -105,6 +105,10 @@ class OpAttr(Generic[T]):
             raise LookupError(f"op {op} has no {self.name}")
         return self.default
 
+    def where(self, op: Op) -> str:
+        """Return the file that filled the cell of `op`. Raises KeyError for an empty one."""
+        return self._cells[op.name][1]
+
     def files(self) -> tuple[str, ...]:
         """Return the files that filled cells and those that hold their functions, sorted."""
         found: set[str] = set()

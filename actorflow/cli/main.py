@@ -21,12 +21,12 @@ from actorflow.cli import bench as cli_bench
 from actorflow.cli import ckpt as cli_ckpt
 from actorflow.cli import doctor, top
 from actorflow.cli import memory as cli_memory
+from actorflow.cli import ops as cli_ops
 from actorflow.cli import pack as cli_pack
 from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
 from actorflow.compile.capture import PlanCaptured, capturing_plan
 from actorflow.compile.native import retune
-from actorflow.compile.plugins import load_plugins
 from actorflow.data import Tokens
 from actorflow.proof.prove import prove_consistent
 from actorflow.run.plan_facts import batch_fields
@@ -35,7 +35,6 @@ from actorflow.settings import Settings
 from compiler.errors import ActorflowError, CompileError
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
-from compiler.registry import COLUMNS, all_ops
 from memory.report import format_bytes
 
 
@@ -150,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     cli_ckpt.add_arguments(ckpt)
 
     ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
-    ops.add_argument("files", nargs="*", help="Python files that define ops: they are run first")
-    ops.set_defaults(command=_ops)
+    cli_ops.add_arguments(ops)
+    ops.set_defaults(command=cli_ops.run)
 
     passes = commands.add_parser("passes", help="print the passes of the compiler in order")
     passes.set_defaults(command=cli_passes.run)
@@ -253,19 +252,3 @@ def _run_script(file: str, rest: list[str]) -> None:
 
 def _is_plan_file(file: str) -> bool:
     return not file.endswith(".py")
-
-
-def _ops(options: argparse.Namespace) -> int:
-    import compiler.ops.standard  # noqa: F401  # fills the columns that this prints
-
-    load_plugins()
-
-    for file in options.files:
-        runpy.run_path(file, run_name="actorflow_ops")  # not "__main__": nothing is trained
-    names = [c.name for c in COLUMNS]
-    print("| op | " + " | ".join(names) + " |")
-    print("|---|" + "---|" * len(names))
-    for op in all_ops():
-        cells = ["yes" if c.has(op) else ("-" if c.default is None else ".") for c in COLUMNS]
-        print(f"| {op.name} | " + " | ".join(cells) + " |")
-    return 0

@@ -45,15 +45,40 @@ def defined_ops():
     return found
 
 
-def test_the_table_of_ops_is_whole_in_a_fresh_process():
+def table_of_ops(*files):
+    """Return the rows of `actorflow ops` by op and column, of a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "ops"], cwd=ROOT, capture_output=True, text=True
-    )
-    head, _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
-    by_name = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+        [sys.executable, "-m", "actorflow", "ops", *files],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in lines]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def test_the_table_of_ops_is_whole_and_says_what_is_derived():
+    by_name = table_of_ops()
     assert defined_ops() <= set(by_name)
     for name in ("add", "mul", "matmul", "sum"):
-        assert by_name[name]["gradient"] == "yes"
+        assert by_name[name]["gradient"] in ("yes", "derived")
+    assert by_name["matmul"]["reference"] == "yes"
+    assert "numpy" in by_name["matmul"]["kernels"].split()
+    assert by_name["add"]["reference"] == "derived"
+    assert by_name["add"]["kernels"] == "fused"
+    assert by_name["add"]["file"] == "compiler/ops/binary.py"
+
+
+def test_ops_of_a_user_stand_in_the_table_with_their_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import actorflow as af\n\n\n"
+        '@af.op("x -> y", gradient=lambda dy: 2 * dy)\ndef doubled(x):\n    return x + x\n\n\n'
+        '@af.numpy_op("x -> y")\ndef copied(x, y):\n    y[...] = x\n'
+    )
+    by_name = table_of_ops(str(file))
+    assert by_name["doubled"]["file"] == by_name["copied"]["file"] == str(file)
+    assert (by_name["doubled"]["infer_type"], by_name["doubled"]["gradient"]) == ("derived", "yes")
+    assert (by_name["copied"]["kernels"], by_name["copied"]["gradient"]) == ("python", "-")
 
 
 def test_the_version_is_told(capsys):
