@@ -62,10 +62,9 @@ def place_of(plan: Plan, actor: int, launch: int) -> LaunchPlace:
     if launch >= len(entry.launches):
         return LaunchPlace("its chain", entry.kind.value, "", _line(plan, entry))
     planned = entry.launches[launch]
-    members = dict(planned.attrs).get("members")
-    made_of = f" of {', '.join(map(str, members))}" if isinstance(members, tuple) else ""
-    what = f"launch {launch + 1} of {len(entry.launches)}, op {planned.op!r}{made_of}"
-    return LaunchPlace(what, planned.op, planned.scope, str(plan.sources[planned.source]))
+    op = " + ".join(planned.made_of)
+    what = f"launch {launch + 1} of {len(entry.launches)}, op {op!r}"
+    return LaunchPlace(what, op, planned.scope, str(plan.sources[planned.source]))
 
 
 def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:

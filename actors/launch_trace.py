@@ -1,7 +1,7 @@
 """Every launch of a watched run, timed: what a chain spends its firing on.
 
 Only where somebody asked for a trace: each launch goes through Python then, one by one, and is
-noted in a ring that is allocated once. In the picture a launch lies inside its firing, named by its
+noted in a ring that is allocated once. In the picture a launch lies inside its firing, named by
 op, with the kernel, the module path and the user's line.
 """
 
@@ -47,7 +47,7 @@ class LaunchTrace:
             events.append(
                 {
                     "ph": "X",
-                    "name": launch.op,
+                    "name": launch.label,
                     "cat": "launch",
                     "pid": 0,
                     "tid": int(entry.stream),

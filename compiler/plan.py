@@ -34,6 +34,7 @@ import msgpack
 import compiler.fusion.region  # noqa: F401  # the structures that a plan's attributes may hold
 from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
+from compiler.labels import launch_label, made_of
 from compiler.placement import Device
 from compiler.rows import Bounds, from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
@@ -222,6 +223,16 @@ class Launch:
     phase: Phase = Phase.FORWARD
     reads: tuple[int, ...] = ()
     writes: tuple[Version, ...] = ()
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The user's ops that it computes: several where it is fused, else its own."""
+        return made_of(self.op, dict(self.attrs))
+
+    @property
+    def label(self) -> str:
+        """Where in the model it belongs and what it computes; see `compiler.labels`."""
+        return launch_label(self.op, dict(self.attrs), self.scope)
 
 
 @dataclass(frozen=True, slots=True)

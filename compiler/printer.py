@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from compiler.accounting import chain_launches
 from compiler.graph import Graph
+from compiler.labels import made_of
 from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind
 from memory.report import format_bytes, memory_table
 
@@ -63,11 +62,9 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     launches = chain_launches(plan)
     if account.peak_launch < len(launches) and not is_beside:
         _, at = launches[account.peak_launch]
-        op = _op_text(at.op, dict(at.attrs))
-        scope = f"{at.scope}:{op}" if at.scope else op
         share = format_bytes(account.peak_workspace_bytes)
         lines.append(
-            f"peak at launch {account.peak_launch} of {len(launches)}: {scope}"
+            f"peak at launch {account.peak_launch} of {len(launches)}: {at.label}"
             f" ({plan.sources[at.source]}); workspaces hold {share} of it"
         )
     return [*lines, account.text]
@@ -92,7 +89,7 @@ def print_graph(graph: Graph) -> list[str]:
     for node in graph.nodes:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
         read = ", ".join(f"%{v}" for v in node.inputs)
-        op = _op_text(node.op.name, node.attrs)
+        op = " + ".join(made_of(node.op.name, node.attrs))
         attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
         if "program" in attrs:
             attrs = {k: attrs[k] for k in ("rows", "columns")}
@@ -116,9 +113,9 @@ def print_plan(plan: Plan) -> list[str]:
             read = _operands(plan, launch.inputs, launch.reads)
             where = plan.sources[launch.source]
             scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
-            kernel = _op_text(launch.kernel, dict(launch.attrs))
             lines.append(
-                f"  {index:>4} {kernel}: {made} <- {read}{scratch}  # {launch.scope} {where}"
+                f"  {index:>4} {launch.label} [{launch.kernel}]: {made} <- {read}{scratch}"
+                f"  # {where}"
             )
     return lines
 
@@ -143,12 +140,6 @@ def memory_lines(plan: Plan, top: int = 10) -> list[str]:
             f"  {line}" for line in memory_table(names, lower, upper, sizes, offsets, top=top)
         ]
     return lines
-
-
-def _op_text(name: str, attrs: Mapping[str, object]) -> str:
-    """Return the name of an op or kernel; of a group, what it is made of: group(add, gelu)."""
-    members = attrs.get("members")
-    return f"{name}({', '.join(map(str, members))})" if isinstance(members, tuple) else name
 
 
 def _port(plan: Plan, register: int, rate: int) -> str:

@@ -196,4 +196,4 @@ def _slot_name(register: Register, slot: int) -> str:
 
 def _step(plan: Plan, actor: Actor, launch: Launch) -> MapStep:
     source = str(plan.sources[launch.source])
-    return MapStep(actor.name, launch.op, launch.scope, source, launch.phase)
+    return MapStep(actor.name, " + ".join(launch.made_of), launch.scope, source, launch.phase)

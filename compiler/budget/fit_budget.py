@@ -14,6 +14,7 @@ from compiler.budget.choice import BudgetChoice
 from compiler.budget.recompute import describe
 from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
+from compiler.labels import launch_label
 from compiler.lowering.buffers import draft_launches
 from compiler.lowering.storage import assign_storage
 from compiler.plan import Plan, Recomputation
@@ -101,7 +102,7 @@ class _RecomputeSearch:
         size = min(size, self.trials.arena_bytes(self.base))
         op, floor = self.planner.floor
         node = self.trials.graph.nodes[self.described.nodes[op]]
-        where = f"{node.scope}: {node.op}" if node.scope else str(node.op)
+        where = launch_label(node.op.name, node.attrs, node.scope)
         raise BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
             f" {exact_bytes(budget)}; the smallest budget found feasible is {exact_bytes(size)}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers
 from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
@@ -128,7 +129,7 @@ class ChainActors:
             registers: list[RegisterId] = []
             for buffer in buffers.buffers:
                 node = program.graph.nodes[producers[buffer.root]]
-                name = f"{node.scope}:{node.op}" if node.scope else str(node.op)
+                name = launch_label(node.op.name, node.attrs, node.scope)
                 registers.append(self._temporary(name, buffer.size_bytes, c, buffer.interval))
             for root, index in buffers.of_root.items():
                 self.home[root] = (registers[index], 0)
@@ -174,7 +175,7 @@ class ChainActors:
         workspace = None
         if info.workspace_bytes:
             interval = (position, position + 1)
-            name = f"{node.scope}:{node.op} workspace"
+            name = f"{launch_label(node.op.name, node.attrs, node.scope)}, workspace"
             register = self._temporary(name, info.workspace_bytes, chain, interval)
             block = TensorType(DType.UINT8, (info.workspace_bytes,))
             workspace = self.plan.view(register, block)

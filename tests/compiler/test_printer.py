@@ -34,7 +34,7 @@ def test_the_summary_tells_parameters_staging_slots_and_temporaries_apart(plan):
     assert re.match(r"arena host:0: \d+\.\d KiB = parameters 16\.0 KiB \+ staging 16\.0 KiB", arena)
     assert re.search(r"slots 256\.\d KiB \+ temporaries \d+\.\d KiB \+ others \d+ B$", arena)
     assert "optimizer" not in arena
-    assert re.match(r"peak at launch \d+ of \d+: body:\w+ \(job\.py:12\); workspaces hold", peak)
+    assert re.match(r"peak at launch \d+ of \d+: body: \w+ \(job\.py:12\); workspaces hold", peak)
     assert proof == plan.memory[0].text
     assert [line.strip() for line in summarise(plan)[-3:]] == [arena, peak, proof]
 
@@ -72,9 +72,9 @@ def test_the_full_print_names_who_holds_the_peak(plan):
 
 def test_the_whole_plan_names_the_version_of_every_operand(plan):
     lines = [line for line in print_plan(plan) if " <- " in line]
-    product = next(line for line in lines if "fake.matmul:" in line)
-    softmax = next(line for line in lines if "fake.softmax:" in line)
-    made = re.search(r": (%\d+) float32", product)[1]
+    product = next(line for line in lines if "matmul [fake.matmul]:" in line)
+    softmax = next(line for line in lines if "body: softmax [fake.softmax]:" in line)
+    made = re.search(r"\]: (%\d+) float32", product)[1]
     assert f"<- {made} float32[64, 64]@" in softmax
     turned = [line for line in lines if re.search(r"%\d+\+0 float32\[64, 64\]", line)]
     assert turned  # the gradient of a product reads an operand transposed: a part of it

@@ -189,14 +189,13 @@ def bad_label(mlp, classify):
 
 def test_a_label_out_of_range_fails_the_step_with_op_and_users_line(bad_label, numpys_kernels):
     error = bad_label()
-    assert error.op == "cross_entropy"
-    assert "op 'cross_entropy' (" in str(error)
+    assert "cross_entropy" in error.op
+    assert f"op {error.op!r} (" in str(error)
 
 
 def test_a_label_out_of_range_in_a_group_names_the_ops_that_it_is_made_of(bad_label, native):
     error = bad_label()
-    assert error.op == "fused"
-    assert re.search(r"op 'fused' of [a-z_, ]*cross_entropy", str(error))
+    assert re.search(r"launch \d+ of \d+, op '[a-z_ +]*cross_entropy", str(error))
 
 
 def exploding(step):

@@ -36,7 +36,7 @@ def test_kinds_tell_state_activations_gradients_and_staging_apart(training_plan)
     assert by_name["step"] is BoxKind.OTHER_VARIABLE
     kinds = set(by_name.values())
     assert {BoxKind.OPTIMIZER, BoxKind.ACTIVATION, BoxKind.BACKWARD} <= kinds
-    up = [b for b in map_memory(training_plan).boxes if b.name == "up:matmul"]
+    up = [b for b in map_memory(training_plan).boxes if b.name == "up: matmul"]
     assert up[0].kind is BoxKind.ACTIVATION  # gelu's gradient reads it again
 
 
