@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from actors.rounds import Clock, LeftOut, Moment, Rounds, Row, freed_by, made_by
+from actors.rounds import Clock, LeftOut, Moment, Rounds, Row
 from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
 
@@ -105,14 +105,14 @@ def _past(table: MachineTable, rows: Sequence[Row], actor: int, firing: int) -> 
     past: list[Moment] = [rows[actor].items[-1]] if firing else []
     for index in table.inputs[actor]:
         edge = table.edges[index]
-        last, row = made_by(edge, firing), rows[edge.producer]
+        last, row = edge.made_by(firing), rows[edge.producer]
         if last >= row.count:
             return None
         if last >= 0:
             past.append(row.items[last - row.first])
     for index in table.outputs[actor]:
         edge = table.edges[index]
-        last, row = freed_by(edge, firing), rows[edge.consumer]
+        last, row = edge.freed_by(firing), rows[edge.consumer]
         if last >= row.count:
             return None
         if last >= 0:

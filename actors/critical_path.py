@@ -12,36 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
+from actors.history import Blocker, History, PathFiring, Row
 from actors.table import MachineTable
-from actors.timeline import Row
-
-
-class Blocker(Enum):
-    """What a firing waited for last; of equals the first counts."""
-
-    INPUT = "input"
-    SLOT = "slot"
-    STREAM = "stream"
-    START = "start"
-
-
-@dataclass(frozen=True, slots=True)
-class PathFiring:
-    """A firing with what it waited for last.
-
-    `edge` indexes the table's edges for INPUT and SLOT, else it is None; `waited_ns` is from the
-    end of what was waited for to the start of the firing.
-    """
-
-    actor: int
-    firing: int
-    start_ns: int
-    end_ns: int
-    cause: Blocker
-    edge: int | None
-    waited_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +39,7 @@ def critical_path(table: MachineTable, rows: Iterable[Row]) -> tuple[PathFiring,
 
     Durations and waits along it add up to the time from the start of the run to its end.
     """
-    history = _History(table, rows)
+    history = History(table, rows)
     row = max(history.rows, key=lambda row: row[3], default=None)
     path: list[PathFiring] = []
     while row is not None:
@@ -85,7 +58,7 @@ def time_per_actor(table: MachineTable, path: Iterable[PathFiring]) -> tuple[int
 
 def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
     """Return the idle times of all streams, by stream, the longest first."""
-    history = _History(table, rows)
+    history = History(table, rows)
     idle: dict[tuple[int, Blocker, int | None], int] = {}
     for row in history.rows:
         before = history.before_on_stream(row)
@@ -96,57 +69,3 @@ def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
         idle[key] = idle.get(key, 0) + row[2] - before[3]
     found = [Bubble(*key, idle_ns) for key, idle_ns in idle.items()]
     return tuple(sorted(found, key=lambda bubble: (bubble.stream, -bubble.idle_ns)))
-
-
-class _History:
-    """The rows of a run by actor and firing, and in order on each stream."""
-
-    def __init__(self, table: MachineTable, rows: Iterable[Row]) -> None:
-        self.table = table
-        self.rows = sorted(rows, key=lambda row: (row[2], row[3]))
-        self._origin = self.rows[0][2] if self.rows else 0
-        self._by_firing = {row[:2]: row for row in self.rows}
-        self._last: dict[int, Row] = {}
-        self._before: dict[tuple[int, int], Row] = {}
-        on_stream: dict[int, Row] = {}
-        for row in self.rows:
-            stream = table.streams[row[0]]
-            if stream in on_stream:
-                self._before[row[:2]] = on_stream[stream]
-            on_stream[stream] = self._last[row[0]] = row
-
-    def before_on_stream(self, row: Row) -> Row | None:
-        """Return what ran before a firing on its stream."""
-        return self._before.get(row[:2])
-
-    def link(self, row: Row) -> tuple[PathFiring, Row | None]:
-        """Return a firing's link, and the row that it waited for."""
-        actor, firing, start, end = row
-        best: Row | None = None
-        cause: tuple[Blocker, int | None] = (Blocker.START, None)
-        for kind, edge, other in self._waited_for(actor, firing):
-            if other is not None and (best is None or other[3] > best[3]):
-                best, cause = other, (kind, edge)
-        waited = start - (self._origin if best is None else best[3])
-        return PathFiring(actor, firing, start, end, *cause, waited), best
-
-    def _waited_for(
-        self, actor: int, firing: int
-    ) -> Iterable[tuple[Blocker, int | None, Row | None]]:
-        """Yield everything that must end before a firing starts."""
-        table = self.table
-        for index in table.inputs[actor]:
-            edge = table.edges[index]
-            needed = (firing + 1) * edge.consume - edge.initial
-            if needed > 0:
-                yield Blocker.INPUT, index, self._row(edge.producer, (needed - 1) // edge.produce)
-        for index in table.outputs[actor]:
-            edge = table.edges[index]
-            freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
-            if freed > 0:
-                yield Blocker.SLOT, index, self._row(edge.consumer, -(-freed // edge.consume) - 1)
-        yield Blocker.STREAM, None, self.before_on_stream((actor, firing, 0, 0))
-
-    def _row(self, actor: int, firing: int) -> Row | None:
-        """Return a firing, or the actor's last one: a flushed firing takes what is there."""
-        return self._by_firing.get((actor, firing), self._last.get(actor))

@@ -23,10 +23,8 @@ from fractions import Fraction
 from itertools import zip_longest
 from typing import NamedTuple
 
-from actors.table import OUTSIDE, Edge, MachineTable
-
-LONG_PERIOD = 200
-"""Firings of one actor in a period from which on it pays to look for rounds."""
+from actors.table import OUTSIDE, MachineTable
+from memory.registers import LONG_PERIOD
 
 _TRIES = 64
 """Comparisons in a row that find nothing, after which an actor begins no more rounds."""
@@ -85,17 +83,6 @@ class LeftOut:
         return moment.position >= self.lengths[moment.line]
 
 
-def made_by(edge: Edge, firing: int) -> int:
-    """Return the producer's firing that makes the last token of a consumer's; negative: none."""
-    return ((firing + 1) * edge.consume - edge.initial - 1) // edge.produce
-
-
-def freed_by(edge: Edge, firing: int) -> int:
-    """Return the consumer's firing that frees the last slot of a producer's; negative: none."""
-    freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
-    return -(-freed // edge.consume) - 1
-
-
 class Rounds:
     """Finds rounds while a table is unrolled for some periods.
 
@@ -150,7 +137,7 @@ class Rounds:
             is_consumer = edge.consumer == actor
             other = edge.producer if is_consumer else edge.consumer
             if fired is None or fired[other]:
-                last = (freed_by if is_consumer else made_by)(edge, self._rows[other].count)
+                last = (edge.freed_by if is_consumer else edge.made_by)(self._rows[other].count)
                 if last >= 0:
                     window = max(window, row.count - last)
         return window
@@ -194,7 +181,7 @@ class Rounds:
         both = [e for e in both if fired[e.producer] and fired[e.consumer]]
         return all(
             [
-                made_by(e, counts[e.consumer]) >= 0 and freed_by(e, counts[e.producer]) >= 0
+                e.made_by(counts[e.consumer]) >= 0 and e.freed_by(counts[e.producer]) >= 0
                 for e in both
             ]
         )
@@ -212,15 +199,15 @@ class Rounds:
                 continue
             made, read = rows[edge.producer].count, rows[edge.consumer].count
             if fired[edge.producer] and not fired[edge.consumer]:
-                known = max(freed_by(edge, made - 1) + 1, 0)
+                known = max(edge.freed_by(made - 1) + 1, 0)
                 alone = (
                     known * edge.consume + edge.num_slots - edge.initial
                 ) // edge.produce - made
-                limits.append(min(alone, made_by(edge, read) - made + 1) // fired[edge.producer])
+                limits.append(min(alone, edge.made_by(read) - made + 1) // fired[edge.producer])
             if fired[edge.consumer] and not fired[edge.producer]:
-                known = max(made_by(edge, read - 1) + 1, 0)
+                known = max(edge.made_by(read - 1) + 1, 0)
                 tokens = known * edge.produce + edge.initial
-                alone = min(tokens // edge.consume, freed_by(edge, made) + 1) - read
+                alone = min(tokens // edge.consume, edge.freed_by(made) + 1) - read
                 limits.append(alone // fired[edge.consumer])
         return min(limits)
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from actors.critical_path import Bubble, PathFiring, bubbles, critical_path
+from actors.critical_path import Bubble, bubbles, critical_path
 from actors.explore import channel_of
+from actors.history import PathFiring, Row
 from actors.machine import Machine
 from actors.table import MachineTable
-from actors.timeline import Row
 from actors.transitions import KIND_MASK, Message, message, subject_of
 from compiler.errors import InternalError
 from compiler.plan import Plan

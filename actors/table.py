@@ -43,6 +43,15 @@ class Edge:
     num_slots: int
     initial: int = 0
 
+    def made_by(self, firing: int) -> int:
+        """Return the producer's firing that makes the last token of a consumer's; < 0: none."""
+        return ((firing + 1) * self.consume - self.initial - 1) // self.produce
+
+    def freed_by(self, firing: int) -> int:
+        """Return the consumer's firing that frees the last slot of a producer's; < 0: none."""
+        freed = (firing + 1) * self.produce + self.initial - self.num_slots
+        return -(-freed // self.consume) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class MachineTable:

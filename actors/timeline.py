@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from actors.history import Blocker, History, Row
 from actors.table import MachineTable
-
-Row = tuple[int, int, int, int]
-"""Actor, index of the firing, start and end in nanoseconds."""
 
 MoreEvents = Callable[[int], list[dict[str, Any]]]
 
@@ -96,11 +94,9 @@ def write_chrome_trace(
         track = {"ph": "M", "pid": 0, "tid": stream}
         events.append({**track, "name": "thread_name", "args": {"name": name}})
         events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stream}})
-    ends = {row[:2]: row[3] for row in rows}
-    before: dict[int, Row] = {}
-    for actor, firing, start, end in sorted(rows, key=lambda row: row[2]):
-        waited = _wait(ends, table, actor, firing, before.get(table.streams[actor]))
-        before[table.streams[actor]] = (actor, firing, start, end)
+    history = History(table, rows)
+    for row in history.rows:
+        actor, firing, start, end = row
         events.append(
             {
                 "ph": "X",
@@ -109,7 +105,7 @@ def write_chrome_trace(
                 "tid": table.streams[actor],
                 "ts": (start - origin) / 1e3,
                 "dur": (end - start) / 1e3,
-                "args": {"firing": firing, **waited},
+                "args": {"firing": firing, **_waited(history, row)},
             }
         )
     if has_arrows:
@@ -119,38 +115,19 @@ def write_chrome_trace(
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
 
 
-def _wait(
-    ends: Mapping[tuple[int, int], int],
-    table: MachineTable,
-    actor: int,
-    firing: int,
-    before: Row | None,
-) -> dict[str, Any]:
-    """Return what came last of all that a firing needs, and how long after the firing before.
-
-    `before` is the row before it on its stream.
-    """
-    needs = []
-    for index in table.inputs[actor]:
-        edge = table.edges[index]
-        token = (firing + 1) * edge.consume - edge.initial - 1
-        needs.append((edge.producer, token // edge.produce, f"input {edge.name}"))
-    for index in table.outputs[actor]:
-        edge = table.edges[index]
-        freed = (firing + 1) * edge.produce + edge.initial - edge.num_slots
-        needs.append((edge.consumer, -(-freed // edge.consume) - 1, f"register {edge.name}"))
-    if before is not None:
-        needs.append((*before[:2], f"stream, after {table.names[before[0]]}"))
-    idle_ns = last_ns = ends.get((actor, firing - 1), 0)
-    cause = ""
-    for other, needed, words in needs:
-        end_ns = ends.get((other, needed), 0)
-        if end_ns > last_ns:
-            last_ns, cause = end_ns, words
-    if not cause:
+def _waited(history: History, row: Row) -> dict[str, Any]:
+    """Return what came last of all that a firing needs, and how long after the firing before."""
+    link, last = history.link(row)
+    own = history.firing(row[0], row[1] - 1)
+    if last is None or (own is not None and last[3] <= own[3]):
         return {}
-    waited = {"waited_us": (last_ns - idle_ns) / 1e3} if idle_ns else {}
-    return {"waited_for": cause, **waited}
+    names = history.table.names
+    words = f"stream, after {names[last[0]]}"
+    if link.edge is not None:
+        kind = "input" if link.cause is Blocker.INPUT else "register"
+        words = f"{kind} {history.table.edges[link.edge].name}"
+    waited = {} if own is None else {"waited_us": (last[3] - own[3]) / 1e3}
+    return {"waited_for": words, **waited}
 
 
 def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from math import ceil, gcd, lcm
 
 from memory.report import format_bytes
 
-_LONG_PERIOD = 200
+LONG_PERIOD = 200
 """Firings of one actor in a period from which on it pays to look for rounds."""
 
 
@@ -291,7 +291,7 @@ class _GameRounds:
     def __init__(self, game: _Game, edges: Sequence[RateEdge], repetitions: Sequence[int]) -> None:
         most = max(repetitions, default=0)
         first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
-        begins = [a for count, a in first.items() if count < most] if most > _LONG_PERIOD else []
+        begins = [a for count, a in first.items() if count < most] if most > LONG_PERIOD else []
         self._game = game
         self._edges = edges
         self._repetitions = repetitions

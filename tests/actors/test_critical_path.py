@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.critical_path import Blocker, Bubble, bubbles, critical_path, time_per_actor
+from actors.critical_path import Bubble, bubbles, critical_path, time_per_actor
+from actors.history import Blocker
 from actors.simulate import simulate
 from actors.table import Edge, MachineTable
 
