@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -31,6 +32,18 @@ _SHOWN = 10
 def is_worth_a_line(count: int) -> bool:
     """Whether the count-th of equal events is told: the first ones, then every tenfold number."""
     return count <= _SHOWN or math.log10(count).is_integer()
+
+
+def once(tell: Callable[[str], object]) -> Callable[[str], None]:
+    """Return a function that tells the first text it is given, and no other."""
+    told: list[str] = []
+
+    def tell_once(text: str) -> None:
+        if not told:
+            told.append(text)
+            tell(text)
+
+    return tell_once
 
 
 def configure(level: str) -> None:

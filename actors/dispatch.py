@@ -132,6 +132,8 @@ class Dispatcher:
 
     def command(self, command: Callable[[], object]) -> None:
         """Have the dispatcher's thread call something, after the messages already sent."""
+        # In this order: who takes the message finds the command. Both are atomic in CPython, so a
+        # signal handler may come in between, and no lock is needed that it could wait for.
         self._commands.append(command)
         self._inbox.put(_COMMAND)
 
@@ -232,6 +234,7 @@ class Dispatcher:
 
     def forget(self) -> None:
         """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
+        # Shut before the visitors are sent away: one that comes later is dismissed by `visit`.
         with self._door:
             self._is_shut = True
         while self._visitors:
@@ -271,17 +274,20 @@ class Dispatcher:
         next_fireable, is_quiet, visitors = fireable.popleft, inbox.empty, self._visitors
         clock, busy_ns, timeline, put = self._clock, self.busy_ns, self._timeline, self._put
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
-        # `in_flight` reads actor, chain, launches and since from here.
+        # `in_flight` reads actor, chain, launches and since from here. What the loop needs stands
+        # in locals: this is most of what a firing costs beside its launches.
         since = clock()
         while True:
             if visitors:
                 self._receive_visitors()
             while outbox:
                 receive(take())
+            # What another thread has ended is taken before a chain runs here, which may take long:
+            # what it makes ready on other streams would wait meanwhile.
             if not is_quiet():
                 self._take(inbox.get())
                 continue
-            while detached:
+            while detached:  # other threads get their work before this one is busy with its own
                 actor = detached.popleft()
                 self._running.add(actor)
                 put[actor](next(jobs[actor]))

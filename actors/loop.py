@@ -240,6 +240,8 @@ class Loop:
                 return
             self._is_closed = True
         dispatcher = self._dispatcher
+        # First the word that it is meant, then the ports: what a launch raises because its port is
+        # closed would be a failure else.
         dispatcher.is_closing = True
         dispatcher.command(dispatcher.halt)
         errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
@@ -332,7 +334,7 @@ class Loop:
             if dispatcher.failure is None:
                 dispatcher.failure = error
         self._end_ns = self._clock()
-        self._over.set()
+        self._over.set()  # last: whoever wakes by it reads all that is above
 
     def _join_watchdog(self) -> None:
         """Wait for the watchdog, unless its listener blocks, or is who closes the loop."""

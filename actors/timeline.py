@@ -46,7 +46,8 @@ class Timeline:
         self._actors[index] = actor
         self._firings[index] = firing
         self._starts[index] = start_ns
-        # A row with an end of 0 is not read: the end is written last.
+        # The end is written last, for a row with an end of 0 is not read: so nobody meets half of a
+        # new row, and no firing takes a lock.
         self._ends[index] = end_ns
 
     def rows(self) -> tuple[Row, ...]:

@@ -131,7 +131,7 @@ class Worker:
             # Arrays must not live on while the thread waits, nor in the traceback of an error.
             del job, chain, launches
             launch = None
-            post(code)
+            post(code)  # last: the firing counts as over as soon as the dispatcher reads it
 
     def _fail(self, error: BaseException, actor: int, launch: int) -> int:
         if self._table.admission[actor] is not None and isinstance(error, SourceExhausted):

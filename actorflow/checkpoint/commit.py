@@ -127,11 +127,13 @@ def commit(
     aside = directory / aside_name(draft.step, draft.attempt)
     try:
         fs.mkdir(tmp)
-        confirm()
+        confirm()  # now: a directory that took the place of ours has no such entry
         _write_content(fs, tmp, draft, shards, arrays)
+        # The names of the files must be on disk before the directory gets the name that says that
+        # it is complete; POSIX orders nothing by itself.
         fs.fsync_dir(tmp)
         confirm()
-        if is_there:
+        if is_there:  # a rename onto a directory that is not empty fails; `recover` knows `aside`
             fs.rename(final, aside)
         try:
             fs.rename(tmp, final)
@@ -176,7 +178,7 @@ def discard(fs: Fs, directory: Path, names: Iterable[str]) -> None:
         target = directory / trash_name(any_step_of(name), new_attempt())
         fs.rename(directory / name, target)
         trash.append(target)
-    if trash:
+    if trash:  # else a power cut could bring a name back that leads to half of a checkpoint
         fs.fsync_dir(directory)
     for target in trash:
         remove_tree(fs, target)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from actorflow.logs import is_worth_a_line
+from actorflow.logs import is_worth_a_line, once
 from actorflow.trace.tracer import find_source
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import SKIPPED
@@ -86,7 +86,7 @@ class BrokenSteps:
         self._warn = warn
         self._before = self._total = skipped
         self._note = None if directory is None else directory / _NOTE
-        self._has_warned = False
+        self._warn_once = once(warn)
         self._in_a_row = 0
         self._last = (0, 0.0)  # step and its loss
 
@@ -147,9 +147,7 @@ class BrokenSteps:
         )
         if self._policy == RAISE:
             raise NonFiniteLoss(text)
-        if not self._has_warned:
-            self._has_warned = True
-            self._warn(text)
+        self._warn_once(text)
 
     def _again(self, step: int) -> str:
         """Note the step that ends the run; say so if it has ended a run before."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from actorflow.logs import logger
+from actorflow.logs import logger, once
 
 _PIECE = 400
 """Letters written at once: at 10 bytes each they fit the 4,096 that a ready pipe takes whole."""
@@ -33,7 +33,7 @@ class Console:
     def __init__(self, stream: Callable[[], Any]) -> None:
         self._stream = stream
         self._waiting: deque[str] = deque(maxlen=_KEPT)
-        self._is_told = False
+        self._tell_trouble = once(logger.warning)
 
     def is_terminal(self) -> bool:
         """Whether the stream of this moment is a terminal."""
@@ -51,9 +51,7 @@ class Console:
                 self._send()
         except Exception as error:  # whatever a foreign stream raises
             self._waiting.clear()
-            if not self._is_told:
-                self._is_told = True
-                logger.warning("progress cannot be written (%s); the run goes on without it", error)
+            self._tell_trouble(f"progress cannot be written ({error}); the run goes on without it")
 
     def _send(self) -> None:
         while self._waiting:

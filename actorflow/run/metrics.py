@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from actorflow.logs import once
+
 _KEPT_ROWS = 10_000
 """Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""
 
@@ -39,7 +41,7 @@ class MetricsKeeper:
         self._report = report
         self._rows: deque[Mapping[str, Any]] = deque()
         self._num_lost = 0
-        self._is_told = False
+        self._tell_trouble = once(report)
         self._file: MetricsFile | None = None
         self._lock = threading.Lock()
         self._flush()
@@ -74,12 +76,10 @@ class MetricsKeeper:
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            if not self._is_told:
-                self._is_told = True
-                self._report(
-                    f"warning: {self._path} cannot be written ({error}); the run goes on and keeps"
-                    f" up to {_KEPT_ROWS:,} rows until it can: free some space"
-                )
+            self._tell_trouble(
+                f"warning: {self._path} cannot be written ({error}); the run goes on and keeps"
+                f" up to {_KEPT_ROWS:,} rows until it can: free some space"
+            )
 
 
 class MetricsFile:

@@ -62,8 +62,9 @@ class StopSignals:
             return
         is_again = signum in self.received
         self.received.append(signum)
+        # A terminal that closes may send SIGHUP more than once; nobody presses that key.
         if is_again and signum != signal.SIGHUP:
-            os._exit(128 + signum)
+            os._exit(128 + signum)  # not sys.exit: a thread in user code would hold that up
         self._on_signal(signum)
 
 

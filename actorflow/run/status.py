@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actorflow.logs import logger
+from actorflow.logs import logger, once
 from actors.statistics import Statistics
 from compiler.errors import ActorflowError
 from compiler.plan import Plan
@@ -162,10 +162,9 @@ class StatusWriter:
         self._clock = clock
         self._time_of_day = time_of_day
         self._interval_s = interval_s
-        self._report = report
+        self._tell_trouble = once(report)
         self._is_ours = is_ours
         self._statistics: Callable[[], Statistics] | None = None
-        self._is_told = False
         self._loss: float | None = None
         self._start_s = self._due_s = 0.0
         self._before: tuple[float, int, Statistics] | None = None
@@ -200,6 +199,7 @@ class StatusWriter:
         status = self._status(state, now, statistics)
         self._before = (now, self._step, statistics)
         self._due_s = now + self._interval_s
+        # In the same folder, for a rename is atomic only within one file system.
         partial = self._path.with_name(self._path.name + ".partial")
         if not self._is_ours():
             self._tell("its folder is no longer that of the run")
@@ -211,12 +211,10 @@ class StatusWriter:
             self._tell(str(error.strerror))
 
     def _tell(self, why: str) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self._report(
-                f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' does"
-                " not see it meanwhile"
-            )
+        self._tell_trouble(
+            f"{self._path} cannot be written ({why}); the run goes on, but 'actorflow top' does"
+            " not see it meanwhile"
+        )
 
     def _status(self, state: str, now: float, statistics: Statistics) -> Status:
         since_s, since_step, before = self._before or (self._start_s, self._first_step, None)

@@ -77,6 +77,8 @@ class Stopper:
 
     def ask(self, reason: str) -> None:
         """Ask for the end. For any thread, and for signal handlers: it takes no lock."""
+        # No lock: the thread that a signal interrupts might hold it. Appending and SimpleQueue.put
+        # are atomic, and `watch` looks at the reasons after it has the run, so none is lost.
         self.reasons.append(reason)
         if self._run is not None:
             self._run.stop()
