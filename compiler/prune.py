@@ -12,26 +12,42 @@ def prune(graph: Graph) -> Graph:
     A pass that gives a reader something else to read leaves the old node where it is, and its last
     line is this: so no pass decides by itself what is still read.
     """
-    needed = [False] * len(graph.types)
-    for value in graph.roots():
-        needed[value] = True
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if any([needed[v] for v in node.outputs]):
-            kept.append(node)
-            for value in node.inputs:
-                needed[value] = True
-    kept.reverse()
+    kept = needed_nodes(graph)
     if len(kept) == len(graph.nodes) and _is_dense(graph):
         return graph
+    # Not by `GraphBuilder.copy`: half of the time of a compilation's rewrites would go there.
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
     b = GraphBuilder()
+    types, nodes = b.types, b.nodes
     for node in kept:
         inputs = tuple([new_id[v] for v in node.inputs])
-        outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])
-        for old, new in zip(node.outputs, outputs, strict=True):
-            new_id[old] = new
+        first = len(types)
+        for value in node.outputs:
+            new_id[value] = ValueId(len(types))
+            types.append(graph.types[value])
+        outputs = tuple([ValueId(v) for v in range(first, len(types))])
+        is_same = inputs == node.inputs and outputs == node.outputs
+        nodes.append(node if is_same else node.with_values(inputs, outputs))
     return b.freeze_as(graph, new_id)
+
+
+def needed_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes that roots need, in order."""
+    is_needed = [False] * len(graph.types)
+    for value in graph.roots():
+        is_needed[value] = True
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            if is_needed[value]:
+                break
+        else:
+            continue
+        kept.append(node)
+        for value in node.inputs:
+            is_needed[value] = True
+    kept.reverse()
+    return kept
 
 
 def _is_dense(graph: Graph) -> bool:

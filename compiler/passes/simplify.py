@@ -22,7 +22,7 @@ from compiler.bfloat16 import encoded
 from compiler.errors import InternalError
 from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.sources import CONSTANT, constant_array
-from compiler.prune import prune
+from compiler.prune import needed_nodes, prune
 from compiler.registry import Op, infer_type, is_exact, reference, view, writes
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId
@@ -37,7 +37,6 @@ MAX_ROUNDS = 8
 
 def run(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes. O(nodes) per round."""
-    graph = prune(graph)
     for _ in range(MAX_ROUNDS):
         settled, graph = graph, _walk(graph)
         if len(graph.nodes) == len(settled.nodes) and graph.nodes == settled.nodes:
@@ -49,7 +48,7 @@ def _walk(graph: Graph) -> Graph:
     b = GraphBuilder()
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
     seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]] = {}
-    for node in graph.nodes:
+    for node in needed_nodes(graph):
         inputs = tuple([new_id[v] for v in node.inputs])
         outputs = _replaced(b, node, inputs)
         if outputs is None:
