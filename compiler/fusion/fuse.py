@@ -166,7 +166,7 @@ def saved_values(members: Members) -> frozenset[ValueId]:
 
 def _assign(state: _Assignment, index: int, before: list[int]) -> None:
     """Give a launch that runs after those of `before` its depth and group, or let it wait."""
-    can_join = state.members.natural_space(index) is not None
+    can_join = state.members.frame_of(index) is not None
     if state.waits[index] and can_join:
         state.waiting[index] = before
         return
@@ -197,6 +197,10 @@ def _settle(state: _Assignment, index: int) -> None:
 
 def _block_of(state: _Assignment, index: int, before: list[int]) -> _Block:
     """Return a node with all that waits for it."""
+    depth = state.depth
+    if not any([n in state.waiting for n in before]):
+        deepest = max([depth[n] for n in before], default=0)
+        return _Block((index,), deepest, tuple([n for n in before if depth[n] == deepest]))
     late: dict[int, None] = {}
     ready: dict[int, None] = {}
     todo = list(before)
@@ -208,9 +212,8 @@ def _block_of(state: _Assignment, index: int, before: list[int]) -> _Block:
                 todo += state.waiting[node]
         else:
             ready[node] = None
-    deepest = max([state.depth[n] for n in ready], default=0)
-    deep = tuple([n for n in before if n in ready and state.depth[n] == deepest])
-    deep += tuple([n for n in ready if n not in deep and state.depth[n] == deepest])
+    deepest = max([depth[n] for n in ready], default=0)
+    deep = tuple([n for n in sorted(ready) if depth[n] == deepest])
     return _Block((*sorted(late), index), deepest, deep)
 
 
@@ -219,11 +222,14 @@ def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> b
     natural = state.members.natural_space(block.nodes[-1])
     if natural is None or not _is_of_one_kind(state, block):
         return False
-    found = (
-        _joinable(state, block)
-        or _beside(state, block, natural, is_late=is_late)
-        or _alone(state, block, natural)
-    )
+    found = _joinable(state, block)
+    if found is None:
+        alone = _fitted(state, block, natural, {})
+        if alone is None:
+            return False
+        found = _beside(state, block, alone, is_late=is_late) or _alone(
+            state, block, natural, alone
+        )
     if found is not None:
         _join(state, *found)
     return found is not None
@@ -288,13 +294,15 @@ def _made_by(state: _Assignment, member: Member, space: Space) -> dict[ValueId, 
     }
 
 
-def _beside(state: _Assignment, block: _Block, natural: Space, *, is_late: bool) -> _Found | None:
+def _beside(
+    state: _Assignment, block: _Block, alone: list[Member], *, is_late: bool
+) -> _Found | None:
     """Return a group that reads one of a block's tensors, if the block may join it.
 
     The group has the depth that the block would have alone, or a greater one where it `is_late`.
     """
     depth = block.deepest + 1
-    for member in _fitted(state, block, natural, {}) or ():
+    for member in alone:
         for read in member.reads:
             number = state.readers.get(read.base, -1) if read.access == FULL else -1
             if number < 0:
@@ -310,10 +318,11 @@ def _beside(state: _Assignment, block: _Block, natural: Space, *, is_late: bool)
     return None
 
 
-def _alone(state: _Assignment, block: _Block, natural: Space) -> _Found | None:
-    """Return a new group for a block, or None where it does not fit its own space."""
-    members = _fitted(state, block, natural, {})
-    if members is None or (len(members) > 1 and not _is_small(state, [], members)):
+def _alone(
+    state: _Assignment, block: _Block, natural: Space, members: list[Member]
+) -> _Found | None:
+    """Return a new group for a block, or None where it is too large for one."""
+    if len(members) > 1 and not _is_small(state, [], members):
         return None
     index = block.nodes[-1]
     phase = state.members.graph.nodes[index].phase

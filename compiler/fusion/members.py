@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler.facts import fact
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import Frame, expand, frame
 from compiler.fusion.program import Kind, ProgramInput
@@ -61,6 +62,21 @@ class Place:
     outputs: tuple[Access | None, ...]
 
 
+@fact
+def frames(graph: Graph) -> tuple[Frame | None, ...]:
+    """Return the frame of each node, None for one that no group computes."""
+    is_launch, types = assign_storage(graph).is_launch, graph.types
+    found: list[Frame | None] = []
+    for index, node in enumerate(graph.nodes):
+        if not expand.has(node.op) or not is_launch[index] or writes.get(node.op):
+            found.append(None)
+            continue
+        inputs = tuple([types[v] for v in node.inputs])
+        outputs = tuple([types[v] for v in node.outputs])
+        found.append(frame.get(node.op)(inputs, outputs, node.attrs))
+    return tuple(found)
+
+
 class Members:
     """The nodes of a graph as members of groups."""
 
@@ -68,13 +84,11 @@ class Members:
         self.graph = graph
         self.storage: Storage = assign_storage(graph)
         self.producers = graph.producers()
-        self._frames: dict[int, Frame | None] = {}
+        self._frames = frames(graph)
         self._weights: dict[Op, int] = {}
 
     def frame_of(self, index: int) -> Frame | None:
         """Return the frame of a node, or None for one that no group computes."""
-        if index not in self._frames:
-            self._frames[index] = self._find_frame(index)
         return self._frames[index]
 
     def natural_space(self, index: int) -> Space | None:
@@ -129,14 +143,6 @@ class Members:
             expand.get(node.op)(p, node.attrs, types, tuple(values))
             self._weights[node.op] = p.num_instructions
         return self._weights[node.op]
-
-    def _find_frame(self, index: int) -> Frame | None:
-        node = self.graph.nodes[index]
-        if not expand.has(node.op) or not self.storage.is_launch[index] or writes.get(node.op):
-            return None
-        inputs = tuple([self.graph.types[v] for v in node.inputs])
-        outputs = tuple([self.graph.types[v] for v in node.outputs])
-        return frame.get(node.op)(inputs, outputs, node.attrs)
 
     def _placed(
         self, index: int, place: Place, space: Space, made: dict[ValueId, Kind]

@@ -30,7 +30,6 @@ from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, Pro
 from compiler.fusion.region import MIN_WIDE_BYTES
 from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph, Node
-from compiler.prune import prune
 from compiler.registry import Op
 from compiler.types import Phase, TensorType, ValueId
 
@@ -109,28 +108,27 @@ class _Search:
         waits = waiting_nodes(self.members)
         read_by: dict[ValueId, tuple[ValueId, ...]] = {}
         for index, node in enumerate(self.graph.nodes):
-            if not self.is_launch[index]:
+            if node.phase is Phase.FORWARD or not self.is_launch[index]:
                 continue
             roots = tuple(dict.fromkeys([self.root[v] for v in node.inputs]))
+            is_group = self.members.frame_of(index) is not None
             for value in roots:
-                if value not in self.readers:
-                    self.readers[value] = _Readers([], [])
-            if node.phase is Phase.FORWARD:
-                continue
-            for value in roots:
-                self._note_reader(index, node, self.readers[value])
+                readers = self._readers_of(value)
+                readers.is_read_late = True
+                readers.is_read_by_updates |= node.phase is not Phase.BACKWARD
+                if not is_group:
+                    readers.others.append(index)
             read = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
             if waits[index]:
                 read_by.update(dict.fromkeys(node.outputs, tuple(read)))
-            elif node.phase is Phase.BACKWARD and self.members.frame_of(index) is not None:
+            elif node.phase is Phase.BACKWARD and is_group:
                 for value in read:
-                    self.readers[value].kernels.append(index)
+                    self._readers_of(value).kernels.append(index)
 
-    def _note_reader(self, index: int, node: Node, readers: _Readers) -> None:
-        readers.is_read_by_updates |= node.phase is not Phase.BACKWARD
-        readers.is_read_late = True
-        if self.members.frame_of(index) is None:
-            readers.others.append(index)
+    def _readers_of(self, value: ValueId) -> _Readers:
+        if value not in self.readers:
+            self.readers[value] = _Readers([], [])
+        return self.readers[value]
 
     def _look_at(self, index: int, node: Node) -> None:
         """Find the recipes of what a node of the forward pass makes, and decide."""
@@ -150,7 +148,7 @@ class _Search:
                 else:
                     self.chosen[value] = recipe
                     for base in recipe.bases:
-                        self.readers[base].kernels += readers.kernels
+                        self._readers_of(base).kernels += readers.kernels
 
     def _keep(self, value: ValueId) -> None:
         self.recipes[value] = _Recipe((), frozenset((value,)))
@@ -211,7 +209,7 @@ class _Search:
             return False
         kernels = dict.fromkeys(readers.kernels)
         for base in recipe.bases:
-            kernels.update(dict.fromkeys(self.readers[base].kernels))
+            kernels.update(dict.fromkeys(self._readers_of(base).kernels))
         return self.order.move_after_one_of(readers.others, list(kernels))
 
     def _reads_wide(self, index: int) -> bool:
@@ -244,7 +242,21 @@ class _Search:
                 outputs = tuple([_new_value(types, v) for v in node.outputs])
                 again.update(zip(node.outputs, outputs, strict=True))
                 nodes.append(replace(node, inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
-        return prune(replace(graph, nodes=tuple(nodes), types=tuple(types)))
+        return replace(graph, nodes=tuple(self._needed(nodes, len(types))), types=tuple(types))
+
+    def _needed(self, nodes: list[Node], num_values: int) -> list[Node]:
+        """Return the nodes that roots need; values keep their numbers, as fusing drops more."""
+        is_needed = [False] * num_values
+        for value in self.graph.roots():
+            is_needed[value] = True
+        kept: list[Node] = []
+        for node in reversed(nodes):
+            if any([is_needed[v] for v in node.outputs]):
+                kept.append(node)
+                for value in node.inputs:
+                    is_needed[value] = True
+        kept.reverse()
+        return kept
 
 
 def _new_value(types: list[TensorType], like: ValueId) -> ValueId:
