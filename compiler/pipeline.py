@@ -32,7 +32,6 @@ from compiler.passes import (
     autodiff,
     chunk_wide,
     fuse_attention,
-    fuse_lookups,
     order,
     outputs,
     precision,
@@ -63,7 +62,6 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
     ),
-    Pass("fuse_lookups", fuse_lookups.run, ("minimal",), ("joined lookups",)),
     Pass(
         "sparse_update",
         sparse_update.run,
@@ -82,7 +80,7 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         "outputs",
         outputs.run,
         # From here on no value is replaced by another: bytes are given to what there is.
-        ("rates", "joined lookups", "updates of rows", "products in bfloat16"),
+        ("rates", "updates of rows", "products in bfloat16"),
         ("owned outputs",),
     ),
     Pass(

@@ -19,7 +19,6 @@ from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import CHUNKED_KERNELS
 from actors.kernels.interpret.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.embedding_concat import EMBEDDING_CONCAT_KERNELS
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.interpret.loss import LOSS_KERNELS
@@ -54,7 +53,6 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *NORM_KERNELS,
     *LOSS_KERNELS,
     *EMBEDDING_KERNELS,
-    *EMBEDDING_CONCAT_KERNELS,
     *SPARSE_UPDATE_KERNELS,
     *RANDOM_KERNELS,
     *NON_FINITE_KERNELS,

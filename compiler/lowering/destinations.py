@@ -309,18 +309,25 @@ class _Live:
     def take(self, root: ValueId, parts: Sequence[ValueId]) -> bool:
         """Have values live in another one, from the first of them on, unless that makes a peak."""
         first = min([self._made_at[part] for part in parts])
-        begins = self._made_at[root]
+        begins, ends = self._made_at[root], self._ends(root)
+        last = max([self._ends(part) for part in parts])
         after = self._bytes.copy()
         if root in self._interval:
             after[first:begins] += self._sizes[root]
+            after[ends:last] += self._sizes[root]
         for part in parts:
             if part not in self._interval:
                 continue
             start, end = self._interval[part]
             # Bytes that another value had before, or has after, stay while that one lives.
-            made, last = self._made_at[part], self._last.get(part, self._made_at[part])
-            after[made + (start < made) : last + (end <= last + 1)] -= self._sizes[part]
+            made, done = self._made_at[part], self._ends(part)
+            after[made + (start < made) : done - (done < end)] -= self._sizes[part]
         if int(after.max(initial=0)) > self._peak:
             return False
         self._bytes, self._made_at[root] = after, min(first, begins)
+        self._last[root] = max(ends, last) - 1
         return True
+
+    def _ends(self, root: ValueId) -> int:
+        """Return the launch after the last one that touches a value."""
+        return self._last.get(root, self._made_at[root]) + 1

@@ -47,12 +47,16 @@ class EmbeddingKernel:
     def query(
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
-        """Take integer ids and a dense output; a table that is not dense is copied to scratch."""
+        """Take integer ids; a table that is not dense is copied to scratch.
+
+        numpy gathers into dense arrays only, so other outputs are made in scratch.
+        """
         (weight, ids), (out,) = inputs, outputs
-        if not (ids.type.dtype.is_integer and out.is_dense):
+        if not ids.type.dtype.is_integer:
             return None
-        pieces = _pieces(ids.type.num_elements, weight.shape, weight.dtype, weight.is_dense)
+        pieces = _pieces(ids.type.num_elements, weight, out, weight.is_dense, out.is_dense)
         copies = 0 if weight.is_dense else weight.type.size_bytes
+        copies += 0 if out.is_dense else out.type.size_bytes
         work = Work(
             calls=4,
             passes=((Pass.GATHER, out.type.size_bytes), (Pass.STRIDED, copies)),
@@ -69,25 +73,35 @@ class EmbeddingKernel:
     ) -> Launch:
         """Return the check of the ids and one gather."""
         (weight, ids), (out,) = inputs, outputs
-        is_dense = weight.flags.c_contiguous
-        pieces = _pieces(ids.size, weight.shape, weight.dtype, is_dense)
-        dense, extremes, *copies = scratch.carve(workspace, pieces)
+        are_dense = weight.flags.c_contiguous, out.flags.c_contiguous
+        pieces = _pieces(ids.size, weight, out, *are_dense)
+        dense, extremes, table, made = scratch.carve(workspace, pieces)
         calls = [checked("id", ids, weight.shape[0], dense, extremes)]
         if out.size == 0:
             return calls[0]
-        for table in copies:
+        if not are_dense[0]:
             calls.append(partial(np.copyto, table, weight))
             weight = table
-        rows = out.reshape(ids.size, weight.shape[1])
+        rows = (out if are_dense[1] else made).reshape(ids.size, weight.shape[1])
         calls.append(partial(weight.take, dense, axis=0, out=rows, mode="clip"))
+        if not are_dense[1]:
+            calls.append(partial(np.copyto, out, made))
         return in_sequence(calls)
 
 
 def _pieces(
-    num_ids: int, table: tuple[int, ...], dtype: np.dtype[np.generic], is_dense: bool
+    num_ids: int,
+    table: Operand | Array,
+    out: Operand | Array,
+    is_table_dense: bool,
+    is_out_dense: bool,
 ) -> tuple[Piece, ...]:
-    copies = () if is_dense else (Piece(table, dtype),)
-    return (*index_pieces(num_ids), *copies)
+    """Return ids and extremes, then a dense table and a dense output where there is none."""
+    return (
+        *index_pieces(num_ids),
+        Piece((0, 0) if is_table_dense else table.shape, table.dtype),
+        Piece((0,) if is_out_dense else out.shape, out.dtype),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@
 #define MAX_OUTER 6
 #define BUFFER 256 /* columns that are summed at once */
 #define AHEAD 16   /* rows that are fetched into the cache before they are needed */
-#define JOINED 64  /* rows that are joined at once */
 #define LINE 64
 #define FETCHED (512 << 10) /* bytes that are fetched into the cache all at once, at most */
 
@@ -62,12 +61,12 @@ static int load_ids(const Ids *ids, int64_t first, int64_t num, int64_t num_rows
     return is_bad;
 }
 
-/* Rows into a dense output. */
+/* Rows into an output whose rows lie evenly. */
 typedef struct {
     const char *table;
     char *out;
     Ids ids;
-    int64_t num_rows, row_step, row_bytes;
+    int64_t num_rows, row_step, row_bytes, out_step;
     int64_t rows_per_chunk, max_workers;
     int32_t is_bad;
 } GatherArguments;
@@ -87,7 +86,7 @@ static void gather_chunk(void *arguments, int64_t chunk, int32_t worker) {
     GatherArguments *a = arguments;
     int64_t begin = chunk * a->rows_per_chunk;
     int64_t end = af_min(begin + a->rows_per_chunk, a->ids.num);
-    int64_t ids[BUFFER + AHEAD];
+    int64_t ids[BUFFER + AHEAD], fetched = af_min(a->row_bytes, 4 * LINE);
     for (int64_t first = begin; first < end; first += BUFFER) {
         int64_t num = af_min(BUFFER, end - first);
         if (load_ids(&a->ids, first, num, a->num_rows, ids)) {
@@ -96,8 +95,9 @@ static void gather_chunk(void *arguments, int64_t chunk, int32_t worker) {
         }
         for (int64_t i = 0; i < AHEAD; i++) ids[num + i] = ids[num - 1];
         for (int64_t i = 0; i < num; i++) {
-            __builtin_prefetch(a->table + ids[i + AHEAD] * a->row_step);
-            copy_row(a->out + (first + i) * a->row_bytes, a->table + ids[i] * a->row_step,
+            const char *next = a->table + ids[i + AHEAD] * a->row_step;
+            for (int64_t at = 0; at < fetched; at += LINE) __builtin_prefetch(next + at);
+            copy_row(a->out + (first + i) * a->out_step, a->table + ids[i] * a->row_step,
                      a->row_bytes);
         }
     }
@@ -108,76 +108,6 @@ AF_EXPORT int32_t af_embedding(void *arguments) {
     a->is_bad = 0;
     int64_t chunks = (a->ids.num + a->rows_per_chunk - 1) / a->rows_per_chunk;
     af_parallel(gather_chunk, a, chunks, (int32_t)a->max_workers);
-    return a->is_bad;
-}
-
-/* Rows of several tables, and other tensors, side by side in a dense output. */
-typedef struct {
-    const char *source;
-    Ids ids;                              /* `at` is NULL where the part is no table */
-    int64_t num_rows, row_step;           /* of a table */
-    Places rows;                          /* of another tensor */
-    int64_t row_bytes, offset_bytes;      /* in the output */
-} JoinPart;
-
-typedef struct {
-    char *out;
-    const JoinPart *parts;
-    int64_t num_parts, num_rows, row_bytes, rows_per_chunk, max_workers;
-    int32_t is_bad;
-} JoinArguments;
-
-/* Reads the ids of a part and sends for its rows; returns 1 when one is no row. */
-static int send_for(const JoinPart *part, int64_t first, int64_t num, int64_t *ids) {
-    if (!part->ids.at) return 0;
-    if (load_ids(&part->ids, first, num, part->num_rows, ids)) return 1;
-    int64_t size_bytes = af_min(part->row_bytes, 4 * LINE);
-    for (int64_t i = 0; i < num; i++) {
-        const char *row = part->source + ids[i] * part->row_step;
-        for (int64_t at = 0; at < size_bytes; at += LINE) __builtin_prefetch(row + at);
-    }
-    return 0;
-}
-
-static void join_part(const JoinArguments *a, const JoinPart *part, int64_t first, int64_t num,
-                      const int64_t *ids) {
-    char *out = a->out + first * a->row_bytes + part->offset_bytes;
-    int64_t size_bytes = part->row_bytes;
-    if (part->ids.at)
-        for (int64_t i = 0; i < num; i++, out += a->row_bytes)
-            copy_row(out, part->source + ids[i] * part->row_step, size_bytes);
-    else
-        for (int64_t i = 0; i < num; i++, out += a->row_bytes)
-            copy_row(out, part->source + offset_at(&part->rows, first + i), size_bytes);
-}
-
-/* While the rows of a part are copied, those of the next one come from memory. */
-static void join_chunk(void *arguments, int64_t chunk, int32_t worker) {
-    (void)worker;
-    JoinArguments *a = arguments;
-    int64_t begin = chunk * a->rows_per_chunk;
-    int64_t end = af_min(begin + a->rows_per_chunk, a->num_rows);
-    int64_t ids[2][JOINED];
-    for (int64_t first = begin; first < end; first += JOINED) {
-        int64_t num = af_min(JOINED, end - first);
-        int is_bad = send_for(a->parts, first, num, ids[0]);
-        for (int64_t p = 0; p < a->num_parts && !is_bad; p++) {
-            if (p + 1 < a->num_parts)
-                is_bad = send_for(&a->parts[p + 1], first, num, ids[(p + 1) % 2]);
-            join_part(a, &a->parts[p], first, num, ids[p % 2]);
-        }
-        if (is_bad) {
-            __atomic_store_n(&a->is_bad, 1, __ATOMIC_RELAXED);
-            return;
-        }
-    }
-}
-
-AF_EXPORT int32_t af_embedding_concat(void *arguments) {
-    JoinArguments *a = arguments;
-    a->is_bad = 0;
-    int64_t chunks = (a->num_rows + a->rows_per_chunk - 1) / a->rows_per_chunk;
-    af_parallel(join_chunk, a, chunks, (int32_t)a->max_workers);
     return a->is_bad;
 }
 

@@ -47,9 +47,11 @@ class EmbeddingKernel:
     def query(
         self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
     ) -> KernelNeeds | None:
-        """Take a table with dense rows, and a dense output."""
+        """Take a table with dense rows, and an output with dense rows that lie evenly."""
         (weight, ids), (out,) = inputs, outputs
-        if not (runtime.is_on() and has_dense_rows(weight) and out.is_dense and is_id(ids)):
+        if not (runtime.is_on() and has_dense_rows(weight) and is_id(ids)):
+            return None
+        if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
             return None
         work = Work(CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
         return cost.needs(inputs, outputs, work)
@@ -69,6 +71,7 @@ class EmbeddingKernel:
             *(address(weight), address(out)),
             *ids_words(ids),
             *(weight.shape[0], weight.strides[0], row_bytes),
+            row_step(out.shape, out.strides) or 0,
             *(chunks.units_per_chunk(ids.size, moved), runtime.num_threads()),
             0,  # whether an id was bad
         ]
@@ -204,6 +207,14 @@ def has_dense_rows(table: Operand) -> bool:
     """Whether the last axis is dense."""
     is_short = table.shape[-1] <= 1 or 0 in table.shape
     return is_short or table.strides_bytes[-1] == table.dtype.itemsize
+
+
+def row_step(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """Return the bytes from one row to the next, or None where rows do not lie evenly."""
+    axes = walk(shape[:-1], (strides[:-1],), in_order=True)
+    if len(axes) > 1:
+        return None
+    return axes[0].steps[0] if axes else 0
 
 
 def _are_rows(dy: Operand) -> bool:

@@ -9,7 +9,6 @@ from actors.kernels.kernel import Kernel
 from actors.kernels.native import runtime
 from actors.kernels.native.attention import ATTENTION_KERNELS
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
-from actors.kernels.native.embedding_concat import NATIVE_EMBEDDING_CONCAT_KERNELS
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
 from actors.kernels.native.non_finite import NATIVE_NON_FINITE_KERNELS
@@ -25,7 +24,6 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
     (("update.c",), NATIVE_UPDATE_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_KERNELS),
-    (("embedding.c",), NATIVE_EMBEDDING_CONCAT_KERNELS),
     (("copy.c",), MOVEMENT_KERNELS),
     (("reduce.c",), NATIVE_REDUCE_KERNELS),
 )

@@ -104,8 +104,6 @@ def cases():
     yield "cross_entropy_grad", {}, (lr, flat, labels, rows), f32((384, 64))
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
-    picked = (table, ids(50, 16, 24), floats(16, 24, 8), table, ids(50, 16, 24))
-    yield "embedding_concat", {"picked": (1, 0, 1)}, picked, f32((16, 24, 136))
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
     yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)

@@ -40,9 +40,7 @@ ELSEWHERE = {
         "no float comes out",
     ),
     "dropout": "multiplies, as torch's does",
-    **dict.fromkeys(
-        ("where", "cast", "concat", "pad", "embedding", "embedding_concat", "increment"), "moves"
-    ),
+    **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment"), "moves"),
     **dict.fromkeys(("copy", "copy_in", "copy_out", "copy_back", "stop_gradient"), "moves"),
     **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
 }

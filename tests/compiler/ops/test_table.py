@@ -35,7 +35,6 @@ ELSEWHERE = {
     "fused": "made of the others; tests/actors/kernels/codegen",
     "fused_product": "made of the others; tests/actors/kernels/codegen",
     "chunked": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
-    "embedding_concat": "tests/actors/kernels/interpret",
 }
 """Ops that have a reference and no row, and where they are tested instead."""
 

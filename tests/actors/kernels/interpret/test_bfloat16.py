@@ -122,7 +122,7 @@ def floats(*shape, seed=0):
 
 MOVEMENT = {
     *("reshape", "transpose", "broadcast_to", "slice", "pad", "concat", "copy"),
-    *("stop_gradient", "embedding", "embedding_concat", "cast"),
+    *("stop_gradient", "embedding", "cast"),
 }
 """Ops whose kernels move the bytes of any type, and the cast."""
 
