@@ -36,25 +36,12 @@ from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.labels import launch_label, made_of
 from compiler.placement import Device
+from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
 from compiler.rows import Bounds, from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
 
 PLAN_FORMAT = 4
 _MAGIC = "actorflow-plan"
-
-MAX_BYTES = 1 << 48
-"""Of an arena, a register, an offset: more than any machine has, and sums of them are no trouble
-for 64 bits."""
-
-Bytes = Annotated[int, Bounds(0, MAX_BYTES)]
-Index = Annotated[int, Bounds(0, (1 << 31) - 1)]
-"""A place in a tuple of the plan; `compiler.references` knows whether that is long enough."""
-
-Count = Annotated[int, Bounds(1, 1 << 24)]
-"""Slots, and tokens per firing."""
-
-Duration = Annotated[float, Bounds(0.0, 1e18)]
-"""Nanoseconds."""
 
 
 class ActorKind(Enum):
@@ -481,6 +468,7 @@ def _unpacked(data: bytes) -> object:
 
 
 __all__ = [
+    "MAX_BYTES",
     "PLAN_FORMAT",
     "PORTED",
     "Actor",
