@@ -21,7 +21,6 @@ from actors.kernels.interpret.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
-from actors.kernels.interpret.loss import LOSS_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.norm import NORM_KERNELS
@@ -51,7 +50,6 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *FUSED_PRODUCT_KERNELS,
     *CHUNKED_KERNELS,
     *NORM_KERNELS,
-    *LOSS_KERNELS,
     *EMBEDDING_KERNELS,
     *SPARSE_UPDATE_KERNELS,
     *RANDOM_KERNELS,

@@ -1,11 +1,9 @@
 """Cut reductions to one number in two, so that the larger part can be walked over by rows.
 
-    mean(x, all axes)       ->  mean(mean(x, last axis), the other axes)
-    cross_entropy(x, y)     ->  losses, lse = cross_entropy_rows(x, y); mean(losses)
+    mean(x, all axes)  ->  mean(mean(x, last axis), the other axes)
 
 A group reduces rows; one row of all elements could not be shared among threads, nor walked over
-together with what made it. The mean of equally many means is the mean. The loss is cut only where a
-group can take its rows, for nothing else computes them.
+together with what made it. The mean of equally many means is the mean.
 
 Guarantees: the same values but for rounding; no other node changes.
 """
@@ -14,58 +12,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.attrs import NO_ATTRS, Attrs
+from compiler.attrs import Attrs
 from compiler.graph import Graph, Node
-from compiler.lowering.storage import assign_storage, is_dense
-from compiler.ops.loss import CROSS_ENTROPY
-from compiler.ops.loss_rows import CROSS_ENTROPY_ROWS
 from compiler.ops.reduce import MAX, MEAN, SUM
-from compiler.types import DType, TensorType, ValueId
+from compiler.types import TensorType, ValueId
 
 
 def stage_reductions(graph: Graph) -> Graph:
     """Return the graph with reductions of matrices to one number in two nodes. O(nodes)."""
     types = list(graph.types)
     nodes: list[Node] = []
-    losses = _losses_by_rows(graph)
-    for index, node in enumerate(graph.nodes):
-        if index in losses:
-            nodes += _staged_loss(node, types)
-        elif _is_total(node, types):
+    for node in graph.nodes:
+        if _is_total(node, types):
             nodes += _staged(node, types)
         else:
             nodes.append(node)
     if len(nodes) == len(graph.nodes):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
-
-
-def _losses_by_rows(graph: Graph) -> frozenset[int]:
-    """Return the nodes of cross entropy whose operands a group can read row by row."""
-    losses = [i for i, node in enumerate(graph.nodes) if node.op is CROSS_ENTROPY]
-    if not losses:
-        return frozenset()
-    layouts = assign_storage(graph).layout
-    found: list[int] = []
-    for index in losses:
-        inputs = graph.nodes[index].inputs
-        logits = graph.types[inputs[0]]
-        can_be_read = all([is_dense(graph.types[v], layouts[v]) for v in inputs])
-        is_plain = logits.dtype in (DType.FLOAT32, DType.FLOAT64) and logits.shape[1] > 1
-        if can_be_read and is_plain and graph.types[inputs[1]].dtype is not DType.UINT64:
-            found.append(index)
-    return frozenset(found)
-
-
-def _staged_loss(node: Node, types: list[TensorType]) -> list[Node]:
-    loss, lse = node.outputs
-    losses = ValueId(len(types))
-    types.append(types[lse])
-    mean = Attrs({"axes": (0,), "keepdims": False})
-    return [
-        replace(node, op=CROSS_ENTROPY_ROWS, outputs=(losses, lse), attrs=NO_ATTRS),
-        replace(node, op=MEAN, inputs=(losses,), outputs=(loss,), attrs=mean),
-    ]
 
 
 def _is_total(node: Node, types: list[TensorType]) -> bool:

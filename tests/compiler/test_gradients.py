@@ -13,7 +13,6 @@ from compiler.errors import CompileError
 from compiler.graph import GraphBuilder
 from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import ADD, MUL
-from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM, sum_to
 from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
@@ -240,7 +239,6 @@ def test_summing_to_the_same_shape_emits_nothing():
 @pytest.mark.parametrize(
     ("op", "arrays", "attrs", "message"),
     [
-        (CROSS_ENTROPY, [normal(4, 3), LABELS], {}, "no gradient for lse"),
         (ATTENTION, [normal(2, 3)] * 3, SOFT, "attention has no gradient for lse; compute it"),
     ],
 )

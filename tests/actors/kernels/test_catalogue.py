@@ -19,7 +19,7 @@ OP_TABLE = (
     "greater_equal where sum mean max argmax reshape transpose broadcast_to slice pad "
     "concat stop_gradient copy "
     "matmul softmax softmax_grad attention attention_grad "
-    "layer_norm layer_norm_grad cross_entropy cross_entropy_grad "
+    "layer_norm layer_norm_grad "
     "embedding embedding_grad embedding_sgd_update dropout "
     "non_finite increment accumulate sgd_update momentum_update "
     "adamw_update fused fused_product chunked "

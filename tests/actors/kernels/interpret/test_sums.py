@@ -65,16 +65,6 @@ def test_gradients_of_layer_norms_parameters_and_their_means(kind, harness):
     np.testing.assert_allclose(mean, x.astype(np.float64).mean(1), rtol=MARK)
 
 
-@pytest.mark.parametrize("kind", ["equal", "random"])
-def test_the_mean_of_many_losses(kind, harness):
-    x, labels = terms((COUNT, 3), kind), np.zeros(COUNT, np.int64)
-    wide = x.astype(np.float64)
-    want = np.mean(np.log(np.exp(wide).sum(1)) - wide[:, 0])
-    types = [((), np.float32), ((COUNT,), np.float32)]
-    loss, _ = harness.call("cross_entropy", {}, (x, labels), types)
-    np.testing.assert_allclose(loss, want, rtol=MARK)
-
-
 def test_many_rows_of_one_id(harness):
     dy, ids = terms((COUNT, 2), "equal"), np.ones(COUNT, np.int64)
     (got,) = harness.call("embedding_grad", {"rows": 2}, (dy, ids), (((2, 2), np.float32),))
