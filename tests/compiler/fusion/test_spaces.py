@@ -45,10 +45,12 @@ def stretched(draw):
 
 
 @settings(max_examples=500)
-@given(case=stretched())
-def test_an_access_picks_the_elements_that_numpy_repeats(case):
+@given(case=stretched(), divisor=st.sampled_from([1, 2, 3, 4]))
+def test_an_access_picks_the_elements_that_numpy_repeats(case, divisor):
+    """Also where the columns begin inside of an axis."""
     narrow, wide, num_trailing = case
     columns = math.prod(wide[len(wide) - num_trailing :])
+    columns = columns // divisor if columns % divisor == 0 else columns
     rows = math.prod(wide) // columns
     access = access_of(narrow, wide, columns)
     if access is None:
@@ -96,3 +98,10 @@ def test_of_one_row_full_is_column_and_of_one_column_it_is_row():
     assert canonical(Kind.ROW, Space(1, 5)) is canonical(Kind.SCALAR, Space(1, 5))
     assert canonical(Kind.FULL, Space(5, 1)) is canonical(Kind.ROW, Space(5, 1))
     assert len({canonical(kind, Space(2, 2)) for kind in Kind}) == len(Kind)
+
+
+def test_a_gain_per_channel_is_read_by_groups_of_channels():
+    assert access_of((32,), (64, 32), 8) == Access(Kind.FULL, 1, 4)
+    assert access_of((64, 1), (64, 32), 8) == Access(Kind.ROW, 4, 64)
+    assert access_of((64, 32), (64, 32), 8) == FULL
+    assert access_of((32,), (64, 32), 12) is None

@@ -1,0 +1,109 @@
+"""What a user writes from primitives gives as many launches as our own ops, and its numbers."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.nn.parameter import Parameter
+
+ROWS, DIM = 64, 32
+
+
+def layer_norm(x, weight, bias):
+    d = x - x.mean(-1, keepdims=True)
+    variance = (d * d).mean(-1, keepdims=True)
+    return d / (variance + 1e-5).sqrt() * weight + bias
+
+
+def layer_norm_by_a_power(x, weight, bias):
+    d = x - x.mean(-1, keepdims=True)
+    return d * (af.square(d).mean(-1, keepdims=True) + 1e-5) ** -0.5 * weight + bias
+
+
+def rms_norm(x, weight, bias):
+    return x / ((x * x).mean(-1, keepdims=True) + 1e-5).sqrt() * weight + bias
+
+
+def softmax(x, weight, bias):
+    e = (x - x.max(-1, keepdims=True).detach()).exp()
+    return e / e.sum(-1, keepdims=True) * weight + bias
+
+
+PAIRS = {
+    "layer_norm": (layer_norm, af.layer_norm),
+    "layer_norm by a power": (layer_norm_by_a_power, af.layer_norm),
+    "rms_norm": (rms_norm, af.layer_norm),
+    "softmax": (softmax, lambda x, w, b: af.softmax(x) * w + b),
+}
+
+
+def group_norm(x, weight, bias):
+    groups = x.reshape(len(x), 4, DIM // 4)
+    d = groups - groups.mean(-1, keepdims=True)
+    normal = d / ((d * d).mean(-1, keepdims=True) + 1e-5).sqrt()
+    return normal.reshape(len(x), DIM) * weight + bias
+
+
+class Norm(nn.Module):
+    def __init__(self, function):
+        self.weight = Parameter((DIM,), (("kind", "ones"),))
+        self.bias = Parameter((DIM,), (("kind", "zeros"),))
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x, self.weight, self.bias)
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        self.layers = [nn.Linear(DIM, DIM) for _ in range(3)]
+        self.norms = [Norm(function) for _ in range(3)]
+        self.head = nn.Linear(DIM, 5)
+
+    def __call__(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + af.gelu(layer(norm(x)))
+        return self.head(x)
+
+
+def compiled_and_trained(function):
+    """Return the plan and the losses of some steps."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4 * ROWS, DIM)).astype(np.float32)
+    y = rng.integers(0, 5, 4 * ROWS).astype(np.int32)
+    source = af.data.ArraySource({"x": x, "y": y}, batch=ROWS, seed=0)
+
+    @af.job(optimizer=af.optim.SGD(1e-1))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    model, losses = Net(function), []
+    plan = train.compile(model, source)
+    train.fit(model, source, steps=5, progress=False, on_step=lambda _, m: losses.append(m["loss"]))
+    return plan, losses
+
+
+def launches_and_bytes(plan):
+    return sum([len(a.launches) for a in plan.actors]), sum([a.size_bytes for a in plan.arenas])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_launches_and_bytes_are_those_of_our_own_op(name):
+    written, ours = PAIRS[name]
+    plan, losses = compiled_and_trained(written)
+    own_plan, own_losses = compiled_and_trained(ours)
+    (num, size), (own_num, own_size) = launches_and_bytes(plan), launches_and_bytes(own_plan)
+    assert num <= own_num
+    assert size <= 1.02 * own_size
+    if name != "rms_norm":  # of another mean than what it is held against
+        np.testing.assert_allclose(losses, own_losses, rtol=1e-4)
+
+
+def test_a_group_norm_is_one_launch():
+    @af.job(train=False)
+    def predict(model, batch):
+        return model(batch.x)
+
+    types = {"x": af.TensorType(af.DType.FLOAT32, (ROWS, DIM))}
+    assert launches_and_bytes(predict.compile(Norm(group_norm), types))[0] == 1
