@@ -223,7 +223,7 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
 )
 can_skip = OpAttr[bool](
     "can_skip",
-    "the update takes one more input, `skip` [] int64, behind all others: where it is not 0, the"
+    "the update takes one more input, `skip` [] int64, after all others: where it is not 0, the"
     " old values stay, bit by bit; read by the pass that lets broken steps change nothing",
     default=False,
 )

@@ -114,7 +114,7 @@ def run(
     graph = with_early_updates(graph)
     updates = _chosen(graph, names)
     buckets = _buckets(graph, updates, bucket_bytes)
-    return _Rewriting(graph, buckets, _start(graph, buckets, target)).run()
+    return _StateCopies(graph, buckets, _start(graph, buckets, target)).run()
 
 
 def with_early_updates(graph: Graph) -> Graph:
@@ -201,7 +201,7 @@ def _copy_in_ns(graph: Graph, update: StateUpdate, target: Target) -> float:
     return sum([copy_info(target, Copies.IN, type_).duration_ns for type_ in types])
 
 
-class _Rewriting:
+class _StateCopies:
     """The graph with copies around each bucket, node by node."""
 
     def __init__(

@@ -9,7 +9,7 @@ one actor takes out and another brings in, beside compute.
 still arrives in time by the estimates, the link being busy with the buckets before it.
 
 **Why nothing waits in a circle.** All values of a bucket are made before the first late reader of
-any of them. So the place behind its last maker for the copies out, and the place before its first
+any of them. So the place after its last maker for the copies out, and the place before its first
 late reader for the copies in, obey the order of nodes, and so does everything that waits for them.
 
 Guarantees: all values have the same bits as without the pass; a late reader reads a copy.
@@ -119,7 +119,7 @@ def run(
             " the same batch read can, unless it is an output or written over"
         )
     buckets = _buckets(graph, chosen, bucket_bytes)
-    return _Rewriting(graph, buckets, _starts(graph, buckets, target)).run()
+    return _SpillCopies(graph, buckets, _starts(graph, buckets, target)).run()
 
 
 _Bucket = tuple[Idle, ...]
@@ -167,7 +167,7 @@ def _starts(
     return tuple(starts)
 
 
-class _Rewriting:
+class _SpillCopies:
     """The graph with copies of each bucket, node by node."""
 
     def __init__(

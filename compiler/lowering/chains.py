@@ -40,7 +40,7 @@ MAX_BUCKETS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaunchWork:
     """Columns by launch: duration, the launches that must be done before, bytes to communicate.
 
     `comm_bytes` is 0 for launches that compute. `copies` has the stream and the bucket of those
@@ -71,7 +71,7 @@ class ChainDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class LaunchChain:
     """A run of launches on one stream, with its place on virtual time."""
 
     launches: tuple[int, ...]
@@ -84,11 +84,11 @@ class Chain:
 class Chains:
     """The chains in order of start, and pairs (earlier, later) that must not overlap in time."""
 
-    chains: tuple[Chain, ...]
+    chains: tuple[LaunchChain, ...]
     order: tuple[tuple[int, int], ...]
 
 
-def form_chains(work: Work, launches: Sequence[int], num_streams: int) -> Chains:
+def form_chains(work: LaunchWork, launches: Sequence[int], num_streams: int) -> Chains:
     """Return the chains of some launches, which stand in order; what they wait for is among them.
 
     O(n log n + n * streams) for n launches with few dependencies each.
@@ -97,7 +97,7 @@ def form_chains(work: Work, launches: Sequence[int], num_streams: int) -> Chains
         return Chains((), ())
     if num_streams == 1 and not any([work.stream(i) for i in launches]):
         total = sum([work.duration_ns[i] for i in launches])
-        return Chains((Chain(tuple(launches), 0, 0.0, total),), ())
+        return Chains((LaunchChain(tuple(launches), 0, 0.0, total),), ())
     tasks = _tasks(work, launches)
     return _cut(_schedule(tasks, num_streams))
 
@@ -106,8 +106,8 @@ def form_chains(work: Work, launches: Sequence[int], num_streams: int) -> Chains
 class _Task:
     """Launches that are scheduled as one, and the tasks that must be done before.
 
-    `stream` is as in `Work.stream`; `depth` is the number of collectives on the way to it, one
-    after the other.
+    `stream` is as in `LaunchWork.stream`; `depth` is the number of collectives on the way to it,
+    one after the other.
     """
 
     launches: tuple[int, ...]
@@ -118,7 +118,7 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _ScheduledTask:
     """A task on its stream and on virtual time."""
 
     task: int
@@ -129,7 +129,7 @@ class _Slot:
     end_ns: float
 
 
-def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
+def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     """Return one task per computing launch, and per bucket of the others, in order."""
     chosen = set(launches)
     depth = _depths(work, launches)
@@ -138,7 +138,7 @@ def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
     for i in [i for i in launches if i in work.copies]:
         copied.setdefault(work.copies[i], []).append(i)
     groups += copied.values()
-    # A bucket stands behind the last launch that any of its members waits for.
+    # A bucket stands after the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
     tasks: list[_Task] = []
@@ -156,13 +156,13 @@ def _tasks(work: Work, launches: Sequence[int]) -> list[_Task]:
     return tasks
 
 
-def _position(work: Work, launch: int) -> float:
+def _position(work: LaunchWork, launch: int) -> float:
     if not work.stream(launch):
         return float(launch)
     return max(work.before[launch], default=-1) + 0.5
 
 
-def _depths(work: Work, launches: Sequence[int]) -> dict[int, int]:
+def _depths(work: LaunchWork, launches: Sequence[int]) -> dict[int, int]:
     depth: dict[int, int] = {}
     for i in launches:
         earlier = [p for p in work.before[i] if p in depth]
@@ -170,7 +170,7 @@ def _depths(work: Work, launches: Sequence[int]) -> dict[int, int]:
     return depth
 
 
-def _buckets(work: Work, launches: Sequence[int], depth: dict[int, int]) -> list[list[int]]:
+def _buckets(work: LaunchWork, launches: Sequence[int], depth: dict[int, int]) -> list[list[int]]:
     """Put collectives that become ready one after another together, up to a share of all bytes.
 
     One that waits for another, however indirectly, never shares a bucket with it.
@@ -189,7 +189,7 @@ def _buckets(work: Work, launches: Sequence[int], depth: dict[int, int]) -> list
     return buckets
 
 
-def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
+def _schedule(tasks: list[_Task], num_streams: int) -> list[_ScheduledTask]:
     """Place every task on a stream; return them in order of start.
 
     Whenever a compute stream is free, the first task in order that could start by then is placed on
@@ -204,7 +204,7 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
             after[p].append(index)
     own = dict.fromkeys([task.stream for task in tasks if task.stream])
     free = dict.fromkeys((*range(num_streams), *own), MESSAGE_NS) | {0: 0.0}
-    placed: dict[int, _Slot] = {}
+    placed: dict[int, _ScheduledTask] = {}
     ready = sorted([(tasks[i].depth, i) for i, count in enumerate(waiting) if not count])
     later: list[tuple[float, int]] = []
     while ready or later:
@@ -229,9 +229,11 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_Slot]:
     return sorted(placed.values(), key=lambda slot: (slot.start_ns, slot.end_ns))
 
 
-def _place(task: _Task, index: int, placed: dict[int, _Slot], free: dict[int, float]) -> _Slot:
+def _place(
+    task: _Task, index: int, placed: dict[int, _ScheduledTask], free: dict[int, float]
+) -> _ScheduledTask:
     """Return the task's place on the stream where it ends first."""
-    best: _Slot | None = None
+    best: _ScheduledTask | None = None
     for stream, start in free.items():
         if min(stream, 0) != task.stream:
             continue
@@ -240,16 +242,16 @@ def _place(task: _Task, index: int, placed: dict[int, _Slot], free: dict[int, fl
             start = max(start, placed[p].end_ns + delay)
         if best is None or start < best.start_ns:
             end = start + task.duration_ns
-            best = _Slot(index, task.launches, task.before, stream, start, end)
+            best = _ScheduledTask(index, task.launches, task.before, stream, start, end)
     if best is None:
         raise InternalError(f"no stream takes launches {task.launches}")
     return best
 
 
-def _cut(slots: list[_Slot]) -> Chains:
+def _cut(slots: list[_ScheduledTask]) -> Chains:
     """Return the chains of a schedule, which stands in order of start."""
     streams = tuple(dict.fromkeys([slot.stream for slot in slots]))
-    on_stream: dict[int, list[_Slot]] = {stream: [] for stream in streams}
+    on_stream: dict[int, list[_ScheduledTask]] = {stream: [] for stream in streams}
     place: dict[int, tuple[int, int]] = {}
     known: dict[int, dict[int, int]] = {}
     starts: dict[int, list[int]] = {stream: [0] for stream in streams}
@@ -273,7 +275,7 @@ def _cut(slots: list[_Slot]) -> Chains:
 
 
 def _number(
-    on_stream: dict[int, list[_Slot]],
+    on_stream: dict[int, list[_ScheduledTask]],
     starts: dict[int, list[int]],
     waits: list[tuple[tuple[int, int], tuple[int, int]]],
 ) -> Chains:
@@ -302,5 +304,5 @@ def _number(
     for started, ended, stream, begin in runs:
         run = on_stream[stream][begin : stop.get((stream, begin))]
         launches = [i for slot in run for i in slot.launches]
-        chains.append(Chain(tuple(launches), stream, started, ended))
+        chains.append(LaunchChain(tuple(launches), stream, started, ended))
     return Chains(tuple(chains), tuple(sorted(order)))

@@ -55,7 +55,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PackedPart:
     """Bytes of the outer level: whole slots of an item, or the block of a chain."""
 
     size_bytes: int
@@ -75,7 +75,7 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
         chain: _pack_block(items, own, alignment, SEARCH_WORK * len(own) // num_inner)
         for chain, own in members.items()
     }
-    parts: list[_Part] = []
+    parts: list[_PackedPart] = []
     first_part: dict[int, int] = {}
     for index, item in enumerate(items):
         if item.interval is None:
@@ -83,9 +83,9 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
             span = _span(item.chains, spans) or (0, horizon)
             # Credits have no bytes, and there are millions where something is due that seldom.
             num_parts = item.num_slots if item.size_bytes else 1
-            parts += [_Part(item.size_bytes, span, item.chains)] * num_parts
+            parts += [_PackedPart(item.size_bytes, span, item.chains)] * num_parts
     block_part = {chain: len(parts) + i for i, chain in enumerate(inner)}
-    parts += [_Part(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
+    parts += [_PackedPart(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
     lower, upper = [p.span[0] for p in parts], [p.span[1] for p in parts]
     sizes = [p.size_bytes for p in parts]
     outer = plan_offsets(lower, upper, sizes, alignment=alignment, max_work=SEARCH_WORK)
@@ -128,7 +128,7 @@ def _span(chains: tuple[int, ...], spans: Sequence[tuple[int, int]]) -> tuple[in
 
 
 def _reuse(
-    parts: list[_Part], offsets: tuple[int, ...], spans: Sequence[tuple[int, int]]
+    parts: list[_PackedPart], offsets: tuple[int, ...], spans: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """Return the pairs of chains that use the same bytes, by a sweep over addresses."""
     order = sorted(

@@ -53,7 +53,7 @@ class ChainPlace:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _RegisterDraft:
     name: str
     kind: RegisterKind
     item: Item
@@ -70,7 +70,7 @@ class PlanBuilder:
     def __init__(self, device: Device, alignment: int) -> None:
         self._device = device
         self._alignment = alignment
-        self._registers: list[_Draft] = []
+        self._registers: list[_RegisterDraft] = []
         self._packings: tuple[Packing, ...] = ()
         self._places: list[tuple[int, ...]] = []
         self._chains: tuple[ChainPlace, ...] = ()
@@ -109,7 +109,7 @@ class PlanBuilder:
         `is_on_host`: it lies in host memory and not in the device's.
         """
         item = Item(size_bytes, num_slots, chains, interval)
-        self._registers.append(_Draft(name, kind, item, reason, int(is_on_host)))
+        self._registers.append(_RegisterDraft(name, kind, item, reason, int(is_on_host)))
         return RegisterId(len(self._registers) - 1)
 
     def num_slots(self, register: RegisterId) -> int:

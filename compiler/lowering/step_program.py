@@ -16,10 +16,10 @@ from compiler.lowering.chains import (
     COMM_STREAM,
     D2H_STREAM,
     H2D_STREAM,
-    Chain,
     ChainDraft,
     Chains,
-    Work,
+    LaunchChain,
+    LaunchWork,
     form_chains,
 )
 from compiler.lowering.destinations import Placed, place_parts
@@ -92,7 +92,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
         launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
         formed = form_chains(work, launches, num_streams)
         if not formed.chains and not is_per_step:
-            formed = Chains((Chain((), 0, 0.0, 0.0),), ())
+            formed = Chains((LaunchChain((), 0, 0.0, 0.0),), ())
         end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
         makespan_ns += end_ns if is_per_step else every * end_ns
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
@@ -129,7 +129,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
 
 def _work(
     graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], launch_at: dict[int, int]
-) -> Work:
+) -> LaunchWork:
     made_by = launch_of_values(graph)
     before: list[list[int]] = [[] for _ in drafts]
     for index, draft in enumerate(drafts):
@@ -138,7 +138,7 @@ def _work(
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
-    return Work(
+    return LaunchWork(
         tuple([draft.info.duration_ns for draft in drafts]),
         tuple([tuple(dict.fromkeys(row)) for row in before]),
         tuple(

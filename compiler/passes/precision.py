@@ -42,7 +42,7 @@ def run(graph: Graph) -> Graph:
     if not any([width.width is Width.LOW for width in widths]):
         return graph
     is_low = _read_as_low(graph, widths, _made_as_low(graph, widths))
-    return prune(_Rewriting(graph, widths, is_low).run())
+    return prune(_PrecisionCopy(graph, widths, is_low).run())
 
 
 def _width_of(graph: Graph, node: Node) -> Precision:
@@ -126,7 +126,7 @@ def _read_as_low(graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]
     return is_low
 
 
-class _Rewriting:
+class _PrecisionCopy:
     """One copy of a graph; a float32 value of the old one has up to two in the new one."""
 
     def __init__(self, graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]) -> None:

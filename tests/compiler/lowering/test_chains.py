@@ -11,7 +11,7 @@ from compiler.lowering.chains import (
     H2D_STREAM,
     MAX_BUCKETS,
     MESSAGE_NS,
-    Work,
+    LaunchWork,
     form_chains,
 )
 
@@ -41,7 +41,7 @@ def works(draw, with_comm=True):
         last = way
         if way:
             copies[i] = (way, bucket)
-    return Work(tuple(durations), tuple(before), tuple(comm), copies)
+    return LaunchWork(tuple(durations), tuple(before), tuple(comm), copies)
 
 
 def closure(count, pairs):
@@ -173,7 +173,7 @@ def test_collectives_make_few_chains_of_members_that_do_not_wait_for_each_other(
 
 def test_many_small_collectives_become_at_most_eight_chains():
     gradients = 64
-    work = Work(
+    work = LaunchWork(
         (50_000.0,) * gradients + (10_000.0,) * gradients,
         tuple((i - 1,) if i else () for i in range(gradients)) + tuple((i,) for i in range(64)),
         (0,) * gradients + (4096,) * gradients,
@@ -189,21 +189,21 @@ def test_many_small_collectives_become_at_most_eight_chains():
 
 def test_collectives_without_duration_keep_their_order_on_their_stream():
     # The first bucket holds 1 and 4, so it stands behind launch 3; 2 waits for 1 alone.
-    work = Work((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
+    work = LaunchWork((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
     formed = form_chains(work, range(5), 1)
     assert len(play(work, formed)) == 5
 
 
 def test_two_long_branches_run_side_by_side_and_meet_once():
     long = 10 * MESSAGE_NS
-    work = Work((long,) * 5, ((), (), (0,), (1,), (2, 3)), (0,) * 5)
+    work = LaunchWork((long,) * 5, ((), (), (0,), (1,), (2, 3)), (0,) * 5)
     formed = form_chains(work, range(5), 2)
     assert sorted(chain.launches for chain in formed.chains) == [(0, 2), (1, 3), (4,)]
     assert max(chain.end_ns for chain in formed.chains) < 5 * long
 
 
 def test_what_is_shorter_than_a_message_stays_on_one_stream():
-    work = Work((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()), (0,) * 6)
+    work = LaunchWork((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()), (0,) * 6)
     formed = form_chains(work, range(6), 4)
     assert [chain.stream for chain in formed.chains] == [0]
 
@@ -217,15 +217,15 @@ def test_the_same_work_gives_the_same_chains(work, streams):
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_no_launches_are_no_chains(streams):
-    formed = form_chains(Work((), (), ()), (), streams)
+    formed = form_chains(LaunchWork((), (), ()), (), streams)
     assert (formed.chains, formed.order) == ((), ())
 
 
 def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
-    work = Work((1.0,) * 4, ((), (0,), (1,), (0, 2)), (0, 0, 0, 0))
+    work = LaunchWork((1.0,) * 4, ((), (0,), (1,), (0, 2)), (0, 0, 0, 0))
     formed = form_chains(work, (2, 3), 2)
     assert sorted(i for chain in formed.chains for i in chain.launches) == [2, 3]
-    assert len(play(Work(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
+    assert len(play(LaunchWork(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
 
 
 @given(works(), st.integers(1, 3))
@@ -243,7 +243,7 @@ def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
     long = 50 * MESSAGE_NS
     before = [(), (0,), (1,), (), (3,), (4,), (), (6,), (7,)]
     copies = {i: (H2D_STREAM, i) for i in (0, 3, 6)} | {i: (D2H_STREAM, i) for i in (2, 5, 8)}
-    formed = form_chains(Work((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1)
+    formed = form_chains(LaunchWork((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1)
     assert [c.stream for c in formed.chains].count(0) == 3
     end = max(chain.end_ns for chain in formed.chains)
     assert end == pytest.approx(5 * long, rel=0.1)
@@ -251,6 +251,6 @@ def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
 
 def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
     copies = {0: (H2D_STREAM, 0), 1: (D2H_STREAM, 1), 2: (D2H_STREAM, 1), 3: (H2D_STREAM, 0)}
-    work = Work((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
+    work = LaunchWork((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
     with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
         form_chains(work, range(4), 1)
