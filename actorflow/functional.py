@@ -201,9 +201,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         )
     rows = math.prod(labels.shape)
     flat = logits.reshape(rows, logits.shape[-1])
-    if labels.dtype is DType.UINT64:
-        labels = labels.to(DType.INT64)  # no fused kernel computes with these
-    return apply_many(loss.CROSS_ENTROPY_ROWS, flat, labels.reshape(rows))[0].mean()
+    return apply_many(loss.CROSS_ENTROPY, flat, labels.reshape(rows))[0]
 
 
 def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:

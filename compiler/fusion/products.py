@@ -13,7 +13,7 @@ from functools import lru_cache
 from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.columns import register_program, trace
-from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition
+from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition, instruction_of
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
@@ -173,14 +173,16 @@ def grad_op(op: Op) -> Op:
     return product_of(definition.get(op)).op
 
 
-def derived_gradient(found: FusedOp | Product, single: Instruction | None = None) -> Gradient:
+def derived_gradient(found: FusedOp | Product) -> Gradient:
     """Return the rule that emits the product of an op, or its ops where it is one instruction."""
 
     def pull(
         b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
     ) -> tuple[ValueId | None, ...]:
-        if single is not None:
-            return _by_rule(b, node, single, grads[0])
+        if isinstance(found, FusedOp):
+            instruction = instruction_of(found)
+            if instruction is not None and found.gradient is None:
+                return _by_rule(b, node, instruction, grads[0])
         return _by_product(b, node, found, grads)
 
     return pull

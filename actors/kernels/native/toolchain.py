@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.native.trust import distrust_of_file, replace_file
+from actors.kernels.native.trust import distrust_of_file, make_private
 from compiler.errors import ActorflowError
 
 FLAGS = (
@@ -224,8 +224,12 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
     if folder is None:
         return None
     try:
+        make_private(folder)
         content = built.read_bytes()
-        replace_file(folder / name, content + _seal(name, content))
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content + _seal(name, content))
+        os.replace(temporary, folder / name)
     except OSError:
         return None
     return folder / name
