@@ -31,6 +31,7 @@ from compiler.fusion.program import (
     ProgramInput,
     joined,
 )
+from compiler.registry import OpTypeError
 
 Ints = tuple[int, ...]
 
@@ -144,6 +145,9 @@ def _overridden(
     for slot in form.outputs:
         if f"d{slot.name}" not in by_name:  # nothing flows back to this output
             by_name[f"d{slot.name}"] = q.constant(0.0, slot.dtype)
+    for name in names:
+        if name not in by_name:
+            raise OpTypeError(f"takes {name!r}; it may take {', '.join(sorted(by_name))}")
     e = form.extents
     shapes = {s.name: () if e is None else e.of(s.kind) for s in pool}
     settings = found.settings(attrs)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from compiler.attrs import Attrs, AttrValue
+from compiler.errors import CompileError
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.columns import register_program, trace
 from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition, instruction_of
@@ -206,14 +207,24 @@ def _by_product(
     if not given:
         return tuple(result)
     pool = [*[g for g in grads if g is not None], *node.inputs, *node.outputs]
-    reached = derive(found, form, node.attrs, given, float_slots(form)).wanted
+    reached = _derived_for(node, found, form, given, float_slots(form)).wanted
     for wanted in [(i,) for i in reached] if form.extents is None else [reached] if reached else []:
-        derived = derive(found, form, node.attrs, given, wanted)
+        derived = _derived_for(node, found, form, given, wanted)
         attrs = product.outer(form, node.attrs, given, wanted)
         made = b.emit(product.op, [pool[i] for i in derived.operands], attrs)
         for index, value in zip(wanted, made, strict=True):
             result[index] = sum_to(b, value, types[index].shape)
     return tuple(result)
+
+
+def _derived_for(
+    node: Node, found: FusedOp | Product, form: Form, given: Ints, wanted: Ints
+) -> Derived:
+    """Derive for a node. Raises CompileError with its line where a gradient's own formula fails."""
+    try:
+        return derive(found, form, node.attrs, given, wanted)
+    except OpTypeError as error:
+        raise CompileError(f"{node.source}: the gradient of {node.op} {error}") from None
 
 
 class GraphEmitter:
@@ -280,6 +291,6 @@ def foreign_programs(graph: Graph) -> tuple[str, ...]:
             types = tuple([graph.types[v] for v in node.inputs])
             form = stated.form(types, node.attrs)
             every = tuple(range(len(form.outputs)))
-            backward = derive(stated, form, node.attrs, every, float_slots(form)).program
+            backward = _derived_for(node, stated, form, every, float_slots(form)).program
             found[f"{node.op} {trace(stated, types, node.attrs)} {backward}"] = None
     return tuple(found)
