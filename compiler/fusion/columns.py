@@ -36,6 +36,7 @@ def register_program(op: Op, found: Fused, where: str) -> None:
         return _frame(found, inputs, attrs)
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
+        attrs = Attrs(attrs)  # whoever asks for a reference by hand may have a dict
         given = [np.asarray(a) for a in arrays]
         types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
         form = found.form(types, attrs)
