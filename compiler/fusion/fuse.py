@@ -1,32 +1,32 @@
 """Put elementwise ops, broadcasts and row reductions that feed one another into one launch.
 
-    y = x + bias; h = gelu(y); z = layer_norm(h, ...)  ->  y, h, z, ... = group(x, bias, ...)
+    y = x + bias; h = gelu(y); z = layer_norm(h, ...)  ->  y, h, z, ... = fused(x, bias, ...)
 
-What only members read disappears: no bytes, no traffic. An op that finds no partner becomes a group
-of its own, so that it too is run by generated code.
+The nodes of one launch are a *cluster*. What only they read disappears: no bytes, no traffic. An op
+that finds no partner becomes a cluster of its own, so that it too is run by generated code.
 
-**Why no cycle can arise.** Every launch gets a depth, and so does every group: all its members have
-the group's. A launch that reads nothing made by launches has depth 1. Any other one looks at what
-it reads: of the launches that made it, let D be the greatest depth. It may join the groups of depth
-D that it reads from, if it can join all of them at once: they become one, of depth D still. Else it
-gets depth D + 1, alone or in a group of that depth. So every value that goes from one group (or
-lone launch) to another goes from a smaller depth to a greater one, and a path that leaves a group
-never comes back. An update counts all readers of the old value among what it reads, so it stays
-behind them.
+**Why no cycle can arise.** Every launch gets a depth, and so does every cluster: all its members
+have the cluster's. A launch that reads nothing made by launches has depth 1. Any other one looks at
+what it reads: of the launches that made it, let D be the greatest depth. It may join the clusters
+of depth D that it reads from, if it can join all of them at once: they become one, of depth D
+still. Else it gets depth D + 1, alone or in a cluster of that depth. So every value that goes from
+one cluster (or lone launch) to another goes from a smaller depth to a greater one, and a path that
+leaves a cluster never comes back. An update counts all readers of the old value among what it
+reads, so it stays after them.
 
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
 **Nodes that wait.** A node of the backward pass that reads nothing made there
 (`compiler.fusion.waiting`) is given no depth until something reads it, and joins that reader: what
 `recompute_cheap` computes again so costs neither a launch nor a tensor. If it must be in memory, as
-a matrix product reads it, it joins a group of any greater depth that reads the same tensor: what it
-reads comes from smaller depths still, and its readers come after.
+a matrix product reads it, it joins a cluster of any greater depth that reads the same tensor: what
+it reads comes from smaller depths still, and its readers come after.
 
-A group never spans two phases, nor two rates: a value is not made before the phase that asked for
+A cluster never spans two phases, nor two rates: a value is not made before the phase that asked for
 it, nor more often than it is needed.
 
-Guarantees: every value that leaves a group has the type that it had; no op with an `expand` cell is
-left that a group could compute; the order of nodes is topological.
+Guarantees: every value that leaves a cluster has the type that it had; no op with an `expand` cell
+is left that a cluster could compute; the order of nodes is topological.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_FULL_INPUTS = 10
 
 
 @dataclass(slots=True)
-class Group:
+class Cluster:
     """Members that become one launch; `made` are their values and canonical kinds.
 
     `write_only` values are made here too, but no member may read them. `full_bases` are the tensors
@@ -76,10 +76,10 @@ class Group:
 
 @dataclass(slots=True)
 class _Assignment:
-    """Which launch is in which group, while it is decided; `group_of[n]` is -1 for lone launches.
+    """Which launch is in which cluster, while it is decided; `cluster_of[n]` is -1 for lone ones.
 
     Members read values of `kept` from memory only.
-    Groups that joined another one point to it in `parent`.
+    Clusters that joined another one point to it in `parent`.
     `waits` marks those that may wait, `waiting` are those that do, with what they run after.
     """
 
@@ -88,19 +88,19 @@ class _Assignment:
     per_step: tuple[bool, ...]
     kept: frozenset[ValueId]
     depth: list[int]
-    group_of: list[int]
+    cluster_of: list[int]
     waits: list[bool]
-    groups: list[Group] = field(default_factory=list)
+    clusters: list[Cluster] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     readers: dict[ValueId, int] = field(default_factory=dict)
     waiting: dict[int, list[int]] = field(default_factory=dict)
 
-    def find(self, group: int) -> int:
-        """Return the group that a group has become part of."""
-        while self.parent[group] != group:
-            self.parent[group] = self.parent[self.parent[group]]
-            group = self.parent[group]
-        return group
+    def find(self, cluster: int) -> int:
+        """Return the cluster that a cluster has become part of."""
+        while self.parent[cluster] != cluster:
+            self.parent[cluster] = self.parent[self.parent[cluster]]
+            cluster = self.parent[cluster]
+        return cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class _Block:
 
 
 _Found = tuple[list[int], list[Member]]
-"""The groups that a block makes one, and its members there."""
+"""The clusters that a block makes one, and its members there."""
 
 
 def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
@@ -126,17 +126,17 @@ def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
 
 
 def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
-    """Return the graph with groups in place of the ops that they compute. O(n log n).
+    """Return the graph with clusters in place of the ops that they compute. O(n log n).
 
-    `ends_at_saved` ends forward groups at whole tensors that the backward pass keeps: what is
+    `ends_at_saved` ends forward clusters at whole tensors that the backward pass keeps: what is
     computed of these may then run again from them alone, without the products before them.
     """
     members = Members(graph)
-    return emit_kernels(members, find_groups(members, ends_at_saved=ends_at_saved))
+    return emit_kernels(members, find_clusters(members, ends_at_saved=ends_at_saved))
 
 
-def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group, ...]:
-    """Return the groups of a graph: which nodes, in which space. O(n log n)."""
+def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Cluster, ...]:
+    """Return the clusters of a graph: which nodes, in which space. O(n log n)."""
     graph, storage = members.graph, members.storage
     made_by, order = launch_of_values(graph), sort_launches(graph)
     old_readers: dict[int, list[int]] = {}
@@ -152,12 +152,12 @@ def find_groups(members: Members, *, ends_at_saved: bool = False) -> tuple[Group
         _assign(state, index, list(dict.fromkeys([*before, *old_readers.get(index, ())])))
     for index in tuple(state.waiting):
         _settle(state, index)
-    found = [g for i, g in enumerate(state.groups) if state.parent[i] == i]
+    found = [g for i, g in enumerate(state.clusters) if state.parent[i] == i]
     return tuple(found)
 
 
 def saved_values(members: Members) -> frozenset[ValueId]:
-    """Return the values of the forward pass that nodes behind it read, in person or as a view."""
+    """Return the values of the forward pass that nodes after it read, in person or as a view."""
     graph, root = members.graph, members.storage.root
     forward = {v for node in graph.nodes if node.phase is Phase.FORWARD for v in node.outputs}
     late = [node for node in graph.nodes if node.phase is not Phase.FORWARD]
@@ -165,7 +165,7 @@ def saved_values(members: Members) -> frozenset[ValueId]:
 
 
 def _assign(state: _Assignment, index: int, before: list[int]) -> None:
-    """Give a launch that runs after those of `before` its depth and group, or let it wait."""
+    """Give a launch that runs after those of `before` its depth and cluster, or let it wait."""
     can_join = state.members.frame_of(index) is not None
     if state.waits[index] and can_join:
         state.waiting[index] = before
@@ -218,7 +218,7 @@ def _block_of(state: _Assignment, index: int, before: list[int]) -> _Block:
 
 
 def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> bool:
-    """Put a block into a group, if there is one for it."""
+    """Put a block into a cluster, if there is one for it."""
     natural = state.members.natural_space(block.nodes[-1])
     if natural is None or not _is_of_one_kind(state, block):
         return False
@@ -244,23 +244,23 @@ def _is_of_one_kind(state: _Assignment, block: _Block) -> bool:
 
 
 def _joinable(state: _Assignment, block: _Block) -> _Found | None:
-    """Return the groups of the deepest launches that a block reads from, if it may join them."""
-    if not block.deep or any([state.group_of[n] < 0 for n in block.deep]):
+    """Return the clusters of the deepest launches that a block reads from, if it may join them."""
+    if not block.deep or any([state.cluster_of[n] < 0 for n in block.deep]):
         return None
-    numbers = list(dict.fromkeys([state.find(state.group_of[n]) for n in block.deep]))
-    groups = [state.groups[g] for g in numbers]
-    first = groups[0]
-    if any([g.space != first.space for g in groups]) or not _is_alike(state, block, groups):
+    numbers = list(dict.fromkeys([state.find(state.cluster_of[n]) for n in block.deep]))
+    clusters = [state.clusters[g] for g in numbers]
+    first = clusters[0]
+    if any([g.space != first.space for g in clusters]) or not _is_alike(state, block, clusters):
         return None
-    made = first.made if len(groups) == 1 else {v: k for g in groups for v, k in g.made.items()}
+    made = first.made if len(clusters) == 1 else {v: k for g in clusters for v, k in g.made.items()}
     members = _fitted(state, block, first.space, made)
     if members is None:
         return None
-    # Every tensor of the deepest launches must be read as a value of the group.
+    # Every tensor of the deepest launches must be read as a value of the cluster.
     reads = [r.base for member in members for r in member.reads if r.base not in made]
     if any([state.made_by[base] in block.deep for base in reads]):
         return None
-    return (numbers, members) if _is_small(state, groups, members) else None
+    return (numbers, members) if _is_small(state, clusters, members) else None
 
 
 def _fitted(
@@ -297,9 +297,9 @@ def _made_by(state: _Assignment, member: Member, space: Space) -> dict[ValueId, 
 def _beside(
     state: _Assignment, block: _Block, alone: list[Member], *, is_late: bool
 ) -> _Found | None:
-    """Return a group that reads one of a block's tensors, if the block may join it.
+    """Return a cluster that reads one of a block's tensors, if the block may join it.
 
-    The group has the depth that the block would have alone, or a greater one where it `is_late`.
+    The cluster has the depth that the block would have alone, or a greater one where it `is_late`.
     """
     depth = block.deepest + 1
     for member in alone:
@@ -308,12 +308,12 @@ def _beside(
             if number < 0:
                 continue
             number = state.find(number)
-            group = state.groups[number]
-            is_deep = group.depth == depth or (is_late and group.depth > depth)
-            if not is_deep or not _is_alike(state, block, [group]):
+            cluster = state.clusters[number]
+            is_deep = cluster.depth == depth or (is_late and cluster.depth > depth)
+            if not is_deep or not _is_alike(state, block, [cluster]):
                 continue
-            members = _fitted(state, block, group.space, group.made)
-            if members is not None and _is_small(state, [group], members):
+            members = _fitted(state, block, cluster.space, cluster.made)
+            if members is not None and _is_small(state, [cluster], members):
                 return [number], members
     return None
 
@@ -321,33 +321,35 @@ def _beside(
 def _alone(
     state: _Assignment, block: _Block, natural: Space, members: list[Member]
 ) -> _Found | None:
-    """Return a new group for a block, or None where it is too large for one."""
+    """Return a new cluster for a block, or None where it is too large for one."""
     if len(members) > 1 and not _is_small(state, [], members):
         return None
     index = block.nodes[-1]
     phase = state.members.graph.nodes[index].phase
     is_rare = state.members.is_rare(index)
-    state.groups.append(Group(natural, phase, state.per_step[index], is_rare, block.deepest + 1))
+    state.clusters.append(
+        Cluster(natural, phase, state.per_step[index], is_rare, block.deepest + 1)
+    )
     state.parent.append(len(state.parent))
-    return [len(state.groups) - 1], members
+    return [len(state.clusters) - 1], members
 
 
-def _is_alike(state: _Assignment, block: _Block, groups: list[Group]) -> bool:
-    """Whether a block is of the phase and the rate of groups, and for the same kernels."""
+def _is_alike(state: _Assignment, block: _Block, clusters: list[Cluster]) -> bool:
+    """Whether a block is of the phase and the rate of clusters, and for the same kernels."""
     index = block.nodes[-1]
     phase, rate = state.members.graph.nodes[index].phase, state.per_step[index]
     is_rare = state.members.is_rare(index)
     return all(
-        [g.phase is phase and g.is_per_step == rate and g.is_rare == is_rare for g in groups]
+        [g.phase is phase and g.is_per_step == rate and g.is_rare == is_rare for g in clusters]
     )
 
 
-def _is_small(state: _Assignment, groups: list[Group], members: list[Member]) -> bool:
-    weight = sum([g.weight for g in groups]) + sum([state.members.weight_of(m) for m in members])
-    full = {v for g in groups for v in g.full_bases}
+def _is_small(state: _Assignment, clusters: list[Cluster], members: list[Member]) -> bool:
+    weight = sum([g.weight for g in clusters]) + sum([state.members.weight_of(m) for m in members])
+    full = {v for g in clusters for v in g.full_bases}
     full.update([v for member in members for v in _full_bases(member)])
     inside = {v for member in members for v in state.members.graph.nodes[member.node].outputs}
-    made = {v for g in groups for v in g.made}
+    made = {v for g in clusters for v in g.made}
     num_full = len([v for v in full if v not in made and v not in inside])
     return weight <= MAX_INSTRUCTIONS and num_full <= MAX_FULL_INPUTS
 
@@ -357,26 +359,26 @@ def _full_bases(member: Member) -> list[ValueId]:
 
 
 def _join(state: _Assignment, numbers: list[int], members: list[Member]) -> None:
-    """Make several groups one, the largest of them, and put members into it."""
-    target = max(numbers, key=lambda g: len(state.groups[g].members))
-    group = state.groups[target]
+    """Make several clusters one, the largest of them, and put members into it."""
+    target = max(numbers, key=lambda g: len(state.clusters[g].members))
+    cluster = state.clusters[target]
     for number in numbers:
         if number == target:
             continue
-        other = state.groups[number]
+        other = state.clusters[number]
         state.parent[number] = target
-        group.members += other.members
-        group.made.update(other.made)
-        group.full_bases.update(other.full_bases)
-        group.weight += other.weight
+        cluster.members += other.members
+        cluster.made.update(other.made)
+        cluster.full_bases.update(other.full_bases)
+        cluster.weight += other.weight
     for member in members:
-        group.members.append(member)
-        group.weight += state.members.weight_of(member)
+        cluster.members.append(member)
+        cluster.weight += state.members.weight_of(member)
         for base in _full_bases(member):
-            if base not in group.made:
-                group.full_bases[base] = None
+            if base not in cluster.made:
+                cluster.full_bases[base] = None
                 state.readers[base] = target
-        group.made.update(_made_by(state, member, group.space))
-        state.depth[member.node] = group.depth
-        state.group_of[member.node] = target
+        cluster.made.update(_made_by(state, member, cluster.space))
+        state.depth[member.node] = cluster.depth
+        state.cluster_of[member.node] = target
         state.waiting.pop(member.node, None)

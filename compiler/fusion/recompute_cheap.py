@@ -8,13 +8,13 @@ backward pass, and what reads the value there reads the clone; `fuse` puts the c
 that reads it, so that a tensor is read as before and one less is written, and kept. What is one
 number per row or column (a mean, a rounded scale) is small: it is kept, never computed again.
 
-A reader that no group computes, as a matrix product, needs the value in memory. There the clone is
-an output of a kernel of the backward pass that reads the same tensor; the readers, and what needs
-them, are moved after it. The value so dies in the forward pass, and the clone costs no bytes where
-it lies over the tensor that it is made of. Without such a kernel, or where it needs the readers
-itself, the value is kept.
+A reader that generated code does not compute, as a matrix product, needs the value in memory. There
+the clone is an output of a kernel of the backward pass that reads the same tensor; the readers, and
+what needs them, are moved after it. The value so dies in the forward pass, and the clone costs no
+bytes where it lies over the tensor that it is made of. Without such a kernel, or where it needs the
+readers itself, the value is kept.
 
-Guarantees: every value that is read has the bits that it had, but for bfloat16, which a group
+Guarantees: every value that is read has the bits that it had, but for bfloat16, which a kernel
 rounds only where it is an output; no unused node is left.
 """
 
@@ -34,7 +34,7 @@ from compiler.registry import Op
 from compiler.types import Phase, TensorType, ValueId
 
 MAX_INSTRUCTIONS = 32
-"""Instructions of all clones for one value: above gelu (15), far below a group's limit."""
+"""Instructions of all clones for one value: above gelu (15), far below a kernel's limit."""
 
 NARROW = 8
 """A tensor with at most 1 / NARROW of a value's elements is small beside it."""
@@ -111,17 +111,17 @@ class _Search:
             if node.phase is Phase.FORWARD or not self.is_launch[index]:
                 continue
             roots = tuple(dict.fromkeys([self.root[v] for v in node.inputs]))
-            is_group = self.members.frame_of(index) is not None
+            is_fused = self.members.frame_of(index) is not None
             for value in roots:
                 readers = self._readers_of(value)
                 readers.is_read_late = True
                 readers.is_read_by_updates |= node.phase is not Phase.BACKWARD
-                if not is_group:
+                if not is_fused:
                     readers.others.append(index)
             read = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
             if waits[index]:
                 read_by.update(dict.fromkeys(node.outputs, tuple(read)))
-            elif node.phase is Phase.BACKWARD and is_group:
+            elif node.phase is Phase.BACKWARD and is_fused:
                 for value in read:
                     self._readers_of(value).kernels.append(index)
 

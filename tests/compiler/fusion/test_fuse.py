@@ -258,7 +258,7 @@ def test_neither_phases_nor_rates_mix(net, every):
     loss, w = loss_of_a_bent_product(net)
     staged = fuse.stage_reductions(trained(net, loss, [w], every))
     per_step = needed_per_step(staged)
-    found = fuse.find_groups(Members(staged))
+    found = fuse.find_clusters(Members(staged))
     rows = [[(staged.nodes[m.node].phase, per_step[m.node]) for m in g.members] for g in found]
     assert all(len(set(row)) == 1 for row in rows)
     assert len({row[0] for row in rows}) > 1

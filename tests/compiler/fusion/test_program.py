@@ -94,4 +94,4 @@ def test_a_group_is_shown_by_what_it_is_made_of():
     x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
     bias = b.one(INPUT, name="bias", dtype="float32", shape=(4,))
     b.outputs = [Output("y", b.emit(FUSED, (x, bias), biased())[0])]
-    assert "= fused(add, exp)(%0, %1) {'rows': 6, 'columns': 4}" in print_graph(b.freeze())[2]
+    assert "= add + exp(%0, %1) {'rows': 6, 'columns': 4}" in print_graph(b.freeze())[2]
