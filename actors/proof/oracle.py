@@ -19,7 +19,7 @@ from random import Random
 from actors.errors import ProtocolError
 from actors.explore import explore
 from actors.machine import Machine
-from actors.proof.scenario import Command, Order, Scenario
+from actors.proof.scenario import Command, EventOrder, Scenario
 from actors.table import OUTSIDE, MachineTable
 from actors.transitions import KIND_BITS, KIND_MASK, Message, State, message, subject_of
 from compiler.errors import InternalError
@@ -81,7 +81,7 @@ class Memory:
             slots[: edge.initial] = range(edge.initial)
         self.allowed = dict.fromkeys(table.sources, 0)
         for command in scenario.commands:
-            if command.order is Order.ADMIT:
+            if command.order is EventOrder.ADMIT:
                 self.allowed[command.source] += command.count or 0
         self._expect()
 
@@ -99,10 +99,10 @@ class Memory:
     def command(self, command: Command) -> None:
         """Give a command, and know what it means for the number of firings."""
         source, count = command.source, command.count
-        if command.order is Order.HALT:
+        if command.order is EventOrder.HALT:
             self.machine.halt()
             self._halt()
-        elif command.order is Order.ADMIT:
+        elif command.order is EventOrder.ADMIT:
             self.machine.admit(source, count or 0)
         else:
             begun = self.machine.firing_index(source) + 1

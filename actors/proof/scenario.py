@@ -19,7 +19,7 @@ from random import Random
 from actors.table import Edge, MachineTable
 
 
-class Order(Enum):
+class EventOrder(Enum):
     """What a command asks of the machine."""
 
     ADMIT = "admit"
@@ -31,7 +31,7 @@ class Order(Enum):
 class Command:
     """One call to the machine: `count` firings of `source`, or the limit of its end."""
 
-    order: Order
+    order: EventOrder
     source: int = 0
     count: int | None = None
 
@@ -57,7 +57,7 @@ def make_scenario(rng: Random) -> Scenario:
     total = {s: steps * table.firings_per_step[s] for s in table.sources}
     parts = [_commands_of(rng, source, count) for source, count in total.items()]
     if rng.random() < 0.03:
-        parts.append([Command(Order.HALT)])
+        parts.append([Command(EventOrder.HALT)])
     fails = None
     if rng.random() < 0.1:
         fails = rng.randrange(table.num_actors), rng.randint(0, 3)
@@ -71,12 +71,12 @@ def _commands_of(rng: Random, source: int, total: int) -> list[Command]:
     left = total
     while left:
         count = left if len(commands) == 2 else rng.randint(1, left)
-        commands.append(Command(Order.ADMIT, source, count))
+        commands.append(Command(EventOrder.ADMIT, source, count))
         left -= count
     limit = rng.randint(0, total) if rng.random() < 0.3 else None
-    commands.append(Command(Order.END, source, limit))
+    commands.append(Command(EventOrder.END, source, limit))
     if rng.random() < 0.1:
-        commands.append(Command(Order.END, source, rng.randint(0, total)))
+        commands.append(Command(EventOrder.END, source, rng.randint(0, total)))
     return commands
 
 

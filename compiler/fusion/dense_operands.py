@@ -71,7 +71,7 @@ def _with_copies(members: Members, index: int, space: Space, types: list[TensorT
     node = members.graph.nodes[index]
     if found is None:
         return [node]
-    copies = _Copies(node, types)
+    copies = _DenseCopies(node, types)
     inputs: list[ValueId] = []
     for value, shape in zip(node.inputs, found.inputs, strict=True):
         if not members.can_read(value, access_of(shape, found.shape, space.columns), space):
@@ -90,7 +90,7 @@ def _stretched(shape: Shape, walked: Shape, space: Space) -> Shape:
     return walked if access_of(by_rows, walked, space.columns) is None else by_rows
 
 
-class _Copies:
+class _DenseCopies:
     """Dense copies in front of a node, which they share scope and source with."""
 
     def __init__(self, node: Node, types: list[TensorType]) -> None:

@@ -37,7 +37,7 @@ class Wide:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _RegionDraft:
     """A step whose values have the ids of the graph; of sums that left a program, below 0."""
 
     kind: StepKind
@@ -53,7 +53,7 @@ def make_region(
 
     `nodes` are the region's, in order; views that it needs of operands are emitted into `b`.
     """
-    drafts: list[_Draft] = []
+    drafts: list[_RegionDraft] = []
     for node in nodes:
         drafts += _program_drafts(node, wide) if node.op is FUSED else [_draft(b, node, wide)]
     drafts = _needed(_merged(drafts), wanted)
@@ -81,7 +81,7 @@ def _numbers(number: dict[int, int], values: tuple[int, ...]) -> tuple[int, ...]
     return tuple([number[v] for v in values])
 
 
-def _held(b: GraphBuilder, drafts: list[_Draft], value: int) -> Held:
+def _held(b: GraphBuilder, drafts: list[_RegionDraft], value: int) -> Held:
     for draft in drafts:
         if value in draft.makes and draft.program is not None:
             place = draft.program.outputs[draft.makes.index(value)]
@@ -89,25 +89,25 @@ def _held(b: GraphBuilder, drafts: list[_Draft], value: int) -> Held:
     return Held(b.types[value].dtype, Kind.FULL)
 
 
-def _draft(b: GraphBuilder, node: Node, wide: Wide) -> _Draft:
+def _draft(b: GraphBuilder, node: Node, wide: Wide) -> _RegionDraft:
     """Return the step of a product, or of a sum over rows."""
     first, *others = node.inputs
     makes = (node.outputs[0],)
     if node.op is not MATMUL:
-        return _Draft(StepKind.COLUMN_SUM, (wide.base[first],), makes)
+        return _RegionDraft(StepKind.COLUMN_SUM, (wide.base[first],), makes)
     (second,) = others
     if first in wide.turned:
-        return _Draft(StepKind.SUM_OF_PRODUCTS, (wide.base[first], second), makes)
+        return _RegionDraft(StepKind.SUM_OF_PRODUCTS, (wide.base[first], second), makes)
     if second in wide.base:
         by_rows = swap_last_axes(b, first)
-        return _Draft(StepKind.SUM_OF_PRODUCTS, (by_rows, wide.base[second]), makes)
+        return _RegionDraft(StepKind.SUM_OF_PRODUCTS, (by_rows, wide.base[second]), makes)
     if first in wide.base:
-        return _Draft(StepKind.PRODUCT, (wide.base[first], second), makes)
+        return _RegionDraft(StepKind.PRODUCT, (wide.base[first], second), makes)
     width = b.type_of(first).shape[-1]
-    return _Draft(StepKind.PRODUCT, (reshape_to(b, first, (wide.rows, width)), second), makes)
+    return _RegionDraft(StepKind.PRODUCT, (reshape_to(b, first, (wide.rows, width)), second), makes)
 
 
-def _program_drafts(node: Node, wide: Wide) -> list[_Draft]:
+def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
     """Return the steps of a fused program: itself without its sums over rows, and these."""
     program = program_of(node.attrs)
     reads = tuple([int(wide.base.get(v, v)) for v in node.inputs])
@@ -123,15 +123,15 @@ def _program_drafts(node: Node, wide: Wide) -> list[_Draft]:
     for operand, value in sums:
         if operand not in name:  # no output until now
             name[operand] = kept[operand] = -1 - value
-    drafts: list[_Draft] = []
+    drafts: list[_RegionDraft] = []
     if kept:
-        whole = _Draft(StepKind.PROGRAM, reads, tuple(kept.values()), program)
+        whole = _RegionDraft(StepKind.PROGRAM, reads, tuple(kept.values()), program)
         drafts.append(_restricted(whole, tuple(kept)))
-    drafts += [_Draft(StepKind.COLUMN_SUM, (name[v],), (total,)) for v, total in sums]
+    drafts += [_RegionDraft(StepKind.COLUMN_SUM, (name[v],), (total,)) for v, total in sums]
     return drafts
 
 
-def _restricted(draft: _Draft, outputs: tuple[int, ...]) -> _Draft:
+def _restricted(draft: _RegionDraft, outputs: tuple[int, ...]) -> _RegionDraft:
     """Return a program's draft with some of its values as outputs; `makes` are theirs already."""
     program = draft.program
     if program is None:
@@ -149,9 +149,9 @@ def _emit(p: ProgramBuilder, program: FusedProgram, values: list[int]) -> list[i
     return values
 
 
-def _merged(drafts: list[_Draft]) -> list[_Draft]:
+def _merged(drafts: list[_RegionDraft]) -> list[_RegionDraft]:
     """Make one of programs that follow each other."""
-    merged: list[_Draft] = []
+    merged: list[_RegionDraft] = []
     for draft in drafts:
         before = merged[-1] if merged else None
         joined = None if before is None else _joined(before, draft)
@@ -162,7 +162,7 @@ def _merged(drafts: list[_Draft]) -> list[_Draft]:
     return merged
 
 
-def _joined(first: _Draft, second: _Draft) -> _Draft | None:
+def _joined(first: _RegionDraft, second: _RegionDraft) -> _RegionDraft | None:
     if first.program is None or second.program is None:
         return None
     size = len(first.program.instructions) + len(second.program.instructions)
@@ -185,13 +185,13 @@ def _joined(first: _Draft, second: _Draft) -> _Draft | None:
         values = _emit(p, program, values)
         made.update(zip(draft.makes, [values[v] for v in program.outputs], strict=True))
     program, kept = p.finish(tuple(made.values()))
-    return _Draft(StepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
+    return _RegionDraft(StepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
 
 
-def _needed(drafts: list[_Draft], wanted: tuple[ValueId, ...]) -> list[_Draft]:
+def _needed(drafts: list[_RegionDraft], wanted: tuple[ValueId, ...]) -> list[_RegionDraft]:
     """Leave out what neither the wanted values nor later steps read."""
     read: set[int] = set(wanted)
-    needed: list[_Draft] = []
+    needed: list[_RegionDraft] = []
     for draft in reversed(drafts):
         left = [i for i, value in enumerate(draft.makes) if value in read]
         if not left:

@@ -89,7 +89,7 @@ def choose_chunk_rows(rows: int, row_bytes: int) -> int:
 
 def _with_region(graph: Graph, product: int, chunk_rows: int | None) -> Graph:
     """Return the graph with the region that begins at a product, or as it is."""
-    found = _Search(graph, product).found()
+    found = _ChunkSearch(graph, product).found()
     if found is None:
         return graph
     wide, members = found
@@ -110,7 +110,7 @@ def _chunk_rows_of(graph: Graph, wide: Wide) -> int:
 
 
 @dataclass(slots=True)
-class _Search:
+class _ChunkSearch:
     """The walk from a product to all that reads what it makes, and what is made of that."""
 
     graph: Graph

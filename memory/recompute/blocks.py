@@ -32,7 +32,7 @@ NO_BUFFER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class GraphBlock:
     """Forward ops [first, end) and the other ops [stage_first, stage_end) that go back over them.
 
     input and output: the buffers that cross the cuts before and after, NO_BUFFER at the ends.
@@ -47,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Readers:
+class _BufferReaders:
     """Per buffer that a forward op makes and that has bytes: who makes and who reads it.
 
     last_forward: its maker where no forward op reads it. first_other, last_other: len(ops) and -1
@@ -61,10 +61,10 @@ class _Readers:
     last_other: IntArray
     is_small: npt.NDArray[np.bool_]
 
-    def without(self, buffers: Sequence[int]) -> _Readers:
+    def without(self, buffers: Sequence[int]) -> _BufferReaders:
         """Return the same without some buffers."""
         kept = ~np.isin(self.buffer, np.array(buffers, np.int64))
-        return _Readers(
+        return _BufferReaders(
             self.buffer[kept],
             self.maker[kept],
             self.last_forward[kept],
@@ -74,7 +74,7 @@ class _Readers:
         )
 
 
-def find_blocks(problem: Problem) -> tuple[Block, ...]:
+def find_blocks(problem: Problem) -> tuple[GraphBlock, ...]:
     """Return the blocks in forward order; one block where nothing can be cut. O(E + cuts n).
 
     Every op belongs to one block. By the rule of this module's docstring, an op of a block reads
@@ -100,12 +100,12 @@ def find_blocks(problem: Problem) -> tuple[Block, ...]:
     crossing = [NO_BUFFER, *[buffer for _, buffer in cuts], NO_BUFFER]
     stages = bounds[::-1]
     return tuple(
-        Block(firsts[b], firsts[b + 1], stages[b + 1], stages[b], crossing[b], crossing[b + 1])
+        GraphBlock(firsts[b], firsts[b + 1], stages[b + 1], stages[b], crossing[b], crossing[b + 1])
         for b in range(len(cuts) + 1)
     )
 
 
-def pinned_buffers(problem: Problem, blocks: tuple[Block, ...]) -> tuple[int, ...]:
+def pinned_buffers(problem: Problem, blocks: tuple[GraphBlock, ...]) -> tuple[int, ...]:
     """Return the buffers with bytes that more than their own block and its neighbours read.
 
     A chain of blocks holds them from when they are made to their last reader. O(E).
@@ -123,7 +123,7 @@ def pinned_buffers(problem: Problem, blocks: tuple[Block, ...]) -> tuple[int, ..
     return tuple(sorted(pinned))
 
 
-def block_of_ops(problem: Problem, blocks: tuple[Block, ...]) -> tuple[int, ...]:
+def block_of_ops(problem: Problem, blocks: tuple[GraphBlock, ...]) -> tuple[int, ...]:
     """Return per op the number of its block."""
     block_of = [0] * len(problem.ops)
     for number, block in enumerate(blocks):
@@ -132,10 +132,12 @@ def block_of_ops(problem: Problem, blocks: tuple[Block, ...]) -> tuple[int, ...]
     return tuple(block_of)
 
 
-def merge_blocks(blocks: Sequence[Block]) -> Block:
+def merge_blocks(blocks: Sequence[GraphBlock]) -> GraphBlock:
     """Return neighbouring blocks as one."""
     first, last = blocks[0], blocks[-1]
-    return Block(first.first, last.end, last.stage_first, first.stage_end, first.input, last.output)
+    return GraphBlock(
+        first.first, last.end, last.stage_first, first.stage_end, first.input, last.output
+    )
 
 
 def gradient_bytes(problem: Problem) -> IntArray:
@@ -159,7 +161,7 @@ def gradient_bytes(problem: Problem) -> IntArray:
     return np.cumsum(change)[:-1]
 
 
-def _readers(problem: Problem) -> _Readers:
+def _readers(problem: Problem) -> _BufferReaders:
     maker, num_ops = problem.makers, len(problem.ops)
     last_forward, last_other = list(maker), [-1] * len(maker)
     first_other = [num_ops] * len(maker)
@@ -178,10 +180,10 @@ def _readers(problem: Problem) -> _Readers:
     buffer = np.array(chosen, np.int64)
     columns = (maker, last_forward, first_other, last_other)
     of_maker, forward, first, last = [np.array(column, np.int64)[buffer] for column in columns]
-    return _Readers(buffer, of_maker, forward, first, last, is_small)
+    return _BufferReaders(buffer, of_maker, forward, first, last, is_small)
 
 
-def _forward_cuts(problem: Problem, readers: _Readers) -> list[tuple[int, int]]:
+def _forward_cuts(problem: Problem, readers: _BufferReaders) -> list[tuple[int, int]]:
     """Return (op before the cut, the one buffer that crosses), one cut per buffer."""
     count = np.zeros(problem.num_forward + 1, np.int64)
     names = np.zeros(problem.num_forward + 1, np.int64)
@@ -196,7 +198,9 @@ def _forward_cuts(problem: Problem, readers: _Readers) -> list[tuple[int, int]]:
     return cuts
 
 
-def _window(problem: Problem, readers: _Readers, cut: tuple[int, int]) -> tuple[int, int] | None:
+def _window(
+    problem: Problem, readers: _BufferReaders, cut: tuple[int, int]
+) -> tuple[int, int] | None:
     """Return the first and last position at which the earlier block's stage may begin."""
     op, crossing = cut
     is_after = readers.maker > op
@@ -206,7 +210,7 @@ def _window(problem: Problem, readers: _Readers, cut: tuple[int, int]) -> tuple[
     return (low, high) if low <= high else None
 
 
-def _pinned(problem: Problem, readers: _Readers, cuts: list[tuple[int, int]]) -> list[int]:
+def _pinned(problem: Problem, readers: _BufferReaders, cuts: list[tuple[int, int]]) -> list[int]:
     """Return the small buffers that cross a cut, or whose readers leave no place for it."""
     large = readers.without(readers.buffer[readers.is_small].tolist())
     pinned: list[int] = []

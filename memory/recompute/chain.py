@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memory.liveness import IntArray
-from memory.recompute.blocks import Block, find_blocks, merge_blocks
+from memory.recompute.blocks import GraphBlock, find_blocks, merge_blocks
 from memory.recompute.chain_table import BlockChain, BlockRun, Keep, SlotTable
 from memory.recompute.local import PlacedBlock, place_runs
 from memory.recompute.options import BlockOptions, block_options, candidates, joined_options
@@ -75,7 +75,7 @@ def chain_plans(problem: Problem) -> ChainTable | None:
     return None
 
 
-def _is_chain_of_few(problem: Problem, blocks: tuple[Block, ...]) -> bool:
+def _is_chain_of_few(problem: Problem, blocks: tuple[GraphBlock, ...]) -> bool:
     """Whether the blocks are of few kinds, none of them too large."""
     alone = {runs[0].kind: runs[0].local for runs in place_runs(problem, blocks, 1)}
     return len(alone) <= MAX_KINDS and all(
@@ -106,9 +106,9 @@ def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
     return tuple(sequence)
 
 
-def chain_blocks(problem: Problem) -> tuple[Block, ...]:
+def chain_blocks(problem: Problem) -> tuple[GraphBlock, ...]:
     """Return the blocks a chain is made of: those without a stage of their own join the former."""
-    joined: list[Block] = []
+    joined: list[GraphBlock] = []
     for block in find_blocks(problem):
         if joined and block.stage_first == block.stage_end:
             joined[-1] = merge_blocks((joined[-1], block))
@@ -276,15 +276,15 @@ class _ScheduleEmitter:
         return _placed_ops(placed.block, forward), _placed_ops(placed.block, stage)
 
 
-def _placed_ops(block: Block, steps: list[SweepStep]) -> list[int]:
+def _placed_ops(block: GraphBlock, steps: list[SweepStep]) -> list[int]:
     return [(block.first if step.makes else block.stage_first) + step.index for step in steps]
 
 
-def _in_pairs(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+def _in_pairs(blocks: tuple[GraphBlock, ...]) -> tuple[GraphBlock, ...]:
     return tuple(merge_blocks(blocks[k : k + 2]) for k in range(0, len(blocks), 2))
 
 
-def _make_chain(problem: Problem, blocks: tuple[Block, ...]) -> BlockChain:
+def _make_chain(problem: Problem, blocks: tuple[GraphBlock, ...]) -> BlockChain:
     """Return the chain with the options of every run of up to MAX_RUN blocks."""
     placed = place_runs(problem, blocks, MAX_RUN)
     known: dict[int, BlockOptions] = {}

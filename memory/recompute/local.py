@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memory.recompute.blocks import NO_BUFFER, Block, gradient_bytes, merge_blocks, pinned_buffers
+from memory.recompute.blocks import (
+    NO_BUFFER,
+    GraphBlock,
+    gradient_bytes,
+    merge_blocks,
+    pinned_buffers,
+)
 from memory.recompute.problem import Problem, ProblemOp
 
 
@@ -53,7 +59,7 @@ class PlacedBlock:
     begins. around_bytes: those alive during all of its stage that no op of the stage touches.
     """
 
-    block: Block
+    block: GraphBlock
     local: LocalBlock
     kind: int
     buffers: tuple[int, ...]
@@ -62,7 +68,7 @@ class PlacedBlock:
 
 
 def place_runs(
-    problem: Problem, blocks: tuple[Block, ...], longest: int
+    problem: Problem, blocks: tuple[GraphBlock, ...], longest: int
 ) -> tuple[tuple[PlacedBlock, ...], ...]:
     """Return per block the runs that begin with it, shortest first, in local form. O(E longest).
 
@@ -114,8 +120,8 @@ class _Accesses:
 
 def _local(
     problem: Problem,
-    block: Block,
-    earlier: Block | None,
+    block: GraphBlock,
+    earlier: GraphBlock | None,
     accesses: _Accesses,
     pinned: frozenset[int],
 ) -> tuple[LocalBlock, tuple[int, ...]]:
@@ -157,7 +163,7 @@ def _local(
     return local, tuple(number)
 
 
-def _is_kept(accesses: _Accesses, block: Block, earlier: Block) -> bool:
+def _is_kept(accesses: _Accesses, block: GraphBlock, earlier: GraphBlock) -> bool:
     """Tell whether the block's input is read after its stage, or may be by recomputation."""
     if block.input == NO_BUFFER:
         return False

@@ -13,7 +13,7 @@ import pytest
 from actors.errors import ProtocolError
 from actors.machine import Machine
 from actors.proof.oracle import OracleError, play
-from actors.proof.scenario import Command, Order, Scenario, make_scenario
+from actors.proof.scenario import Command, EventOrder, Scenario, make_scenario
 from actors.table import OUTSIDE
 from actors.transitions import TRANSITIONS, Message, Reaction, State, kind_of, message, subject_of
 
@@ -536,8 +536,8 @@ def test_every_plan_shows_a_machine_that_fires_without_free_slots_within_ten_ord
     for table in tables:
         commands = []
         for source in table.sources:
-            commands.append(Command(Order.ADMIT, source, 8 * table.firings_per_step[source]))
-            commands.append(Command(Order.END, source))
+            commands.append(Command(EventOrder.ADMIT, source, 8 * table.firings_per_step[source]))
+            commands.append(Command(EventOrder.END, source))
         scenario = Scenario(table, tuple(commands), {}, None)
         with pytest.raises(OracleError, match=r"is written in firing|holds"):  # noqa: PT012
             for order in range(10):

@@ -388,7 +388,7 @@ def trained(cache, tmp_path, monkeypatch, native_toolchain):
     monkeypatch.setenv("MEASURED", "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(tuning, "_state", tuning._State())
+    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
     monkeypatch.setattr(runtime._state, "broken", {})
     file = tmp_path / "train.py"
     file.write_text(FIT)

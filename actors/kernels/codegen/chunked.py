@@ -28,14 +28,14 @@ from actors.kernels.codegen.fused_kernel import (
     group_work,
     pieces_of,
 )
-from actors.kernels.codegen.held import Buffers, buffers_of, made_of_step, program_attrs
+from actors.kernels.codegen.held import HeldBuffers, buffers_of, made_of_step, program_attrs
 from actors.kernels.codegen.programs import function_of
-from actors.kernels.codegen.spaces import Space, row_strides
+from actors.kernels.codegen.spaces import LoopSpace, row_strides
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
 from actors.kernels.native.chain import JoinedLaunches
-from actors.kernels.native.gemm import Gemm, View, gemm_of, view_of, view_of_array
+from actors.kernels.native.gemm import Gemm, MatrixView, gemm_of, view_of, view_of_array
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas
 from actors.kernels.native.launch import NativeLaunch, address, native_launch
@@ -57,12 +57,12 @@ _SUMMED = (DType.FLOAT32, DType.FLOAT64)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _ChunkCall:
     """A region on operands of known layout; `views` are those of inputs, then of outputs."""
 
     region: Region
-    views: tuple[View, ...]
-    buffers: Buffers
+    views: tuple[MatrixView, ...]
+    buffers: HeldBuffers
 
     def row_step(self, value: int) -> int:
         """Return how far the rows of a wide value are apart: each begins at a cache line."""
@@ -70,15 +70,15 @@ class _Call:
         per_line = ALIGNMENT_BYTES // item
         return -(-self.region.columns // per_line) * per_line
 
-    def view(self, value: int, rows: int, width: int) -> View:
+    def view(self, value: int, rows: int, width: int) -> MatrixView:
         """Return some rows of a value that lies by rows; an input keeps its strides."""
         region, held = self.region, self.region.held_at(value)
         if held is not None:
-            return View(held.dtype, (rows, region.columns), (self.row_step(value), 1))
+            return MatrixView(held.dtype, (rows, region.columns), (self.row_step(value), 1))
         view = self._outer(value)
         if value < region.num_inputs:
             return replace(view, shape=(rows, view.shape[1]))
-        return View(view.dtype, (rows, width), (width, 1))
+        return MatrixView(view.dtype, (rows, width), (width, 1))
 
     def gemm(self, step: Step, rows: int, *, adds: bool) -> Gemm | None:
         """Return the product of a step on some rows."""
@@ -86,9 +86,9 @@ class _Call:
         if step.kind is StepKind.PRODUCT:
             b = self._outer(step.reads[1])
             return gemm_of(a, b, self.view(step.makes[0], rows, b.shape[1]))
-        across = View(a.dtype, a.shape[::-1], a.strides[::-1])
+        across = MatrixView(a.dtype, a.shape[::-1], a.strides[::-1])
         extents = (across.shape[0], b.shape[1])
-        out = View(self._outer(step.makes[0]).dtype, extents, (extents[1], 1))
+        out = MatrixView(self._outer(step.makes[0]).dtype, extents, (extents[1], 1))
         found = gemm_of(across, b, out)
         return None if found is None else replace(found, adds=adds)
 
@@ -115,13 +115,15 @@ class _Call:
                 layouts.append(((region.rows,), (1,)))
         return row_strides(made_of_step(step).program, region.columns, tuple(layouts))
 
-    def space(self, step: Step, rows: int) -> Space | None:
+    def space(self, step: Step, rows: int) -> LoopSpace | None:
         """Return the space of a program, cut for a chunk of some rows."""
         strides = self.strides(step)
         piece = -(-rows // MAX_PIECES)
         cut = Chunks(piece, -(-rows // piece), self.region.columns, 0)
         region = self.region
-        return None if strides is None else Space(region.rows, region.columns, tuple(strides), cut)
+        return (
+            None if strides is None else LoopSpace(region.rows, region.columns, tuple(strides), cut)
+        )
 
     def pieces(self, num_workers: int) -> tuple[Piece, ...]:
         """Return scratch: of libraries, of programs, then wide values, values by rows, sums."""
@@ -149,7 +151,7 @@ class _Call:
             *[Piece((region.columns,), np.dtype(np.float64)) for _ in _column_sums(region)],
         )
 
-    def _outer(self, value: int) -> View:
+    def _outer(self, value: int) -> MatrixView:
         """Return the view of an input or an output."""
         region = self.region
         return self.views[value if value < region.num_inputs else value - len(region.held)]
@@ -172,7 +174,7 @@ class ChunkedKernel:
         known = tuple([view for view in views if view is not None])
         if not runtime.is_on() or len(known) < len(views):
             return None
-        call = _Call(region, known, buffers_of(region, numpy_dtype))
+        call = _ChunkCall(region, known, buffers_of(region, numpy_dtype))
         if not _is_taken(call) or not all([x.is_dense for x in outputs]):
             return None
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
@@ -198,11 +200,11 @@ class ChunkedKernel:
         known = tuple([view for view in views if view is not None])
         if len(known) < len(views):
             raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
-        call = _Call(region, known, buffers_of(region, numpy_dtype))
+        call = _ChunkCall(region, known, buffers_of(region, numpy_dtype))
         workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
         while workers > 1 and scratch.size_bytes(call.pieces(workers)) > given:
             workers -= 1
-        binding = _Binding(call, workers, inputs, outputs, workspace)
+        binding = _NativeChunkBinding(call, workers, inputs, outputs, workspace)
         launches = tuple(
             [
                 binding.launch(step, first, last)
@@ -219,12 +221,12 @@ class ChunkedKernel:
         )
 
 
-class _Binding:
+class _NativeChunkBinding:
     """The arrays of a call, and the launches on them."""
 
     def __init__(
         self,
-        call: _Call,
+        call: _ChunkCall,
         workers: int,
         inputs: tuple[Array, ...],
         outputs: tuple[Array, ...],
@@ -326,7 +328,7 @@ def _workspace_bytes(gemm: Gemm) -> int | None:
     return None if library is None else workspace_bytes(library, gemm)
 
 
-def _is_taken(call: _Call) -> bool:
+def _is_taken(call: _ChunkCall) -> bool:
     functions = [_function(step) for step in _programs(call.region)]
     if any([function is None or runtime.is_broken(function) for function in functions]):
         return False
@@ -340,7 +342,7 @@ def _is_taken(call: _Call) -> bool:
     )
 
 
-def _work(call: _Call) -> Work:
+def _work(call: _ChunkCall) -> Work:
     region, work = call.region, Work(0.0)
     for step in region.steps:
         if step.kind is StepKind.PROGRAM:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import expression, load, rounded, store, sum_type_of, takes
 from actors.kernels.codegen.loops import REDUCTIONS, num_rows_at_once, phase_lines
-from actors.kernels.codegen.phases import Phase, operands_of, schedule
+from actors.kernels.codegen.phases import LoopPhase, operands_of, schedule
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.native.runtime import CFunction, unique_name
 from compiler.fusion.program import OTHERS, FusedProgram, Instruction, Kind
@@ -45,7 +45,7 @@ def is_taken(program: FusedProgram) -> bool:
 
 def emit(program: FusedProgram) -> CFunction:
     """Return the function of a program. Raises ValueError where `is_taken` is false."""
-    text = "\n".join(_Emitter(program).lines())
+    text = "\n".join(_CEmitter(program).lines())
     name = unique_name("fused", text)
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
@@ -63,7 +63,7 @@ def _has_form(program: FusedProgram, instruction: Instruction) -> bool:
     return expression(instruction, names, dtypes, constants) is not None
 
 
-class _Emitter:
+class _CEmitter:
     """The text of one program, with NAME for its name."""
 
     def __init__(self, program: FusedProgram) -> None:
@@ -259,7 +259,7 @@ class _Emitter:
             "}",
         ]
 
-    def _combine(self, phase: Phase, value: int) -> list[str]:
+    def _combine(self, phase: LoopPhase, value: int) -> list[str]:
         """Return the reduction of a row from those of its pieces, in their order."""
         own, member = ("double", "d") if self.values.is_float(value) else ("int64_t", "i")
         if self.values.dtype(value) is DType.UINT64:

@@ -19,7 +19,7 @@ from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.chunks import duration_ns
 from actors.kernels.codegen.loops import num_rows_at_once
 from actors.kernels.codegen.programs import Made, function_of, made_of
-from actors.kernels.codegen.spaces import Space, in_place_pairs, space_of
+from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, space_of
 from actors.kernels.indices import INDEX, checked
 from actors.kernels.interpret.steps import held_dtype
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
@@ -108,7 +108,7 @@ class FusedKernel:
         )
 
 
-def pieces_of(made: Made, space: Space, num_workers: int) -> tuple[Piece, ...]:
+def pieces_of(made: Made, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:
     """Return the scratch: partial reductions, column sums by partial, row buffers by thread."""
     program, chunks = made.program, space.chunks
     most = max([len(phase.reductions) for phase in made.schedule.phases], default=0)
@@ -130,7 +130,7 @@ def _padded(columns: int) -> int:
     return -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _held(program: FusedProgram, space: Space) -> int:
+def _held(program: FusedProgram, space: LoopSpace) -> int:
     """Return elements of a row buffer of one thread: the rows that a loop takes at once."""
     return _padded(space.columns * (1 if space.chunks.num_columns else num_rows_at_once(program)))
 
@@ -146,7 +146,7 @@ def group_work(program: FusedProgram, rows: int, columns: int) -> Work:
 
 
 def argument_words(
-    made: Made, space: Space, rows: int, arrays: tuple[Array, ...], workspace: Array | None
+    made: Made, space: LoopSpace, rows: int, arrays: tuple[Array, ...], workspace: Array | None
 ) -> tuple[ctypes.Array[ctypes.c_int64], tuple[Array, ...]]:
     """Return the argument block of a launch in a space, and the arrays of scratch in it.
 
@@ -176,7 +176,7 @@ def argument_words(
     return argument_block(block), held
 
 
-def _fill_header(block: list[int], space: Space, workers: int, partials: Array) -> None:
+def _fill_header(block: list[int], space: LoopSpace, workers: int, partials: Array) -> None:
     block[words.ROWS], block[words.COLUMNS] = space.rows, space.columns
     block[words.CHUNK_ROWS], block[words.NUM_CHUNKS] = space.chunks.rows, space.chunks.num_rows
     block[words.CHUNK_COLUMNS] = space.chunks.columns

@@ -24,20 +24,20 @@ from actors.kernels.codegen.fused_kernel import (
     pieces_of,
 )
 from actors.kernels.codegen.programs import Made, function_of, made_of
-from actors.kernels.codegen.spaces import Space, in_place_pairs, row_strides
+from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, row_strides
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import (
     Chunk,
     Gemm,
-    View,
+    MatrixView,
     chunks_of,
     gemm_of,
     view_of,
     view_of_array,
 )
-from actors.kernels.native.gemm_launch import Epilogue, Library, Scratch, gemm_launch
+from actors.kernels.native.gemm_launch import Epilogue, Library, ProductScratch, gemm_launch
 from actors.kernels.native.launch import NativeLaunch, native_launch
 from actors.kernels.native.matmul import LIBRARIES, product_work
 from actors.kernels.native.runtime import CFunction
@@ -60,8 +60,8 @@ class _Call:
     function: CFunction
     gemm: Gemm
     chunks: tuple[Chunk, ...]
-    scratch: Scratch
-    space: Space
+    scratch: ProductScratch
+    space: LoopSpace
     pairs: tuple[tuple[int, int], ...]
     target: int
 
@@ -175,7 +175,7 @@ _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
 
 
 def _call_of(
-    library: Library, attrs: Attrs, views: list[View | None], num_inputs: int
+    library: Library, attrs: Attrs, views: list[MatrixView | None], num_inputs: int
 ) -> _Call | None:
     """Return what a call comes to; None for one that is not taken."""
     made, function = made_of(attrs), function_of(attrs)
@@ -183,7 +183,7 @@ def _call_of(
     if function is None or len(known) < len(views):
         return None
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-    product = View(made.program.inputs[0].dtype, (rows, columns), (columns, 1))
+    product = MatrixView(made.program.inputs[0].dtype, (rows, columns), (columns, 1))
     gemm = gemm_of(known[0], known[1], product)
     if gemm is None or gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
         return None
@@ -205,11 +205,11 @@ def _call_of(
         tuple(operands[num_operands:]),
     )
     target = next((out for out, index in pairs if index == 0), -1)
-    space = Space(rows, columns, tuple(strides), cut)
+    space = LoopSpace(rows, columns, tuple(strides), cut)
     return _Call(made, function, gemm, chunks, needed, space, pairs, target)
 
 
-def _operand(view: View) -> Operand:
+def _operand(view: MatrixView) -> Operand:
     strides = tuple([step * view.dtype.itemsize for step in view.strides])
     return Operand(TensorType(view.dtype, view.shape), 0, strides)
 

@@ -21,14 +21,14 @@ DTypeOf = Callable[[DType], np.dtype[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class HeldBuffers:
     """The type of each buffer, and which one a wide value is in."""
 
     dtypes: tuple[np.dtype[np.generic], ...]
     of_value: dict[int, int]
 
 
-def buffers_of(region: Region, dtype_of: DTypeOf) -> Buffers:
+def buffers_of(region: Region, dtype_of: DTypeOf) -> HeldBuffers:
     """Return the buffers of a region's wide values. O(steps x buffers)."""
     dtypes: list[np.dtype[np.generic]] = []
     of_value: dict[int, int] = {}
@@ -54,7 +54,7 @@ def buffers_of(region: Region, dtype_of: DTypeOf) -> Buffers:
             of_value[value] = place
         free += [of_value[v] for v in dying]
         free += [of_value[v] for v in step.makes if region.is_wide(v) and v not in last]
-    return Buffers(tuple(dtypes), of_value)
+    return HeldBuffers(tuple(dtypes), of_value)
 
 
 def program_attrs(step: Step) -> Attrs:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import is_float, load, store, sum_type_of
-from actors.kernels.codegen.phases import Phase, operands_of, weight
+from actors.kernels.codegen.phases import LoopPhase, operands_of, weight
 from actors.kernels.codegen.values import Values, indented
 from compiler.fusion.program import FusedProgram, Kind
 
@@ -41,15 +41,15 @@ def num_rows_at_once(program: FusedProgram) -> int:
     return _SEVERAL
 
 
-def phase_lines(values: Values, name: str, phase: Phase, num_rows: int) -> list[str]:
+def phase_lines(values: Values, name: str, phase: LoopPhase, num_rows: int) -> list[str]:
     """Return the function NAME_`name` of a phase over rows r .. r + num_rows - 1 of `row`."""
-    return _Loop(values, phase, num_rows).lines(name)
+    return _LoopWriter(values, phase, num_rows).lines(name)
 
 
-class _Loop:
+class _LoopWriter:
     """The text of one phase."""
 
-    def __init__(self, values: Values, phase: Phase, num_rows: int) -> None:
+    def __init__(self, values: Values, phase: LoopPhase, num_rows: int) -> None:
         self.values = values
         self.phase = phase
         self.ends = (*phase.reductions, *phase.column_sums)

@@ -32,7 +32,7 @@ _WEIGHTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoopPhase:
     """One loop over the columns of a row. Values are numbered as in the program.
 
     `loads` are FULL and COLUMN inputs; `read_back` pairs (value, output position) and `kept` are
@@ -62,7 +62,7 @@ class Schedule:
 
     scalars: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[LoopPhase, ...]
     late: tuple[int, ...]
     buffers: tuple[int, ...]
     column_sums: tuple[int, ...]
@@ -164,7 +164,7 @@ class _Scheduler:
         outputs = [v for v in self.program.outputs if self.program.kind_of(v) is Kind.FULL]
         return [*reduced, *outputs]
 
-    def _phase(self, index: int) -> Phase:
+    def _phase(self, index: int) -> LoopPhase:
         program, levels = self.program, self.levels
         ends = [v for v in self._reductions() if levels[operands_of(program, v)[0]] == index]
         stores = [
@@ -172,11 +172,11 @@ class _Scheduler:
             for out, v in enumerate(program.outputs)
             if program.kind_of(v) is Kind.FULL and levels[v] == index
         ]
-        walk = _Walk(self, index)
+        walk = _PhaseWalk(self, index)
         roots = [operands_of(program, v)[0] for v in ends]
         for value in (*roots, *[program.outputs[out] for out in stores], *self.keeps[index]):
             walk.visit(value)
-        return Phase(
+        return LoopPhase(
             loads=tuple(sorted(walk.loads)),
             read_back=tuple(sorted(walk.read_back.items())),
             kept=tuple(sorted(walk.kept)),
@@ -188,7 +188,7 @@ class _Scheduler:
         )
 
 
-class _Walk:
+class _PhaseWalk:
     """What one phase needs for its roots."""
 
     def __init__(self, scheduler: _Scheduler, index: int) -> None:

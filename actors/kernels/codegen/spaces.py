@@ -15,7 +15,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class LoopSpace:
     """The space a launch walks: that of the program, or the same elements as one row."""
 
     rows: int
@@ -27,7 +27,7 @@ class Space:
 
 def space_of(
     program: FusedProgram, plan: Schedule, rows: int, columns: int, layouts: tuple[Layout, ...]
-) -> Space | None:
+) -> LoopSpace | None:
     """Return how operands (inputs, then outputs) lie; None where one's rows are not evenly spaced.
 
     Where nothing depends on rows and columns, and all is dense, the space is walked as one row.
@@ -44,7 +44,7 @@ def space_of(
         rows, columns = 1, rows * columns
         found = [columns if kind is Kind.FULL else 0 for kind in kinds]
     chunks = cut(program, rows, columns, bool(plan.column_sums))
-    return Space(rows, columns, tuple(found), chunks)
+    return LoopSpace(rows, columns, tuple(found), chunks)
 
 
 def row_strides(

@@ -22,7 +22,7 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import (
-    Extents,
+    BlockExtents,
     as_slice,
     collect,
     extents_of,
@@ -111,7 +111,7 @@ class _Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _AttentionLayout:
     """The heads of a group, whether groups share their calls, what is packed; the scratch."""
 
     group: int
@@ -121,7 +121,7 @@ class _Layout:
     pieces: tuple[Piece, ...]
 
 
-def _layout(e: Extents, q: Operand | Array, v: Operand | Array) -> _Layout:
+def _layout(e: BlockExtents, q: Operand | Array, v: Operand | Array) -> _AttentionLayout:
     """Choose how the groups are computed. Depends on shapes, strides and dtype only."""
     packs = not is_readable(q), not is_readable(v)
     own = _sized(e, q.dtype, packs, shares=False)
@@ -132,8 +132,8 @@ def _layout(e: Extents, q: Operand | Array, v: Operand | Array) -> _Layout:
 
 
 def _sized(
-    e: Extents, dtype: np.dtype[np.generic], packs: tuple[bool, bool], *, shares: bool
-) -> _Layout:
+    e: BlockExtents, dtype: np.dtype[np.generic], packs: tuple[bool, bool], *, shares: bool
+) -> _AttentionLayout:
     """Return the layout with the number of heads in a group, and the fields of `_Scratch`."""
     strip, chunk = e.blocks_of(e.rows)
     r, c = min(strip, e.rows), min(chunk, e.columns)
@@ -152,15 +152,15 @@ def _sized(
     shapes = (*once, *[(group * count,) for count in per_head])
     wide = Piece((group * r if c < e.columns else 0,), WIDE)
     pieces = (*[Piece(shape, dtype) for shape in shapes], wide, wide)
-    return _Layout(group, shares, *packs, pieces)
+    return _AttentionLayout(group, shares, *packs, pieces)
 
 
 def _group(
-    e: Extents,
+    e: BlockExtents,
     s: _Scratch,
     heads: tuple[Array, ...],
     scale: Array,
-    layout: _Layout,
+    layout: _AttentionLayout,
     blocks: dict[tuple[int, ...], Launch],
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
@@ -188,7 +188,7 @@ def _group(
 
 
 def _blocks(
-    e: Extents, s: _Scratch, operands: tuple[Array, ...], results: tuple[Array, ...]
+    e: BlockExtents, s: _Scratch, operands: tuple[Array, ...], results: tuple[Array, ...]
 ) -> Launch:
     """Return the launch over strips of queries: outputs, sums of exponentials, and the maxima.
 
@@ -209,7 +209,7 @@ def _blocks(
 
 
 def _strip(
-    e: Extents,
+    e: BlockExtents,
     s: _Scratch,
     operands: tuple[Array, ...],
     rows: range,
@@ -274,14 +274,16 @@ def _strip(
     return launch
 
 
-def _seen_product(e: Extents, rows: range, columns: range, t: Array, v: Array, out: Array) -> None:
+def _seen_product(
+    e: BlockExtents, rows: range, columns: range, t: Array, v: Array, out: Array
+) -> None:
     """Write the product of each query's weights with the values that it sees."""
     for i, row in enumerate(rows):
         seen = max(0, min(columns.stop, row + e.offset + 1) - columns.start)
         np.matmul(t[..., i : i + 1, :seen], v[..., :seen, :], out=out[..., i : i + 1, :])
 
 
-def _work(e: Extents, layout: _Layout, itemsize: int) -> Work:
+def _work(e: BlockExtents, layout: _AttentionLayout, itemsize: int) -> Work:
     """Return the work on blocks: two products and an exponential, and a sum by a product."""
     strips = list(e.strips())
     groups = -(-e.heads // layout.group)

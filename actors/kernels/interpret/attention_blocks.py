@@ -59,7 +59,7 @@ and 50 ms with 64 x 256; alone on one thread, 13 ms with either.
 
 
 @dataclass(frozen=True, slots=True)
-class Extents:
+class BlockExtents:
     """Extents of a call: `heads` of [rows, width] against [columns, width] and [columns, out]."""
 
     heads: int
@@ -93,9 +93,11 @@ class Extents:
             yield columns, _cut(range(first, self.rows), chunk)
 
 
-def extents_of(attrs: Attrs, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Extents:
+def extents_of(
+    attrs: Attrs, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
+) -> BlockExtents:
     """Return the extents of a call from the shapes of q, k and v."""
-    return Extents(num_elements(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
+    return BlockExtents(num_elements(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
 
 
 def block_extents(length: int, width: int) -> tuple[int, int]:
@@ -110,12 +112,12 @@ def block_extents(length: int, width: int) -> tuple[int, int]:
     return strip, min(max(ONE_THREAD // (strip * max(width, 1)), CHUNKS[0]), CHUNKS[1])
 
 
-def heads_per_group(e: Extents, head_bytes: int) -> int:
+def heads_per_group(e: BlockExtents, head_bytes: int) -> int:
     """Return how many heads are computed at once when each takes these bytes of scratch."""
     return max(1, min(e.heads, GROUP_BYTES // max(head_bytes, 1)))
 
 
-def shares_calls(e: Extents, group: int, num_blocks: int) -> bool:
+def shares_calls(e: BlockExtents, group: int, num_blocks: int) -> bool:
     """Return whether the groups of a call share their calls, when a head has these blocks."""
     num_groups = -(-e.heads // group)
     return (num_groups - 1) * num_blocks > OWN_BLOCKS
@@ -163,7 +165,9 @@ def fill_mask(
     )
 
 
-def hide(e: Extents, rows: range, columns: range, scores: Array, mask: Array) -> tuple[Launch, ...]:
+def hide(
+    e: BlockExtents, rows: range, columns: range, scores: Array, mask: Array
+) -> tuple[Launch, ...]:
     """Return the call that hides what a block must not see; fmin with -inf hides even a NaN.
 
     Rows below the corner see all of the block, and columns left of it are seen by all rows.
@@ -173,7 +177,7 @@ def hide(e: Extents, rows: range, columns: range, scores: Array, mask: Array) ->
 
 
 def clear(
-    e: Extents, rows: range, columns: range, scores: Array, bits: Array
+    e: BlockExtents, rows: range, columns: range, scores: Array, bits: Array
 ) -> tuple[Launch, ...]:
     """Return the call that makes 0, and not a product with it, of what a block must not see.
 
@@ -184,7 +188,7 @@ def clear(
 
 
 def _corner(
-    e: Extents, rows: range, columns: range, scores: Array, mask: Array
+    e: BlockExtents, rows: range, columns: range, scores: Array, mask: Array
 ) -> tuple[Array, Array] | None:
     """Return the part of a block that the diagonal crosses, and the part of the mask for it."""
     bottom = min(rows.stop, columns.stop - 1 - e.offset)

@@ -20,7 +20,7 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import (
-    Extents,
+    BlockExtents,
     as_slice,
     clear,
     collect,
@@ -79,7 +79,7 @@ class AttentionGradKernel:
         if e.rows == 0:
             return in_sequence([partial(out.fill, 0) for out in outputs])
         layout = _layout(e, k)
-        s = _Scratch(*scratch.carve(workspace, layout.pieces))
+        s = _GradScratch(*scratch.carve(workspace, layout.pieces))
         calls: list[Launch] = [
             *fill_mask(s.mask, s.ramp),
             *fill_mask(s.bits, s.bits_ramp, -1, 0),
@@ -96,7 +96,7 @@ _V, _Y = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
+class _GradScratch:
     """Scratch of a launch: the mask, then vectors that are cut to the heads and block."""
 
     mask: Array
@@ -117,7 +117,7 @@ class _Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _GradLayout:
     """The heads of a group, whether groups share their calls, what is packed; the scratch."""
 
     group: int
@@ -126,7 +126,7 @@ class _Layout:
     pieces: tuple[Piece, ...]
 
 
-def _layout(e: Extents, k: Operand | Array) -> _Layout:
+def _layout(e: BlockExtents, k: Operand | Array) -> _GradLayout:
     """Choose how the groups are computed. Depends on shapes, strides and dtype only."""
     own = _sized(e, k.dtype, packs_k=e.causal or not is_readable(k), shares=False)
     num_blocks = sum([len(chunks) for _, chunks in e.strips_of_columns()])
@@ -135,8 +135,10 @@ def _layout(e: Extents, k: Operand | Array) -> _Layout:
     return _sized(e, k.dtype, packs_k=True, shares=True)
 
 
-def _sized(e: Extents, dtype: np.dtype[np.generic], *, packs_k: bool, shares: bool) -> _Layout:
-    """Return the layout with the number of heads in a group, and the fields of `_Scratch`."""
+def _sized(
+    e: BlockExtents, dtype: np.dtype[np.generic], *, packs_k: bool, shares: bool
+) -> _GradLayout:
+    """Return the layout with the number of heads in a group, and the fields of `_GradScratch`."""
     strip, chunk = e.blocks_of(e.columns)
     c, r = min(strip, e.columns), min(chunk, e.rows)
     of_queries = r * e.width if c < e.columns else 0
@@ -161,16 +163,16 @@ def _sized(e: Extents, dtype: np.dtype[np.generic], *, packs_k: bool, shares: bo
         *[Piece(shape, own) for own in (dtype, integers) for shape in once],
         *[Piece((group * count,), dtype) for count in per_head],
     )
-    return _Layout(group, shares, packs_k, pieces)
+    return _GradLayout(group, shares, packs_k, pieces)
 
 
 def _group(
-    e: Extents,
-    s: _Scratch,
+    e: BlockExtents,
+    s: _GradScratch,
     inputs: tuple[Array, ...],
     outputs: tuple[Array, ...],
     scale: float,
-    layout: _Layout,
+    layout: _GradLayout,
     blocks: dict[tuple[int, ...], Launch],
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
@@ -218,8 +220,8 @@ def _group(
 
 
 def _strip(
-    e: Extents,
-    s: _Scratch,
+    e: BlockExtents,
+    s: _GradScratch,
     operands: tuple[Array, ...],
     columns: range,
     chunks: tuple[range, ...],
@@ -256,7 +258,7 @@ def _strip(
     return calls
 
 
-def _work(e: Extents, layout: _Layout, itemsize: int) -> Work:
+def _work(e: BlockExtents, layout: _GradLayout, itemsize: int) -> Work:
     """Return the work on blocks: five products, an exponential and a product of elements."""
     blocks = [
         (len(rows), len(columns)) for columns, chunks in e.strips_of_columns() for rows in chunks

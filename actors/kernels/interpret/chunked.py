@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import region as region_of
-from actors.kernels.codegen.held import Buffers, buffers_of, made_of_step, program_attrs
+from actors.kernels.codegen.held import HeldBuffers, buffers_of, made_of_step, program_attrs
 from actors.kernels.codegen.spaces import row_strides
 from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.bfloat16 import has_bfloat16
@@ -55,7 +55,7 @@ class NumpyChunkedKernel:
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
             return None
         check_region(region, tuple([x.type for x in inputs]))
-        plan = _Plan(region, buffers_of(region, numpy_dtype))
+        plan = _ChunkPlan(region, buffers_of(region, numpy_dtype))
         steps = [tuple([s // x.dtype.itemsize for s in x.strides_bytes]) for x in inputs]
         shapes = [x.shape for x in inputs]
         if not plan.takes(dict(enumerate(zip(shapes, steps, strict=True)))):
@@ -72,8 +72,8 @@ class NumpyChunkedKernel:
     ) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
         region = _without_bfloat16(region_of(attrs, "region"))
-        plan = _Plan(region, buffers_of(region, numpy_dtype))
-        return in_sequence(_Binding(plan, inputs, outputs, workspace).calls())
+        plan = _ChunkPlan(region, buffers_of(region, numpy_dtype))
+        return in_sequence(_ChunkBinding(plan, inputs, outputs, workspace).calls())
 
 
 def _without_bfloat16(region: Region) -> Region:
@@ -101,11 +101,11 @@ Layouts = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ChunkPlan:
     """A region and its scratch."""
 
     region: Region
-    buffers: Buffers
+    buffers: HeldBuffers
 
     def takes(self, layouts: Layouts) -> bool:
         """Whether every program can be walked on operands that lie so; outputs are dense."""
@@ -195,12 +195,12 @@ def _sum_pieces(region: Region) -> tuple[Piece, ...]:
     return (*sum_pieces(size, region.columns), Piece((region.chunk_rows,), WIDE))
 
 
-class _Binding:
+class _ChunkBinding:
     """The arrays of a call, and the calls on them."""
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: _ChunkPlan,
         inputs: tuple[Array, ...],
         outputs: tuple[Array, ...],
         workspace: Array | None,

@@ -24,7 +24,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
 from actors.kernels.codegen.phases import Schedule, op_of, operands_of, schedule
 from actors.kernels.codegen.programs import Made, made_of
-from actors.kernels.codegen.spaces import Space, is_plain, space_of
+from actors.kernels.codegen.spaces import LoopSpace, is_plain, space_of
 from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.blocks import block_elements
 from actors.kernels.interpret.random import rewound_generator
@@ -149,7 +149,7 @@ def _walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @functools.lru_cache(maxsize=1024)
-def _walk(made: Made, space: Space, rows: int) -> _Walk:
+def _walk(made: Made, space: LoopSpace, rows: int) -> _Walk:
     return _Walk(made, space, rows)
 
 
@@ -162,7 +162,7 @@ def _plan_of(made: Made, *, is_one_block: bool) -> tuple[Schedule, Registers]:
 class _Walk:
     """How a space is walked: the extents of a block, and where every value is held."""
 
-    def __init__(self, made: Made, space: Space, num_rows: int) -> None:
+    def __init__(self, made: Made, space: LoopSpace, num_rows: int) -> None:
         self.program, self.space, self._num_rows = made.program, space, num_rows
         self.plan, self.registers = _plan_of(made, is_one_block=True)
         limit = self._limit()

@@ -33,7 +33,7 @@ _ENOUGH_TERMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _ReducedWalk:
     """How a sum of floats is computed from `order`, the axes with those of the result first.
 
     With `outer` the result has axes before the summed ones, and others behind that are summed as
@@ -46,7 +46,7 @@ class _Walk:
     outer: int = -1
 
 
-def _walk(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Walk:
+def _walk(shape: tuple[int, ...], axes: tuple[int, ...]) -> _ReducedWalk:
     kept = tuple([axis for axis in range(len(shape)) if axis not in axes])
     terms = num_elements(tuple([shape[axis] for axis in axes]))
     outer = axes[0]
@@ -55,11 +55,11 @@ def _walk(shape: tuple[int, ...], axes: tuple[int, ...]) -> _Walk:
     is_range &= axes[-1] + 2 == len(shape) or columns <= TERMS
     is_worth = num_elements(shape[:outer]) == 1 or terms * columns >= _ENOUGH_TERMS
     if is_range and columns > 1 and is_worth:
-        return _Walk(tuple(range(len(shape))), len(kept), terms, outer)
-    return _Walk((*kept, *axes), len(kept), terms)
+        return _ReducedWalk(tuple(range(len(shape))), len(kept), terms, outer)
+    return _ReducedWalk((*kept, *axes), len(kept), terms)
 
 
-def _pieces(walk: _Walk, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+def _pieces(walk: _ReducedWalk, shape: tuple[int, ...]) -> tuple[Piece, ...]:
     """Return the scratch of sums, and ones."""
     results = num_elements(tuple([shape[axis] for axis in walk.order[: walk.num_kept]]))
     if walk.outer < 0:
@@ -142,7 +142,7 @@ class SumKernel:
 
 
 def _sums_of_columns(
-    x: Array, out: Array, walk: _Walk, count: Array, ones: Array, s: SumScratch
+    x: Array, out: Array, walk: _ReducedWalk, count: Array, ones: Array, s: SumScratch
 ) -> list[Launch]:
     calls: list[Launch] = []
     num_axes = x.ndim - walk.num_kept
@@ -159,7 +159,7 @@ def _sums_of_columns(
 
 
 def _sums_of_rows(
-    x: Array, out: Array, walk: _Walk, count: Array, ones: Array, s: SumScratch
+    x: Array, out: Array, walk: _ReducedWalk, count: Array, ones: Array, s: SumScratch
 ) -> list[Launch]:
     calls: list[Launch] = []
     for rows, result in cut((x, out), walk.num_kept, max(1, TERMS // max(walk.terms, 1))):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.kernels.codegen.phases import Phase, Schedule, op_of, operands_of
+from actors.kernels.codegen.phases import LoopPhase, Schedule, op_of, operands_of
 from actors.kernels.interpret.steps import held_dtype
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import numpy_dtype
@@ -67,7 +67,9 @@ class Registers:
             last == written and op_of(self._program, made) not in SEVERAL_CALLS
         )
 
-    def _scan(self, phases: tuple[Phase, ...], elsewhere: tuple[int, ...]) -> dict[int, Register]:
+    def _scan(
+        self, phases: tuple[LoopPhase, ...], elsewhere: tuple[int, ...]
+    ) -> dict[int, Register]:
         """Give registers to what phases compute one after the other, on one block."""
         reads: dict[int, int] = {}
         order: list[tuple[int, int | None]] = []
@@ -84,7 +86,7 @@ class Registers:
         self._last_read.update(reads)
         return self._allocated(order, reads, elsewhere)
 
-    def _read_at_end(self, phase: Phase) -> list[int]:
+    def _read_at_end(self, phase: LoopPhase) -> list[int]:
         """Return what is read behind the instructions of a phase."""
         ends = [*phase.reductions, *phase.column_sums]
         reduced = [operands_of(self._program, value)[0] for value in ends]

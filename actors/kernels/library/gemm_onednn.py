@@ -15,8 +15,15 @@ import numpy as np
 
 from actors.kernels.library import onednn
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Call, Chunk, Cut, Gemm
-from actors.kernels.native.gemm_launch import Arrays, Place, Scratch, calls_of, head_words, named
+from actors.kernels.native.gemm import Chunk, Gemm, ProductCall, ThreadCut
+from actors.kernels.native.gemm_launch import (
+    Arrays,
+    PackedPlace,
+    ProductScratch,
+    calls_of,
+    head_words,
+    named,
+)
 from actors.kernels.native.launch import NativeLaunch, Word, address, argument_block, native_launch
 from actors.protocol import Array
 from compiler.errors import InternalError
@@ -36,7 +43,7 @@ _DENSE = "brg"
 class OneDnn:
     """float32 and bfloat16."""
 
-    cut: Cut = Cut.TILES
+    cut: ThreadCut = ThreadCut.TILES
     is_packed: bool = False
 
     @property
@@ -44,7 +51,7 @@ class OneDnn:
         """Its own name and the cut's."""
         return "onednn.packed" if self.is_packed else named("onednn", self.cut)
 
-    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> Scratch | None:
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
         """Take what the library has an implementation for."""
         if self.is_packed and (gemm.batch or gemm.m < PACKED_ROWS):
             return None
@@ -54,15 +61,15 @@ class OneDnn:
             return None
         size = max([primitive.scratch_bytes for primitive in products])
         if not self.is_packed:
-            return Scratch(size)
+            return ProductScratch(size)
         packs = _packs(gemm, products[0])
         if packs is None or not all([_reads_packed(p, products[0]) for p in products]):
             return None
         size = max([size, *[primitive.scratch_bytes for _, primitive in packs]])
-        return Scratch(size, products[0].packed_bytes)
+        return ProductScratch(size, products[0].packed_bytes)
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
     ) -> NativeLaunch:
         """Make the memory objects of every call; a status that is not 0 is the launch's."""
         item, out_item = gemm.dtype.itemsize, gemm.out_dtype.itemsize
@@ -84,7 +91,7 @@ class OneDnn:
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
         return native_launch(function, words, (*keep, held, *arrays), onednn.explain)
 
-    def _primitive(self, gemm: Gemm, call: Call) -> onednn.Primitive | None:
+    def _primitive(self, gemm: Gemm, call: ProductCall) -> onednn.Primitive | None:
         return onednn.matmul(
             onednn.Matrix(gemm.dtype, call.rows, gemm.k, gemm.a.row, gemm.a.column),
             _weights(gemm, call.columns, is_packed=self.is_packed),
@@ -93,7 +100,7 @@ class OneDnn:
         )
 
     def _packing(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], b: int, place: Place
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], b: int, place: PackedPlace
     ) -> tuple[int, tuple[object, ...]]:
         """Return the block of the calls that pack b, and what keeps it alive."""
         product = self._primitive(gemm, chunks[0].calls[0])
@@ -104,16 +111,16 @@ class OneDnn:
         for first, primitive in packs:
             source = b + first * gemm.b.column * gemm.dtype.itemsize
             table.add(primitive, (onednn.SOURCE, source), (onednn.DESTINATION, place.shared))
-        one_each = [Chunk((Call(0, 0, 0, 0, 0, 0),), 0, 0)] * len(packs)
-        alone = Place(place.workspace, place.scratch, place.num_workers, None)
+        one_each = [Chunk((ProductCall(0, 0, 0, 0, 0, 0),), 0, 0)] * len(packs)
+        alone = PackedPlace(place.workspace, place.scratch, place.num_workers, None)
         words, keep = table.words(one_each, alone, 0)
         block = argument_block(words)
         return ctypes.addressof(block), (block, *keep)
 
 
-def _shapes(chunks: Sequence[Chunk]) -> list[Call]:
+def _shapes(chunks: Sequence[Chunk]) -> list[ProductCall]:
     """Return one call of every extent that occurs, in order."""
-    shapes: dict[tuple[int, int], Call] = {}
+    shapes: dict[tuple[int, int], ProductCall] = {}
     for call in calls_of(chunks):
         shapes.setdefault((call.rows, call.columns), call)
     return list(shapes.values())
@@ -147,7 +154,7 @@ def _packs(
 class _Table:
     """The calls of a block as C reads them, and what they point to."""
 
-    place: Place
+    place: PackedPlace
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
     scratch: dict[int, Array] = field(default_factory=dict)
@@ -164,7 +171,7 @@ class _Table:
         self.rows.append((primitive.handle, address(given), len(given), scratch))
 
     def words(
-        self, chunks: Sequence[Chunk], place: Place, before: int
+        self, chunks: Sequence[Chunk], place: PackedPlace, before: int
     ) -> tuple[list[Word], tuple[object, ...]]:
         """Return the block's words, and what keeps alive what they point to."""
         words, held = head_words(chunks, place)

@@ -112,7 +112,7 @@ class Primitive:
 
 
 @dataclass(slots=True)
-class _Library:
+class _Onednn:
     """The loaded library with its engine and stream; handles are cffi objects."""
 
     ffi: Any
@@ -123,13 +123,13 @@ class _Library:
 
 
 @dataclass(slots=True)
-class _State:
+class _OnednnState:
     is_sought: bool = False
-    library: _Library | None = None
+    library: _Onednn | None = None
     primitives: dict[object, Primitive | None] = field(default_factory=dict)
 
 
-_state = _State()
+_state = _OnednnState()
 _lock = forkable_lock()
 
 
@@ -271,7 +271,7 @@ def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive 
         calls.dnnl_memory_desc_destroy(window[0])
 
 
-def _created(library: _Library, pd: Any) -> Primitive | None:
+def _created(library: _Onednn, pd: Any) -> Primitive | None:
     """Return the primitive of a descriptor, which it keeps; None for a reference implementation."""
     ffi, calls = library.ffi, library.calls
     descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
@@ -295,7 +295,7 @@ def _created(library: _Library, pd: Any) -> Primitive | None:
 
 
 @contextmanager
-def _one_thread(library: _Library) -> Iterator[None]:
+def _one_thread(library: _Onednn) -> Iterator[None]:
     """Let the library believe that it has one thread, for what is made in here."""
     before = library.calls.omp_get_max_threads()
     library.calls.omp_set_num_threads(1)
@@ -306,7 +306,7 @@ def _one_thread(library: _Library) -> Iterator[None]:
 
 
 @contextmanager
-def _described(library: _Library, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
+def _described(library: _Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
     """Give the library's descriptions of plain matrices."""
     ffi, calls = library.ffi, library.calls
     made: list[Any] = []
@@ -329,7 +329,7 @@ def _described(library: _Library, *matrices: Matrix) -> Iterator[tuple[Any, ...]
 
 
 @contextmanager
-def _attr(library: _Library, adds: bool = False) -> Iterator[Any]:
+def _attr(library: _Onednn, adds: bool = False) -> Iterator[Any]:
     """Give the attributes of a primitive: scratch comes from us, and results may be added up."""
     made, calls = library.ffi.new("H *"), library.calls
     _check(calls.dnnl_primitive_attr_create(made), "attributes")
@@ -345,7 +345,7 @@ def _attr(library: _Library, adds: bool = False) -> Iterator[Any]:
         calls.dnnl_primitive_attr_destroy(made[0])
 
 
-def _add_to_output(library: _Library, attr: Any) -> None:
+def _add_to_output(library: _Onednn, attr: Any) -> None:
     ops, calls = library.ffi.new("H *"), library.calls
     _check(calls.dnnl_post_ops_create(ops), "operations after a product")
     try:
@@ -355,7 +355,7 @@ def _add_to_output(library: _Library, attr: Any) -> None:
         calls.dnnl_post_ops_destroy(ops[0])
 
 
-def _needed() -> _Library:
+def _needed() -> _Onednn:
     library = _library()
     if library is None:
         raise LibraryError(
@@ -365,7 +365,7 @@ def _needed() -> _Library:
     return library
 
 
-def _library() -> _Library | None:
+def _library() -> _Onednn | None:
     with _lock:
         if not _state.is_sought:
             _state.is_sought = True
@@ -373,7 +373,7 @@ def _library() -> _Library | None:
         return _state.library
 
 
-def _loaded() -> _Library | None:
+def _loaded() -> _Onednn | None:
     """Return the library with its engine, or None when any part of that is missing."""
     path = _path()
     try:
@@ -392,7 +392,7 @@ def _loaded() -> _Library | None:
     except (OSError, AttributeError, LibraryError):
         return None
     numbers = f"{version.major}.{version.minor}.{version.patch}"
-    return _Library(ffi, calls, engine, own, numbers)
+    return _Onednn(ffi, calls, engine, own, numbers)
 
 
 def _path() -> str | None:

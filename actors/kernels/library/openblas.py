@@ -43,11 +43,11 @@ class Blas:
 
 
 @dataclass(slots=True)
-class _State:
+class _OpenblasState:
     num_threads_before: int | None = None
 
 
-_state = _State()
+_state = _OpenblasState()
 
 
 @cache

@@ -68,7 +68,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class _State:
+class _TuningState:
     options: Options = field(default_factory=Options)
     file: Path | None = None
     table: dict[str, str] | None = None
@@ -77,7 +77,7 @@ class _State:
     told: set[Path] = field(default_factory=set)
 
 
-_state = _State()
+_state = _TuningState()
 _lock = forkable_lock()
 
 

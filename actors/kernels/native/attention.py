@@ -14,7 +14,7 @@ import numpy as np
 
 from actors.kernels import cost
 from actors.kernels.attributes import number
-from actors.kernels.interpret.attention_blocks import Extents, extents_of
+from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
@@ -44,7 +44,7 @@ _CHUNK_FLOPS = 4e6
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionKernel:
+class NativeAttention:
     """`attention`: attrs scale, causal."""
 
     name: str = "c.attention"
@@ -75,7 +75,7 @@ class AttentionKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGradKernel:
+class NativeAttentionGrad:
     """`attention_grad`: attrs scale, causal."""
 
     name: str = "c.attention_grad"
@@ -115,7 +115,7 @@ class AttentionGradKernel:
         return launch(e, attrs, (*inputs, *outputs), workspace, is_forward=False)
 
 
-def takes(e: Extents, operands: Sequence[Operand], lse: Operand) -> bool:
+def takes(e: BlockExtents, operands: Sequence[Operand], lse: Operand) -> bool:
     """Return whether the C kernels take operands with rows, and one number per query."""
     return (
         runtime.is_on()
@@ -134,7 +134,7 @@ def _has_rows(x: Operand) -> bool:
 
 
 def launch(
-    e: Extents,
+    e: BlockExtents,
     attrs: Attrs,
     operands: Sequence[Array],
     workspace: Array | None,
@@ -168,7 +168,7 @@ def _offsets(operand: Array, batch: int) -> Array:
     return np.ascontiguousarray(offsets).reshape(-1)
 
 
-def _chunks(e: Extents, *, is_forward: bool) -> tuple[int, int]:
+def _chunks(e: BlockExtents, *, is_forward: bool) -> tuple[int, int]:
     """Return the queries of a block, and how many blocks (backward: heads) make a chunk."""
     block = _BLOCK
     while is_forward and block > _BLOCK // 4 and e.heads * -(-e.rows // block) < MIN_CHUNKS:
@@ -178,7 +178,7 @@ def _chunks(e: Extents, *, is_forward: bool) -> tuple[int, int]:
     return block, max(1, int(_CHUNK_FLOPS / max(flops, 1.0)))
 
 
-def forward_bytes(e: Extents) -> int:
+def forward_bytes(e: BlockExtents) -> int:
     """Return the scratch of one thread, piece by piece as `forward_block` takes it."""
     width, out, keys, wide = _padded(e.width), _padded(e.out), _keys(e), _keys(e) + _GAP
     block = _chunks(e, is_forward=True)[0]
@@ -187,7 +187,7 @@ def forward_bytes(e: Extents) -> int:
     return _bytes(pieces)
 
 
-def backward_bytes(e: Extents) -> int:
+def backward_bytes(e: BlockExtents) -> int:
     """Return the scratch of one thread, piece by piece as `take_backward` does."""
     width, out, keys, wide = _padded(e.width), _padded(e.out), _keys(e), _keys(e) + _GAP
     blocks = (e.width * wide, e.out * wide, keys * width, keys * width, keys * out)
@@ -195,7 +195,7 @@ def backward_bytes(e: Extents) -> int:
     return _bytes((*blocks, e.rows * width, e.rows, *strips))
 
 
-def _keys(e: Extents) -> int:
+def _keys(e: BlockExtents) -> int:
     return min(_KEYS, _padded(e.columns))
 
 
@@ -207,7 +207,7 @@ def _bytes(pieces: Sequence[int]) -> int:
     return sum([-(-4 * count // 64) * 64 for count in pieces])
 
 
-def work_of(e: Extents, num_products: int) -> Work:
+def work_of(e: BlockExtents, num_products: int) -> Work:
     """Return the work of products over the visible scores, with an exponential for each."""
     hidden = e.rows * (e.rows - 1) // 2 if e.causal else 0
     visible = max(e.rows * e.columns - hidden, 1)
@@ -217,4 +217,4 @@ def work_of(e: Extents, num_products: int) -> Work:
     return Work(1.0, 0.0, ((Pass.PLAIN, float(4 * e.heads * visible)),), products)
 
 
-ATTENTION_KERNELS = (AttentionKernel(), AttentionGradKernel())
+ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())

@@ -16,13 +16,13 @@ from actors.protocol import Chain, Launch
 _RUNNER = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
-class _Call(ctypes.Structure):
+class _CCall(ctypes.Structure):
     _fields_ = (("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
 
 
-class _Chain(ctypes.Structure):
+class _CChain(ctypes.Structure):
     _fields_ = (
-        ("calls", ctypes.POINTER(_Call)),
+        ("calls", ctypes.POINTER(_CCall)),
         ("num_calls", ctypes.c_int64),
         ("where", ctypes.c_int64),
         ("durations_ns", ctypes.POINTER(ctypes.c_int64)),
@@ -36,8 +36,8 @@ class JoinedLaunches:
 
     def __init__(self, launches: tuple[NativeLaunch, ...]) -> None:
         self.launches = launches
-        self._calls = (_Call * len(launches))(*[_Call(x.function, x.arguments) for x in launches])
-        self._chain = _Chain(ctypes.cast(self._calls, ctypes.POINTER(_Call)), len(launches), 0)
+        self._calls = (_CCall * len(launches))(*[_CCall(x.function, x.arguments) for x in launches])
+        self._chain = _CChain(ctypes.cast(self._calls, ctypes.POINTER(_CCall)), len(launches), 0)
         self._address = ctypes.addressof(self._chain)
         self._call = _RUNNER(runtime.chain_runner())
 

@@ -38,7 +38,7 @@ CALLS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingKernel:
+class NativeEmbedding:
     """`embedding`(weight [V, D], ids) -> ids.shape + (D,)."""
 
     name: str = "c.embedding"
@@ -80,7 +80,7 @@ class EmbeddingKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingGradKernel:
+class NativeEmbeddingGrad:
     """`embedding_grad`(dy, ids) -> [rows, D]: row r is the sum of dy where ids is r; attrs rows."""
 
     name: str = "c.embedding_grad"
@@ -149,7 +149,7 @@ def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingSgdUpdateKernel:
+class NativeEmbeddingSgdUpdate:
     """`embedding_sgd_update`(param [V, D], dy, ids, lr) -> param', in the rows of ids only."""
 
     name: str = "c.embedding_sgd_update"
@@ -261,4 +261,4 @@ def explain_ids(ids: Array, num_rows: int) -> Explain:
     return explain
 
 
-NATIVE_EMBEDDING_KERNELS = (EmbeddingKernel(), EmbeddingGradKernel(), EmbeddingSgdUpdateKernel())
+NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad(), NativeEmbeddingSgdUpdate())

@@ -31,7 +31,7 @@ ENOUGH_CHUNKS, MAX_CHUNKS = 16, 64
 LARGE_FLOPS = 200_000_000
 
 MIN_ROWS = 64
-"""Rows of a chunk under `Cut.ROWS`, at least: with 32 a library is some 10 % slower."""
+"""Rows of a chunk under `ThreadCut.ROWS`, at least: with 32 a library is some 10 % slower."""
 
 TILE_ROWS, TILE_COLUMNS = 128, 128
 """Rows and columns of a tile, at least: with 64 columns a library is some 10 % slower."""
@@ -40,7 +40,7 @@ _ROW_STEP, _COLUMN_STEP = 16, 64
 _FULL_ITEMSIZE = 4
 
 
-class Cut(Enum):
+class ThreadCut(Enum):
     """How a matrix is cut into chunks.
 
     Rows leave the libraries the dense matrices that they like best, and an epilogue its whole rows;
@@ -55,11 +55,11 @@ class Cut(Enum):
     @property
     def has_whole_rows(self) -> bool:
         """Whether a chunk has all columns of its rows."""
-        return self is not Cut.TILES
+        return self is not ThreadCut.TILES
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MatrixView:
     """A tensor's element type, extents and strides in elements."""
 
     dtype: DType
@@ -129,7 +129,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProductCall:
     """One product of a chunk: its rows and columns, and where its matrices begin, in elements."""
 
     row: int
@@ -144,31 +144,31 @@ class Call:
 class Chunk:
     """Calls that one thread makes in order; of a product without a batch, `rows` from `row`."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ProductCall, ...]
     row: int
     rows: int
 
 
-def view_of(operand: Operand) -> View | None:
+def view_of(operand: Operand) -> MatrixView | None:
     """Return the view of an operand of a plan; None where a stride is no multiple of an element."""
     return _view(operand.type.dtype, operand.shape, operand.strides_bytes)
 
 
-def view_of_array(array: Array) -> View | None:
+def view_of_array(array: Array) -> MatrixView | None:
     """Return the view of a bound array; uint16 holds bfloat16."""
     name = np.dtype(array.dtype).name
     dtype = DType.BFLOAT16 if name == "uint16" else DType(name)
     return _view(dtype, array.shape, array.strides)
 
 
-def _view(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> View | None:
+def _view(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> MatrixView | None:
     item = dtype.itemsize
     if any([step % item for step in strides]):
         return None
-    return View(dtype, shape, tuple([step // item for step in strides]))
+    return MatrixView(dtype, shape, tuple([step // item for step in strides]))
 
 
-def gemm_of(a: View, b: View, out: View) -> Gemm | None:
+def gemm_of(a: MatrixView, b: MatrixView, out: MatrixView) -> Gemm | None:
     """Return the form of out = a @ b; None for an empty product or a layout without one."""
     if a.dtype is not b.dtype or 0 in (*a.shape, *b.shape, *out.shape):
         return None
@@ -188,7 +188,7 @@ def gemm_of(a: View, b: View, out: View) -> Gemm | None:
     return found if _is_readable(found) else None
 
 
-def _side(view: View, rank: int) -> Side:
+def _side(view: MatrixView, rank: int) -> Side:
     """Return the strides of a tensor whose leading axes are broadcast to `rank` axes."""
     own = [0 if n == 1 else s for n, s in zip(view.shape[:-2], view.strides[:-2], strict=True)]
     return Side(view.strides[-2], view.strides[-1], (0,) * (rank - len(own)) + tuple(own))
@@ -248,7 +248,7 @@ def _is_matrix(side: Side, rows: int, columns: int) -> bool:
     return side.column == 1 and (rows == 1 or side.row >= columns)
 
 
-def chunks_of(gemm: Gemm, cut: Cut) -> tuple[Chunk, ...]:
+def chunks_of(gemm: Gemm, cut: ThreadCut) -> tuple[Chunk, ...]:
     """Return the chunks of a product: pieces of a matrix, or runs of a batch."""
     wanted, places = _num_wanted(gemm), _places(gemm)
     if len(places) >= wanted:
@@ -272,10 +272,10 @@ def _num_wanted(gemm: Gemm) -> int:
     return max(1, few, min(flops // LARGE_FLOPS, MAX_CHUNKS))
 
 
-def _piece(gemm: Gemm, wanted: int, cut: Cut) -> tuple[int, int]:
+def _piece(gemm: Gemm, wanted: int, cut: ThreadCut) -> tuple[int, int]:
     """Return rows and columns of a piece, so that a matrix has about `wanted`."""
     if cut.has_whole_rows:
-        by_rows = min(wanted, -(-gemm.m // MIN_ROWS), wanted if cut is Cut.ROWS else 2)
+        by_rows = min(wanted, -(-gemm.m // MIN_ROWS), wanted if cut is ThreadCut.ROWS else 2)
         return _up_to(-(-gemm.m // by_rows), _ROW_STEP), gemm.n
     by_rows = min(wanted, -(-gemm.m // TILE_ROWS))
     by_columns = max(1, min(-(-wanted // by_rows), gemm.n // TILE_COLUMNS))
@@ -297,8 +297,8 @@ def _places(gemm: Gemm) -> list[tuple[int, int, int]]:
 
 def _call(
     gemm: Gemm, place: tuple[int, int, int], row: int, column: int, rows: int, columns: int
-) -> Call:
-    return Call(
+) -> ProductCall:
+    return ProductCall(
         row,
         rows,
         columns,

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Call, Chunk, Cut, Gemm, chunks_of
+from actors.kernels.native.gemm import Chunk, Gemm, ProductCall, ThreadCut, chunks_of
 from actors.kernels.native.launch import NativeLaunch, Word, address
 from actors.protocol import Array
 from compiler.errors import InternalError
@@ -47,23 +47,23 @@ class Library(Protocol):
         ...
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> ThreadCut:
         """How it cuts a product into chunks."""
         ...
 
-    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> Scratch | None:
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
         """Return the scratch of a product; None for one that is not taken."""
         ...
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
     ) -> NativeLaunch:
         """Return the launch on these arrays."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class ProductScratch:
     """Bytes that a launch works in: some for each worker, and before them some for all."""
 
     worker_bytes: int = 0
@@ -75,11 +75,11 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PackedPlace:
     """Where a launch works besides its arrays, on how many workers, and its epilogue."""
 
     workspace: Array | None
-    scratch: Scratch
+    scratch: ProductScratch
     num_workers: int
     epilogue: Epilogue | None
 
@@ -131,10 +131,12 @@ def gemm_launch(
     workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
     while scratch.size_bytes(workers) > given:
         workers -= 1
-    return library.launch(gemm, chunks, arrays, Place(workspace, scratch, workers, epilogue))
+    return library.launch(gemm, chunks, arrays, PackedPlace(workspace, scratch, workers, epilogue))
 
 
-def head_words(chunks: Sequence[Chunk], place: Place) -> tuple[list[Word], tuple[object, ...]]:
+def head_words(
+    chunks: Sequence[Chunk], place: PackedPlace
+) -> tuple[list[Word], tuple[object, ...]]:
     """Return the first words of a block, and what they point to."""
     first = np.cumsum([0, *[len(chunk.calls) for chunk in chunks]], dtype=np.int64)
     rows = np.array([(c.row, c.row + c.rows) for c in chunks], np.int64)
@@ -144,7 +146,7 @@ def head_words(chunks: Sequence[Chunk], place: Place) -> tuple[list[Word], tuple
     return words, (first, rows, epilogue, place.workspace)
 
 
-def calls_of(chunks: Sequence[Chunk]) -> list[Call]:
+def calls_of(chunks: Sequence[Chunk]) -> list[ProductCall]:
     """Return the calls of all chunks in order."""
     return [call for chunk in chunks for call in chunk.calls]
 
@@ -154,6 +156,6 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def named(library: str, cut: Cut) -> str:
+def named(library: str, cut: ThreadCut) -> str:
     """Return the name of a library that cuts so."""
-    return library if cut is Cut.TILES else f"{library}.{cut.value}"
+    return library if cut is ThreadCut.TILES else f"{library}.{cut.value}"

@@ -11,11 +11,11 @@ import numpy as np
 
 from actors.kernels.library import openblas
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Chunk, Cut, Gemm
+from actors.kernels.native.gemm import Chunk, Gemm, ThreadCut
 from actors.kernels.native.gemm_launch import (
     Arrays,
-    Place,
-    Scratch,
+    PackedPlace,
+    ProductScratch,
     aligned,
     calls_of,
     head_words,
@@ -36,23 +36,23 @@ _LANES = 16
 class OpenBlas:
     """float32 and float64 through the library that numpy carries."""
 
-    cut: Cut = Cut.TILES
+    cut: ThreadCut = ThreadCut.TILES
 
     @property
     def name(self) -> str:
         """Its own name and the cut's."""
         return named("openblas", self.cut)
 
-    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> Scratch | None:
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
         """Take float32 and float64 where numpy's library is OpenBLAS; no scratch."""
         is_known = gemm.dtype in (DType.FLOAT32, DType.FLOAT64) and gemm.out_dtype is gemm.dtype
         blas = openblas.found() if is_known else None
         if blas is None or (blas.integer_bits == 32 and _largest(gemm) >= 1 << 31):
             return None
-        return Scratch()
+        return ProductScratch()
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
     ) -> NativeLaunch:
         """Tell the library to use one thread, for ours call it at once."""
         blas = openblas.found()
@@ -70,19 +70,19 @@ class Small:
     """float32 by the small product of gemm.c."""
 
     name: str = "c"
-    cut: Cut = Cut.ROWS
+    cut: ThreadCut = ThreadCut.ROWS
 
-    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> Scratch | None:
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
         """Take small matrices, and few rows; scratch is one panel of b."""
         flops = 2 * gemm.m * gemm.n * gemm.k
         is_low = gemm.m <= SMALL_ROWS and gemm.b.column == 1
         is_small = flops <= SMALL_FLOPS or is_low or gemm.n <= SMALL_COLUMNS
         is_float = gemm.dtype is DType.FLOAT32 and gemm.out_dtype is DType.FLOAT32
         is_taken = is_small and is_float and not gemm.adds
-        return Scratch(4 * _LANES * gemm.k) if is_taken else None
+        return ProductScratch(4 * _LANES * gemm.k) if is_taken else None
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: Place
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
     ) -> NativeLaunch:
         """Return the launch of gemm.c."""
         return _product_launch("af_gemm_small", gemm, chunks, arrays, place, 0)
@@ -93,7 +93,7 @@ def _product_launch(
     gemm: Gemm,
     chunks: tuple[Chunk, ...],
     arrays: Arrays,
-    place: Place,
+    place: PackedPlace,
     target: int,
 ) -> NativeLaunch:
     item = gemm.dtype.itemsize

@@ -13,7 +13,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.library import tuning
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Cut, Gemm, gemm_of, view_of, view_of_array
+from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, view_of, view_of_array
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
 from actors.kernels.work import Product, Work, item_weight
@@ -21,12 +21,12 @@ from actors.protocol import Array, Launch
 from compiler.errors import InternalError
 
 LIBRARIES: tuple[Library, ...] = (
-    OneDnn(Cut.ROWS, is_packed=True),
-    OneDnn(Cut.ROWS),
-    OneDnn(Cut.HALVES),
-    OneDnn(Cut.TILES),
-    OpenBlas(Cut.ROWS),
-    OpenBlas(Cut.TILES),
+    OneDnn(ThreadCut.ROWS, is_packed=True),
+    OneDnn(ThreadCut.ROWS),
+    OneDnn(ThreadCut.HALVES),
+    OneDnn(ThreadCut.TILES),
+    OpenBlas(ThreadCut.ROWS),
+    OpenBlas(ThreadCut.TILES),
     Small(),
 )
 """In the order in which the fixed rule prefers them, the small product apart."""

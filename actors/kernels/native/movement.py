@@ -104,14 +104,14 @@ def moving_launch(phases: Sequence[Sequence[Copy]]) -> Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MovedPart:
     """A strided copy as copy.c has it."""
 
     words: tuple[Word, ...]
     num_blocks: int
 
 
-def _part(target: Array, source: Array) -> _Part:
+def _part(target: Array, source: Array) -> _MovedPart:
     item = target.itemsize
     one = Axis(1, (0, 0))
     axes = [one, one, *walk_arrays(target, source, in_order=False)]
@@ -138,7 +138,7 @@ def _part(target: Array, source: Array) -> _Part:
         0 if is_cast else item,
         *[_cast_type(x) if is_cast else 0 for x in (source, target)],
     )
-    return _Part(words, num_blocks)
+    return _MovedPart(words, num_blocks)
 
 
 def _cast_type(array: Array) -> int:

@@ -20,7 +20,7 @@ _CALLS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class NonFiniteKernel:
+class NativeNonFinite:
     """`non_finite`(x, earlier) -> flag; `earlier` may be left out."""
 
     name: str = "c.non_finite"
@@ -76,4 +76,4 @@ def _walk_of(
     return rows, columns
 
 
-NATIVE_NON_FINITE_KERNELS = (NonFiniteKernel(),)
+NATIVE_NON_FINITE_KERNELS = (NativeNonFinite(),)

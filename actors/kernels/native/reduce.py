@@ -34,7 +34,7 @@ Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _ReducedLayout:
     """How a reduction is walked (see reduce.c). Steps are of x and the output, or of x alone."""
 
     kept: tuple[Axis, ...]
@@ -61,7 +61,7 @@ class _Layout:
 
 def _layout(
     shape: tuple[int, ...], x: Strides, out: Strides, axes: tuple[int, ...], item: int
-) -> _Layout | None:
+) -> _ReducedLayout | None:
     """Return the walk, or None where there are too many axes. `out` has a stride per axis of x."""
     keep = [axis for axis in range(len(shape)) if axis not in axes]
     kept = list(_walk_of(shape, (x, out), keep))
@@ -78,7 +78,7 @@ def _layout(
         places = _count(reduced)
         cuts = places if places > 1 else run.extent
         splits = max(1, min(_MAX_SPLITS // units, elements // units // chunks.SPLIT_ELEMENTS, cuts))
-    return _Layout(tuple(kept), columns, tuple(reduced), run, splits)
+    return _ReducedLayout(tuple(kept), columns, tuple(reduced), run, splits)
 
 
 def _walk_of(
@@ -163,7 +163,7 @@ class ReduceKernel:
 
     def _layout(
         self, attrs: Attrs, shape: tuple[int, ...], x: Strides, out: Strides, item: int
-    ) -> _Layout | None:
+    ) -> _ReducedLayout | None:
         axes = integers(attrs, "axes")
         return _layout(shape, x, _strides_by_axis(out, len(shape), attrs), axes, item)
 
@@ -174,7 +174,7 @@ def _form(op: str, x: Array) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgmaxKernel:
+class NativeArgmax:
     """`argmax`: position of the first maximum along an axis, or of the first NaN."""
 
     name: str = "c.argmax"
@@ -224,5 +224,5 @@ NATIVE_REDUCE_KERNELS = (
     ReduceKernel("sum"),
     ReduceKernel("mean"),
     ReduceKernel("max"),
-    ArgmaxKernel(),
+    NativeArgmax(),
 )

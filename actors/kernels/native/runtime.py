@@ -43,7 +43,7 @@ class CFunction:
 
 
 @dataclass(slots=True)
-class _State:
+class _RuntimeState:
     toolchain: Toolchain | None = None
     core: ctypes.CDLL | None = None
     is_on: bool = False
@@ -54,7 +54,7 @@ class _State:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-_state = _State()
+_state = _RuntimeState()
 _asking = threading.local()
 _lock = forkable_lock()
 

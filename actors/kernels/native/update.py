@@ -131,7 +131,7 @@ def _accumulate(attrs: Attrs) -> tuple[float, float, float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class IncrementKernel:
+class NativeIncrement:
     """`increment`(step, by) -> step + by; 1 where `by` is left out."""
 
     name: str = "c.increment"
@@ -160,7 +160,7 @@ class IncrementKernel:
 
 
 NATIVE_UPDATE_KERNELS = (
-    IncrementKernel(),
+    NativeIncrement(),
     UpdateKernel("sgd_update", 0, _sgd),
     UpdateKernel("momentum_update", 1, _momentum),
     UpdateKernel("adamw_update", 2, _adamw, has_step=True),

@@ -7,7 +7,7 @@ import pytest
 from actors.errors import ProtocolError
 from actors.machine import Machine
 from actors.proof.oracle import Memory, OracleError, expected_run
-from actors.proof.scenario import Command, Order, Scenario
+from actors.proof.scenario import Command, EventOrder, Scenario
 from actors.table import Edge, MachineTable
 from actors.transitions import Message, kind_of, message
 
@@ -15,7 +15,7 @@ from actors.transitions import Message, kind_of, message
 def scenario_of(*, flushed=(), commands=(), ends=None, fails=None, initial=0):
     edges = [Edge("r", 0, 1, 1, 2, 3, initial)]
     table = MachineTable.from_edges(["a", "b"], edges, sources=[0], flushed=flushed)
-    return Scenario(table, (Command(Order.ADMIT, 0, 5), *commands), ends or {}, fails)
+    return Scenario(table, (Command(EventOrder.ADMIT, 0, 5), *commands), ends or {}, fails)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_a_firing_out_of_order_and_one_too_many_are_found(memory):
 
 
 def test_a_limit_lowers_what_is_expected_but_not_below_what_has_begun(memory):
-    memory.command(Command(Order.END, 0, 3))
+    memory.command(Command(EventOrder.END, 0, 3))
     assert memory.expected == [3, 1]
-    memory.command(Command(Order.END, 0, 0))
+    memory.command(Command(EventOrder.END, 0, 0))
     assert memory.expected == [1, 0]
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_stops_short_is_found(memory):
     memory.machine.fireable.clear()
     with pytest.raises(OracleError, match="not quiescent"):
         memory.check_end()
-    memory.command(Command(Order.HALT))
+    memory.command(Command(EventOrder.HALT))
     memory.machine.receive(Message.DONE)
     memory.machine.outbox.clear()
     memory.check_end()

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from actors.proof.scenario import Command, Order, make_scenario, random_table
+from actors.proof.scenario import Command, EventOrder, make_scenario, random_table
 
 SCENARIOS = [make_scenario(Random(seed)) for seed in range(2000)]
 
@@ -66,11 +66,13 @@ FEATURES = {
     "a shared stream": lambda s: len(set(s.table.streams)) < s.table.num_actors,
     "a flushed actor": lambda s: any(s.table.is_flushed),
     "a detached actor": lambda s: any(s.table.is_detached),
-    "no step": lambda s: not any(c.order is Order.ADMIT for c in s.commands),
-    "three parts": lambda s: sum(c.order is Order.ADMIT and not c.source for c in s.commands) == 3,
-    "a limit": lambda s: any(c.order is Order.END and c.count is not None for c in s.commands),
-    "two ends": lambda s: sum(c.order is Order.END and not c.source for c in s.commands) == 2,
-    "a halt": lambda s: Command(Order.HALT) in s.commands,
+    "no step": lambda s: not any(c.order is EventOrder.ADMIT for c in s.commands),
+    "three parts": lambda s: (
+        sum(c.order is EventOrder.ADMIT and not c.source for c in s.commands) == 3
+    ),
+    "a limit": lambda s: any(c.order is EventOrder.END and c.count is not None for c in s.commands),
+    "two ends": lambda s: sum(c.order is EventOrder.END and not c.source for c in s.commands) == 2,
+    "a halt": lambda s: Command(EventOrder.HALT) in s.commands,
     "the end of data": lambda s: bool(s.ends),
     "a failure": lambda s: s.fails is not None,
 }

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import memory.recompute.options as options_module
-from memory.recompute.blocks import NO_BUFFER, Block
+from memory.recompute.blocks import NO_BUFFER, GraphBlock
 from memory.recompute.local import place_runs
 from memory.recompute.options import block_options, candidates, joined_options
 from memory.recompute.problem import Problem, ProblemOp
@@ -36,7 +36,7 @@ def placed_blocks(problem, *cuts):
     last = 2 * problem.num_forward
     edges = [0, *[c + 1 for c in cuts], problem.num_forward]
     return tuple(
-        Block(
+        GraphBlock(
             first,
             end,
             last - end,
@@ -89,7 +89,7 @@ def test_small_buffers_beside_large_ones_are_saved_where_the_stage_reads_them():
     ]
     backward = [ProblemOp((1, 2, 3), (4,)), ProblemOp((0, 4), (5,))]
     problem = Problem((*forward, *backward), (6400, 6400, 64, 6400, 1, 1), 3)
-    block = Block(0, 3, 3, 5, NO_BUFFER, NO_BUFFER)
+    block = GraphBlock(0, 3, 3, 5, NO_BUFFER, NO_BUFFER)
     local = place_runs(problem, (block,), 1)[0][0].local
     choices, always = candidates(local)
     assert sorted(choices) == [0, 1, 3]

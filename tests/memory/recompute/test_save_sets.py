@@ -4,7 +4,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from memory.recompute.blocks import NO_BUFFER, Block
+from memory.recompute.blocks import NO_BUFFER, GraphBlock
 from memory.recompute.local import place_runs
 from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.save_sets import SweepPass, judge, judge_through, steps_of
@@ -44,7 +44,7 @@ def training_step(rng, num_forward):
 def whole(problem):
     """The problem as one block."""
     ops = len(problem.ops)
-    block = Block(0, problem.num_forward, problem.num_forward, ops, NO_BUFFER, NO_BUFFER)
+    block = GraphBlock(0, problem.num_forward, problem.num_forward, ops, NO_BUFFER, NO_BUFFER)
     return place_runs(problem, (block,), 1)[0][0]
 
 
@@ -101,9 +101,9 @@ def three_blocks():
     backward = [ProblemOp((2,), (4,)), ProblemOp((4, 2), (5,)), ProblemOp((5, 0), (6,))]
     problem = Problem((*forward, *backward), (10, 20, 20, 30, 7, 7, 7), 4)
     blocks = (
-        Block(0, 1, 7, 7, NO_BUFFER, 0),
-        Block(1, 3, 5, 7, 0, 2),
-        Block(3, 4, 4, 5, 2, NO_BUFFER),
+        GraphBlock(0, 1, 7, 7, NO_BUFFER, 0),
+        GraphBlock(1, 3, 5, 7, 0, 2),
+        GraphBlock(3, 4, 4, 5, 2, NO_BUFFER),
     )
     return problem, blocks
 
@@ -140,7 +140,7 @@ def test_equal_blocks_are_of_one_kind():
     backward += [ProblemOp((k, k - 1, 11 - k), (12 - k,)) for k in reversed(range(1, 6))]
     problem = Problem((*forward, *backward), (8,) * 12, 6)
     blocks = tuple(
-        Block(k, k + 1, 11 - k, 12 - k, k - 1, k if k < 5 else NO_BUFFER) for k in range(6)
+        GraphBlock(k, k + 1, 11 - k, 12 - k, k - 1, k if k < 5 else NO_BUFFER) for k in range(6)
     )
     placed = [runs[0] for runs in place_runs(problem, blocks, 2)]
     assert placed[2].local == placed[3].local

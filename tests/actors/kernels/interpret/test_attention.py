@@ -5,7 +5,7 @@ import pytest
 
 from actors.kernels import catalogue
 from actors.kernels.interpret import attention_blocks
-from actors.kernels.interpret.attention_blocks import Extents
+from actors.kernels.interpret.attention_blocks import BlockExtents
 
 SHAPES = [
     # leading axes, queries, keys, width of keys, width of values
@@ -314,7 +314,7 @@ def test_blocks_cover_what_is_visible_and_nothing_that_is_wholly_hidden(
     rows, columns, by_columns, blocks
 ):
     for causal in (False, True):
-        e = Extents(1, rows, columns, 1, 1, causal)
+        e = BlockExtents(1, rows, columns, 1, 1, causal)
         visits = np.zeros((rows, columns), int)
         visible = np.tri(rows, columns, columns - rows if causal else columns, dtype=bool)
         for strip, chunks in e.strips_of_columns() if by_columns else e.strips():

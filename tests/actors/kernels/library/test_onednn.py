@@ -22,7 +22,7 @@ def missing(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "files", files)
-    monkeypatch.setattr(onednn, "_state", onednn._State())
+    monkeypatch.setattr(onednn, "_state", onednn._OnednnState())
 
 
 def dense(dtype, rows, columns):

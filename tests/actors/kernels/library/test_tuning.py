@@ -17,7 +17,7 @@ def gemm(m=128, k=128, n=128):
 @pytest.fixture
 def folder(native, tmp_path, monkeypatch):
     """A table of this test alone, measured by a stub that counts."""
-    monkeypatch.setattr(tuning, "_state", tuning._State())
+    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
     tuning.configure(tmp_path, deterministic=False)
     return tmp_path
 
@@ -36,7 +36,7 @@ def measured(monkeypatch):
 
 
 def forget(folder):
-    tuning._state = tuning._State()
+    tuning._state = tuning._TuningState()
     tuning.configure(folder, deterministic=False)
 
 

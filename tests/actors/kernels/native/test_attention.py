@@ -7,8 +7,8 @@ from actors.kernels.kernel import Operand
 from actors.kernels.native import attention
 from actors.kernels.native.attention import (
     ATTENTION_KERNELS,
-    AttentionGradKernel,
-    AttentionKernel,
+    NativeAttention,
+    NativeAttentionGrad,
 )
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.types import DType, TensorType
@@ -93,12 +93,12 @@ def operands(case, kind="dense"):
 
 def forward(native_call, q, k, v, dy, attrs):
     lse = np.empty(q.shape[:-1], np.float32)
-    return native_call.call(AttentionKernel(), attrs, (q, k, v), (dy, lse))
+    return native_call.call(NativeAttention(), attrs, (q, k, v), (dy, lse))
 
 
 def backward(native_call, q, k, v, dy, attrs):
     y, lse = forward(native_call, q, k, v, dy, attrs)
-    return native_call.call(AttentionGradKernel(), attrs, (dy, q, k, v, y, lse), (q, k, v))
+    return native_call.call(NativeAttentionGrad(), attrs, (dy, q, k, v, y, lse), (q, k, v))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -196,10 +196,10 @@ def test_gradients_may_lie_over_operands(over, causal, native, blocks):
     expected = pull(dy, q, k, v, 0.5, causal)
     attrs = {"scale": 0.5, "causal": causal}
     shapes = tuple(map(as_operand, inputs)), tuple(map(as_operand, (q, k, v)))
-    needs = AttentionGradKernel().query(attrs, *shapes)
+    needs = NativeAttentionGrad().query(attrs, *shapes)
     assert {*enumerate(over)} <= {*needs.in_place}
     outputs = tuple([inputs[index] for index in over])
-    launch = AttentionGradKernel().bind(attrs, tuple(inputs), outputs, scratch_of(needs))
+    launch = NativeAttentionGrad().bind(attrs, tuple(inputs), outputs, scratch_of(needs))
     launch()
     for array, right in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(array, right, rtol=2e-5, atol=2e-5)
@@ -226,12 +226,12 @@ def test_bfloat16_rounds_factors_of_the_second_products_and_results_once(
     q, k, v, dy = [from_bits(x).astype(np.float64) for x in halves]
     y, lse = np.empty_like(halves[3]), np.empty(q.shape[:-1], np.float32)
     attrs = {"scale": 0.5, "causal": causal}
-    run_in_place(AttentionKernel(), attrs, halves[:3], (y, lse))
+    run_in_place(NativeAttention(), attrs, halves[:3], (y, lse))
     p, right = probabilities(q, k, 0.5, causal)
     np.testing.assert_allclose(lse, right, rtol=1e-5, atol=1e-5)
     expect_rounded(y, "...ij,...je->...ie", p, v)
     grads = tuple([np.empty_like(x) for x in halves[:3]])
-    run_in_place(AttentionGradKernel(), attrs, (halves[3], *halves[:3], y, lse), grads)
+    run_in_place(NativeAttentionGrad(), attrs, (halves[3], *halves[:3], y, lse), grads)
     dp = np.einsum("...ie,...je->...ij", dy, v)
     ds = 0.5 * p * (dp - (dy * from_bits(y)).sum(axis=-1, keepdims=True))
     expect_rounded(grads[0], "...ij,...jd->...id", ds, k)
@@ -295,17 +295,17 @@ def test_what_it_does_not_take_is_left_to_others(name, native):
     q, k, v, dy = map(as_operand, DECLINED[name]())
     lse = as_operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
-    assert AttentionKernel().query(attrs, (q, k, v), (dy, lse)) is None
-    assert AttentionGradKernel().query(attrs, (dy, q, k, v, dy, lse), (q, k, v)) is None
+    assert NativeAttention().query(attrs, (q, k, v), (dy, lse)) is None
+    assert NativeAttentionGrad().query(attrs, (dy, q, k, v, dy, lse), (q, k, v)) is None
 
 
 def test_it_takes_no_call_while_native_kernels_are_off(native):
     q, k, v, dy = map(as_operand, operands(SHAPES[0]))
     lse = as_operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
-    assert AttentionKernel().query(attrs, (q, k, v), (dy, lse)) is not None
+    assert NativeAttention().query(attrs, (q, k, v), (dy, lse)) is not None
     native.turn_off()
-    assert AttentionKernel().query(attrs, (q, k, v), (dy, lse)) is None
+    assert NativeAttention().query(attrs, (q, k, v), (dy, lse)) is None
 
 
 def test_scratch_grows_with_the_lengths_not_with_their_product(native):
@@ -313,10 +313,10 @@ def test_scratch_grows_with_the_lengths_not_with_their_product(native):
         q, k, v, dy = map(as_operand, operands(((1,), length, length, 64, 64)))
         lse = as_operand(np.empty(q.shape[:-1], np.float32))
         attrs = {"scale": 1.0, "causal": True}
-        if isinstance(kernel, AttentionKernel):
+        if isinstance(kernel, NativeAttention):
             return kernel.query(attrs, (q, k, v), (dy, lse)).workspace_bytes
         return kernel.query(attrs, (dy, q, k, v, dy, lse), (q, k, v)).workspace_bytes
 
-    assert scratch(AttentionKernel(), 4096) == scratch(AttentionKernel(), 8192)
-    longer = scratch(AttentionGradKernel(), 8192) - scratch(AttentionGradKernel(), 4096)
+    assert scratch(NativeAttention(), 4096) == scratch(NativeAttention(), 8192)
+    longer = scratch(NativeAttentionGrad(), 8192) - scratch(NativeAttentionGrad(), 4096)
     assert longer == 2 * 4096 * (64 + 1) * 4

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.native.gemm import Cut, View, chunks_of, gemm_of, view_of_array
+from actors.kernels.native.gemm import MatrixView, ThreadCut, chunks_of, gemm_of, view_of_array
 from compiler.types import DType
 
 
@@ -62,7 +62,7 @@ KINDS = ("dense", "transposed", "windowed", "heads")
     batch=st.sampled_from([((), ()), ((3,), ()), ((2, 3), (1, 3)), ((2, 1), (2, 4)), ((2, 3), ())]),
     extents=st.tuples(*[st.sampled_from([1, 2, 5, 40, 130])] * 3),
     kinds=st.tuples(*[st.sampled_from(KINDS)] * 3),
-    cut=st.sampled_from(Cut),
+    cut=st.sampled_from(ThreadCut),
     least=st.sampled_from([20_000, 4_000_000]),
 )
 def test_the_calls_of_all_chunks_make_the_product_and_write_each_element_once(
@@ -90,8 +90,8 @@ def test_a_batch_with_one_matrix_b_joins_the_rows():
 
 def test_an_output_that_lies_transposed_swaps_the_operands():
     gemm = gemm_of(
-        *[View(DType.FLOAT32, (4, 6), (6, 1)), View(DType.FLOAT32, (6, 8), (8, 1))],
-        View(DType.FLOAT32, (4, 8), (1, 4)),
+        *[MatrixView(DType.FLOAT32, (4, 6), (6, 1)), MatrixView(DType.FLOAT32, (6, 8), (8, 1))],
+        MatrixView(DType.FLOAT32, (4, 8), (1, 4)),
     )
     assert gemm.is_swapped
     assert (gemm.m, gemm.n, gemm.a.column, gemm.b.column) == (8, 4, 8, 6)
@@ -108,8 +108,8 @@ def test_an_output_that_lies_transposed_swaps_the_operands():
     ],
 )
 def test_a_layout_that_no_library_reads_has_no_form(shape, strides):
-    b, out = View(DType.FLOAT32, (6, 8), (8, 1)), View(DType.FLOAT32, (4, 8), (8, 1))
-    assert gemm_of(View(DType.FLOAT32, shape, strides), b, out) is None
+    b, out = MatrixView(DType.FLOAT32, (6, 8), (8, 1)), MatrixView(DType.FLOAT32, (4, 8), (8, 1))
+    assert gemm_of(MatrixView(DType.FLOAT32, shape, strides), b, out) is None
 
 
 @pytest.mark.parametrize("extents", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
@@ -120,25 +120,25 @@ def test_an_empty_product_has_no_form(extents):
 
 
 def test_whole_rows_stay_in_one_chunk_and_tiles_do_not():
-    view = View(DType.FLOAT32, (512, 512), (512, 1))
+    view = MatrixView(DType.FLOAT32, (512, 512), (512, 1))
     gemm = gemm_of(view, view, view)
-    rows, tiles = chunks_of(gemm, Cut.ROWS), chunks_of(gemm, Cut.TILES)
+    rows, tiles = chunks_of(gemm, ThreadCut.ROWS), chunks_of(gemm, ThreadCut.TILES)
     assert {call.columns for chunk in rows for call in chunk.calls} == {512}
     assert len(tiles) > len(rows) >= 4
     assert [chunk.row for chunk in rows] == sorted({chunk.row for chunk in rows})
 
 
 def test_a_small_product_is_one_chunk():
-    view = View(DType.FLOAT32, (64, 64), (64, 1))
-    assert len(chunks_of(gemm_of(view, view, view), Cut.TILES)) == 1
+    view = MatrixView(DType.FLOAT32, (64, 64), (64, 1))
+    assert len(chunks_of(gemm_of(view, view, view), ThreadCut.TILES)) == 1
 
 
 def test_the_key_tells_layouts_apart_that_libraries_do_not_treat_alike():
-    dense = View(DType.FLOAT32, (8, 8), (8, 1))
+    dense = MatrixView(DType.FLOAT32, (8, 8), (8, 1))
     others = [
-        View(DType.FLOAT32, (8, 8), (1, 8)),
-        View(DType.FLOAT32, (8, 8), (24, 1)),
-        View(DType.FLOAT32, (8, 8), (1, 24)),
+        MatrixView(DType.FLOAT32, (8, 8), (1, 8)),
+        MatrixView(DType.FLOAT32, (8, 8), (24, 1)),
+        MatrixView(DType.FLOAT32, (8, 8), (1, 24)),
     ]
     keys = [gemm_of(a, b, dense).key for a in (dense, *others) for b in (dense, *others)]
     assert len(set(keys)) == 16

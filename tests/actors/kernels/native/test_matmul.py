@@ -13,7 +13,7 @@ from compiler.types import DType, TensorType
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
-    monkeypatch.setattr(tuning, "_state", tuning._State())
+    monkeypatch.setattr(tuning, "_state", tuning._TuningState())
 
 
 def operand(array, dtype=None):
