@@ -11,7 +11,6 @@ import math
 
 from compiler.fusion.define import fused_op
 from compiler.fusion.expressions import Expression
-from compiler.fusion.products import grad_op
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Values
 from compiler.rules import simplify
@@ -73,10 +72,6 @@ RELU = fused_op(
 GELU = fused_op("gelu", "x -> y", _gelu, gradient=_gelu_gradient)
 
 SILU = fused_op("silu", "x -> y", _silu, gradient=_silu_gradient)
-
-GELU_GRAD = grad_op(GELU)
-
-SILU_GRAD = grad_op(SILU)
 
 
 @simplify.of(RELU)

@@ -68,7 +68,7 @@ FOLLOWING = (
     *(elementwise.NEG, elementwise.ABS, elementwise.SQUARE),
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
-    *(activation.GELU_GRAD, activation.SILU_GRAD),
+    *(grad_op(activation.GELU), grad_op(activation.SILU)),
     DROPOUT,
 )
 """The ops that take what comes. Comparisons do not: bfloat16 or not, the answer is the same."""

@@ -1,16 +1,11 @@
-"""How most cells are written: gradients of ops with one output, references of one function."""
+"""How gradients of ops with one output are written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.signature import Array
-from compiler.registry import Op, Reference
+from compiler.registry import Op
 from compiler.rules import gradient
 from compiler.types import ValueId
 
@@ -39,12 +34,3 @@ def gradient_of(*ops: Op) -> Callable[[Rule], Rule]:
         return rule
 
     return decorate
-
-
-def pointwise(function: Callable[..., Any]) -> Reference:
-    """Return the reference that is one numpy function of all inputs, without attributes."""
-
-    def evaluate(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-        return (np.asarray(function(*inputs)),)
-
-    return evaluate
