@@ -201,7 +201,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         )
     rows = math.prod(labels.shape)
     flat = logits.reshape(rows, logits.shape[-1])
-    return apply_many(loss.CROSS_ENTROPY, flat, labels.reshape(rows))[0]
+    if labels.dtype is DType.UINT64:
+        labels = labels.to(DType.INT64)  # no fused kernel computes with these
+    return apply_many(loss.CROSS_ENTROPY_ROWS, flat, labels.reshape(rows))[0].mean()
 
 
 def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:

@@ -201,8 +201,6 @@ def _sums(size: int) -> Iterator[Case]:
         ids,
         (lambda g: (_exact(g[0], (0,), False)[None],)),
     )
-    labels = np.zeros(size, np.int64)
-    yield "cross_entropy", "cross_entropy", {}, (zeros(size, 8), labels), _loss
 
 
 def _exact(x: np.ndarray, axes: tuple[int, ...], is_mean: bool) -> np.ndarray:
@@ -216,12 +214,6 @@ def _norm_gradients(given: Arrays) -> Arrays:
     dy, x, _, mean, rstd = [g.astype(np.float64) for g in given]
     normal = (x - mean[:, None]) * rstd[:, None]
     return np.full(x.shape, np.nan), np.full(x.shape[1], np.nan), (dy + 0 * normal).sum(0)
-
-
-def _loss(given: Arrays) -> Arrays:
-    logits = given[0].astype(np.float64)
-    losses = np.log(np.exp(logits).sum(1)) - logits[:, 0]
-    return (np.asarray(losses.mean()),)
 
 
 def _bound(

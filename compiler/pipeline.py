@@ -10,7 +10,7 @@ elsewhere (`compiler.added_passes`) find their place among ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,13 +26,13 @@ from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
+from compiler.lowering import order
 from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     chunk_wide,
     fuse_attention,
-    order,
     outputs,
     precision,
     rates,
@@ -164,26 +164,37 @@ def compile_graph(
 
     Raises CompileError for what the user can mend, InternalError for a bug of ours.
     """
-    fingerprint = hash_graph(graph)
-    graph = _rewritten(graph, options, watch, "")
+    fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    graph = _rewritten(graph, steps, options, watch, "")
     if evaluation is not None:
         its = replace(options, precision=options.evaluate_precision)
-        evaluation = _rewritten(evaluation, its, watch, "evaluation ")
+        its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
+        evaluation = _rewritten(evaluation, its_steps, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
         return lower(ordered, target, options, fingerprint, evaluation)
 
-    plan = _within_budget(graph, target, options, lowered, watch)
+    if any([isinstance(step, BudgetPass) for step in steps]):
+        plan = _within_budget(graph, target, options, lowered, watch)
+    else:
+        plan = lowered(graph)
+    # The plan is proven by other rules than those that made it.
     verify_plan(plan)
-    names = tuple([added.step.name for added in registered()])
-    return replace(plan, options=(*plan.options, ("passes", names))) if names else plan
+    return replace(plan, options=(*plan.options, ("passes", added))) if added else plan
 
 
-def _rewritten(graph: Graph, options: CompileOptions, watch: Watch | None, prefix: str) -> Graph:
-    """Run all passes over a graph, but for those that a budget asks for."""
+def _rewritten(
+    graph: Graph,
+    steps: Sequence[Pass | BudgetPass],
+    options: CompileOptions,
+    watch: Watch | None,
+    prefix: str,
+) -> Graph:
+    """Run passes over a graph, but for those that a budget asks for."""
     if options.verify:
         check(graph, "trace")
-    for step in check_order(with_added(PASSES), options, LOWERING_NEEDS):
+    for step in steps:
         if isinstance(step, Pass):
             graph = step.run(graph)
             _look(graph, step.name, options, watch, prefix)
@@ -197,9 +208,7 @@ def _within_budget(
     lowered: Callable[[Graph], Plan],
     watch: Watch | None,
 ) -> Plan:
-    """Return the plan of an ordered graph; where it has to be smaller, of what is chosen then."""
-    if not options.asks_for_less:
-        return lowered(graph)
+    """Return the plan of an ordered graph with what is chosen so that it is small enough."""
     from compiler.budget.meet_budget import meet_budget  # and the planner: only where asked for
     from compiler.budget.trials import Trials
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
 from actorflow.compile.native import build, choices
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
-from actors.kernels.native.trust import distrust_of_folder, make_private
+from actors.kernels.native.trust import distrust_of_folder, replace_file
 from compiler import added_passes
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.fusion.products import foreign_programs
@@ -111,15 +109,10 @@ class PlanCache:
         """Keep a plan. A directory that cannot be written is reported, never an error."""
         if self._directory is None:
             return
-        temporary = self._directory / f".{key}-{uuid.uuid4().hex}"
         try:
-            make_private(self._directory)
-            temporary.write_bytes(_sealed(plan.to_bytes(), key))
-            os.replace(temporary, self._directory / f"{key}.plan")
+            replace_file(self._directory / f"{key}.plan", _sealed(plan.to_bytes(), key))
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
-            with suppress(OSError):
-                temporary.unlink()
 
 
 def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:

@@ -29,10 +29,10 @@ from compiler.graph import Graph, Node, Write, consumers
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
+from compiler.lowering.order import order_edges, place_views
 from compiler.lowering.storage import assign_storage
 from compiler.ops.copies import COPY_BACK, COPY_IN, HOST_MEMORY, Copies
 from compiler.ops.sources import VARIABLE
-from compiler.passes.order import order_edges, place_views
 from compiler.rates import needed_per_step
 from compiler.registry import writes
 from compiler.target import Target

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import LaunchDraft, may_share_bytes
+from compiler.lowering.order import place_views, sort_launches
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values
-from compiler.passes.order import place_views, sort_launches
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.types import Phase, TensorType, ValueId

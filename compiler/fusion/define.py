@@ -161,15 +161,16 @@ def fused_op(
     read = read_signature(signature)
     attributes = attributes_of(program)
     draft = FusedOp(Op(name), read, program, attributes, gradient, check, where, traces_at_once)
-    single = instruction_of(draft)  # what is no program says so before anything is registered
+    single = _instruction_of(draft)  # what is no program says so before anything is registered
     found = replace(draft, op=define(name))
     op = found.op
     definition.register(op, found, where)
     infer_type.register(op, lru_cache(maxsize=1024)(found.infer), where)
     register_program(op, found, where)
     if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
-        gradients.register(op, derived_gradient(found), where)
-        if single is None or gradient is not None:
+        by_rule = single if gradient is None else None
+        gradients.register(op, derived_gradient(found, by_rule), where)
+        if by_rule is None:
             product_of(found)
     if single is not None and single.op in _EXACT:
         is_exact.register(op, True, where)
@@ -182,7 +183,7 @@ OP_OF_INSTRUCTION: dict[str, Op] = {}
 """The ops that are one instruction of their operands, in order; the first of each."""
 
 
-def instruction_of(found: FusedOp) -> Instruction | None:
+def _instruction_of(found: FusedOp) -> Instruction | None:
     """Return the one instruction on nothing but its operands that an op is; None for any other.
 
     Raises OpTypeError where no program comes out of an elementwise op without attributes.

@@ -245,6 +245,10 @@ class Expression:
         """Return the number of the column, an int32."""
         return Expression(self.emitter, self.emitter.column_index())
 
+    def within(self, extent: int) -> Expression:
+        """Return indices as they are; the launch fails for one outside of 0..extent-1."""
+        return Expression(self.emitter, self.emitter.check_index(self.value, extent))
+
     def row_index(self, every: int = 1, count: int = 0) -> Expression:
         """Return (row // every) % count, or row // every where count is 0: an int32."""
         return Expression(self.emitter, self.emitter.row_index(every, count))

@@ -43,8 +43,8 @@ from compiler.fusion.spaces import FULL, Space, canonical
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph
+from compiler.lowering.order import sort_launches
 from compiler.lowering.storage import launch_of_values, write_after_read
-from compiler.passes.order import sort_launches
 from compiler.rates import needed_per_step
 from compiler.types import Phase, ValueId
 

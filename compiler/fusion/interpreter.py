@@ -18,7 +18,7 @@ from compiler.bfloat16 import rounded
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.fusion.spaces import Space
-from compiler.ops.loss import check_indices
+from compiler.ops.indices import check_indices
 from compiler.ops.random import dropout_mask
 from compiler.ops.reduce import total
 from compiler.types import DType, numpy_dtype
@@ -101,7 +101,7 @@ def _execute(
         return rows % count if count else rows
     if op == "check_index":
         extent = int(constants[0])
-        check_indices(operands[0].reshape(-1), extent, "fused", "label", "classes")
+        check_indices(operands[0].reshape(-1), extent, "cross_entropy", "label", "classes")
         return operands[0]
     if op == "cast":
         return operands[0].astype(dtype)

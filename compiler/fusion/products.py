@@ -14,7 +14,7 @@ from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.columns import register_program, trace
-from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition, instruction_of
+from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
@@ -174,16 +174,14 @@ def grad_op(op: Op) -> Op:
     return product_of(definition.get(op)).op
 
 
-def derived_gradient(found: FusedOp | Product) -> Gradient:
+def derived_gradient(found: FusedOp | Product, single: Instruction | None = None) -> Gradient:
     """Return the rule that emits the product of an op, or its ops where it is one instruction."""
 
     def pull(
         b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
     ) -> tuple[ValueId | None, ...]:
-        if isinstance(found, FusedOp):
-            instruction = instruction_of(found)
-            if instruction is not None and found.gradient is None:
-                return _by_rule(b, node, instruction, grads[0])
+        if single is not None:
+            return _by_rule(b, node, single, grads[0])
         return _by_product(b, node, found, grads)
 
     return pull

@@ -1,7 +1,6 @@
 """Cut reductions to one number in two, so that the larger part can be walked over by rows.
 
-    mean(x, all axes)       ->  mean(mean(x, last axis), the other axes)
-    cross_entropy(x, y)     ->  losses, lse = cross_entropy_rows(x, y); mean(losses)
+    mean(x, all axes)  ->  mean(mean(x, last axis), the other axes)
 
 A group reduces rows; one row of all elements could not be shared among threads, nor walked over
 together with what made it. The mean of equally many means is the mean.
@@ -13,10 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.attrs import NO_ATTRS, Attrs
+from compiler.attrs import Attrs
 from compiler.graph import Graph, Node
-from compiler.ops.loss import CROSS_ENTROPY
-from compiler.ops.loss_rows import CROSS_ENTROPY_ROWS
 from compiler.ops.reduce import MAX, MEAN, SUM
 from compiler.types import TensorType, ValueId
 
@@ -26,26 +23,13 @@ def stage_reductions(graph: Graph) -> Graph:
     types = list(graph.types)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op is CROSS_ENTROPY:
-            nodes += _staged_loss(node, types)
-        elif _is_total(node, types):
+        if _is_total(node, types):
             nodes += _staged(node, types)
         else:
             nodes.append(node)
     if len(nodes) == len(graph.nodes):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
-
-
-def _staged_loss(node: Node, types: list[TensorType]) -> list[Node]:
-    loss, lse = node.outputs
-    losses = ValueId(len(types))
-    types.append(types[lse])
-    mean = Attrs({"axes": (0,), "keepdims": False})
-    return [
-        replace(node, op=CROSS_ENTROPY_ROWS, outputs=(losses, lse), attrs=NO_ATTRS),
-        replace(node, op=MEAN, inputs=(losses,), outputs=(loss,), attrs=mean),
-    ]
 
 
 def _is_total(node: Node, types: list[TensorType]) -> bool:

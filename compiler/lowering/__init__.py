@@ -1,5 +1,6 @@
 """From an ordered graph to the tables of a plan.
 
+- `order`: the last pass, which says what is launched when.
 - `lower`: graph to actors and launches; `step_program`: one graph on its way there.
 - `storage`, `buffers`: which values share bytes; `packing`: where all registers lie.
 - `chains`, `chain_actors`, `actor_graph`: who runs which launches; `launch_times`: when.

@@ -9,7 +9,7 @@ In reading order:
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
 - `fused`, `fused_product`, `chunked`: many ops in one launch, with the interpreter as their
-  meaning; `expand_rows`: how losses become part of one, and `loss_rows`, a loss before its mean.
+  meaning.
 - `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
   ranks; `copies`: between device and host memory.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.loss import check_indices
+from compiler.ops.indices import check_indices
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_integer
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference

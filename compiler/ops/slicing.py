@@ -228,4 +228,36 @@ def _simplify_pad(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
 
 @simplify.of(CONCAT)
 def _simplify_concat(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
-    return inputs if len(inputs) == 1 else None
+    if len(inputs) == 1:
+        return inputs
+    parts: list[ValueId] = []
+    for value in inputs:
+        before = b.producer_of(value)
+        is_joined = before.op is CONCAT and before.attrs == node.attrs
+        parts += before.inputs if is_joined else (value,)
+    return None if len(parts) == len(inputs) else b.emit(CONCAT, parts, node.attrs)
+
+
+def joined_pads(b: GraphBuilder, x: ValueId, y: ValueId) -> ValueId | None:
+    """Emit the sum of two tensors that are padded to lie side by side: a pad of both, joined.
+
+    None where they are not. So the gradients of slices that cut a tensor up become one concat.
+    """
+    first, second = b.producer_of(x), b.producer_of(y)
+    if not first.op is second.op is PAD:
+        return None
+    if first.attrs.ints("low") > second.attrs.ints("low"):
+        first, second = second, first
+    extents = b.type_of(first.inputs[0]).shape
+    low, low_of_second = first.attrs.ints("low"), second.attrs.ints("low")
+    steps = first.attrs.ints("steps")
+    apart = [axis for axis, start in enumerate(low) if start != low_of_second[axis]]
+    if len(apart) != 1 or {*steps, *second.attrs.ints("steps")} != {1}:
+        return None
+    (axis,) = apart
+    is_near = low[axis] + extents[axis] == low_of_second[axis]
+    of_second = b.type_of(second.inputs[0]).shape
+    if not (is_near and _agree(extents, of_second, axis)):
+        return None
+    both = b.one(CONCAT, *first.inputs, *second.inputs, axis=axis)
+    return b.one(PAD, both, low=low, high=second.attrs.ints("high"), steps=steps)

@@ -11,7 +11,7 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.ops.embedding import sums_by_id
-from compiler.ops.loss import check_indices
+from compiler.ops.indices import check_indices
 from compiler.ops.signature import (
     Array,
     Types,

@@ -20,6 +20,7 @@ from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
 from compiler.ops.binary import ADD
 from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.slicing import joined_pads
 from compiler.ops.sources import SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT
 from compiler.registry import writes
@@ -68,9 +69,14 @@ def _differentiate(
                     continue
                 earlier = gradients.get(value)
                 gradients[value] = (
-                    gradient_value if earlier is None else b.one(ADD, earlier, gradient_value)
+                    gradient_value if earlier is None else _sum(b, earlier, gradient_value)
                 )
     return gradients
+
+
+def _sum(b: GraphBuilder, one: ValueId, other: ValueId) -> ValueId:
+    joined = joined_pads(b, one, other)
+    return b.one(ADD, one, other) if joined is None else joined
 
 
 def _pull(

@@ -10,6 +10,7 @@ from actorflow import nn
 from actorflow.compile.targets import HostTarget
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import NEG
@@ -17,7 +18,7 @@ from compiler.ops.shape import COPY, TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE, constant
 from compiler.ops.update import INCREMENT, SGD_UPDATE
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes import autodiff, outputs, simplify
 from compiler.passes.check import check
 from compiler.pipeline import compile_graph
 from compiler.registry import reference

@@ -6,6 +6,7 @@ import pytest
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Accumulation, Output, UpdateRule
+from compiler.lowering import order
 from compiler.ops.binary import ADD
 from compiler.ops.elementwise import SQUARE
 from compiler.ops.embedding import EMBEDDING, EMBEDDING_GRAD
@@ -13,7 +14,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.sources import SCRATCH
 from compiler.ops.sparse_update import EMBEDDING_SGD_UPDATE
 from compiler.ops.update import MOMENTUM_UPDATE, SGD_UPDATE
-from compiler.passes import autodiff, order, outputs, rates, simplify, sparse_update
+from compiler.passes import autodiff, outputs, rates, simplify, sparse_update
 from compiler.passes.check import check
 
 ROWS, WIDTH, BATCH = 50, 3, 12

@@ -28,7 +28,7 @@ BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 ROWS = {
     "softmax": {"scale": 1.0, "causal": False},
     "layer_norm": {"eps": 1e-5},
-    "cross_entropy": {},
+    "cross_entropy_rows": {},
     "max": {"axes": (1,), "keepdims": False},
     "sum": {"axes": (1,), "keepdims": False},
     "mean": {"axes": (1,), "keepdims": False},
@@ -90,7 +90,7 @@ def _computed(name: str, dtype: str) -> list[np.ndarray]:
         "silu": functional.silu,
         "softmax": lambda t: functional.softmax(t, 1),
         "layer_norm": lambda t: functional.layer_norm(t, (3,)),
-        "cross_entropy": lambda t: functional.cross_entropy(
+        "cross_entropy_rows": lambda t: functional.cross_entropy(
             t, torch.ones(len(t), dtype=torch.int64), reduction="none"
         ),
         "max": lambda t: t.amax(1),

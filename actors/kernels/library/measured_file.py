@@ -6,16 +6,14 @@ as it was written measures anew: nothing in such a file is worth an error.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from actors.kernels.native.trust import make_private
+from actors.kernels.native.trust import replace_file
 
 MAX_BYTES = 8 << 20
 
@@ -62,16 +60,7 @@ def replace_object(path: Path, values: dict[str, Any]) -> None:
 
     Raises OSError, and leaves nothing behind then.
     """
-    make_private(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(values, stream, indent=1, sort_keys=True)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_file(path, json.dumps(values, indent=1, sort_keys=True).encode())
 
 
 def report_damage(path: Path, error: DamagedFile, what: str) -> None:

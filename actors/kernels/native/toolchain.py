@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.native.trust import distrust_of_file, make_private
+from actors.kernels.native.trust import distrust_of_file, replace_file
 from compiler.errors import ActorflowError
 
 FLAGS = (
@@ -224,12 +224,8 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
     if folder is None:
         return None
     try:
-        make_private(folder)
         content = built.read_bytes()
-        handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content + _seal(name, content))
-        os.replace(temporary, folder / name)
+        replace_file(folder / name, content + _seal(name, content))
     except OSError:
         return None
     return folder / name

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _MAX_PATHS = 2560
@@ -75,6 +77,24 @@ def distrust_of_file(file: Path) -> str | None:
     if not hasattr(os, "geteuid"):
         return None
     return None if _is_own(facts.st_uid) and not _is_open(facts) else _said(file, facts)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file whole, so that no reader sees half of it; makes its folder private.
+
+    Raises OSError, and leaves nothing else in the folder then.
+    """
+    make_private(path.parent)
+    # In the same folder: a rename is atomic only within one file system.
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _is_own(uid: int) -> bool:

@@ -7,7 +7,8 @@ import pytest
 
 from actors.kernels import catalogue
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.types import DType
+from compiler.fusion.region import Held, Region, Step, StepKind
+from compiler.types import DType, TensorType
 
 LAUNCHES = 20
 LIMIT_BYTES = 16 * 1024
@@ -19,6 +20,17 @@ FUSED = FusedProgram(
     (Instruction("add", (0, 1), F32, Kind.FULL), Instruction("row_sum", (2,), F32, Kind.ROW)),
     (2, 3),
 )
+REGION = Region(
+    384, 64, 100, 4, (Held(F32, Kind.FULL),) * 2,
+    tuple([TensorType(F32, shape) for shape in ((384,), (384, 32), (64, 32), (64,))]),
+    (
+        Step(StepKind.PRODUCT, (0, 1), (4,)),
+        Step(StepKind.PROGRAM, (4, 3), (5, 6), FUSED),
+        Step(StepKind.PRODUCT, (5, 2), (7,)),
+        Step(StepKind.SUM_OF_PRODUCTS, (5, 0), (8,)),
+        Step(StepKind.COLUMN_SUM, (5,), (9,)),
+    ),
+)  # fmt: skip
 
 
 def floats(*shape):
@@ -44,7 +56,7 @@ def f32(*shapes):
 def cases():
     x, y, flat = floats(*SHAPE), floats(*SHAPE) ** 2, floats(384, 64)
     lr, step = scalars()
-    row = floats(64)
+    row, rows = floats(64), np.abs(floats(384)) + 1
     adamw = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
     sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
     soft = {"scale": 0.5, "causal": True}
@@ -53,6 +65,11 @@ def cases():
     reduced = {"axes": (1,), "keepdims": False}
     table = floats(50, 64)
     heads = floats(8, 32, 4, 16)
+    yield "cast", {"dtype": "float64"}, (x,), types((SHAPE, "float64"))
+    yield "where", {}, (x > 0, x, row), f32(SHAPE)
+    yield "add", {}, (x, row), f32(SHAPE)
+    yield "mul", {}, (x, x[..., :1]), f32(SHAPE)
+    yield "mul", {}, (floats(64, 384), flat.T), f32((64, 384))
     yield "sum", {"axes": (1, 2), "keepdims": False}, (x,), f32((64,))
     yield "sum", {"axes": (0,), "keepdims": True}, (x,), f32((1, 6, 64))
     yield "sum", {"axes": (0, 1, 2), "keepdims": False}, (x,), f32(())
@@ -76,6 +93,9 @@ def cases():
     yield "matmul", {}, (split, keys), f32((8, 4, 32, 32))
     merged = f32((8, 32, 4, 16))[0].transpose(0, 2, 1, 3)
     yield "matmul", {}, (floats(8, 4, 32, 32), split), (merged,)
+    yield "softmax", soft, (x,), f32(SHAPE)
+    yield "softmax", {"scale": 1.0, "causal": False}, (x * 200,), f32(SHAPE)
+    yield "softmax_grad", {"scale": 0.5}, (x, y), f32(SHAPE)
     turned = floats(8, 32, 4, 16).transpose(0, 2, 1, 3)
     for scale in (0.25, 40.0):  # the second one needs the maxima
         steep = {"scale": scale, "causal": True}
@@ -89,27 +109,41 @@ def cases():
         yield "attention", steep, tuple(qkv), (by_row, *f32((8, 4, 32)))
         yield "attention_grad", steep, (turned, *qkv, turned, *lse), dqkv
     yield "attention", soft, (split[..., ::2],) * 3, f32((8, 4, 32, 8), (8, 4, 32))
+    yield "layer_norm", {"eps": 1e-5}, (x, row, row), f32(SHAPE, SHAPE[:2], SHAPE[:2])
+    yield "layer_norm_grad", {}, (flat, flat, row, rows, rows), f32((384, 64), (64,), (64,))
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
+    yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
     group = {"program": FUSED, "rows": 384, "columns": 64}
     yield "fused", group, (flat, row), f32((384, 64), (384,))
     yield "fused_product", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
+    operands = (floats(384, 32), floats(32, 64), floats(64, 32), row)
+    yield "chunked", {"region": REGION}, operands, f32((384,), (384, 32), (64, 32), (64,))
     yield "non_finite", {}, (x, step), types(((), "int64"))
     yield "increment", {}, (step,), types(((), "int64"))
     yield "accumulate", {"every": 2}, (x, y, step), f32(SHAPE)
     yield "sgd_update", {**sgd, "momentum": 0.0}, (x, y, lr), f32(SHAPE)
     yield "momentum_update", sgd, (x, y, y, lr), f32(SHAPE, SHAPE)
     yield "adamw_update", adamw, (x, y, y, y, lr, step), f32(SHAPE, SHAPE, SHAPE)
+    covered = {"cast", "where"}
+    for kernel in catalogue.ELEMENTWISE_KERNELS:
+        if kernel.op in covered:
+            continue
+        arity = 2 if any("b" in str(step[1]).replace("bits", "") for step in kernel.recipe) else 1
+        is_comparison = kernel.op in ("equal", "not_equal") or kernel.op.startswith(
+            ("less", "great")
+        )
+        out = types((SHAPE, "bool" if is_comparison else "float32"))
+        yield kernel.op, {}, (y, y)[:arity], out
 
 
 CASES = list(cases())
 
 
 def test_every_kernel_is_measured():
-    known = {kernel.op for kernel in catalogue.HOST_KERNELS} - {"chunked"}
-    assert {case[0] for case in CASES} == known
+    assert {case[0] for case in CASES} == {kernel.op for kernel in catalogue.HOST_KERNELS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])

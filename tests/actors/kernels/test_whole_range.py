@@ -33,7 +33,7 @@ ELSEWHERE = {
     "embedding_sgd_update": "embedding_grad, then sgd_update",
     "softmax_grad": "the gradient of softmax",
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
-    **dict.fromkeys(("layer_norm_grad", "cross_entropy_grad", "cross_entropy_rows"), "same"),
+    "layer_norm_grad": "same",
     **dict.fromkeys(("fused", "fused_product", "chunked"), "made of the others"),
     **dict.fromkeys(
         ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),
@@ -72,9 +72,7 @@ def differentiated(name, dtype, arrays, attrs):
     ]
     first = len(list(b.nodes))
     made = b.emit(find_op(name), given, attrs)
-    kept = made[1] if name == "cross_entropy" else made[0]
     shape = b.type_of(made[0]).shape
-    value = np.array(len(arrays[0]) if name == "cross_entropy" else 1.0)
     seed = b.one(INPUT, name="seed", dtype=ranges.wide(dtype), shape=shape)
     grads = {made[0]: cast_to(b, seed, DType(dtype))}
     for node in reversed(list(b.nodes)[first:]):
@@ -85,15 +83,19 @@ def differentiated(name, dtype, arrays, attrs):
             if grad is not None:
                 grads[v] = b.one(find_op("add"), grads[v], grad) if v in grads else grad
     wide = DType(ranges.wide(dtype))
-    outputs = [kept, *[grads[v] for v in dict.fromkeys(given) if v in grads]]
+    outputs = [made[0], *[grads[v] for v in dict.fromkeys(given) if v in grads]]
     b.outputs = [Output(str(i), cast_to(b, v, wide)) for i, v in enumerate(outputs)]
     feeds = {str(i): x for i, x in enumerate(arrays)}
-    return b.freeze(), feeds | {"seed": np.full(shape, value, ranges.wide(dtype))}
+    return b.freeze(), feeds | {"seed": np.full(shape, 1.0, ranges.wide(dtype))}
 
 
 def evaluated(graph, feeds, path):
-    """Return the outputs of a graph, launch by launch on a path."""
-    if path != "reference":
+    """Return the outputs of a graph, launch by launch on a path.
+
+    An op without kernels of its own is fused, as the compiler does with all that have a program.
+    """
+    launches = [n.op.name for n in graph.nodes if n.op is not INPUT and n.op.name not in VIEWS]
+    if path != "reference" and not all([catalogue.find(name) for name in launches]):
         graph = fuse.run(graph)
     held = {}
     for node in graph.nodes:
@@ -138,12 +140,6 @@ def check(results, wanted, arrays, where):
         assert not grown.any(), f"{where}: infinite in result {number} of {rows}"
 
 
-def losses_of(results, arrays):
-    """Turn the logs of sums of cross_entropy into losses; labels are 1."""
-    with np.errstate(all="ignore"):
-        return [results[0] - arrays[0][:, 1], *results[1:]]
-
-
 @pytest.mark.parametrize("dtype", ranges.DTYPES)
 @pytest.mark.parametrize("path", PATHS, indirect=True)
 def test_a_nan_appears_only_where_torch_has_one(path, dtype, torchs):
@@ -154,15 +150,18 @@ def test_a_nan_appears_only_where_torch_has_one(path, dtype, torchs):
         if name == "layer_norm":
             ones = np.ones(3, arrays[0].dtype)
             arrays = (*arrays, ones, 0 * ones)
-        if name == "cross_entropy":
+        if name == "cross_entropy_rows":
             arrays = (*arrays, np.ones(len(arrays[0]), np.int64))
-        if (name, dtype, path == "reference") == ("pow", "float16", False):
-            continue  # kernels compute halves in float32: there 6e-8 - 1 is no whole exponent
+        if path != "reference" and not is_taken(name, dtype):
+            continue
         graph, feeds = differentiated(name, dtype, arrays, attrs)
         results = evaluated(graph, feeds, path)
-        if name == "cross_entropy":
-            results = losses_of(results, arrays)
         check(results[: len(wanted)], wanted, arrays[:2], f"{name} of {dtype} on {path}")
+
+
+def is_taken(name, dtype):
+    """Whether there are kernels: rows of float16 have none."""
+    return dtype != "float16" or name not in ("softmax", "layer_norm", "cross_entropy_rows")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -7,12 +7,13 @@ from compiler.attrs import Attrs
 from compiler.budget.meet_budget import meet_budget
 from compiler.errors import BudgetError
 from compiler.graph import Output, UpdateRule
+from compiler.lowering import order
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.update import MOMENTUM_UPDATE
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes import autodiff, outputs, simplify
 from compiler.target import KernelInfo, Link
 from compiler.types import Phase
 from compiler.verify import verify_plan

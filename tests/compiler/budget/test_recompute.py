@@ -11,6 +11,7 @@ from compiler.attrs import Attrs
 from compiler.budget import recompute
 from compiler.budget.recompute import describe
 from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.lowering import order
 from compiler.lowering.buffers import assign_buffers, draft_launches
 from compiler.lowering.storage import assign_storage, old_reads
 from compiler.ops.activation import RELU
@@ -23,7 +24,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.ops.update import INCREMENT, SGD_UPDATE
-from compiler.passes import autodiff, order, outputs, simplify
+from compiler.passes import autodiff, outputs, simplify
 from compiler.passes.check import check
 from compiler.target import KernelInfo
 from compiler.types import Phase

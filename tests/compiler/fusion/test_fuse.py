@@ -17,6 +17,7 @@ from compiler.graph import (
     UpdateRule,
     Write,
 )
+from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, RELU, TANH
 from compiler.ops.binary import ADD, MUL, SUB
@@ -28,7 +29,7 @@ from compiler.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from compiler.ops.slicing import SLICE
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
 from compiler.ops.update import INCREMENT, SGD_UPDATE
-from compiler.passes import autodiff, order, outputs, rates, simplify
+from compiler.passes import autodiff, outputs, rates, simplify
 from compiler.passes.check import check
 from compiler.rates import needed_per_step
 

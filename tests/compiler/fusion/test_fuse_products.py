@@ -6,6 +6,7 @@ from compiler.fusion import fuse as fuse
 from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.program import Kind
 from compiler.graph import GraphBuilder, Output
+from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, RELU
 from compiler.ops.binary import ADD, MUL, SUB
@@ -14,7 +15,6 @@ from compiler.ops.norm import LAYER_NORM
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import RESHAPE
 from compiler.ops.sources import INPUT
-from compiler.passes import order
 from compiler.passes.check import check
 
 M, K, N = 6, 5, 8

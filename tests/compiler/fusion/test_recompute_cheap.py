@@ -8,6 +8,7 @@ from compiler.attrs import Attrs
 from compiler.fusion import fuse as fuse
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule
+from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, SILU, TANH
 from compiler.ops.binary import ADD, MUL, SUB
@@ -17,7 +18,7 @@ from compiler.ops.reduce import MEAN
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
 from compiler.ops.update import SGD_UPDATE
-from compiler.passes import autodiff, order, outputs, rates, simplify
+from compiler.passes import autodiff, outputs, rates, simplify
 from compiler.passes.check import check
 from compiler.prune import prune
 from compiler.types import Phase

@@ -4,9 +4,7 @@ import pytest
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import GraphBuilder, Output
-from compiler.ops.loss import CROSS_ENTROPY
 from compiler.ops.reduce import MAX, MEAN, SUM
-from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT
 from compiler.passes.check import check
 
@@ -43,20 +41,3 @@ def test_a_matrix_is_reduced_by_rows_first(b, op, keepdims, evaluate):
 def test_one_row_and_partial_reductions_stay(b, shape, axes, evaluate):
     y = b.one(SUM, input_of(b, "x", shape), axes=axes, keepdims=False)
     assert staged(b, evaluate, {"x": np.ones(shape)}, y=y) == ["sum"]
-
-
-def test_a_loss_is_the_mean_of_the_losses_of_rows(b, evaluate):
-    x, labels = np.random.default_rng(0).normal(size=(4, 3)), np.array([0, 2, 1, 1])
-    loss, lse = b.emit(
-        CROSS_ENTROPY, (input_of(b, "x", (4, 3)), input_of(b, "labels", (4,), "int64"))
-    )
-    found = staged(b, evaluate, {"x": x, "labels": labels}, loss=loss, lse=lse)
-    assert found == ["cross_entropy_rows", "mean"]
-
-
-def test_a_loss_of_transposed_logits_stays(b, evaluate):
-    x, labels = np.random.default_rng(0).normal(size=(3, 4)), np.array([0, 2, 1, 1])
-    logits = b.one(TRANSPOSE, input_of(b, "x", (3, 4)), perm=(1, 0))
-    loss, _ = b.emit(CROSS_ENTROPY, (logits, input_of(b, "labels", (4,), "int64")))
-    found = staged(b, evaluate, {"x": x, "labels": labels}, loss=loss)
-    assert found == ["transpose", "cross_entropy"]

@@ -92,11 +92,6 @@ def losses(logits, labels):
     return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
 
 
-def mean_loss(logits, labels):
-    rows, sums = losses(logits, labels)
-    return rows.mean(), sums
-
-
 def stretched(x, shape):
     return np.broadcast_to(x, shape)
 
@@ -255,9 +250,24 @@ ROWS_OF_OPS = (
     row("argmax", lambda x: x.argmax(1), distinct(4, 5), axis=1, keepdims=False),
     row("argmax", lambda x: x.argmax(0)[None], counts(6, 5, below=3), axis=0, keepdims=True),
     row("reshape", lambda x: x.reshape(4, 1, 6), CUBE, shape=(4, 1, 6), flags=MOVES),
+    row("reshape", lambda x: x.reshape(()), normal(1), shape=(), flags=MOVES),
     row("transpose", lambda x, perm: x.transpose(perm), CUBE, perm=(2, 0, 1), flags=MOVES),
+    *[
+        row("transpose", lambda x, perm: x.transpose(perm), counts(*shape, dtype=t), perm=perm)
+        for t in ("int8", "float16", "int64")
+        for shape, perm in (
+            ((70, 133), (1, 0)), ((3, 21, 40), (0, 2, 1)), ((2, 9, 3, 24), (0, 2, 1, 3)),
+            ((2, 9, 3, 24), (3, 1, 2, 0)), ((16, 8), (1, 0)), ((7, 1, 5), (2, 1, 0)),
+        )
+    ],
     row("broadcast_to", stretched, normal(3, 1), shape=(2, 3, 4), flags=MOVES),
-    row("broadcast_to", stretched, normal(), shape=(2, 3), flags=MOVES),
+    *[
+        row("broadcast_to", stretched, normal(*shape), shape=wide, flags=MOVES)
+        for shape, wide in (
+            ((), (2, 3)), ((5,), (40, 5)), ((5, 1), (5, 40)), ((2, 1, 3), (2, 6, 3)),
+            ((1, 4), (0, 4)),
+        )
+    ],
     row("slice", sliced, normal(4, 6), starts=(1, 0), stops=(4, 5), steps=(2, 3), flags=MOVES),
     row("slice", sliced, normal(4), starts=(2,), stops=(2,), steps=(1,), flags=MOVES),
     row("pad", padded, normal(3, 2), low=(1, 0), high=(0, 2), steps=(2, 1), flags=MOVES),
@@ -269,7 +279,29 @@ ROWS_OF_OPS = (
     row(
         "split", lambda x: tuple(np.split(x, 2, 1)), normal(2, 6), axis=1, sections=2, flags=MOVES,
     ),
+    *[
+        row("concat", lambda *parts, axis: np.concatenate(parts, axis), *parts, axis=axis)
+        for axis in (0, 1, 2)
+        for parts in [np.split(counts(4, 6, 12), 2, axis)]
+    ],
+    *[
+        row(
+            "split", lambda x, axis, sections: tuple(np.split(x, sections, axis)),
+            counts(6, 3, 9), axis=axis, sections=3,
+        )
+        for axis in (0, 1, 2)
+    ],
     *[row(op, lambda x: x, X, flags=MOVES) for op in ("copy", "copy_in", "copy_out")],
+    *[
+        row("copy", lambda x: x, counts(*shape, dtype=t))
+        for t in ("int8", "float16")
+        for shape in ((), (0, 2), (2, 1, 3, 20))
+    ],
+    *[
+        row("cast", lambda x, dtype: x.astype(dtype), counts(3, 50, dtype=a), dtype=b)
+        for a in ("int64", "int32", "uint8", "bool")
+        for b in ("float32", "float64", "int64", "int32", "uint8", "bool")
+    ],
     row("stop_gradient", lambda x: x, X, flags=MOVES + " constant"),
     row("copy_back", lambda x, _: x, X, normal(2, 3, 5, seed=1), flags=MOVES),
     *[row("matmul", np.matmul, normal(*a), normal(*b, seed=1)) for a, b in (
@@ -285,10 +317,9 @@ ROWS_OF_OPS = (
     row("layer_norm", layer_norm, normal(4), normal(4), positive(4), eps=1e-3),
     row("layer_norm", layer_norm, normal(40, 7), normal(7), positive(7), eps=1e-5),
     *[
-        row("cross_entropy", mean_loss, normal(4, 3), y)
+        row("cross_entropy_rows", losses, normal(4, 3), y)
         for y in (LABELS, LABELS.astype("uint8"), LABELS.astype("int32"))
     ],
-    row("cross_entropy_rows", losses, normal(4, 3), LABELS),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],

@@ -1,0 +1,115 @@
+"""The way of one compilation through the house: which rooms it enters, and to which it returns.
+
+    python benchmarks/rooms.py [--all]
+
+A room is a folder. Those who lead the way are the functions that a reader follows from the job to
+its plan (`LEADERS`); what they call is a stop, and what that calls in its turn is its own affair.
+`--all` counts every call instead, which says how often one part asks another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[1]
+WINGS = tuple([f"{ROOT / wing}{os.sep}" for wing in ("actorflow", "actors", "compiler", "memory")])
+
+LEADERS = (
+    "Job._compile",
+    "compiled_plan",
+    "compile_graph",
+    "_rewritten",
+    "_within_budget",
+    "lower",
+)
+"""Functions by their qualified names, from the outside in."""
+
+REASONS = {
+    "compiler": "the plan is proven beside what it is: by other rules than those that made it",
+    "actorflow/compile": "whoever asked the cache for a plan keeps there the one that was made",
+    "compiler/passes": "rows are taken by the chunk once it is known which products a kernel reads",
+    "compiler/fusion": "a product goes to its only reader last, for chunks want it by itself",
+}
+"""Why a compilation comes back to a room, once; there is no other way back."""
+
+Stop = tuple[str, str, str]
+"""Room, file and function."""
+
+
+def stops(work: Callable[[], object], *, only_led: bool = True) -> list[Stop]:
+    """Return what leaders call while some work is done, in order; or all calls."""
+    found: list[Stop] = []
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and _is_ours(frame) and (not only_led or _is_led(frame)):
+            code = frame.f_code
+            path = Path(code.co_filename).relative_to(ROOT)
+            found.append((str(path.parent), path.name, code.co_qualname))
+
+    with _profiled(watch):
+        work()
+    return found
+
+
+def returns(found: list[Stop]) -> list[str]:
+    """Return the rooms that are entered after they were left, each time."""
+    rooms = [room for room, _, _ in found]
+    entered = [room for i, room in enumerate(rooms) if i == 0 or rooms[i - 1] != room]
+    return [room for i, room in enumerate(entered) if room in entered[:i]]
+
+
+@contextmanager
+def _profiled(watch: Callable[[FrameType, str, object], None]) -> Iterator[None]:
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    is_function = frame.f_code.co_name not in ("<module>", "<lambda>", "<listcomp>")
+    return is_function and frame.f_code.co_filename.startswith(WINGS)
+
+
+def _is_led(frame: FrameType) -> bool:
+    """Whether a leader calls, in person or in a list or lambda of its own."""
+    caller = frame.f_back
+    if caller is None or caller.f_code.co_filename == frame.f_code.co_filename:
+        return False  # a leader's own helper is no stop
+    return caller.f_code.co_qualname.split(".<locals>")[0] in LEADERS
+
+
+def compilation(units: int) -> Callable[[], object]:
+    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+    os.environ["ACTORFLOW_CACHE"] = "off"
+    from bench_compile import make
+
+    job, model, types = make("transformer", units)
+    return lambda: job.compile(model, types)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args()
+    compilation(1)()  # what is made once belongs to no compilation
+    found = stops(compilation(2), only_led=not options.all)
+    again, left = returns(found), ""
+    for room, file, function in found if not options.all else ():
+        print(f"{room if room != left else '':<28}{file}: {function}")
+        left = room
+    rooms = {room for room, _, _ in found}
+    print(f"{len(rooms)} rooms, {len(again)} returns, {len(found)} stops")
+    for room in again if not options.all else ():
+        print(f"  back to {room}: {REASONS.get(room, 'no reason is given')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A compilation goes from room to room, and comes back only where a reason is given."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.setenv("ACTORFLOW_CACHE", "off")
+        import rooms
+
+        yield rooms
+    for name in ("rooms", "bench_compile"):
+        sys.modules.pop(name, None)
+
+
+def test_a_compilation_returns_to_a_room_only_for_a_reason_that_is_given(rooms):
+    rooms.compilation(1)()
+    found = rooms.stops(rooms.compilation(2))
+    order = list(dict.fromkeys([room for room, _, _ in found if room.startswith("compiler")]))
+    assert order == ["compiler", "compiler/passes", "compiler/fusion", "compiler/lowering"]
+    again = Counter(rooms.returns(found))
+    assert set(again) <= set(rooms.REASONS)
+    assert max(again.values()) == 1
+
+
+def test_a_return_is_counted_each_time_that_a_room_is_entered_again(rooms):
+    way = [(room, "file.py", "f") for room in ("a", "a", "b", "a", "c", "b", "a")]
+    assert rooms.returns(way) == ["a", "b", "a"]
