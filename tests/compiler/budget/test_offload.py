@@ -252,9 +252,10 @@ def test_state_lives_in_the_host_arena_and_two_buckets_of_it_in_the_devices():
     plan = moved_plan(depth)
     state = 2 * depth * MATRIX_BYTES
     assert [plan.arenas[1].size_bytes, plan.memory[1].peak_bytes] == [state, state]
-    # Two buckets of two matrices, and one for the values that the cuts keep longer than needed.
+    # Two buckets of two matrices, one for the values that the cuts keep longer than needed, and one
+    # for the square within tanh's gradient, which is a launch here where nothing is fused.
     saved = plain.arenas[0].size_bytes - plan.arenas[0].size_bytes
-    assert saved >= state - (2 * 2 + 1) * MATRIX_BYTES
+    assert saved >= state - (2 * 2 + 2) * MATRIX_BYTES
     names = {r.name: r.arena for r in plan.registers if r.kind is RegisterKind.VARIABLE}
     assert {name for name, arena in names.items() if arena == 1} == {
         f"{name}{i}" for name in "mv" for i in range(depth)
