@@ -1,0 +1,136 @@
+"""Which values exist by the chunk, and that a region computes what its nodes did."""
+
+import numpy as np
+import pytest
+
+import compiler.ops.standard  # noqa: F401  # registers the ops
+from compiler.fusion import fuse as fuse
+from compiler.fusion.region import StepKind
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.activation import GELU
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.loss import CROSS_ENTROPY_ROWS
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import MEAN, SUM
+from compiler.ops.shape import reshape_to, swap_last_axes
+from compiler.ops.sources import INPUT
+from compiler.passes import chunk_wide
+from compiler.passes.check import check
+from compiler.registry import find_op
+from compiler.rules import gradient
+
+ROWS, WIDTH, COLUMNS = 12, 3, 20
+
+
+class Net:
+    def __init__(self):
+        self.b, self.feeds = GraphBuilder(), {}
+
+    def input(self, *shape, high=0):
+        name, rng = f"in{len(self.feeds)}", np.random.default_rng(len(self.feeds))
+        array = rng.integers(0, high, shape) if high else rng.normal(size=shape)
+        self.feeds[name] = array
+        return self.b.one(INPUT, name=name, dtype=str(array.dtype), shape=shape)
+
+
+def loss(net, results, *, bias=False, turned=False, factor=None):
+    """A loss with its gradients; `factor` of the losses' gradient may be their own mean."""
+    b = net.b
+    x, w = net.input(3, ROWS // 3, WIDTH), net.input(COLUMNS, WIDTH)
+    labels = net.input(ROWS, high=COLUMNS)
+    wide = b.one(MATMUL, x, swap_last_axes(b, w))
+    wide = b.one(ADD, wide, net.input(COLUMNS)) if bias else wide
+    logits = reshape_to(b, wide, (ROWS, COLUMNS))
+    losses, _ = b.emit(CROSS_ENTROPY_ROWS, (logits, labels))
+    results["loss"] = b.one(MEAN, losses, axes=(0,), keepdims=False)
+    seed = net.input(ROWS)
+    seed = b.one(MUL, seed, results["loss"]) if factor == "loss" else seed
+    d, _ = gradient.get(CROSS_ENTROPY_ROWS)(b, b.producer_of(losses), (seed, None))
+    flat = reshape_to(b, x, (ROWS, WIDTH))
+    results["dx"] = b.one(MATMUL, d, w)
+    if turned:
+        results["dw"] = b.one(MATMUL, swap_last_axes(b, flat), d)
+    else:
+        results["dw"] = b.one(MATMUL, swap_last_axes(b, d), flat)
+    if bias:
+        results["db"] = b.one(SUM, d, axes=(0,), keepdims=False)
+    return logits
+
+
+def hidden(net, results):
+    """A wide hidden layer between two products."""
+    wide = net.b.one(MATMUL, net.input(ROWS, WIDTH), net.input(WIDTH, COLUMNS))
+    results["y"] = net.b.one(MATMUL, net.b.one(GELU, wide), net.input(COLUMNS, WIDTH))
+    return wide
+
+
+def chunked(net, results, evaluate, limit=0):
+    """Run the pass, compare all results, and return the regions."""
+    net.b.outputs = [Output(name, value) for name, value in results.items()]
+    graph = fuse.run(net.b.freeze())
+    after = check(chunk_wide.run(graph, limit, 5), "chunk_wide")
+    want, _ = evaluate(graph, net.feeds)
+    got, _ = evaluate(after, net.feeds)
+    for name in results:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-12, atol=1e-12)
+    return [node.attrs["region"] for node in after.nodes if node.op.name == "chunked"]
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"turned": True}], ids=str)
+def test_a_loss_and_its_gradients_are_one_region(options, evaluate):
+    net, results = Net(), {}
+    loss(net, results, **options)
+    (region,) = chunked(net, results, evaluate)
+    assert (region.rows, region.columns, region.chunk_rows) == (ROWS, COLUMNS, 5)
+    kinds = [step.kind for step in region.steps]
+    assert kinds.count(StepKind.PROGRAM) == 1
+    assert (StepKind.COLUMN_SUM in kinds) == bool(options.get("bias"))
+
+
+def test_a_gradient_that_needs_the_loss_is_a_second_region(evaluate):
+    net, results = Net(), {}
+    loss(net, results, factor="loss")
+    first, second = chunked(net, results, evaluate)
+    assert [step.kind for step in first.steps] == [StepKind.PRODUCT, StepKind.PROGRAM]
+    assert len(second.steps) == 4
+
+
+def test_a_wide_hidden_layer_is_a_region(evaluate):
+    net, results = Net(), {}
+    hidden(net, results)
+    (region,) = chunked(net, results, evaluate)
+    assert len(region.steps) == 3
+
+
+@pytest.mark.parametrize("make", [loss, hidden])
+def test_a_value_that_something_else_needs_has_to_exist(make, evaluate):
+    for reader in ("output", "argmax", "other rows"):
+        net, results = Net(), {}
+        wide = make(net, results)
+        if reader == "argmax":
+            results["read"] = net.b.one(find_op("argmax"), wide, axis=1, keepdims=False)
+        elif reader == "other rows":
+            results["read"] = net.b.one(MATMUL, net.input(2, ROWS), net.b.one(
+                ADD, wide, net.input(ROWS, COLUMNS)))  # fmt: skip
+        else:
+            results["read"] = wide
+        assert not [r for r in chunked(net, results, evaluate) if r.columns == COLUMNS]
+
+
+def test_small_values_stay(evaluate):
+    net, results = Net(), {}
+    loss(net, results)
+    assert not chunked(net, results, evaluate, limit=ROWS * COLUMNS * 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "chosen"),
+    [
+        (1024, 50_257 * 4, 205),  # 48 MiB at most, and five even chunks
+        (4096, 8_192 * 4, 512),
+        (4096, 64, 4096),  # 4 MiB at least
+        (7, 1 << 40, 1),
+    ],
+)
+def test_chunks_are_even_and_bounded_by_bytes(rows, row_bytes, chosen):
+    assert chunk_wide.choose_chunk_rows(rows, row_bytes) == chosen
