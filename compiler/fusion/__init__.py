@@ -5,8 +5,9 @@
 - `expressions`, `notation`, `forms`, `define`: an op stated by its program; `columns`: what
   follows from it; `derivatives`, `derive`, `products`: the op that is its gradient.
 - `interpreter`: what a program means, instruction by instruction, in numpy.
-- `stage_reductions`, `narrow_broadcasts`: what makes a graph ready; `members`: which nodes fit;
-  `fuse` finds what becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the
-  matrix product that one alone reads.
+- `stage_reductions`, `narrow_broadcasts`, `recompute_cheap`, `dense_operands`: what makes a graph
+  ready; `members`: which nodes fit; `waiting`: which may run where they are read; `fuse` finds what
+  becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the matrix product that
+  one alone reads.
 - `region`: products and programs over chunks of rows; `region_steps`: one made of a graph's nodes.
 """

@@ -37,13 +37,22 @@ def dense_operands(graph: Graph) -> Graph:
             nodes.append(node)
         elif space.rows * space.columns == 0:
             nodes.append(_of_nothing(node, space, types))
-        elif members.fit(index, space, {}) is None:
+        elif not _is_plain(members, index, space) and members.fit(index, space, {}) is None:
             nodes += _with_copies(members, index, space, types)
         else:
             nodes.append(node)
     if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+def _is_plain(members: Members, index: int, space: Space) -> bool:
+    """Whether a node reads dense tensors as they are: most do, and need no closer look."""
+    found, root = members.frame_of(index), members.storage.root
+    if found is None or any([root[v] != v for v in members.graph.nodes[index].inputs]):
+        return False
+    operands = (*found.inputs, *found.outputs)
+    return None not in [access_of(s, found.shape, space.columns) for s in operands]
 
 
 def _of_nothing(node: Node, space: Space, types: list[TensorType]) -> Node:
