@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from compiler.errors import InternalError
 from compiler.lowering.carried import Carried, CarriedRead, When
-from compiler.lowering.version_makers import NOTHING, VersionMakers
+from compiler.lowering.version_makers import NOTHING, Maker, VersionMakers
 from compiler.places import NO_BYTES, NOWHERE, Extent, Places, form_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
@@ -120,7 +120,7 @@ class _Play:
                 )
             self._joined[whole, join.version] = parts
 
-    def _named_at(self, view: int, number: int, who: str) -> tuple[int, int]:
+    def _named_at(self, view: int, number: int, who: Maker) -> tuple[int, int]:
         """Return place and version that a read names, once the view shows just that.
 
         Raises InternalError where it shows anything else.
@@ -131,7 +131,9 @@ class _Play:
             is_dense = places.extents[view].is_dense
             if places.is_whole[view] and (is_dense if form is None else form_of(shown) == form):
                 return places.of_view[view], number
-            raise InternalError(f"{who} reads a part of {self._named(view)}, and names the whole")
+            raise InternalError(
+                f"{self._makers.text(who)} reads a part of {self._named(view)}, and names the whole"
+            )
         part = self._plan.parts[-1 - number]
         if shown.strides_bytes == part.strides_bytes:
             start = shown.offset_bytes - part.offset_bytes
@@ -140,7 +142,9 @@ class _Play:
                 # A joined tensor and its first part begin alike: the version tells which is meant.
                 made_at = self._made_at.get(part.version)
                 return (made_at if made_at in found else found[0]), part.version
-        raise InternalError(f"{who} reads another part of {self._named(view)} than named")
+        raise InternalError(
+            f"{self._makers.text(who)} reads another part of {self._named(view)} than named"
+        )
 
     def _holds(self, place: int, version: int) -> bool:
         """Whether a place holds a version: as written there, or part by part."""
@@ -154,7 +158,10 @@ class _Play:
         return self._held[self._places.atoms_of(place)[0]]
 
     def _hold(self, place: int, version: int) -> None:
-        for atom in self._places.atoms_of(place):
+        if place not in self._places.atoms:
+            self._held[place] = version
+            return
+        for atom in self._places.atoms[place]:
             self._held[atom] = version
 
     def _take_ports(self) -> None:
@@ -240,7 +247,7 @@ class _Play:
                 raise self._error(actor, index, f"reads {self._named(view)}, which nothing writes")
             version = number
             if number < 0 or not is_plain[view] or number in forms:
-                place, version = self._named_at(view, number, self._makers.text((actor, index)))
+                place, version = self._named_at(view, number, (actor, index))
             if owner.get(register_of[place]) != actor.id:
                 self._read_foreign(actor, index, view, (place, version))
             elif held[place] != version and not self._holds(place, version):
@@ -298,7 +305,9 @@ class _Play:
 
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
-        read = {atom for view in launch.inputs for atom in atoms_of(of_view[view])}
+        read = {of_view[view] for view in launch.inputs}
+        if self._places.atoms:
+            read = {atom for place in read for atom in atoms_of(place)}
         filled: list[int] = []
         for view, version in zip(launch.outputs, launch.writes, strict=True):
             self._make(version, (actor, index))
@@ -325,15 +334,16 @@ class _Play:
 
     def _reads_whole(self, launch: Launch, place: int) -> bool:
         """Whether all that a launch reads of the bytes of a place is the whole of it."""
-        of_view, atoms = self._places.of_view, set(self._places.atoms_of(place))
-        pairs = zip(launch.inputs, launch.reads, strict=True)
-        return all(
-            [
-                number >= 0 and of_view[view] == place
-                for view, number in pairs
-                if not atoms.isdisjoint(self._places.atoms_of(of_view[view]))
-            ]
-        )
+        of_view, atoms_of = self._places.of_view, self._places.atoms_of
+        atoms = set(atoms_of(place))
+        for view, number in zip(launch.inputs, launch.reads, strict=True):
+            other = of_view[view]
+            if other == place:
+                if number < 0:
+                    return False
+            elif self._places.atoms and not atoms.isdisjoint(atoms_of(other)):
+                return False
+        return True
 
     def _own(self, actor: Actor, index: int, view: int, version: int, *, is_update: bool) -> bool:
         """Check that this launch may write here; whether the place is its chain's own.
