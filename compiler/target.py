@@ -15,7 +15,7 @@ from compiler.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class CallOperand:
     """A tensor as a kernel sees it: type and layout; strides of 0 repeat an axis."""
 
     type: TensorType
@@ -28,8 +28,8 @@ class KernelCall:
 
     op: str
     attrs: Attrs
-    inputs: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
+    inputs: tuple[CallOperand, ...]
+    outputs: tuple[CallOperand, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.kernels import catalogue
 from actors.kernels.kernel import Operand as KernelOperand
-from compiler.target import KernelCall, KernelInfo, Operand
+from compiler.target import CallOperand, KernelCall, KernelInfo
 
 
 class HostTarget:
@@ -34,5 +34,5 @@ class HostTarget:
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
 
-def _operand(operand: Operand) -> KernelOperand:
+def _operand(operand: CallOperand) -> KernelOperand:
     return KernelOperand(operand.type, operand.layout.offset_bytes, operand.layout.strides_bytes)

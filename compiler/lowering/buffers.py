@@ -18,7 +18,7 @@ from compiler.lowering.storage import Storage, dense_layout, is_dense
 from compiler.ops.copies import Copies, direction
 from compiler.ops.shape import COPY
 from compiler.registry import is_comm, writes
-from compiler.target import KernelCall, KernelInfo, Operand, Target, link_of
+from compiler.target import CallOperand, KernelCall, KernelInfo, Target, link_of
 from compiler.types import TensorType, ValueId
 
 COMM_LATENCY_NS = 50_000.0
@@ -104,7 +104,7 @@ def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
     Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
     target has no kernel for a copy.
     """
-    operand = Operand(type_, dense_layout(type_))
+    operand = CallOperand(type_, dense_layout(type_))
     info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
     link = link_of(target)
     if link is None:
@@ -148,8 +148,10 @@ def assign_buffers(
     return Buffers(buffers, of_root)
 
 
-def _operands(graph: Graph, storage: Storage, values: tuple[ValueId, ...]) -> tuple[Operand, ...]:
-    return tuple([Operand(graph.types[v], storage.layout[v]) for v in values])
+def _operands(
+    graph: Graph, storage: Storage, values: tuple[ValueId, ...]
+) -> tuple[CallOperand, ...]:
+    return tuple([CallOperand(graph.types[v], storage.layout[v]) for v in values])
 
 
 def _last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:

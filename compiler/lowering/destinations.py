@@ -26,7 +26,7 @@ from compiler.lowering.storage import Storage
 from compiler.ops.copies import direction
 from compiler.ops.shape import COPY
 from compiler.registry import Layout, inside, is_comm, is_source, view, writes
-from compiler.target import KernelCall, KernelInfo, Operand, Target
+from compiler.target import CallOperand, KernelCall, KernelInfo, Target
 from compiler.types import ValueId
 
 
@@ -69,14 +69,14 @@ def place_parts(
     joining = [i for i, draft in enumerate(drafts) if inside.has(draft.node.op)]
     if not joining:
         return before
-    work = _Work(before, target)
+    work = _Decisions(before, target)
     # From the last one on: what joins the parts of a part is placed before these are.
     for index in reversed(joining):
         work.take(index)
     return work.result()
 
 
-class _Work:
+class _Decisions:
     """The state of the decisions so far."""
 
     def __init__(self, given: Placed, target: Target) -> None:
@@ -221,7 +221,9 @@ class _Work:
                 return False
             node = draft.node
             inputs, outputs = [
-                tuple([Operand(self._types[v], layouts.get(v, self._layout[v])) for v in values])
+                tuple(
+                    [CallOperand(self._types[v], layouts.get(v, self._layout[v])) for v in values]
+                )
                 for values in (node.inputs, node.outputs)
             ]
             try:
@@ -235,8 +237,8 @@ class _Work:
 
     def _copy(self, value: ValueId, layout: Layout) -> tuple[ValueId, Layout, KernelInfo]:
         """Return a part that is to be copied into its place, with what that needs."""
-        given = Operand(self._types[value], self._layout[value])
-        into = Operand(self._types[value], layout)
+        given = CallOperand(self._types[value], self._layout[value])
+        into = CallOperand(self._types[value], layout)
         return value, layout, self._target.query(KernelCall(COPY.name, NO_ATTRS, (given,), (into,)))
 
     # -- all parts of one launch -------------------------------------------------------------------

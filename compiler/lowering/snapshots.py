@@ -10,7 +10,7 @@ from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
 from compiler.plan import Field, Launch, RegisterKind
-from compiler.target import KernelCall, Operand, Target
+from compiler.target import CallOperand, KernelCall, Target
 from compiler.types import RegisterId
 
 SNAPSHOTS_PER_PERIOD = 4
@@ -47,7 +47,7 @@ def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tu
     )
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):
-        operand = Operand(type_, dense_layout(type_))
+        operand = CallOperand(type_, dense_layout(type_))
         info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
         view = plan.view(staging, type_, offset)
         name, source = node.attrs.str_("name"), plan.source(node.source)
