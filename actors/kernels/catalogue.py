@@ -17,17 +17,13 @@ import numpy as np
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import CHUNKED_KERNELS
-from actors.kernels.interpret.elementwise import ELEMENTWISE_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
-from actors.kernels.interpret.norm import NORM_KERNELS
-from actors.kernels.interpret.random import RANDOM_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
-from actors.kernels.interpret.softmax import SOFTMAX_KERNELS
 from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.interpret.update import UPDATE_KERNELS
@@ -35,24 +31,20 @@ from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Oper
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 
-GENERATION = 4
+GENERATION = 5
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (
-    *ELEMENTWISE_KERNELS,
     *REDUCE_KERNELS,
     *SHAPE_KERNELS,
     *MATMUL_KERNELS,
-    *SOFTMAX_KERNELS,
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
     *NUMPY_FUSED_KERNELS,
     *FUSED_PRODUCT_KERNELS,
     *CHUNKED_KERNELS,
-    *NORM_KERNELS,
     *EMBEDDING_KERNELS,
     *SPARSE_UPDATE_KERNELS,
-    *RANDOM_KERNELS,
     *NON_FINITE_KERNELS,
     *UPDATE_KERNELS,
 )

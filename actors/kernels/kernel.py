@@ -66,7 +66,7 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the plan, unique in the catalogue: "numpy.gelu"."""
+        """Name in the plan, unique in the catalogue: "numpy.fused"."""
         ...
 
     @property

@@ -7,15 +7,13 @@ past the largest number to infinity, as it should. A NaN keeps its sign and gets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from actors.kernels import cost, scratch
-from actors.kernels.attributes import text
-from actors.kernels.interpret.blocks import block_elements, cut, num_elements
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels import scratch
+from actors.kernels.interpret.blocks import block_elements, cut
+from actors.kernels.kernel import Operand
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, over_blocks
 from actors.protocol import Array, Launch
@@ -86,57 +84,3 @@ def narrowing_pieces(elements: int) -> tuple[Piece, ...]:
 def narrowing_work(elements: int) -> Work:
     """Return what `narrowing` does where nothing is NaN."""
     return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 6, Pass.PLAIN: 2})
-
-
-@dataclass(frozen=True, slots=True)
-class BFloat16CastKernel:
-    """`cast` from or to bfloat16; by way of float32 where the other side is something else."""
-
-    name: str = "numpy.cast_bfloat16"
-    op: str = "cast"
-
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
-        """Take casts with bfloat16 on one side; scratch is a few blocks."""
-        (x,), (out,) = inputs, outputs
-        if has_bfloat16(inputs) == has_bfloat16(outputs):
-            return None
-        elements, is_down = num_elements(out.shape), has_bfloat16(outputs)
-        work = narrowing_work(elements) if is_down else widening_work(elements)
-        pieces = _pieces(elements, (x if is_down else out).dtype, is_down=is_down)
-        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
-        """Return the steps of every block in order."""
-        (x,), (out,) = inputs, outputs
-        is_down = text(attrs, "dtype") == DType.BFLOAT16.value
-        pieces = _pieces(out.size, (x if is_down else out).dtype, is_down=is_down)
-        flats = scratch.carve(workspace, pieces)
-        if not is_down and not pieces:
-            return in_sequence(widening(x, out))
-        if len(pieces) == len(narrowing_pieces(out.size)):
-            return in_sequence(narrowing(x, out, flats))
-        calls: list[Launch] = []
-        for source, target in cut((x, out), out.ndim, BLOCK):
-            between = scratch.window(flats[-1], target.shape)
-            if is_down:
-                calls.append(partial(np.copyto, between, source, casting="unsafe"))
-                calls += narrowing(between, target, flats[:-1])
-            else:
-                calls += widening(source, between)
-                calls.append(partial(np.copyto, target, between, casting="unsafe"))
-        return in_sequence(calls)
-
-
-def _pieces(elements: int, other: np.dtype[np.generic], *, is_down: bool) -> tuple[Piece, ...]:
-    """Return scratch: that of rounding, and a block of float32 where neither side is."""
-    rounding = narrowing_pieces(elements) if is_down else ()
-    between = () if other == _FLOAT else (Piece((min(elements, BLOCK),), _FLOAT),)
-    return (*rounding, *between)

@@ -12,6 +12,7 @@ is left to whoever calls (`upcast`).
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,13 +40,32 @@ from actors.kernels.interpret.steps import (
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, over_blocks
+from actors.kernels.work import Pass, Work, over_blocks
 from actors.protocol import Array, Launch
-from compiler.fusion.program import Kind
+from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind
 from compiler.types import DType
 
 _BLOCKS = 8
 """More registers than these leave the second-level cache: then blocks are smaller."""
+
+
+_LOOPS_PER_RESULT = 4
+"""Inner loops whose time numpy takes to begin a row of a reduction."""
+
+_CALLS = {"select": 5, "rsqrt": 2}
+_SORTS = {
+    op: sort
+    for sort, ops in (
+        (Pass.DIVIDE, ("div", "reciprocal", "mod")),
+        (Pass.ROOT, ("sqrt", "rsqrt")),
+        (Pass.EXP, ("exp", "log")),
+        (Pass.TANH, ("tanh",)),
+        (Pass.POWER, ("pow", "sin", "cos", "erf")),
+        (Pass.RANDOM, ("philox",)),
+    )
+    for op in ops
+}
+"""Instructions that are slower than an addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +84,11 @@ class NumpyFusedKernel:
         if walk is None or has_bits or not is_numpys(walk.program):
             return None
         program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
-        full = [v for v in range(program.num_values) if program.kind_of(v) is Kind.FULL]
-        passes = {Pass.PLAIN: len(full), Pass.SIMPLE: len(program.outputs)}
         is_copied = any([v < len(program.inputs) for v in program.outputs])
         return cost.needs(
             inputs,
             outputs,
-            over_blocks(rows * columns, 4, passes),
+            _work(walk, rows, columns),
             scratch.size_bytes(walk.pieces()),
             () if is_copied else walk.in_place_pairs(inputs, outputs),
         )
@@ -96,6 +114,31 @@ class NumpyFusedKernel:
 
 def _steps(operand: Operand) -> tuple[int, ...]:
     return tuple([step // operand.dtype.itemsize for step in operand.strides_bytes])
+
+
+def _work(walk: _Walk, rows: int, columns: int) -> Work:
+    """Return the passes over the space, and the loops that rows and columns in it cost."""
+    program, passes, small, loops = walk.program, Counter[Pass](), 0, 0
+    for value, instruction in enumerate(program.instructions, len(program.inputs)):
+        kinds = [program.kind_of(v) for v in instruction.operands]
+        if instruction.op in ROW_REDUCTIONS:
+            passes[Pass.REDUCE] += 1
+            loops += _LOOPS_PER_RESULT * rows
+        elif instruction.op in COLUMN_REDUCTIONS:
+            passes[Pass.PLAIN] += 1
+        elif program.kind_of(value) is not Kind.FULL:
+            small += 1
+        else:
+            several = len(instruction.operands) - kinds.count(Kind.SCALAR) > 1
+            plain = Pass.PLAIN if several else Pass.SIMPLE
+            passes[_SORTS.get(instruction.op, plain)] += _CALLS.get(instruction.op, 1)
+            loops += rows if Kind.ROW in kinds or Kind.COLUMN in kinds else 0
+    copied = [p for p, v in enumerate(program.outputs) if walk.registers.direct.get(v) != p]
+    passes[Pass.SIMPLE] += len(
+        [p for p in copied if program.kind_of(program.outputs[p]) is Kind.FULL]
+    )
+    swept = {sort: float(count) for sort, count in passes.items() if count}
+    return over_blocks(rows * columns, 4, swept, small_calls=small, loops=loops)
 
 
 def _walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> _Walk | None:
@@ -159,7 +202,9 @@ class _Walk:
         return tuple([Piece(shape, dtype) for shape, dtype in self.places.values()])
 
     def is_gathered(self, value: int) -> bool:
-        """Return whether rows of an input are repeated."""
+        """Return whether rows of an input are copied: repeated ones, and halves to float32."""
+        if self.program.dtype_of(value) is DType.FLOAT16:
+            return True
         return not is_plain(self.program, value, self.space.rows)
 
     def _place(self) -> None:

@@ -56,8 +56,9 @@ _PLACED = ("column_index", "row_index", "check_index", "philox", "column_sum")
 
 
 def held_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the type in which values are computed: bfloat16 in float32."""
-    return np.dtype(np.float32) if dtype is DType.BFLOAT16 else numpy_dtype(dtype)
+    """Return the type in which values are computed: short floats in float32."""
+    is_short = dtype in (DType.BFLOAT16, DType.FLOAT16)
+    return np.dtype(np.float32) if is_short else numpy_dtype(dtype)
 
 
 def is_numpys(program: FusedProgram) -> bool:

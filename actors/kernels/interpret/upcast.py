@@ -2,8 +2,7 @@
 
 Operands of bfloat16 are cast into scratch, a kernel of the op computes there, and results are
 rounded where they are wanted in bfloat16. Each number is rounded once, as by a kernel that computes
-in float32 inside; only the scratch, four bytes an element, tells the two apart. Ops of single
-elements go block by block and need scratch for one.
+in float32 inside; only the scratch, four bytes an element, tells the two apart.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.interpret.bfloat16 import (
-    BLOCK,
     has_bfloat16,
     narrowing,
     narrowing_pieces,
@@ -23,8 +21,6 @@ from actors.kernels.interpret.bfloat16 import (
     widening,
     widening_work,
 )
-from actors.kernels.interpret.blocks import cut, expand
-from actors.kernels.interpret.recipe import RecipeKernel
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
@@ -100,67 +96,10 @@ class WidenedKernel:
         return in_sequence(calls)
 
 
-@dataclass(frozen=True, slots=True)
-class WidenedRecipe:
-    """An elementwise kernel, called on blocks of its bfloat16 operands in float32."""
-
-    inner: RecipeKernel
-
-    @property
-    def name(self) -> str:
-        """Name in the plan."""
-        return f"{self.inner.name}.upcast"
-
-    @property
-    def op(self) -> str:
-        """Name of the op computed."""
-        return self.inner.op
-
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
-        """Take what the kernel takes in float32; scratch is a block per bfloat16 operand."""
-        needs = WidenedKernel(self.inner).query(attrs, inputs, outputs)
-        if needs is None:
-            return None
-        whole = scratch.size_bytes(_pieces(inputs, outputs))
-        blocks = scratch.size_bytes(_block_pieces(inputs, outputs))
-        return replace(needs, workspace_bytes=needs.workspace_bytes - whole + blocks)
-
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
-        """Return, for every block, the casts up, the kernel's launch, and the casts down."""
-        pieces = _block_pieces(_operands(inputs), _operands(outputs))
-        flats = scratch.carve(workspace, pieces)
-        rest = None if workspace is None else workspace[scratch.size_bytes(pieces) :]
-        out = outputs[0]
-        calls: list[Launch] = []
-        for block in cut((*outputs, *expand(inputs, out.shape)), out.ndim, BLOCK):
-            copies = iter(flats)
-            wide = [scratch.window(next(copies), x.shape) if _is_low(x) else x for x in block]
-            rounding = tuple(copies)
-            made = len(outputs)
-            for x, copy in zip(block[made:], wide[made:], strict=True):
-                if _is_low(x):
-                    calls += widening(x, copy)
-            calls.append(self.inner.bind(attrs, tuple(wide[made:]), tuple(wide[:made]), rest))
-            for x, copy in zip(block[:made], wide[:made], strict=True):
-                if _is_low(x):
-                    calls += narrowing(copy, x, rounding)
-        return in_sequence(calls)
-
-
 def upcast(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
     """Yield the upcast form of every kernel whose launch needs no generated code."""
     for kernel in kernels:
-        if isinstance(kernel, RecipeKernel):
-            yield WidenedRecipe(kernel)
-        elif not hasattr(kernel, "functions"):
+        if not hasattr(kernel, "functions"):
             yield WidenedKernel(kernel)
 
 
@@ -207,14 +146,6 @@ def _pieces(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> tuple[
     copies = [Piece(_own_shape(x), _FLOAT) for x in (*inputs, *outputs) if has_bfloat16((x,))]
     rounded = [x.type.num_elements for x in outputs if has_bfloat16((x,))]
     return (*copies, *(narrowing_pieces(max(rounded)) if rounded else ()))
-
-
-def _block_pieces(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> tuple[Piece, ...]:
-    """Return a float32 block of each bfloat16 operand, outputs first, and what rounding needs."""
-    elements = outputs[0].type.num_elements
-    block = Piece((min(elements, BLOCK),), _FLOAT)
-    blocks = [block for x in (*outputs, *inputs) if has_bfloat16((x,))]
-    return (*blocks, *(narrowing_pieces(elements) if has_bfloat16(outputs) else ()))
 
 
 def _casts(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> Work:

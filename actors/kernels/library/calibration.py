@@ -31,6 +31,7 @@ from actors.kernels.library.measured_file import (
 from actors.kernels.scratch import ALIGNMENT_BYTES
 from actors.kernels.work import Pass, Work
 from actors.protocol import Array, Clock, Launch
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
 
 FORMAT = 1
@@ -93,18 +94,18 @@ Measure = Callable[[Probe], float]
 def probes() -> Iterator[Probe]:
     """Yield every probe, each after those that it builds on."""
     one, block = _dense(1), _dense(_BLOCK)
-    yield Probe("add", {}, (one, one), (one,), "call_ns")
+    yield _fused("add", (one, one), one, "call_ns")
     yield Probe("copy", {}, (block,), (block,), "pass_ns", _place(Pass.SIMPLE))
-    yield Probe("add", {}, (block, block), (block,), "pass_ns", _place(Pass.PLAIN))
+    yield _fused("add", (block, block), block, "pass_ns", _place(Pass.PLAIN))
     rows = _dense(_BLOCK // 64, 64)
-    yield Probe("mul", {}, (rows, _dense(_BLOCK // 64, 1)), (rows,), "loop_ns")
+    yield _fused("mul", (rows, _dense(_BLOCK // 64, 1)), rows, "loop_ns")
     for place, distance in enumerate(DISTANCES_BYTES):
         x = _dense(distance // 12)
-        yield Probe("add", {}, (x, x), (x,), "miss_ns", place)
+        yield _fused("add", (x, x), x, "miss_ns", place)
     for op, sort in _UNARY:
-        yield Probe(op, {}, (block,), (block,), "pass_ns", _place(sort))
-    yield Probe("div", {}, (block, block), (block,), "pass_ns", _place(Pass.DIVIDE))
-    yield Probe("pow", {}, (block, block), (block,), "pass_ns", _place(Pass.POWER))
+        yield _fused(op, (block,), block, "pass_ns", _place(sort))
+    yield _fused("div", (block, block), block, "pass_ns", _place(Pass.DIVIDE))
+    yield _fused("pow", (block, block), block, "pass_ns", _place(Pass.POWER))
     yield Probe(
         "sum", {"axes": (0,), "keepdims": False}, (block,), (_dense(),), "pass_ns",
         _place(Pass.REDUCE),
@@ -118,19 +119,49 @@ def probes() -> Iterator[Probe]:
         "embedding_grad", {"rows": 256}, (taken, ids), (table,), "pass_ns", _place(Pass.SCATTER)
     )
     seed = _dense(dtype=DType.INT64)
-    yield Probe(
-        "dropout", {"p": 0.1, "key": 1}, (block, seed, seed), (block,), "pass_ns",
-        _place(Pass.RANDOM),
-    )  # fmt: skip
+    mask = _dense(_BLOCK, dtype=DType.BOOL)
+    yield _fused("philox", (seed, seed), mask, "pass_ns", _place(Pass.RANDOM), constants=(1, 0.1))
     for place, (m, n, k) in enumerate(product(EXTENTS, repeat=3)):
         batch = max(1, min(4096, int(_BATCH_FLOPS / (2 * m * n * k))))
         a, b, out = [_dense(batch, *extents) for extents in ((m, k), (k, n), (m, n))]
         yield Probe("matmul", {}, (a, b), (out,), "flops_per_ns", place)
     # The probes before this one repeat one call, which is quicker than calls that vary.
-    yield Probe("gelu_grad", {}, (one, one), (one,), "call_ns", num_copies=_MANY)
+    yield _fused("add", (one, one), one, "call_ns", num_copies=_MANY, times=14)
 
 
 _UNARY = (("sqrt", Pass.ROOT), ("exp", Pass.EXP), ("tanh", Pass.TANH))
+
+
+def _fused(
+    op: str,
+    inputs: tuple[Operand, ...],
+    out: Operand,
+    field: str,
+    place: int = 0,
+    *,
+    constants: tuple[int | float, ...] = (),
+    num_copies: int = 1,
+    times: int = 1,
+) -> Probe:
+    """Return the probe of an instruction, or of the same one several times over."""
+    columns = out.shape[-1]
+    rows = out.type.num_elements // columns
+    kinds = {1: Kind.SCALAR, rows: Kind.ROW} if rows > 1 else {1: Kind.SCALAR}
+    kinds[out.type.num_elements] = Kind.FULL
+    given = [ProgramInput(x.type.dtype, kinds[x.type.num_elements]) for x in inputs]
+    steps = [
+        Instruction(
+            op,
+            (*((0,) if n == 0 else (len(given) + n - 1,)), *range(1, len(given))),
+            out.type.dtype,
+            Kind.FULL,
+            constants,
+        )
+        for n in range(times)
+    ]
+    program = FusedProgram(tuple(given), tuple(steps), (len(given) + times - 1,))
+    attrs: Attrs = {"program": program, "rows": rows, "columns": columns}
+    return Probe("fused", attrs, inputs, (out,), field, place, num_copies)
 
 
 def _dense(*shape: int, dtype: DType = DType.FLOAT32) -> Operand:

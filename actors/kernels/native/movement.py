@@ -205,5 +205,4 @@ MOVEMENT_KERNELS = (
     MoveKernel("reshape", _reshaped),
     MoveKernel("pad", _padded),
     MoveKernel("concat", _joined),
-    MoveKernel("cast", _same),
 )

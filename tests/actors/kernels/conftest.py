@@ -7,10 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import compiler.ops.standard  # noqa: F401  # registers the ops
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
+from compiler.fusion import fuse
+from compiler.fusion.expansion import expand
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.shape import BROADCAST_TO, RESHAPE
+from compiler.ops.sources import INPUT
+from compiler.registry import all_ops, find_op
 from compiler.types import DType, TensorType
 
 
@@ -24,8 +31,32 @@ def garbage(size_bytes):
     return raw[start : start + size_bytes]
 
 
+def fused(op, attrs, inputs, dtypes=None):
+    """Return the op, attributes and operands of a call as a plan has them.
+
+    An op with a program is a fused kernel; rows of its operands that lie unevenly are dense there.
+    """
+    found = find_op(op) if op in {o.name for o in all_ops()} else None
+    if found is None or not expand.has(found):
+        return op, attrs, tuple(inputs)
+    b = GraphBuilder()
+    dtypes = dtypes or [x.dtype.name for x in inputs]
+    given = [
+        b.one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
+        for i, (x, dtype) in enumerate(zip(inputs, dtypes, strict=True))
+    ]
+    b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
+    nodes = [n for n in fuse.run(b.freeze()).nodes if n.op not in (INPUT, RESHAPE, BROADCAST_TO)]
+    if [n.op.name for n in nodes] != ["fused"]:
+        return op, attrs, tuple(inputs)
+    (node,) = nodes
+    arrays = [inputs[given.index(v)] for v in node.inputs]
+    return "fused", dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
+
+
 def bind(op, attrs, inputs, outputs):
     """Choose and bind; returns (launch, needs, workspace)."""
+    op, attrs, inputs = fused(op, attrs, inputs)
     name, needs = catalogue.choose(
         op, attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs))
     )
@@ -85,7 +116,13 @@ KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")
 def harness():
     """The functions above, for tests (importlib mode has no sibling imports)."""
     return SimpleNamespace(
-        operand=operand, bind=bind, spoiled=spoiled, run=run, call=call, strided=strided
+        operand=operand,
+        bind=bind,
+        fused=fused,
+        spoiled=spoiled,
+        run=run,
+        call=call,
+        strided=strided,
     )
 
 

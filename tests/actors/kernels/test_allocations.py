@@ -56,7 +56,7 @@ def f32(*shapes):
 def cases():
     x, y, flat = floats(*SHAPE), floats(*SHAPE) ** 2, floats(384, 64)
     lr, step = scalars()
-    row, rows = floats(64), np.abs(floats(384)) + 1
+    row = floats(64)
     adamw = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
     sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
     soft = {"scale": 0.5, "causal": True}
@@ -65,11 +65,6 @@ def cases():
     reduced = {"axes": (1,), "keepdims": False}
     table = floats(50, 64)
     heads = floats(8, 32, 4, 16)
-    yield "cast", {"dtype": "float64"}, (x,), types((SHAPE, "float64"))
-    yield "where", {}, (x > 0, x, row), f32(SHAPE)
-    yield "add", {}, (x, row), f32(SHAPE)
-    yield "mul", {}, (x, x[..., :1]), f32(SHAPE)
-    yield "mul", {}, (floats(64, 384), flat.T), f32((64, 384))
     yield "sum", {"axes": (1, 2), "keepdims": False}, (x,), f32((64,))
     yield "sum", {"axes": (0,), "keepdims": True}, (x,), f32((1, 6, 64))
     yield "sum", {"axes": (0, 1, 2), "keepdims": False}, (x,), f32(())
@@ -93,9 +88,6 @@ def cases():
     yield "matmul", {}, (split, keys), f32((8, 4, 32, 32))
     merged = f32((8, 32, 4, 16))[0].transpose(0, 2, 1, 3)
     yield "matmul", {}, (floats(8, 4, 32, 32), split), (merged,)
-    yield "softmax", soft, (x,), f32(SHAPE)
-    yield "softmax", {"scale": 1.0, "causal": False}, (x * 200,), f32(SHAPE)
-    yield "softmax_grad", {"scale": 0.5}, (x, y), f32(SHAPE)
     turned = floats(8, 32, 4, 16).transpose(0, 2, 1, 3)
     for scale in (0.25, 40.0):  # the second one needs the maxima
         steep = {"scale": scale, "causal": True}
@@ -109,13 +101,10 @@ def cases():
         yield "attention", steep, tuple(qkv), (by_row, *f32((8, 4, 32)))
         yield "attention_grad", steep, (turned, *qkv, turned, *lse), dqkv
     yield "attention", soft, (split[..., ::2],) * 3, f32((8, 4, 32, 8), (8, 4, 32))
-    yield "layer_norm", {"eps": 1e-5}, (x, row, row), f32(SHAPE, SHAPE[:2], SHAPE[:2])
-    yield "layer_norm_grad", {}, (flat, flat, row, rows, rows), f32((384, 64), (64,), (64,))
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
-    yield "dropout", {"p": 0.1, "key": 1}, (x, step, step), f32(SHAPE)
     group = {"program": FUSED, "rows": 384, "columns": 64}
     yield "fused", group, (flat, row), f32((384, 64), (384,))
     yield "fused_product", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
@@ -127,23 +116,14 @@ def cases():
     yield "sgd_update", {**sgd, "momentum": 0.0}, (x, y, lr), f32(SHAPE)
     yield "momentum_update", sgd, (x, y, y, lr), f32(SHAPE, SHAPE)
     yield "adamw_update", adamw, (x, y, y, y, lr, step), f32(SHAPE, SHAPE, SHAPE)
-    covered = {"cast", "where"}
-    for kernel in catalogue.ELEMENTWISE_KERNELS:
-        if kernel.op in covered:
-            continue
-        arity = 2 if any("b" in str(step[1]).replace("bits", "") for step in kernel.recipe) else 1
-        is_comparison = kernel.op in ("equal", "not_equal") or kernel.op.startswith(
-            ("less", "great")
-        )
-        out = types((SHAPE, "bool" if is_comparison else "float32"))
-        yield kernel.op, {}, (y, y)[:arity], out
 
 
 CASES = list(cases())
 
 
 def test_every_kernel_is_measured():
-    assert {case[0] for case in CASES} == {kernel.op for kernel in catalogue.HOST_KERNELS}
+    known = {kernel.op for kernel in catalogue.HOST_KERNELS}
+    assert {case[0] for case in CASES} == known
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])

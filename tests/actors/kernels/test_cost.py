@@ -81,13 +81,13 @@ def test_a_repeated_axis_is_touched_once():
     assert cost.footprint_bytes(replace(x, strides_bytes=(0, 4))) == 4 * 64
 
 
-@pytest.mark.parametrize("op", ["gelu", "exp", "add", "matmul", "softmax"])
+@pytest.mark.parametrize("op", ["copy", "matmul"])
 def test_an_estimate_grows_with_the_call_and_says_what_work_it_is_of(op):
-    attrs = {"scale": 0.5, "causal": True}
+    attrs = {}
     durations = []
     for side in (32, 128, 512):
         x = dense(side, side)
-        inputs = (x, x) if op in ("add", "matmul") else (x,)
+        inputs = (x, x) if op == "matmul" else (x,)
         needs = catalogue.choose(op, attrs, inputs, (x,))[1]
         assert needs.duration_ns == cost.duration_ns((*inputs, x), needs.work, REFERENCE)
         durations.append(needs.duration_ns)

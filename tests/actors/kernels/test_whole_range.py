@@ -90,12 +90,8 @@ def differentiated(name, dtype, arrays, attrs):
 
 
 def evaluated(graph, feeds, path):
-    """Return the outputs of a graph, launch by launch on a path.
-
-    An op without kernels of its own is fused, as the compiler does with all that have a program.
-    """
-    launches = [n.op.name for n in graph.nodes if n.op is not INPUT and n.op.name not in VIEWS]
-    if path != "reference" and not all([catalogue.find(name) for name in launches]):
+    """Return the outputs of a graph, launch by launch on a path."""
+    if path != "reference":
         graph = fuse.run(graph)
     held = {}
     for node in graph.nodes:
@@ -152,16 +148,11 @@ def test_a_nan_appears_only_where_torch_has_one(path, dtype, torchs):
             arrays = (*arrays, ones, 0 * ones)
         if name == "cross_entropy_rows":
             arrays = (*arrays, np.ones(len(arrays[0]), np.int64))
-        if path != "reference" and not is_taken(name, dtype):
-            continue
+        if (name, dtype, path == "reference") == ("pow", "float16", False):
+            continue  # kernels compute halves in float32: there 6e-8 - 1 is no whole exponent
         graph, feeds = differentiated(name, dtype, arrays, attrs)
         results = evaluated(graph, feeds, path)
         check(results[: len(wanted)], wanted, arrays[:2], f"{name} of {dtype} on {path}")
-
-
-def is_taken(name, dtype):
-    """Whether there are kernels: rows of float16 have none."""
-    return dtype != "float16" or name not in ("softmax", "layer_norm", "cross_entropy_rows")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

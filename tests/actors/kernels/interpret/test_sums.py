@@ -49,15 +49,7 @@ def test_denominators_of_long_rows(kind, harness):
 
 
 @pytest.mark.parametrize("kind", ["equal", "random"])
-def test_gradients_of_layer_norms_parameters_and_their_means(kind, harness):
-    rows, columns = COUNT, 4
-    dy = terms((rows, columns), kind)
-    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    types = [(dy.shape, np.float32), (columns, np.float32), (columns, np.float32)]
-    given = (dy, np.ones_like(dy), np.ones(columns, np.float32), zeros, ones)
-    _, dgamma, dbeta = harness.call("layer_norm_grad", {}, given, types)
-    want = dy.astype(np.float64).sum(0)
-    np.testing.assert_allclose([dgamma, dbeta], [want, want], rtol=MARK)
+def test_means_of_long_rows_in_layer_norms(kind, harness):
     x = terms((2, COUNT), kind)
     gamma = np.ones(COUNT, np.float32)
     types = [(x.shape, np.float32), ((2,), np.float32), ((2,), np.float32)]

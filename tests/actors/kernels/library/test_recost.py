@@ -53,9 +53,8 @@ def launch(inputs, output, kernel="numpy.copy", op="copy"):
 
 
 def test_with_nothing_to_miss_a_launch_takes_its_own_work():
-    plan = plan_of((launch((0,), 1), launch((0, 1), 2, "numpy.add", "add")), 3, 1 << 16)
-    copy, add = recost(plan, FREE)[1]
-    assert 0 < copy < add
+    plan = plan_of((launch((0,), 1),), 2, 1 << 16)
+    (copy,) = recost(plan, FREE)[1]
     size = 4 << 16
     assert copy == pytest.approx(FREE.call_ns + size * FREE.pass_ns[0])
 

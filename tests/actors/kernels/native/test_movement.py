@@ -46,12 +46,6 @@ def test_concat_undoes_a_split(axis, native, harness, native_call, chunk_bytes):
     np.testing.assert_array_equal(y, whole)
 
 
-def test_a_cast_of_a_half_is_left_to_numpy(native, native_call):
-    half, single = np.zeros(3, np.float16), np.zeros(3, np.float32)
-    operands = native_call.operand(half), native_call.operand(single)
-    assert KERNELS["cast"].query({}, operands[:1], operands[1:]) is None
-
-
 def test_large_moves_are_the_same_with_one_thread_and_with_two(with_threads, native_call):
     x = np.random.default_rng(1).standard_normal((1500, 700), dtype=np.float32)
     attrs = {"perm": (1, 0)}
@@ -66,22 +60,3 @@ def test_large_moves_are_the_same_with_one_thread_and_with_two(with_threads, nat
 def test_no_kernel_takes_a_call_while_native_code_is_off(native_call):
     x = native_call.operand(np.zeros(3, np.float32))
     assert all(kernel.query({}, (x,), (x,)) is None for kernel in MOVEMENT_KERNELS)
-
-
-def test_bfloat16_is_rounded_to_the_nearest_even_and_widened_exactly(native, chunk_bytes):
-    bits = np.arange(0, 1 << 32, 65_521, dtype=np.uint64).astype(np.uint32)
-    ties = (np.arange(1 << 16, dtype=np.uint32) << 16) | 0x8000
-    x = np.concatenate([bits, ties]).view(np.float32)
-    out = np.zeros(x.shape, np.uint16)
-    KERNELS["cast"].bind({"dtype": "bfloat16"}, (x,), (out,), None)()
-    back = np.zeros_like(x)
-    KERNELS["cast"].bind({"dtype": "float32"}, (out,), (back,), None)()
-    np.testing.assert_array_equal(back.view(np.uint32), out.astype(np.uint32) << 16)
-    np.testing.assert_array_equal(np.isnan(back), np.isnan(x))
-    is_number = np.isfinite(x) & np.isfinite(back)
-    exact, near = x[is_number].astype(np.float64), back[is_number].astype(np.float64)
-    for step in (-1, 1):  # no neighbour of the result is nearer, and of two as near it is even
-        other = (out[is_number] + np.uint16(step % 65_536)).astype(np.uint32) << 16
-        far = np.abs(other.view(np.float32).astype(np.float64) - exact)
-        assert not (far < np.abs(near - exact)).any()
-        assert (out[is_number][far == np.abs(near - exact)] % 2 == 0).all()
