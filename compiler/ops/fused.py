@@ -70,7 +70,7 @@ def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
         raise OpTypeError(f"cannot be computed: {error}") from None
     space = space_of(attrs)
     if space.rows < 0 or space.columns < 0:
-        raise OpTypeError(f"cannot have {space.rows} rows of {space.columns} columns")
+        raise OpTypeError(f"needs rows and columns, got {space.rows} and {space.columns}")
     expect_inputs(inputs, *[f"operand {i}" for i in range(len(program.inputs))])
     for index, (operand, type_) in enumerate(zip(program.inputs, inputs, strict=True)):
         own = Space(operand.count or space.rows, space.columns)
