@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
+from actorflow.compile.targets import is_taken_elsewhere
 from actors.kernels import catalogue
 from compiler import added_passes
+from compiler.fusion.expansion import expand, stands_alone
 from compiler.graph import Graph
+from compiler.registry import all_ops, find_op
 from compiler.rewrites import Pass
 
 Rewriting = Callable[[Graph], Graph]
@@ -57,7 +61,16 @@ def graph_pass(
 def kernel(cls: K) -> K:
     """Add a kernel of a class (`actors.kernels.kernel.Kernel`), asked before ours; a decorator.
 
-    The class is called without arguments. Raises ValueError for a name that is taken.
+    The class is called without arguments. A node that the kernel takes is not fused with others.
+    Raises ValueError for a name that is taken, and for an op that is not defined.
     """
-    catalogue.register(cls(), where=sys._getframe(1).f_code.co_filename)
+    made = cls()
+    if made.op not in [op.name for op in all_ops()]:
+        near = get_close_matches(made.op, [op.name for op in all_ops()], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; define the op before its kernel"
+        raise ValueError(f"{cls.__qualname__} is for an op {made.op!r}, and there is none{hint}")
+    catalogue.register(made, where=sys._getframe(1).f_code.co_filename)
+    op = find_op(made.op)
+    if expand.has(op) and not stands_alone.has(op):
+        stands_alone.register(op, is_taken_elsewhere)
     return cls

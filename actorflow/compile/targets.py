@@ -25,13 +25,18 @@ class HostTarget:
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
-        name, needs = catalogue.choose(
-            call.op,
-            call.attrs,
-            tuple([_operand(o) for o in call.inputs]),
-            tuple([_operand(o) for o in call.outputs]),
-        )
+        name, needs = catalogue.choose(call.op, call.attrs, *_operands(call))
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+
+def is_taken_elsewhere(call: KernelCall) -> bool:
+    """Whether a kernel that was registered from outside takes a call."""
+    kernels = catalogue.registered(call.op)
+    return any([k.query(call.attrs, *_operands(call)) is not None for k in kernels])
+
+
+def _operands(call: KernelCall) -> tuple[tuple[KernelOperand, ...], tuple[KernelOperand, ...]]:
+    return tuple([_operand(o) for o in call.inputs]), tuple([_operand(o) for o in call.outputs])
 
 
 def _operand(operand: CallOperand) -> KernelOperand:

@@ -60,6 +60,8 @@ _files: dict[str, tuple[str, ...]] = {}
 def register(kernel: Kernel, where: str | None = None) -> None:
     """Add a kernel, asked before ours, the latest first. Raises ValueError for a taken name.
 
+    Ops with a program are fused, and meet no kernel of their own unless `af.kernel` adds it.
+
     `where` is the file that knows it, by default the caller's.
     """
     holder = binders().get(kernel.name)
@@ -87,6 +89,11 @@ def unregister(name: str) -> None:
 def registered_files() -> tuple[str, ...]:
     """Return the files that decide what registered kernels do, sorted; `<...>` has no file."""
     return tuple(sorted({file for files in _files.values() for file in files}))
+
+
+def registered(op: str) -> tuple[Kernel, ...]:
+    """Return the kernels of an op that were registered, the latest first."""
+    return tuple([kernel for kernel in _registered if kernel.op == op])
 
 
 def find(op: str) -> tuple[Kernel, ...]:

@@ -8,12 +8,14 @@ and an op whose frame leaves the columns open may become part of a group that se
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.registry import OpAttr
+from compiler.target import KernelCall
 from compiler.types import TensorType
 
 Types = tuple[TensorType, ...]
@@ -68,6 +70,9 @@ def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None
 
 expand = OpAttr[Expand](
     "expand", "the op as instructions of a group; read by fuse, which leaves others alone"
+)
+stands_alone = OpAttr[Callable[[KernelCall], bool]](
+    "stands_alone", "whether a kernel from elsewhere takes a node as it is; read by fuse"
 )
 frame = OpAttr[FrameOf](
     "frame", "how operands lie in a group's space; read by fuse", default=pointwise_frame
