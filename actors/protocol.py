@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from compiler.plan import Plan
 
 Array = NDArray[np.generic]
+Arrays = tuple[Array, ...]
 Launch = Callable[[], object]
 """One prebound call. Its return value is ignored; an exception fails the actor."""
 

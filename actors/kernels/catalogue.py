@@ -27,7 +27,7 @@ from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.interpret.update import UPDATE_KERNELS
-from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operand
+from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 
@@ -101,9 +101,7 @@ def find(op: str) -> tuple[Kernel, ...]:
     return tuple([kernel for kernel in (*_registered, *HOST_KERNELS) if kernel.op == op])
 
 
-def choose(
-    op: str, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-) -> tuple[str, KernelNeeds]:
+def choose(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
 
     Raises LookupError, naming op, types and kernels asked, when none does.
@@ -121,7 +119,7 @@ def choose(
 
 
 def needs_of(
-    kernel: Kernel, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    kernel: Kernel, attrs: Attrs, inputs: Operands, outputs: Operands
 ) -> KernelNeeds | None:
     """Return the least that a kernel needs for a call of a plan; None where it cannot take it.
 
@@ -132,7 +130,7 @@ def needs_of(
         return None if is_refused(kernel.name) else ask(attrs, inputs, outputs)
 
 
-def _types(operands: tuple[Operand, ...]) -> str:
+def _types(operands: Operands) -> str:
     return ", ".join(
         f"{operand.type}{'' if operand.is_dense else f' strides {operand.strides_bytes}'}"
         for operand in operands

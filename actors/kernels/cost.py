@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from actors.kernels.kernel import KernelNeeds, Operand
+from actors.kernels.kernel import KernelNeeds, Operand, Operands
 from actors.kernels.work import Pass, Product, Work
 
 EXTENTS = (1, 16, 64, 256, 1024)
@@ -121,8 +121,8 @@ def footprint_bytes(operand: Operand) -> int:
 
 
 def needs(
-    inputs: tuple[Operand, ...],
-    outputs: tuple[Operand, ...],
+    inputs: Operands,
+    outputs: Operands,
     work: Work,
     workspace_bytes: int = 0,
     in_place: tuple[tuple[int, int], ...] = (),
@@ -132,7 +132,7 @@ def needs(
     return KernelNeeds(workspace_bytes, in_place, duration, work)
 
 
-def swept(operands: tuple[Operand, ...], work: Work) -> tuple[Operand, ...]:
+def swept(operands: Operands, work: Work) -> Operands:
     """Return the operands that the work reads or writes as a whole."""
     return tuple([x for index, x in enumerate(operands) if index not in work.unswept])
 

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from actors.kernels.work import Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.plan import AttrValue
 from compiler.types import TensorType, contiguous_strides, numpy_dtype
 
@@ -43,6 +43,12 @@ class Operand:
     def is_dense(self) -> bool:
         """Whether the bytes are those of a row-major copy."""
         return is_dense(self.shape, self.strides_bytes, self.dtype.itemsize)
+
+
+Operands = tuple[Operand, ...]
+
+Workspace = Array | None
+"""Planned scratch: a dense vector of uint8; None where a call needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +80,11 @@ class Kernel(Protocol):
         """Name of the op computed."""
         ...
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what this call needs, or None when this kernel does not take it."""
         ...
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch on these arrays.
 
         `workspace` is a dense vector of uint8, aligned to 64 bytes, of at least the bytes that
@@ -103,9 +101,7 @@ class OneOfSeveral(Protocol):
     plan has chosen already, perhaps elsewhere; then what counts is what the kernel can.
     """
 
-    def needs(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what this call needs, whoever is chosen for it; None for one it cannot take."""
         ...
 
@@ -131,9 +127,7 @@ def in_sequence(calls: Iterable[Launch]) -> Launch:
     return launch
 
 
-def equal_operands(
-    output: int, outputs: tuple[Operand, ...], inputs: tuple[Operand, ...]
-) -> tuple[tuple[int, int], ...]:
+def equal_operands(output: int, outputs: Operands, inputs: Operands) -> tuple[tuple[int, int], ...]:
     """Return the pairs (output, input) where an input could give its bytes to this output."""
     out = outputs[output]
     return tuple(

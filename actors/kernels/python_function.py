@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
-from actors.protocol import Array, Launch
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
+from actors.protocol import Arrays, Launch
 from compiler.types import DType
 
 
@@ -27,21 +27,13 @@ class PythonKernel:
         """Name in the plan."""
         return f"python.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Estimate a nanosecond per byte: no one knows what the function does."""
         operands = (*inputs, *outputs)
         if DType.BFLOAT16 in [operand.type.dtype for operand in operands]:
             return None
         return KernelNeeds(duration_ns=float(sum([o.type.size_bytes for o in operands])))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the call of the function."""
         return partial(self.function, *inputs, *outputs, **attrs)

@@ -31,7 +31,7 @@ from actors.kernels.codegen.fused_kernel import (
 from actors.kernels.codegen.held import HeldBuffers, buffers_of, made_of_step, program_attrs
 from actors.kernels.codegen.programs import function_of
 from actors.kernels.codegen.spaces import LoopSpace, row_strides
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
 from actors.kernels.native.chain import JoinedLaunches
@@ -43,7 +43,7 @@ from actors.kernels.native.matmul import product_work
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
 from actors.kernels.work import Work
-from actors.protocol import Array
+from actors.protocol import Array, Arrays
 from compiler.errors import InternalError
 from compiler.fusion.program import Kind
 from compiler.fusion.region import Region, Step, StepKind, check_region
@@ -164,9 +164,7 @@ class ChunkedKernel:
     name: str = "c.chunked"
     op: str = "chunked"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take regions with C for every program and a library for every product."""
         region = region_of(attrs, "region")
         check_region(region, tuple([x.type for x in inputs]))
@@ -180,19 +178,13 @@ class ChunkedKernel:
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
         return cost.needs(inputs, outputs, _work(call), size)
 
-    def functions(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> tuple[CFunction, ...]:
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the functions of the programs."""
         found = [_function(step) for step in _programs(region_of(attrs, "region"))]
         return tuple([function for function in found if function is not None])
 
     def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses a program."""
         region = region_of(attrs, "region")
@@ -225,12 +217,7 @@ class _NativeChunkBinding:
     """The arrays of a call, and the launches on them."""
 
     def __init__(
-        self,
-        call: _ChunkCall,
-        workers: int,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, call: _ChunkCall, workers: int, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> None:
         self.call, self.workers = call, workers
         region = call.region

@@ -22,7 +22,7 @@ from actors.kernels.codegen.programs import Made, function_of, made_of
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, space_of
 from actors.kernels.indices import INDEX, checked
 from actors.kernels.interpret.steps import held_dtype
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import (
     NativeLaunch,
@@ -33,7 +33,7 @@ from actors.kernels.native.launch import (
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array
+from actors.protocol import Array, Arrays
 from compiler.fusion.program import FusedProgram
 from compiler.types import DType
 
@@ -50,9 +50,7 @@ class FusedKernel:
     name: str = "c.fused"
     op: str = "fused"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
         if not runtime.is_on():
             return None
@@ -75,19 +73,13 @@ class FusedKernel:
         pairs = in_place_pairs(made.program, made.schedule, rows, inputs, outputs)
         return cost.needs(inputs, outputs, work, size, pairs)
 
-    def functions(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> tuple[CFunction, ...]:
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the one function of the program."""
         function = function_of(attrs)
         return () if function is None else (function,)
 
     def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the function."""
         made, function = made_of(attrs), function_of(attrs)
@@ -146,8 +138,8 @@ def group_work(program: FusedProgram, rows: int, columns: int) -> Work:
 
 
 def argument_words(
-    made: Made, space: LoopSpace, rows: int, arrays: tuple[Array, ...], workspace: Array | None
-) -> tuple[ctypes.Array[ctypes.c_int64], tuple[Array, ...]]:
+    made: Made, space: LoopSpace, rows: int, arrays: Arrays, workspace: Workspace
+) -> tuple[ctypes.Array[ctypes.c_int64], Arrays]:
     """Return the argument block of a launch in a space, and the arrays of scratch in it.
 
     `rows` are those of the program, also where the space is walked as one row.
@@ -185,7 +177,7 @@ def _fill_header(block: list[int], space: LoopSpace, workers: int, partials: Arr
     block[words.PARTIALS] = address(partials)
 
 
-def explain_index(program: FusedProgram, inputs: tuple[Array, ...], status: int) -> str:
+def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
     """Say which label is out of its range, with the IndexError of the numpy kernels."""
     for instruction in program.instructions:
         if instruction.op == "check_index" and instruction.operands[0] < len(inputs):

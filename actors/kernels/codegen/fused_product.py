@@ -25,7 +25,7 @@ from actors.kernels.codegen.fused_kernel import (
 )
 from actors.kernels.codegen.programs import Made, function_of, made_of
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, row_strides
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import (
@@ -42,7 +42,7 @@ from actors.kernels.native.launch import NativeLaunch, native_launch
 from actors.kernels.native.matmul import LIBRARIES, product_work
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import Piece
-from actors.protocol import Array
+from actors.protocol import Arrays
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import TensorType
@@ -93,9 +93,7 @@ class FusedProductKernel:
         """Name in the plan: "onednn.rows.fused_product"."""
         return f"{self.library.name}.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the products that this library is chosen for, with C for the group."""
         call = self._call(attrs, inputs, outputs)
         if call is None:
@@ -104,44 +102,32 @@ class FusedProductKernel:
             return None
         return self._needs(call, inputs, outputs)
 
-    def needs(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what a call needs whose product this library can compute."""
         call = self._call(attrs, inputs, outputs)
         return None if call is None else self._needs(call, inputs, outputs)
 
-    def _call(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> _Call | None:
+    def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
         if not runtime.is_on():
             return None
         views = [view_of(operand) for operand in (*inputs, *outputs)]
         call = _call_of(self.library, attrs, views, len(inputs))
         return None if call is None or runtime.is_broken(call.function) else call
 
-    def _needs(
-        self, call: _Call, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds:
+    def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
         shared = [(out, i + 1) for out, i in call.pairs if i and out != call.target]
         group = group_work(call.made.program, call.space.rows, call.space.columns)
         work = replace(product_work(call.gemm), passes=group.passes)
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
         return cost.needs(inputs, outputs, work, size, tuple(shared))
 
-    def functions(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> tuple[CFunction, ...]:
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the one function of the program."""
         function = function_of(attrs)
         return () if function is None else (function,)
 
     def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the group."""
         views = [view_of_array(array) for array in (*inputs, *outputs)]
@@ -216,7 +202,7 @@ def _operand(view: MatrixView) -> Operand:
 
 def _explain(
     program: FusedProgram,
-    inputs: tuple[Array, ...],
+    inputs: Arrays,
     block: ctypes.Array[ctypes.c_int64],
     gemm: NativeLaunch,
     status: int,

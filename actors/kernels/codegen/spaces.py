@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actors.kernels.codegen.chunks import Chunks, cut
 from actors.kernels.codegen.phases import Schedule, last_reads, store_phases
-from actors.kernels.kernel import Operand
+from actors.kernels.kernel import Operands
 from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -75,11 +75,7 @@ def is_plain(program: FusedProgram, value: int, rows: int) -> bool:
 
 
 def in_place_pairs(
-    program: FusedProgram,
-    plan: Schedule,
-    rows: int,
-    inputs: tuple[Operand, ...],
-    outputs: tuple[Operand, ...],
+    program: FusedProgram, plan: Schedule, rows: int, inputs: Operands, outputs: Operands
 ) -> tuple[tuple[int, int], ...]:
     """Return pairs (output, input) where the input is read no later than the output is stored."""
     reads, stores = last_reads(plan, program), store_phases(plan)

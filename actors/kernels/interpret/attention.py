@@ -36,10 +36,10 @@ from actors.kernels.interpret.attention_blocks import (
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.rows import sum_is_safe
 from actors.kernels.interpret.sums import WIDE, row_sums
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 
 SAFE_SUMS = (2.0**-48, 2.0**48)
 """Sums of exponentials between these need no maxima, unless values above 1e24 make inf of them."""
@@ -52,9 +52,7 @@ class AttentionKernel:
     name: str = "numpy.attention"
     op: str = "attention"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64; scratch is a block and the packed keys of a group of heads.
 
         Groups that share their calls have their queries, values and outputs there as well.
@@ -67,13 +65,7 @@ class AttentionKernel:
         work = _work(e, layout, q.dtype.itemsize)
         return cost.needs(inputs, outputs, work, scratch.size_bytes(layout.pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over groups of heads and strips of queries."""
         q, k, v = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
@@ -158,7 +150,7 @@ def _sized(
 def _group(
     e: BlockExtents,
     s: _Scratch,
-    heads: tuple[Array, ...],
+    heads: Arrays,
     scale: Array,
     layout: _AttentionLayout,
     blocks: dict[tuple[int, ...], Launch],
@@ -187,9 +179,7 @@ def _group(
     return [*calls, partial(np.log, sums, out=sums), partial(np.add, sums, largest, out=lse)]
 
 
-def _blocks(
-    e: BlockExtents, s: _Scratch, operands: tuple[Array, ...], results: tuple[Array, ...]
-) -> Launch:
+def _blocks(e: BlockExtents, s: _Scratch, operands: Arrays, results: Arrays) -> Launch:
     """Return the launch over strips of queries: outputs, sums of exponentials, and the maxima.
 
     The maxima are 0 where none were needed.
@@ -211,10 +201,10 @@ def _blocks(
 def _strip(
     e: BlockExtents,
     s: _Scratch,
-    operands: tuple[Array, ...],
+    operands: Arrays,
     rows: range,
     chunks: tuple[range, ...],
-    totals: tuple[Array, ...],
+    totals: Arrays,
 ) -> Launch:
     """Return the launch of a strip of queries over its chunks of keys."""
     q, keys, v = operands

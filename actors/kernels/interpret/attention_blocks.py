@@ -23,7 +23,7 @@ from actors.kernels.attributes import flag
 from actors.kernels.interpret.blocks import num_elements
 from actors.kernels.interpret.matmul import Window
 from actors.kernels.interpret.rows import are_row_floats
-from actors.kernels.kernel import Attrs, Operand
+from actors.kernels.kernel import Attrs, Operand, Operands
 from actors.protocol import Array, Launch
 
 GROUP_BYTES = 5 << 19
@@ -123,7 +123,7 @@ def shares_calls(e: BlockExtents, group: int, num_blocks: int) -> bool:
     return (num_groups - 1) * num_blocks > OWN_BLOCKS
 
 
-def takes(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> bool:
+def takes(inputs: Operands, outputs: Operands) -> bool:
     """Return whether all are floats that BLAS multiplies, with outputs that it can write."""
     return are_row_floats(inputs) and all(_is_writable(operand) for operand in outputs)
 

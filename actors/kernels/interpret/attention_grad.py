@@ -33,10 +33,18 @@ from actors.kernels.interpret.attention_blocks import (
     takes,
 )
 from actors.kernels.interpret.blocks import cut
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands, in_sequence
+from actors.kernels.kernel import (
+    Attrs,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Workspace,
+    equal_operands,
+    in_sequence,
+)
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,7 @@ class AttentionGradKernel:
     name: str = "numpy.attention_grad"
     op: str = "attention_grad"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64; scratch is two blocks, and q, k, v, dy of a group of heads.
 
         Groups that share their calls have their outputs there as well.
@@ -66,13 +72,7 @@ class AttentionGradKernel:
         work = _work(e, layout, q.dtype.itemsize)
         return cost.needs(inputs, outputs, work, scratch.size_bytes(layout.pieces), pairs)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over groups of heads and strips of keys."""
         _, q, k, v, *_ = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
@@ -169,8 +169,8 @@ def _sized(
 def _group(
     e: BlockExtents,
     s: _GradScratch,
-    inputs: tuple[Array, ...],
-    outputs: tuple[Array, ...],
+    inputs: Arrays,
+    outputs: Arrays,
     scale: float,
     layout: _GradLayout,
     blocks: dict[tuple[int, ...], Launch],
@@ -222,10 +222,10 @@ def _group(
 def _strip(
     e: BlockExtents,
     s: _GradScratch,
-    operands: tuple[Array, ...],
+    operands: Arrays,
     columns: range,
     chunks: tuple[range, ...],
-    outputs: tuple[Array, ...],
+    outputs: Arrays,
 ) -> list[Launch]:
     """Return the launches of a strip of keys over the chunks of queries that see it."""
     queries, keys, values, slopes, k = operands

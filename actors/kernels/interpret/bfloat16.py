@@ -13,10 +13,10 @@ import numpy as np
 
 from actors.kernels import scratch
 from actors.kernels.interpret.blocks import block_elements, cut
-from actors.kernels.kernel import Operand
+from actors.kernels.kernel import Operands
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
 _BITS = np.dtype(np.uint32)
@@ -28,7 +28,7 @@ BLOCK = block_elements(_BITS.itemsize)
 _ONE, _SIXTEEN, _QUIET, _ALMOST_HALF = (np.array(n, _BITS) for n in (1, 16, 0x40, 0x7FFF))
 
 
-def has_bfloat16(operands: tuple[Operand, ...]) -> bool:
+def has_bfloat16(operands: Operands) -> bool:
     """Return whether an operand is bfloat16, which arithmetic on its uint16 would get wrong."""
     return any([operand.type.dtype is DType.BFLOAT16 for operand in operands])
 
@@ -47,7 +47,7 @@ def widening_work(elements: int) -> Work:
     return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 2})
 
 
-def narrowing(x: Array, out: Array, flats: tuple[Array, ...]) -> list[Launch]:
+def narrowing(x: Array, out: Array, flats: Arrays) -> list[Launch]:
     """Return the launches that cast float32 to bfloat16; `flats` as in `narrowing_pieces`."""
     flat, flat_mask = flats
     calls: list[Launch] = []

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.protocol import Array
+from actors.protocol import Array, Arrays
 
 BLOCK_BYTES = 128 * 1024
 
@@ -31,7 +31,7 @@ def rows_per_block(row_elements: int, itemsize: int) -> int:
     return max(1, block_elements(itemsize) // max(row_elements, 1))
 
 
-def expand(arrays: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, ...]:
+def expand(arrays: Sequence[Array], shape: tuple[int, ...]) -> Arrays:
     """Return views of this shape; repeated axes get stride 0."""
     return tuple([_expand(array, shape) for array in arrays])
 
@@ -42,9 +42,7 @@ def _expand(array: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(array, shape)
 
 
-def merge_leading(
-    arrays: Sequence[Array], num_axes: int
-) -> tuple[tuple[int, ...], tuple[Array, ...]]:
+def merge_leading(arrays: Sequence[Array], num_axes: int) -> tuple[tuple[int, ...], Arrays]:
     """Merge the first `num_axes` axes, equal in all arrays, as far as every array's strides allow.
 
     Returns the merged extents and views with those extents before each array's own further axes.
@@ -81,7 +79,7 @@ def merge_leading(
     return merged, tuple(views)
 
 
-def cut(arrays: Sequence[Array], num_axes: int, limit: int) -> list[tuple[Array, ...]]:
+def cut(arrays: Sequence[Array], num_axes: int, limit: int) -> list[Arrays]:
     """Return blocks that cover the arrays, each at most `limit` elements of the first axes.
 
     The first `num_axes` axes have the same extents in all arrays; further axes stay whole. Blocks

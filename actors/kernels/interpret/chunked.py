@@ -24,10 +24,10 @@ from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.interpret.steps import is_numpys
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.fusion.region import Region, Step, StepKind, check_region
@@ -47,9 +47,7 @@ class NumpyChunkedKernel:
     name: str = "numpy.chunked"
     op: str = "chunked"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every region on operands whose rows are evenly spaced, with dense outputs."""
         region = _without_bfloat16(region_of(attrs, "region"))
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
@@ -63,13 +61,7 @@ class NumpyChunkedKernel:
         size = scratch.size_bytes(plan.pieces())
         return cost.needs(inputs, outputs, _work(region, inputs), size)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
         region = _without_bfloat16(region_of(attrs, "region"))
         plan = _ChunkPlan(region, buffers_of(region, numpy_dtype))
@@ -199,11 +191,7 @@ class _ChunkBinding:
     """The arrays of a call, and the calls on them."""
 
     def __init__(
-        self,
-        plan: _ChunkPlan,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, plan: _ChunkPlan, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> None:
         self.plan, self.region = plan, plan.region
         region = plan.region
@@ -295,7 +283,7 @@ class _ChunkBinding:
         return np.lib.stride_tricks.as_strided(array, (self.region.rows,), (step,))
 
 
-def _work(region: Region, inputs: tuple[Operand, ...]) -> Work:
+def _work(region: Region, inputs: Operands) -> Work:
     """Return passes over all of a wide value, and the products of every chunk."""
     chunks, item = len(region.chunks()), inputs[0].dtype.itemsize
     work = Work(0.0)

@@ -22,10 +22,10 @@ from actors.kernels.attributes import integer
 from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_pieces
 from actors.kernels.interpret.blocks import cut, num_elements, rows_per_block
 from actors.kernels.interpret.sums import WIDE
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
 WIDE_TABLE_BYTES = 4 << 20
@@ -44,9 +44,7 @@ class EmbeddingKernel:
     name: str = "numpy.embedding"
     op: str = "embedding"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take integer ids; a table that is not dense is copied to scratch.
 
         numpy gathers into dense arrays only, so other outputs are made in scratch.
@@ -64,13 +62,7 @@ class EmbeddingKernel:
         )
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the check of the ids and one gather."""
         (weight, ids), (out,) = inputs, outputs
         are_dense = weight.flags.c_contiguous, out.flags.c_contiguous
@@ -111,9 +103,7 @@ class EmbeddingGradKernel:
     name: str = "numpy.embedding_grad"
     op: str = "embedding_grad"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64 with a dense output; scratch is blocks of flat indices."""
         (dy, ids), (out,) = inputs, outputs
         is_float = dy.type.dtype in (DType.FLOAT32, DType.FLOAT64)
@@ -124,13 +114,7 @@ class EmbeddingGradKernel:
         work = over_blocks(dy.type.num_elements, 2 * dy.dtype.itemsize, passes, small_calls=2)
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the check of the ids, a fill with zeros, and the additions block by block."""
         (dy, ids), (out,) = inputs, outputs
         columns = dy.shape[-1]

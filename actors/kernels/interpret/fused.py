@@ -38,10 +38,10 @@ from actors.kernels.interpret.steps import (
     step_calls,
 )
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind
 from compiler.types import DType
 
@@ -75,9 +75,7 @@ class NumpyFusedKernel:
     name: str = "numpy.fused"
     op: str = "fused"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every program on evenly spaced rows of dense columns."""
         walk = _walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
         has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
@@ -93,13 +91,7 @@ class NumpyFusedKernel:
             () if is_copied else walk.in_place_pairs(inputs, outputs),
         )
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the steps of every block in order."""
         arrays = (*inputs, *outputs)
         steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
@@ -180,9 +172,7 @@ class _Walk:
         held = self.registers.counts.total()
         return block_elements(4) if held <= _BLOCKS else block_elements(4) * _BLOCKS // held
 
-    def in_place_pairs(
-        self, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> tuple[tuple[int, int], ...]:
+    def in_place_pairs(self, inputs: Operands, outputs: Operands) -> tuple[tuple[int, int], ...]:
         """Return pairs (output, input): the one may lie over the other."""
         return tuple(
             [
@@ -264,13 +254,7 @@ class _Walk:
 class _Binding:
     """The calls of a walk on given arrays. Every value is an array of two axes."""
 
-    def __init__(
-        self,
-        walk: _Walk,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        held: tuple[Array, ...],
-    ) -> None:
+    def __init__(self, walk: _Walk, inputs: Arrays, outputs: Arrays, held: Arrays) -> None:
         self.walk, self.program, self.plan = walk, walk.program, walk.plan
         self.held = dict(zip(walk.places, held, strict=True))
         kinds = [self.program.kind_of(v) for v in (*range(len(inputs)), *self.program.outputs)]

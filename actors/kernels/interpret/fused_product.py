@@ -14,9 +14,9 @@ from actors.kernels import scratch
 from actors.kernels.attributes import integer
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.interpret.matmul import MatmulKernel
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.protocol import Array, Launch
+from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
@@ -50,9 +50,7 @@ class NumpyFusedProductKernel:
     name: str = "numpy.fused_product"
     op: str = "fused_product"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what both kernels take."""
         parts = _parts(attrs, inputs, outputs)
         if parts is None:
@@ -63,13 +61,7 @@ class NumpyFusedProductKernel:
             parts.first.duration_ns + parts.second.duration_ns,
         )
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the two launches in order."""
         parts = _parts(attrs, _operands(inputs), _operands(outputs))
         if parts is None:
@@ -84,9 +76,7 @@ class NumpyFusedProductKernel:
         )
 
 
-def _parts(
-    attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-) -> _Parts | None:
+def _parts(attrs: Attrs, inputs: Operands, outputs: Operands) -> _Parts | None:
     shape, dtype = (integer(attrs, "rows"), integer(attrs, "columns")), inputs[0].type.dtype
     product = Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, dtype.itemsize))
     first = _PRODUCT.query(attrs, inputs[:2], (product,))
@@ -94,7 +84,7 @@ def _parts(
     return None if first is None or second is None else _Parts(product, first, second)
 
 
-def _operands(arrays: tuple[Array, ...]) -> tuple[Operand, ...]:
+def _operands(arrays: Arrays) -> Operands:
     known = {numpy_dtype(dtype): dtype for dtype in reversed(DType)}
     return tuple([Operand(TensorType(known[x.dtype], x.shape), 0, x.strides) for x in arrays])
 

@@ -21,10 +21,10 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import num_elements
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType, contiguous_strides
 
 SMALL_MATRIX = 64 * 64
@@ -140,9 +140,7 @@ class MatmulKernel:
     name: str = "numpy.matmul"
     op: str = "matmul"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every number; scratch is what must be packed."""
         (a, b), (out,) = inputs, outputs
         if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_bfloat16(inputs):
@@ -150,13 +148,7 @@ class MatmulKernel:
         plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
         return cost.needs(inputs, outputs, _work(plan), scratch.size_bytes(plan.pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the product, between copies where operands are packed."""
         arrays = (*inputs, *outputs)
         plan = arrange(*[Window(x.shape, x.strides, x.dtype) for x in arrays])

@@ -9,10 +9,10 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import block_elements, cut
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Arrays, Launch
 
 _BOOL = np.dtype(np.bool_)
 
@@ -24,9 +24,7 @@ class NonFiniteKernel:
     name: str = "numpy.non_finite"
     op: str = "non_finite"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take floats; scratch is the answers of a block."""
         x = inputs[0]
         if not x.type.dtype.is_float or has_bfloat16(inputs):
@@ -35,13 +33,7 @@ class NonFiniteKernel:
         size = scratch.size_bytes(_pieces(x.type.num_elements, x.dtype))
         return cost.needs(inputs, outputs, work, size)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over blocks; the first that is not finite ends it."""
         (x, *earlier), (out,) = inputs, outputs
         (answers,) = scratch.carve(workspace, _pieces(x.size, x.dtype))

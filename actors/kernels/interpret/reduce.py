@@ -21,10 +21,10 @@ from actors.kernels.interpret.sums import (
     row_sums,
     sum_pieces,
 )
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Product, Work, item_weight, over_blocks
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import contiguous_strides
 
 _LOOPS_PER_RESULT = 4
@@ -91,9 +91,7 @@ class SumKernel:
         """Name in the plan."""
         return f"numpy.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every number; a mean only of floats. Scratch is a block, its sums, and ones."""
         (x,), (out,) = inputs, outputs
         if has_bfloat16(inputs) or (self.op == "mean" and not x.type.dtype.is_float):
@@ -109,13 +107,7 @@ class SumKernel:
         work = over_blocks(elements, WIDE.itemsize, {Pass.SIMPLE: 1}, products=(product,))
         return cost.needs(inputs, outputs, work, size)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the sum, and for a mean the division by the count."""
         (x,), (out,) = inputs, outputs
         axes, kept = integers(attrs, "axes"), flag(attrs, "keepdims")
@@ -194,22 +186,14 @@ class MaxKernel:
     name: str = "numpy.max"
     op: str = "max"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every type, unless an empty axis would have to give a value."""
         (x,), (out,) = inputs, outputs
         if has_bfloat16(inputs) or (x.type.num_elements == 0 and out.type.num_elements > 0):
             return None
         return cost.needs(inputs, outputs, _reduction(x, out))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one reduction."""
         (x,), (out,) = inputs, outputs
         axes = integers(attrs, "axes")
@@ -229,9 +213,7 @@ class ArgmaxKernel:
     name: str = "numpy.argmax"
     op: str = "argmax"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every type with a dense output; scratch is one block of rows."""
         (x,), (out,) = inputs, outputs
         extent = x.shape[integer(attrs, "axis")]
@@ -242,13 +224,7 @@ class ArgmaxKernel:
         pieces = _argmax_pieces(out.type.num_elements, extent, x.dtype)
         return cost.needs(inputs, outputs, _reduction(x, out), scratch.size_bytes(pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return a copy and an argmax per block of rows."""
         (x,), (out,) = inputs, outputs
         axis = integer(attrs, "axis")

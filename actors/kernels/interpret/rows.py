@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from actors.kernels.kernel import Operand
+from actors.kernels.kernel import Operands
 from actors.protocol import Array
 from compiler.types import DType
 
 ROW_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
-def are_row_floats(operands: tuple[Operand, ...]) -> bool:
+def are_row_floats(operands: Operands) -> bool:
     """Return whether all operands have one type that BLAS sums."""
     dtype = operands[0].type.dtype
     return dtype in ROW_FLOATS and all(operand.type.dtype is dtype for operand in operands)

@@ -15,10 +15,10 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer, integers
 from actors.kernels.interpret.blocks import num_elements
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, broadcast_strides, over_operands
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import contiguous_strides
 
 
@@ -34,21 +34,13 @@ class CopyKernel:
         """Name in the plan."""
         return f"numpy.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
         x, out = inputs[0], outputs[0]
         strides = (_view_strides(self.op, x, out.shape, attrs), out.strides_bytes)
         return cost.needs(inputs, outputs, over_operands(out.shape, strides, _sizes(x, out)))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one copy."""
         return partial(np.copyto, outputs[0], self.view(inputs[0], attrs))
 
@@ -92,9 +84,7 @@ class ReshapeKernel:
     name: str = "numpy.reshape"
     op: str = "reshape"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call; scratch is a dense copy when neither side is dense."""
         (x,), (out,) = inputs, outputs
         pieces = _dense_copy(x.is_dense or out.is_dense, x.shape, x.dtype)
@@ -106,13 +96,7 @@ class ReshapeKernel:
             work = replace(work, calls=2.0, passes=(*work.passes, *extra))
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one copy, or two through scratch."""
         (x,), (out,) = inputs, outputs
         if out.flags.c_contiguous:
@@ -138,9 +122,7 @@ class PadKernel:
     name: str = "numpy.pad"
     op: str = "pad"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
         x, out = inputs[0], outputs[0]
         steps = integers(attrs, "steps")
@@ -149,13 +131,7 @@ class PadKernel:
         zeros = (Pass.SIMPLE, float(out.type.size_bytes))
         return cost.needs(inputs, outputs, replace(copy, calls=2.0, passes=(*copy.passes, zeros)))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return a fill and a strided copy."""
         (x,), (out,) = inputs, outputs
         steps = integers(attrs, "steps")
@@ -176,19 +152,11 @@ class ConcatKernel:
     name: str = "numpy.concat"
     op: str = "concat"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
         return cost.needs(inputs, outputs, over_parts(outputs[0].shape, inputs, attrs))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one copy per input."""
         axis, start = integer(attrs, "axis"), 0
         calls: list[Launch] = []
@@ -200,7 +168,7 @@ class ConcatKernel:
         return in_sequence(calls)
 
 
-def over_parts(whole: tuple[int, ...], parts: tuple[Operand, ...], attrs: Attrs) -> Work:
+def over_parts(whole: tuple[int, ...], parts: Operands, attrs: Attrs) -> Work:
     """Return the work of copying parts of a tensor along an axis: a loop per part and row."""
     axis = integer(attrs, "axis")
     rows = num_elements(whole[:axis])

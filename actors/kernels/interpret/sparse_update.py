@@ -13,10 +13,10 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.interpret.embedding import EmbeddingGradKernel
 from actors.kernels.interpret.update import SgdKernel
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides
 
@@ -33,9 +33,7 @@ class EmbeddingSgdUpdateKernel:
     name: str = "numpy.embedding_sgd_update"
     op: str = "embedding_sgd_update"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64; scratch is a table, and that of the two kernels."""
         found = _both(inputs, outputs)
         if found is None:
@@ -49,13 +47,7 @@ class EmbeddingSgdUpdateKernel:
         size = scratch.size_bytes(_pieces(inputs[0].shape, inputs[0].dtype, found))
         return cost.needs(inputs, outputs, work, size, ((0, 0),))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the calls of both kernels."""
         param, dy, ids, lr = inputs
         found = _both(tuple(map(_operand, inputs)), tuple(map(_operand, outputs)))
@@ -70,9 +62,7 @@ class EmbeddingSgdUpdateKernel:
         )
 
 
-def _both(
-    inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-) -> tuple[KernelNeeds, KernelNeeds] | None:
+def _both(inputs: Operands, outputs: Operands) -> tuple[KernelNeeds, KernelNeeds] | None:
     """Return what gradient and update need, or None where one of them does not take the call."""
     param, dy, ids, lr = inputs
     strides = contiguous_strides(param.shape, param.dtype.itemsize)

@@ -21,10 +21,18 @@ from actors.kernels.interpret.bfloat16 import (
     widening,
     widening_work,
 )
-from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import (
+    Attrs,
+    Kernel,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Workspace,
+    in_sequence,
+)
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 _FLOAT = numpy_dtype(DType.FLOAT32)
@@ -46,9 +54,7 @@ class WidenedKernel:
         """Name of the op computed."""
         return self.inner.op
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take calls with bfloat16 operands that the kernel takes in float32."""
         operands = (*inputs, *outputs)
         if not has_bfloat16(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
@@ -65,13 +71,7 @@ class WidenedKernel:
             work=None if needs.work is None else _both(needs.work, casts),
         )
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the casts up, the kernel's launch, and the casts down."""
         pieces = _pieces(_operands(inputs), _operands(outputs))
         copies = iter(scratch.carve(workspace, pieces))
@@ -107,7 +107,7 @@ def _is_low(array: Array) -> bool:
     return array.dtype == numpy_dtype(DType.BFLOAT16)
 
 
-def _operands(arrays: tuple[Array, ...]) -> tuple[Operand, ...]:
+def _operands(arrays: Arrays) -> Operands:
     """Return arrays as `query` saw them; uint16 is bfloat16 here."""
     dtypes = [DType.BFLOAT16 if _is_low(x) else DType(x.dtype.name) for x in arrays]
     pairs = zip(arrays, dtypes, strict=True)
@@ -141,14 +141,14 @@ def _without_repeats(x: Array) -> Array:
     return x[(*[slice(0, 1) if is_repeat else slice(None) for is_repeat in repeats], Ellipsis)]
 
 
-def _pieces(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> tuple[Piece, ...]:
+def _pieces(inputs: Operands, outputs: Operands) -> tuple[Piece, ...]:
     """Return a float32 copy of each bfloat16 operand, and what rounding the outputs needs."""
     copies = [Piece(_own_shape(x), _FLOAT) for x in (*inputs, *outputs) if has_bfloat16((x,))]
     rounded = [x.type.num_elements for x in outputs if has_bfloat16((x,))]
     return (*copies, *(narrowing_pieces(max(rounded)) if rounded else ()))
 
 
-def _casts(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> Work:
+def _casts(inputs: Operands, outputs: Operands) -> Work:
     work = Work(calls=0.0)
     for x in inputs:
         if has_bfloat16((x,)):

@@ -18,10 +18,10 @@ from actors.kernels import cost, scratch
 from actors.kernels.attributes import flag, number
 from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import block_elements, cut
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work, over_blocks, over_operands
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,11 @@ class IncrementKernel:
     name: str = "numpy.increment"
     op: str = "increment"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
         return cost.needs(inputs, outputs, Work(), in_place=((0, 0),))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one addition."""
         step, *by = inputs
         return partial(np.add, step, by[0] if by else np.array(1, step.dtype), out=outputs[0])
@@ -67,9 +59,7 @@ class SgdKernel:
         """Name in the plan."""
         return f"numpy.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take floats; scratch is two blocks and a scalar."""
         param = inputs[0]
         if not param.type.dtype.is_float or has_bfloat16(inputs):
@@ -87,13 +77,7 @@ class SgdKernel:
             pairs,
         )
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over flat blocks."""
         inputs, skip = _parted(inputs, 4 if self.has_buffer else 3)
         param, dtype = inputs[0], inputs[0].dtype
@@ -142,9 +126,7 @@ class AdamwKernel:
     name: str = "numpy.adamw_update"
     op: str = "adamw_update"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take floats; scratch is two blocks and three scalars."""
         param = inputs[0]
         if not param.type.dtype.is_float or has_bfloat16(inputs):
@@ -159,13 +141,7 @@ class AdamwKernel:
             ((0, 0), (1, 2), (2, 3)),
         )
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch: the step's coefficients, then the flat blocks."""
         inputs, skip = _parted(inputs, 6)
         param, dtype = inputs[0], inputs[0].dtype
@@ -180,7 +156,7 @@ class AdamwKernel:
 
 
 def _adamw_block(
-    attrs: Attrs, block: tuple[Array, ...], t: Array, scalars: list[Array], decays: bool
+    attrs: Attrs, block: Arrays, t: Array, scalars: list[Array], decays: bool
 ) -> tuple[Launch, ...]:
     p, g, m, v, p_out, m_out, v_out = block
     rate, eps, keep = scalars
@@ -220,14 +196,12 @@ def _adamw_coefficients(
     return launch
 
 
-def _parted(inputs: tuple[Array, ...], count: int) -> tuple[tuple[Array, ...], Array | None]:
+def _parted(inputs: Arrays, count: int) -> tuple[Arrays, Array | None]:
     """Return the operands of an update, and `skip` if it is there."""
     return inputs[:count], inputs[count] if len(inputs) > count else None
 
 
-def _unless(
-    skip: Array | None, update: Launch, olds: tuple[Array, ...], news: tuple[Array, ...]
-) -> Launch:
+def _unless(skip: Array | None, update: Launch, olds: Arrays, news: Arrays) -> Launch:
     """Return the update, or one that keeps the old values where `skip` is not 0."""
     if skip is None:
         return update
@@ -256,9 +230,7 @@ class AccumulateKernel:
     name: str = "numpy.accumulate"
     op: str = "accumulate"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take floats."""
         if not inputs[0].type.dtype.is_float or has_bfloat16(inputs):
             return None
@@ -267,13 +239,7 @@ class AccumulateKernel:
         work = over_operands(total.shape, strides, [total.dtype.itemsize] * 3)
         return cost.needs(inputs, outputs, work, in_place=((0, 0),))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch: one copy or one addition."""
         (total, grad, batch), (out,) = inputs, outputs
         every = int(number(attrs, "every"))

@@ -21,7 +21,7 @@ import numpy as np
 from actors.kernels import catalogue, cost
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
 from actors.kernels.interpret.blocks import BLOCK_BYTES
-from actors.kernels.kernel import Attrs, Kernel, Operand
+from actors.kernels.kernel import Attrs, Kernel, Operand, Operands
 from actors.kernels.library.measured_file import (
     DamagedFile,
     read_object,
@@ -62,8 +62,8 @@ class Probe:
 
     op: str
     attrs: Attrs
-    inputs: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
+    inputs: Operands
+    outputs: Operands
     field: str
     place: int = 0
     num_copies: int = 1
@@ -82,7 +82,7 @@ class Probe:
         return needs.work
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> Operands:
         """The operands that the call sweeps."""
         return cost.swept((*self.inputs, *self.outputs), self.work)
 
@@ -134,7 +134,7 @@ _UNARY = (("sqrt", Pass.ROOT), ("exp", Pass.EXP), ("tanh", Pass.TANH))
 
 def _fused(
     op: str,
-    inputs: tuple[Operand, ...],
+    inputs: Operands,
     out: Operand,
     field: str,
     place: int = 0,

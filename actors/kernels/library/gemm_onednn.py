@@ -17,7 +17,7 @@ from actors.kernels.library import onednn
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Chunk, Gemm, ProductCall, ThreadCut
 from actors.kernels.native.gemm_launch import (
-    Arrays,
+    Matrices,
     PackedPlace,
     ProductScratch,
     calls_of,
@@ -69,7 +69,7 @@ class OneDnn:
         return ProductScratch(size, products[0].packed_bytes)
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
     ) -> NativeLaunch:
         """Make the memory objects of every call; a status that is not 0 is the launch's."""
         item, out_item = gemm.dtype.itemsize, gemm.out_dtype.itemsize

@@ -15,11 +15,11 @@ import numpy as np
 from actors.kernels import cost
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, equal_operands
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
 from actors.kernels.work import Pass, Product, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
 LONGEST_ROW = 256
@@ -50,9 +50,7 @@ class NativeAttention:
     name: str = "c.attention"
     op: str = "attention"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and bfloat16 in contiguous rows of up to 256; scratch is per thread."""
         q, k, v = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
@@ -61,13 +59,7 @@ class NativeAttention:
         scratch = runtime.num_threads() * forward_bytes(e)
         return cost.needs(inputs, outputs, work_of(e, 2), scratch)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads and blocks of queries."""
         q, k, v = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
@@ -81,9 +73,7 @@ class NativeAttentionGrad:
     name: str = "c.attention_grad"
     op: str = "attention_grad"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what the forward kernel takes.
 
         dq, written when a head is done with, may lie over dy, q or y; dk and dv, written when a
@@ -102,13 +92,7 @@ class NativeAttentionGrad:
         scratch = runtime.num_threads() * backward_bytes(e)
         return cost.needs(inputs, outputs, work_of(e, 5), scratch, tuple(pairs))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads."""
         _, q, k, v, *_ = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
@@ -137,7 +121,7 @@ def launch(
     e: BlockExtents,
     attrs: Attrs,
     operands: Sequence[Array],
-    workspace: Array | None,
+    workspace: Workspace,
     *,
     is_forward: bool,
 ) -> Launch:

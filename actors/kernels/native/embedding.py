@@ -13,13 +13,13 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
 from actors.kernels.indices import INDEX, checked
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.native.launch import Explain, Word, address, native_launch
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
 _FLOATS = (DType.FLOAT32, DType.FLOAT64)
@@ -44,9 +44,7 @@ class NativeEmbedding:
     name: str = "c.embedding"
     op: str = "embedding"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take a table with dense rows, and an output with dense rows that lie evenly."""
         (weight, ids), (out,) = inputs, outputs
         if not (runtime.is_on() and has_dense_rows(weight) and is_id(ids)):
@@ -56,13 +54,7 @@ class NativeEmbedding:
         work = Work(CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
         return cost.needs(inputs, outputs, work)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (weight, ids), (out,) = inputs, outputs
         row_bytes = weight.shape[1] * weight.itemsize
@@ -86,9 +78,7 @@ class NativeEmbeddingGrad:
     name: str = "c.embedding_grad"
     op: str = "embedding_grad"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64 with dense rows and a dense output; scratch holds the ids."""
         (dy, ids), (out,) = inputs, outputs
         if not (runtime.is_on() and _are_rows(dy) and out.is_dense and is_id(ids)):
@@ -100,13 +90,7 @@ class NativeEmbeddingGrad:
         size = scratch.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
         return cost.needs(inputs, outputs, Work(CALLS, passes=passes), size)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (dy, ids), (out,) = inputs, outputs
         rows, columns = integer(attrs, "rows"), dy.shape[-1]
@@ -155,9 +139,7 @@ class NativeEmbeddingSgdUpdate:
     name: str = "c.embedding_sgd_update"
     op: str = "embedding_sgd_update"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64, dense but for the rows of dy; scratch is chains of ids."""
         (param, dy, ids, _), (out,) = inputs, outputs
         is_dense = param.is_dense and out.is_dense
@@ -169,13 +151,7 @@ class NativeEmbeddingSgdUpdate:
         size = scratch.size_bytes(_chain_pieces(ids.type.num_elements))
         return cost.needs(inputs, outputs, work, size, ((0, 0),))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (param, dy, ids, lr), (out,) = inputs, outputs
         pieces = scratch.carve(workspace, _chain_pieces(ids.size))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.kernels.kernel import Workspace
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Chunk, Gemm, ProductCall, ThreadCut, chunks_of
 from actors.kernels.native.launch import NativeLaunch, Word, address
@@ -22,7 +23,7 @@ MAX_CALLS = 4096
 
 _ALIGNMENT_BYTES = 64
 
-Arrays = tuple[Array, Array, Array]
+Matrices = tuple[Array, Array, Array]
 """a, b and out of a `Gemm`, in this order also where the call has them swapped."""
 
 
@@ -56,7 +57,7 @@ class Library(Protocol):
         ...
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
     ) -> NativeLaunch:
         """Return the launch on these arrays."""
         ...
@@ -78,7 +79,7 @@ class ProductScratch:
 class PackedPlace:
     """Where a launch works besides its arrays, on how many workers, and its epilogue."""
 
-    workspace: Array | None
+    workspace: Workspace
     scratch: ProductScratch
     num_workers: int
     epilogue: Epilogue | None
@@ -106,8 +107,8 @@ def workspace_bytes(library: Library, gemm: Gemm) -> int | None:
 def gemm_launch(
     library: Library,
     gemm: Gemm,
-    arrays: Arrays,
-    workspace: Array | None,
+    arrays: Matrices,
+    workspace: Workspace,
     epilogue: Epilogue | None = None,
     max_workers: int | None = None,
 ) -> NativeLaunch:

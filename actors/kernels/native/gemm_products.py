@@ -13,7 +13,7 @@ from actors.kernels.library import openblas
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Chunk, Gemm, ThreadCut
 from actors.kernels.native.gemm_launch import (
-    Arrays,
+    Matrices,
     PackedPlace,
     ProductScratch,
     aligned,
@@ -52,7 +52,7 @@ class OpenBlas:
         return ProductScratch()
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
     ) -> NativeLaunch:
         """Tell the library to use one thread, for ours call it at once."""
         blas = openblas.found()
@@ -82,7 +82,7 @@ class Small:
         return ProductScratch(4 * _LANES * gemm.k) if is_taken else None
 
     def launch(
-        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Arrays, place: PackedPlace
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
     ) -> NativeLaunch:
         """Return the launch of gemm.c."""
         return _product_launch("af_gemm_small", gemm, chunks, arrays, place, 0)
@@ -92,7 +92,7 @@ def _product_launch(
     function: str,
     gemm: Gemm,
     chunks: tuple[Chunk, ...],
-    arrays: Arrays,
+    arrays: Matrices,
     place: PackedPlace,
     target: int,
 ) -> NativeLaunch:

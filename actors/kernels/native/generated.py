@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from actors.kernels.kernel import Attrs, Operand
+from actors.kernels.kernel import Attrs, Operands
 from actors.kernels.native.runtime import CFunction
 
 
@@ -17,8 +17,6 @@ from actors.kernels.native.runtime import CFunction
 class Generated(Protocol):
     """What a kernel has besides (see `kernel.Kernel`) when it generates functions."""
 
-    def functions(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> tuple[CFunction, ...]:
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the functions that `bind` needs for a call which `query` takes."""
         ...

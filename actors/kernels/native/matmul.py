@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.kernels import cost
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library import tuning
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
@@ -17,7 +17,7 @@ from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, view_of, view_o
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
 from actors.kernels.work import Product, Work, item_weight
-from actors.protocol import Array, Launch
+from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 
 LIBRARIES: tuple[Library, ...] = (
@@ -47,18 +47,14 @@ class NativeMatmulKernel:
         """Name in the plan: "onednn.matmul"."""
         return f"{self.library.name}.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the products that this library is chosen for."""
         gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
         if gemm is None or tuning.library_for(gemm, LIBRARIES) != self.library.name:
             return None
         return self.needs(attrs, inputs, outputs)
 
-    def needs(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what a product needs that this library can compute."""
         gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
         size = None if gemm is None else workspace_bytes(self.library, gemm)
@@ -66,13 +62,7 @@ class NativeMatmulKernel:
             return None
         return cost.needs(inputs, outputs, product_work(gemm), size)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
         views = [view_of_array(array) for array in (*inputs, *outputs)]
         gemm = None if None in views else gemm_of(*[view for view in views if view is not None])
@@ -82,7 +72,7 @@ class NativeMatmulKernel:
         return gemm_launch(self.library, gemm, (a, b, outputs[0]), workspace)
 
 
-def _gemm_of(inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> Gemm | None:
+def _gemm_of(inputs: Operands, outputs: Operands) -> Gemm | None:
     views = [view_of(operand) for operand in (*inputs, *outputs)]
     if None in views:
         return None

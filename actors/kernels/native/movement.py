@@ -16,12 +16,12 @@ import numpy as np
 from actors.kernels import cost
 from actors.kernels.attributes import integer, integers
 from actors.kernels.interpret.shape import SHAPE_KERNELS, CopyKernel
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
 CALLS = 0.1
@@ -35,7 +35,7 @@ _CASTS = ("float32", "float64", "int64", "int32", "uint8", "bool")
 Copy = tuple[Array, Array]
 """A target and a source of one shape."""
 
-CopiesOf = Callable[[tuple[Array, ...], tuple[Array, ...], Attrs], list[list[Copy]]]
+CopiesOf = Callable[[Arrays, Arrays, Attrs], list[list[Copy]]]
 """The phases of an op on its inputs and outputs."""
 
 
@@ -51,9 +51,7 @@ class MoveKernel:
         """Name in the plan."""
         return f"c.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take operands of up to 8 axes; a cast between the common types only."""
         if not (runtime.is_on() and all([_is_movable(x) for x in (*inputs, *outputs)])):
             return None
@@ -64,13 +62,7 @@ class MoveKernel:
         moved = float(sum([x.type.size_bytes for x in outputs]))
         return cost.needs(inputs, outputs, Work(CALLS, passes=((Pass.SIMPLE, moved),)))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         return moving_launch(self.copies(inputs, outputs, attrs))
 
@@ -148,29 +140,23 @@ def _cast_type(array: Array) -> int:
 
 
 def _view_of(kernel: CopyKernel) -> CopiesOf:
-    def copies(
-        inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
-    ) -> list[list[Copy]]:
+    def copies(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
         return [[(outputs[0], kernel.view(inputs[0], attrs))]]
 
     return copies
 
 
-def _same(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs) -> list[list[Copy]]:
+def _same(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     return [[(outputs[0], inputs[0])]]
 
 
-def _reshaped(
-    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
-) -> list[list[Copy]]:
+def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     (x,), (out,) = inputs, outputs
     dense = out.flags.c_contiguous
     return [[(out.reshape(x.shape), x) if dense else (out, x.reshape(out.shape))]]
 
 
-def _padded(
-    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
-) -> list[list[Copy]]:
+def _padded(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     (x,), (out,) = inputs, outputs
     steps = integers(attrs, "steps")
     places = [
@@ -184,13 +170,11 @@ def _padded(
     return [[(out, zero)], inside]
 
 
-def _joined(
-    inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: Attrs
-) -> list[list[Copy]]:
+def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     return [list(zip(_along(outputs[0], inputs, attrs), inputs, strict=True))]
 
 
-def _along(whole: Array, parts: tuple[Array, ...], attrs: Attrs) -> list[Array]:
+def _along(whole: Array, parts: Arrays, attrs: Attrs) -> list[Array]:
     """Return the views of a tensor where its parts lie, one after another along the axis."""
     axis, stop = integer(attrs, "axis"), 0
     views: list[Array] = []

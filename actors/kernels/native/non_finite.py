@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.kernels import cost
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import Axis, walk
 from actors.kernels.native.launch import Word, address, native_launch
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
 
@@ -26,9 +26,7 @@ class NativeNonFinite:
     name: str = "c.non_finite"
     op: str = "non_finite"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64 of at most two axes that do not join."""
         x = inputs[0]
         if not runtime.is_on() or x.type.dtype not in _TYPES:
@@ -38,13 +36,7 @@ class NativeNonFinite:
         work = Work(_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x, *earlier), (out,) = inputs, outputs
         found = _walk_of(x.shape, x.strides, x.itemsize)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from actors.kernels.kernel import Operand
+from actors.kernels.kernel import Operand, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.generated import Generated
 from actors.kernels.native.kernels import FILES
@@ -49,6 +49,6 @@ def _functions(plan: Plan, launch: Launch, kernels: Mapping[str, object]) -> Ite
         yield from kernel.functions(attrs, inputs, outputs)
 
 
-def _operands(plan: Plan, views: tuple[int, ...]) -> tuple[Operand, ...]:
+def _operands(plan: Plan, views: tuple[int, ...]) -> Operands:
     seen = [plan.views[index] for index in views]
     return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in seen])

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from actors.kernels import cost
 from actors.kernels.attributes import flag, integer, integers
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk
 from actors.kernels.native.launch import Word, address, native_launch
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
 
@@ -116,9 +116,7 @@ class ReduceKernel:
         """Name in the plan."""
         return f"c.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the common types; scratch is the partial results, where results are few."""
         (x,), (out,) = inputs, outputs
         if not runtime.is_on() or x.type.dtype not in _TYPES or out.type.dtype != x.type.dtype:
@@ -133,13 +131,7 @@ class ReduceKernel:
         work = Work(_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work, layout.workspace_bytes)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x,), (out,) = inputs, outputs
         layout = self._layout(attrs, x.shape, x.strides, out.strides, x.itemsize)
@@ -180,9 +172,7 @@ class NativeArgmax:
     name: str = "c.argmax"
     op: str = "argmax"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the common types with a dense output."""
         (x,), (out,) = inputs, outputs
         axis = integer(attrs, "axis")
@@ -193,13 +183,7 @@ class NativeArgmax:
         work = Work(_CALLS, passes=((Pass.REDUCE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x,), (out,) = inputs, outputs
         axis = integer(attrs, "axis")

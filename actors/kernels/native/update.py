@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from actors.kernels import cost
 from actors.kernels.attributes import flag, number
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import Axis, walk
 from actors.kernels.native.launch import Word, address, native_launch
 from actors.kernels.work import Pass, Work
-from actors.protocol import Array, Launch
+from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType, contiguous_strides
 
@@ -48,9 +48,7 @@ class UpdateKernel:
         """Name in the plan."""
         return f"c.{self.op}"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64; all dense but the gradient, which may be transposed."""
         param, grad = inputs[:2]
         states = inputs[2 : 2 + self.num_states]
@@ -64,13 +62,7 @@ class UpdateKernel:
         work = Work(_CALLS, passes=((Pass.SIMPLE, float(moved)),))
         return cost.needs(inputs, outputs, work, in_place=pairs)
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         param, grad = inputs[:2]
         found = _walk_of(param.shape, grad.strides, param.itemsize)
@@ -137,21 +129,13 @@ class NativeIncrement:
     name: str = "c.increment"
     op: str = "increment"
 
-    def query(
-        self, attrs: Attrs, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]
-    ) -> KernelNeeds | None:
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
         if not runtime.is_on():
             return None
         return cost.needs(inputs, outputs, Work(_CALLS), in_place=((0, 0),))
 
-    def bind(
-        self,
-        attrs: Attrs,
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one addition."""
         where = runtime.address_in("update.c", "af_increment")
         step, *by = inputs
