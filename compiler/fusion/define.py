@@ -20,9 +20,8 @@ from typing import Any
 
 from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.columns import register_program, trace
 from compiler.fusion.expressions import Expression
-from compiler.fusion.forms import Form, Slot, output_of
+from compiler.fusion.forms import Form, Slot, output_of, register_program, trace
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
 from compiler.fusion.program import FusedProgram, Instruction, Kind, joined
 from compiler.ops.signature import Types, expect_inputs

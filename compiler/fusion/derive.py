@@ -20,7 +20,7 @@ from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.define import FusedOp
 from compiler.fusion.derivatives import RULES
-from compiler.fusion.expressions import Expression, filled
+from compiler.fusion.expressions import Expression
 from compiler.fusion.forms import Form, Fused, Slot, output_of
 from compiler.fusion.program import (
     COLUMN_REDUCTIONS,
@@ -238,5 +238,5 @@ def _summed(part: Expression, found: Kind, wanted: Kind) -> Expression:
         if p.kind_of(part.value) in (Kind.COLUMN, Kind.SCALAR):
             part = part * p.rows
         else:
-            part = Expression(p, p.reduce("column_sum", filled(part).value))
+            part = Expression(p, p.reduce("column_sum", part.value))
     return part

@@ -11,7 +11,7 @@ rule of differentiation serves both. Numbers take the dtype of the expression be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from compiler.fusion.program import Kind
 from compiler.registry import OpTypeError
@@ -20,24 +20,23 @@ from compiler.types import DType
 Number = int | float
 
 
-class Emitter(Protocol):
-    """Where instructions go."""
+def _one(name: str) -> Callable[[Expression], Expression]:
+    """Return the method that emits an instruction on one value."""
 
-    def op(self, name: str, *operands: Any) -> Any:
-        """Emit an elementwise instruction of `compiler.fusion.program`."""
-        ...
+    def method(self: Expression) -> Expression:
+        return Expression(self.emitter, self.emitter.op(name, self.value))
 
-    def constant_like(self, number: float, value: Any) -> Any:
-        """Emit a number in the dtype of a value."""
-        ...
+    return method
 
-    def cast(self, value: Any, dtype: DType) -> Any:
-        """Emit a conversion."""
-        ...
 
-    def dtype_of(self, value: Any) -> DType:
-        """Return the element type of a value."""
-        ...
+def _two_ways(
+    name: str,
+) -> tuple[Callable[[Expression, Operand], Expression], Callable[[Expression, Number], Expression]]:
+    """Return the methods that emit an instruction on two values, this one first and last."""
+    return (
+        lambda self, other: _two(name, self, other),
+        lambda self, other: _two(name, other, self),
+    )
 
 
 class Expression:
@@ -58,58 +57,28 @@ class Expression:
         """The element type."""
         return self.emitter.dtype_of(self.value)  # type: ignore[no-any-return]  # see __init__
 
-    def __add__(self, other: Operand) -> Expression:
-        return _two("add", self, other)
-
-    def __radd__(self, other: Number) -> Expression:
-        return _two("add", other, self)
-
-    def __sub__(self, other: Operand) -> Expression:
-        return _two("sub", self, other)
-
-    def __rsub__(self, other: Number) -> Expression:
-        return _two("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Expression:
-        return _two("mul", self, other)
-
-    def __rmul__(self, other: Number) -> Expression:
-        return _two("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Expression:
-        return _two("div", self, other)
+    __add__, __radd__ = _two_ways("add")
+    __sub__, __rsub__ = _two_ways("sub")
+    __mul__, __rmul__ = _two_ways("mul")
+    __mod__, _ = _two_ways("mod")
+    __truediv__, _rdiv = _two_ways("div")
+    _pow, __rpow__ = _two_ways("pow")
+    __lt__, _ = _two_ways("lt")
+    __le__, _ = _two_ways("le")
+    __gt__, _ = _two_ways("gt")
+    __ge__, _ = _two_ways("ge")
+    __and__, _ = _two_ways("and")
+    __or__, _ = _two_ways("or")
+    __neg__, __invert__ = _one("neg"), _one("not")
+    __abs__ = abs = _one("abs")
 
     def __rtruediv__(self, other: Number) -> Expression:
-        return self.reciprocal() if other == 1 else _two("div", other, self)
-
-    def __mod__(self, other: Operand) -> Expression:
-        return _two("mod", self, other)
+        return self.reciprocal() if other == 1 else self._rdiv(other)
 
     def __pow__(self, other: Operand) -> Expression:
         if isinstance(other, (int, float)) and other in _POWERS:
             return _POWERS[other](self)
-        return _two("pow", self, other)
-
-    def __rpow__(self, other: Number) -> Expression:
-        return _two("pow", other, self)
-
-    def __neg__(self) -> Expression:
-        return _one("neg", self)
-
-    def __abs__(self) -> Expression:
-        return _one("abs", self)
-
-    def __lt__(self, other: Operand) -> Expression:
-        return _two("lt", self, other)
-
-    def __le__(self, other: Operand) -> Expression:
-        return _two("le", self, other)
-
-    def __gt__(self, other: Operand) -> Expression:
-        return _two("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Expression:
-        return _two("ge", self, other)
+        return self._pow(other)
 
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]  # elementwise
         return _two("eq", self, other)
@@ -119,76 +88,22 @@ class Expression:
 
     __hash__ = None  # type: ignore[assignment]  # equality is an instruction
 
-    def __and__(self, other: Operand) -> Expression:
-        return _two("and", self, other)
-
-    def __or__(self, other: Operand) -> Expression:
-        return _two("or", self, other)
-
-    def __invert__(self) -> Expression:
-        return _one("not", self)
-
     def __bool__(self) -> NoReturn:
         raise OpTypeError(
             "asks for the truth of an expression, which has no number yet; choose with"
             " condition.where(a, b)"
         )
 
-    def abs(self) -> Expression:
-        """Return |x|."""
-        return _one("abs", self)
-
-    def sign(self) -> Expression:
-        """Return -1, 0 or 1."""
-        return _one("sign", self)
-
-    def reciprocal(self) -> Expression:
-        """Return 1 / x."""
-        return _one("reciprocal", self)
-
-    def exp(self) -> Expression:
-        """Return e^x."""
-        return _one("exp", self)
-
-    def log(self) -> Expression:
-        """Return the natural logarithm."""
-        return _one("log", self)
-
-    def sqrt(self) -> Expression:
-        """Return the square root."""
-        return _one("sqrt", self)
-
-    def rsqrt(self) -> Expression:
-        """Return 1 / sqrt(x)."""
-        return _one("rsqrt", self)
-
-    def tanh(self) -> Expression:
-        """Return the hyperbolic tangent."""
-        return _one("tanh", self)
-
-    def erf(self) -> Expression:
-        """Return the error function."""
-        return _one("erf", self)
-
-    def sin(self) -> Expression:
-        """Return the sine, of radians."""
-        return _one("sin", self)
-
-    def cos(self) -> Expression:
-        """Return the cosine, of radians."""
-        return _one("cos", self)
-
-    def floor(self) -> Expression:
-        """Return the next whole number below."""
-        return _one("floor", self)
-
-    def ceil(self) -> Expression:
-        """Return the next whole number above."""
-        return _one("ceil", self)
-
-    def round(self) -> Expression:
-        """Return the nearest whole number, ties to even."""
-        return _one("round", self)
+    sign = _one("sign")
+    """-1, 0 or 1."""
+    reciprocal, rsqrt = _one("reciprocal"), _one("rsqrt")
+    """1 / x and 1 / sqrt(x)."""
+    exp, log, sqrt, tanh, erf = _one("exp"), _one("log"), _one("sqrt"), _one("tanh"), _one("erf")
+    sin, cos = _one("sin"), _one("cos")
+    """Of radians."""
+    floor, ceil = _one("floor"), _one("ceil")
+    round = _one("round")
+    """The nearest whole number, ties to even."""
 
     def maximum(self, other: Operand) -> Expression:
         """Return the larger of two, NaN where either is; of bools whether either holds."""
@@ -218,7 +133,7 @@ class Expression:
         p, kind = self.emitter, self.emitter.kind_of(self.value)
         if kind in (Kind.ROW, Kind.SCALAR):  # as often as there are columns
             return self * int(p.columns)
-        return Expression(p, p.reduce("row_sum", filled(self).value))
+        return Expression(p, p.reduce("row_sum", self.value))
 
     def mean(self) -> Expression:
         """Return the mean of each row over its columns."""
@@ -239,7 +154,7 @@ class Expression:
         p = self.emitter
         if p.kind_of(self.value) in (Kind.ROW, Kind.SCALAR):
             return self
-        return Expression(p, p.reduce(name, filled(self).value))
+        return Expression(p, p.reduce(name, self.value))
 
     def column_index(self) -> Expression:
         """Return the number of the column, an int32."""
@@ -267,25 +182,6 @@ _POWERS: dict[float, Callable[[Expression], Expression]] = {
 }
 """Powers that have an instruction, or two, with fewer roundings than `pow` and a hundredth of its
 time."""
-
-
-def filled(x: Expression) -> Expression:
-    """Return an expression as one value per row and column.
-
-    A select by what always holds: nothing is rounded, and NaN stays what it is.
-    """
-    p = x.emitter
-    kind = p.kind_of(x.value)
-    if kind is Kind.FULL:
-        return x
-    everywhere = x.column_index()
-    if kind in (Kind.COLUMN, Kind.SCALAR):
-        everywhere = everywhere + x.row_index()
-    return (everywhere >= everywhere).where(x, x)
-
-
-def _one(name: str, x: Expression) -> Expression:
-    return Expression(x.emitter, x.emitter.op(name, x.value))
 
 
 def _two(name: str, a: object, b: object) -> Expression:

@@ -1,18 +1,26 @@
-"""How one call of a fused op lies: its operands and outputs as values of a program."""
+"""How one call of a fused op lies, and the columns of the registry that follow from it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
+import numpy as np
+
 from compiler.attrs import Attrs
+from compiler.fusion import expansion
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.expressions import Expression, filled
+from compiler.fusion.expressions import Expression
+from compiler.fusion.interpreter import evaluate
 from compiler.fusion.notation import Extents, Signature
-from compiler.fusion.program import Kind, ProgramInput
-from compiler.ops.signature import Types
-from compiler.registry import Op, OpTypeError
-from compiler.types import DType
+from compiler.fusion.program import FusedProgram, Kind, ProgramInput, joined
+from compiler.fusion.spaces import Space
+from compiler.ops.fused import program_flops
+from compiler.ops.signature import Array, Types
+from compiler.registry import Cost, Op, OpTypeError, cost, reference
+from compiler.types import DType, TensorType, numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +81,114 @@ def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
     """Return a result as a value of a kind that an instruction makes."""
     if not isinstance(made, Expression):
         raise OpTypeError(f"has a program that returns a {type(made).__name__}, no expression")
-    wide = made if p.kind_of(made.value) is kind else _spread(made, kind)
-    if isinstance(p.made_by(wide.value), ProgramInput):  # a copy: the larger of x and x
-        return p.op("or" if wide.dtype is DType.BOOL else "max", wide.value, wide.value)
-    return wide.value  # type: ignore[no-any-return]  # a value of p
-
-
-def _spread(made: Expression, kind: Kind) -> Expression:
-    found = made.emitter.kind_of(made.value)
-    if kind is Kind.FULL:
-        return filled(made)
-    if found is Kind.SCALAR:
-        index = made.row_index() if kind is Kind.ROW else made.column_index()
-        return (index >= index).where(made, made)
-    if made.emitter.rows == 1 and kind is Kind.COLUMN:
-        return made  # in one row whatever has columns is a column
-    raise OpTypeError(
-        f"has a program with a result for each {_EACH[found]} where its signature has one for each"
-        f" {_EACH[kind]}; reduce it over the columns, e.g. with .mean()"
-    )
+    value, found = made.value, p.kind_of(made.value)
+    if kind is Kind.FULL or found is Kind.SCALAR:
+        value = p.widened(value, kind)
+    # In one row whatever has columns is a column.
+    elif found is not kind and not (p.rows == 1 and kind is Kind.COLUMN):
+        raise OpTypeError(
+            f"has a program with a result for each {_EACH[found]} where its signature has one for"
+            f" each {_EACH[kind]}; reduce it over the columns, e.g. with .mean()"
+        )
+    if p.is_input(value):  # a copy: the larger of x and x
+        return p.op("or" if made.dtype is DType.BOOL else "max", value, value)
+    return int(value)
 
 
 _EACH = {Kind.FULL: "element", Kind.ROW: "row", Kind.COLUMN: "column", Kind.SCALAR: "call"}
+
+
+def register_program(op: Op, found: Fused, where: str) -> None:
+    """Fill the columns that follow from `found.form` and `found.emit`."""
+    is_elementwise = found.signature.is_elementwise
+
+    def expand(
+        p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        made = p.replay(trace(found, types, attrs), values)
+        if not is_elementwise:
+            return made
+        wide = joined([p.kind_of(v) for v in values])  # a lesser value where an operand is unused
+        return tuple([output_of(p, Expression(p, v), wide) for v in made])
+
+    @lru_cache(maxsize=512)  # asked again and again, in every pass
+    def frame(inputs: Types, outputs: Types, attrs: Attrs) -> expansion.Frame | None:
+        return _frame_of(found.form(inputs, attrs))
+
+    def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
+        attrs = Attrs(attrs)  # whoever asks for a reference by hand may have a dict
+        given = [np.asarray(a) for a in arrays]
+        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
+        form = found.form(types, attrs)
+        made = _interpret(form, trace(found, types, attrs), [_widened(a) for a in given])
+        return tuple(
+            [a.astype(numpy_dtype(s.dtype)) for a, s in zip(made, form.outputs, strict=True)]
+        )
+
+    def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+        e = found.form(inputs, attrs).extents
+        elements = Space(1, max([t.num_elements for t in outputs]))
+        space = elements if e is None else Space(e.rows, e.columns)
+        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(program_flops(trace(found, inputs, attrs), space), float(moved))
+
+    expansion.expand.register(op, expand, where)
+    if not is_elementwise:
+        expansion.frame.register(op, frame, where)
+    reference.register(op, run, where)
+    cost.register(op, work, where)
+
+
+def _widened(array: Array) -> Array:
+    """Return float16 as float32: a sum of its largest numbers is none of its own."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def _frame_of(form: Form) -> expansion.Frame | None:
+    """Return how the operands of a call with rows and columns lie."""
+    e = form.extents
+    assert e is not None, "elementwise ops have the pointwise frame"
+    sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
+    outputs = [
+        e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)
+        for slot in form.outputs
+    ]
+    return expansion.Frame(
+        e.shape,
+        tuple([e.stretchable(slot.kind) for slot in form.inputs]),
+        tuple(outputs),
+        num_trailing=len(e.named),
+        write_only=tuple(sums),
+    )
+
+
+def _interpret(form: Form, program: FusedProgram, arrays: list[Array]) -> tuple[Array, ...]:
+    """Follow a program in numpy, in the width of the arrays."""
+    e = form.extents
+    if e is None:
+        shape = np.broadcast_shapes(*[a.shape for a in arrays])
+        arrays = [np.broadcast_to(a, shape) for a in arrays]
+        made = evaluate(program, Space(1, math.prod(shape)), tuple(arrays))
+        return tuple([array.reshape(shape) for array in made])
+    if 0 in e.shape:  # of empty rows nothing is summed, and no rows have no largest element
+        return tuple([np.zeros(e.of(slot.kind), arrays[0].dtype) for slot in form.outputs])
+    made = evaluate(program, Space(e.rows, e.columns), tuple(arrays))
+    return tuple([a.reshape(e.of(s.kind)) for a, s in zip(made, form.outputs, strict=True)])
+
+
+_SCALARS = {dtype: TensorType(dtype, ()) for dtype in DType}
+
+
+def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
+    """Return the program of one call; the same one again for a call like it."""
+    if found.signature.is_elementwise:  # one for all shapes
+        inputs = tuple([_SCALARS[t.dtype] for t in inputs])
+    return _traced(found, inputs, attrs)
+
+
+@lru_cache(maxsize=4096)
+def _traced(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
+    form = found.form(inputs, attrs)
+    p = form.builder()
+    values = tuple([p.input(ProgramInput(slot.dtype, slot.kind)) for slot in form.inputs])
+    return p.whole(found.emit(p, attrs, form.extents, values))

@@ -13,12 +13,11 @@ from functools import lru_cache
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.columns import register_program, trace
 from compiler.fusion.define import OP_OF_INSTRUCTION, FusedOp, definition
 from compiler.fusion.derivatives import RULES, Adjoints, power_gradient
 from compiler.fusion.derive import Derived, Ints, derive, float_slots
 from compiler.fusion.expressions import Expression
-from compiler.fusion.forms import Form, output_of
+from compiler.fusion.forms import Form, output_of, register_program, trace
 from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import Instruction, Kind, joined
 from compiler.graph import Graph, GraphBuilder, Node
