@@ -1,4 +1,4 @@
-"""How tests call a kernel: as a loaded plan would, with garbage in the scratch."""
+"""How tests call a kernel: as a plan would, among guard bytes, with garbage in the scratch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
+from actors.kernels.native import chunks
 from compiler.fusion import fuse
 from compiler.fusion.expansion import expand
 from compiler.graph import GraphBuilder, Output
@@ -20,15 +21,41 @@ from compiler.ops.sources import INPUT
 from compiler.registry import all_ops, find_op
 from compiler.types import DType, TensorType
 
+GUARD = 0x5A
+MARGIN = 128
+
 
 def operand(array):
     return Operand(TensorType(DType(array.dtype.name), array.shape), 0, array.strides)
 
 
 def garbage(size_bytes):
-    raw = np.full(size_bytes + 64, 0xFF, np.uint8)  # NaN as floats, -1 as integers
+    """Scratch of 0xFF, NaN as floats, aligned to 64 bytes; and the guard bytes behind it."""
+    raw = np.full(size_bytes + 64 + MARGIN, GUARD, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + size_bytes]
+    raw[start : start + size_bytes] = 0xFF
+    return raw[start : start + size_bytes], raw[start + size_bytes :]
+
+
+def guarded(array):
+    """Return a copy with the same strides among guard bytes, and a check that those still stand.
+
+    Bytes between the elements are guards as well.
+    """
+    spans = [(n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True) if n]
+    size = (sum(spans) + array.itemsize) if array.size else 0
+    raw = np.full(size + 2 * MARGIN, GUARD, np.uint8)
+    copy = np.ndarray(array.shape, array.dtype, raw, MARGIN, array.strides)
+    used = np.zeros(raw.size, bool)
+    for byte in range(array.itemsize):
+        flags = np.ndarray(array.shape, bool, used, MARGIN + byte, array.strides)
+        flags[...] = True
+    copy[...] = array
+
+    def check():
+        assert (raw[~used] == GUARD).all(), "bytes outside of the output were written"
+
+    return copy, check
 
 
 def fused(op, attrs, inputs, dtypes=None):
@@ -60,7 +87,7 @@ def bind(op, attrs, inputs, outputs):
     name, needs = catalogue.choose(
         op, attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs))
     )
-    workspace = garbage(needs.workspace_bytes) if needs.workspace_bytes else None
+    workspace = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
     launch = catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), workspace)
     return launch, needs, workspace
 
@@ -90,6 +117,57 @@ def call(op, attrs, inputs, types):
     return run(op, attrs, inputs, tuple(spoiled(shape, dtype) for shape, dtype in types))
 
 
+def bind_kernel(kernel, attrs, inputs, outputs):
+    """Bind one kernel; returns (launch, needs, check), where each launch finds garbage in scratch.
+
+    The check is that no byte behind the scratch was written.
+    """
+    needs = kernel.query(attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs)))
+    assert needs is not None, f"{kernel.name} does not take the call"
+    workspace, behind = garbage(needs.workspace_bytes)
+    bound = kernel.bind(
+        attrs, tuple(inputs), tuple(outputs), workspace if needs.workspace_bytes else None
+    )
+
+    def launch():
+        workspace[:] = 0xFF
+        bound()
+
+    def check():
+        assert (behind == GUARD).all(), "bytes behind the scratch were written"
+
+    return launch, needs, check
+
+
+def call_kernel(kernel, attrs, inputs, outputs, launches=2):
+    """Run one kernel into outputs laid out like the given ones; returns copies of them.
+
+    Checks that the inputs, and all bytes around outputs and scratch, are left alone.
+    """
+    before = [x.copy() for x in inputs]
+    made = [guarded(out) for out in outputs]
+    arrays = tuple(array for array, _ in made)
+    launch, _, check_scratch = bind_kernel(kernel, attrs, inputs, arrays)
+    for _ in range(launches):
+        launch()
+    for check in (check_scratch, *[check for _, check in made]):
+        check()
+    for x, old in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(x, old)
+    return arrays
+
+
+def in_place(kernel, attrs, inputs, pairs, launches=1):
+    """Run a kernel whose outputs lie over inputs: pairs of (output, input); returns the outputs."""
+    arrays = [x.copy() for x in inputs]
+    outputs = tuple(arrays[index] for _, index in pairs)
+    launch, needs, _ = bind_kernel(kernel, attrs, arrays, outputs)
+    assert needs.in_place == tuple(pairs)
+    for _ in range(launches):
+        launch()
+    return outputs
+
+
 def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
     """Return random values in an array of the layout `kind`."""
     values = rng.standard_normal(shape) if values is None else np.asarray(values)
@@ -116,14 +194,23 @@ KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")
 def harness():
     """The functions above, for tests (importlib mode has no sibling imports)."""
     return SimpleNamespace(
-        operand=operand,
-        bind=bind,
-        fused=fused,
-        spoiled=spoiled,
-        run=run,
-        call=call,
+        operand=operand, bind=bind, fused=fused, spoiled=spoiled, run=run, call=call,
         strided=strided,
-    )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def native_call():
+    """How one kernel is called, not the one that the catalogue chooses."""
+    return SimpleNamespace(operand=operand, bind=bind_kernel, call=call_kernel, in_place=in_place)
+
+
+@pytest.fixture(params=["numpy", "native"])
+def path(request):
+    """numpy's kernels, or native ones, which are turned on."""
+    if request.param.startswith("native"):
+        request.getfixturevalue("native")
+    return request.param
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,8 +223,23 @@ def quiet_thread():
     np.setbufsize(size)
 
 
-@pytest.fixture(params=[96, None], ids=["tiny-blocks", "usual-blocks"])
-def block_bytes(request, monkeypatch):
-    """Runs a test with blocks of 24 float32 as well, so that small tensors have many."""
+@pytest.fixture(params=[64, None], ids=["tiny-pieces", "usual-pieces"])
+def pieces(request, monkeypatch):
+    """Runs a test with blocks and chunks of 64 bytes as well, so that small tensors have many."""
     if request.param is not None:
         monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
+        for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
+            monkeypatch.setattr(chunks, name, request.param)
+        monkeypatch.setattr(chunks, "SPLIT_ELEMENTS", 8)
+
+
+@pytest.fixture
+def with_threads(native, native_toolchain):
+    """Return a function that makes a call with that many threads."""
+
+    def run(num_threads, function):
+        native.turn_on(native_toolchain, num_threads)
+        assert native.num_threads() == num_threads
+        return function()
+
+    return run

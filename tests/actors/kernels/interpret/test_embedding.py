@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 
-def test_ids_may_be_strided(harness, block_bytes):
+def test_ids_may_be_strided(harness, pieces):
     ids = np.arange(24).reshape(4, 6).T[::2] % 5
     weight = np.arange(20, dtype=np.float32).reshape(5, 4)
     (y,) = harness.call("embedding", {}, (weight, ids), (((3, 4, 4), "float32"),))

@@ -33,7 +33,7 @@ def dropout(harness, x, seed=1, step=2, p=0.25, key=3):
 
 
 @pytest.mark.parametrize(("seed", "step", "key"), [(1, 2, 3), (-5, 0, 2**40), (2**62, 10**9, 0)])
-def test_the_mask_is_the_documented_function_of_philox(seed, step, key, harness, block_bytes):
+def test_the_mask_is_the_documented_function_of_philox(seed, step, key, harness, pieces):
     x = np.ones((7, 9), np.float32)
     y = dropout(harness, x, seed, step, 0.3, key)
     expected = [keeps(seed, step, key, 0.3, e) for e in range(x.size)]
@@ -41,7 +41,7 @@ def test_the_mask_is_the_documented_function_of_philox(seed, step, key, harness,
     np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-6)
 
 
-def test_the_mask_depends_neither_on_layout_nor_on_dtype(harness, block_bytes):
+def test_the_mask_depends_neither_on_layout_nor_on_dtype(harness, pieces):
     base = dropout(harness, np.ones((5, 11), np.float32)) != 0
     np.testing.assert_array_equal(dropout(harness, np.ones((11, 5), np.float32).T) != 0, base)
     np.testing.assert_array_equal(dropout(harness, np.ones((5, 11))) != 0, base)
@@ -78,7 +78,7 @@ def test_the_rate_of_zeros_is_p_and_the_mean_is_kept(p, harness):
     assert y.mean() == pytest.approx(1.0, abs=5 * deviation / (1 - p) + 1e-6)
 
 
-def test_dropout_in_place_gives_the_same_bytes(harness, block_bytes):
+def test_dropout_in_place_gives_the_same_bytes(harness, pieces):
     x = np.random.default_rng(1).standard_normal((9, 7), dtype=np.float32)
     expected = dropout(harness, x)
     attrs = {"p": 0.25, "key": 3}

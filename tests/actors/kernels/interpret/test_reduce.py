@@ -66,7 +66,7 @@ def test_empty_outputs_of_maxima_are_left_alone(harness):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_argmax_is_the_first_of_ties_along_any_axis(kind, harness, block_bytes):
+def test_argmax_is_the_first_of_ties_along_any_axis(kind, harness, pieces):
     rng = np.random.default_rng(3)
     for shape, dtype in itertools.product([(3, 4, 5), (40, 3), (9,)], ["float32", "int32"]):
         x = harness.strided(rng, shape, dtype, kind, rng.integers(0, 3, shape))

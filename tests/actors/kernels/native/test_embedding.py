@@ -29,7 +29,7 @@ def some_ids(rng, high, shape, dtype="int64", kind="dense"):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("columns", [1, 5, 8, 16, 32])
 def test_embedding_gathers_rows_for_ids_of_any_type_and_shape(
-    columns, dtype, native, harness, native_call, chunk_bytes
+    columns, dtype, native, harness, native_call, pieces
 ):
     rng = np.random.default_rng(1)
     for kind in ("dense", "windowed"):
@@ -54,7 +54,7 @@ def test_ids_of_every_integer_type_are_read(label, native, native_call):
 @pytest.mark.parametrize("columns", [1, 5, 130, 300])
 @pytest.mark.parametrize("rows", [3, 700])
 def test_embedding_grad_adds_rows_in_the_order_of_the_ids(
-    rows, columns, dtype, native, harness, native_call, chunk_bytes
+    rows, columns, dtype, native, harness, native_call, pieces
 ):
     rng = np.random.default_rng(2)
     for kind in ("dense", "windowed", "permuted"):
@@ -86,7 +86,7 @@ def test_the_sum_of_many_rows_of_one_id_loses_less_than_a_millionth(op, native, 
 @pytest.mark.parametrize("columns", [1, 5, 16, 600])
 @pytest.mark.parametrize("num_rows", [4, 500])
 def test_descent_on_rows_has_the_bits_of_gradient_and_update(
-    num_rows, columns, dtype, native, harness, native_call, chunk_bytes
+    num_rows, columns, dtype, native, harness, native_call, pieces
 ):
     rng = np.random.default_rng(3)
     for shape in ((), (60,), (5, 21), (0,)):

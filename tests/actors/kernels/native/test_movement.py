@@ -21,9 +21,7 @@ def test_reshape_between_two_strided_layouts_is_left_to_numpy(native, native_cal
 
 
 @pytest.mark.parametrize("steps", [(1, 1), (2, 3)])
-def test_slice_takes_every_step_and_pad_puts_them_back(
-    steps, native, harness, native_call, chunk_bytes
-):
+def test_slice_takes_every_step_and_pad_puts_them_back(steps, native, harness, native_call, pieces):
     x = values((9, 31), "float32") + 1
     bounds = {"starts": (1, 2), "stops": (8, 30), "steps": steps}
     want = x[1 : 8 : steps[0], 2 : 30 : steps[1]]
@@ -38,7 +36,7 @@ def test_slice_takes_every_step_and_pad_puts_them_back(
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_concat_undoes_a_split(axis, native, harness, native_call, chunk_bytes):
+def test_concat_undoes_a_split(axis, native, harness, native_call, pieces):
     shape = [4, 6, 12]
     whole = values(shape, "float64")
     parts = [part.copy() for part in np.split(whole, 2, axis)]

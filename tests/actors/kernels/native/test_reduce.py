@@ -35,7 +35,7 @@ def reduced(native_call, op, x, axes, keepdims=False):
     [(op, dtype) for op in ORACLES for dtype in DTYPES if op != "mean" or "float" in dtype],
 )
 def test_reductions_over_any_axes_agree_with_float64(
-    op, dtype, kind, native, harness, native_call, chunk_bytes
+    op, dtype, kind, native, harness, native_call, pieces
 ):
     rng = np.random.default_rng(1)
     for shape, axes in CASES:
@@ -57,7 +57,7 @@ def test_a_long_sum_of_float32_loses_little(axes, native, native_call):
     np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
-def test_integers_wrap_around_as_those_of_numpy(native, native_call, chunk_bytes):
+def test_integers_wrap_around_as_those_of_numpy(native, native_call, pieces):
     for dtype in ("int32", "int64"):
         x = np.full((50, 3), np.iinfo(dtype).max, dtype)
         want = np.add.reduce(x, axis=0, dtype=dtype)
@@ -66,7 +66,7 @@ def test_integers_wrap_around_as_those_of_numpy(native, native_call, chunk_bytes
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-def test_a_nan_is_the_maximum_wherever_it_stands(axes, dtype, native, native_call, chunk_bytes):
+def test_a_nan_is_the_maximum_wherever_it_stands(axes, dtype, native, native_call, pieces):
     for place in ((0, 0), (3, 20), (6, 39)):
         x = np.random.default_rng(3).standard_normal((7, 40)).astype(dtype)
         x[place] = np.nan
@@ -90,9 +90,7 @@ def test_what_these_kernels_do_not_do_is_left_to_numpy(native, native_call):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_argmax_is_the_first_largest_element(
-    dtype, kind, native, harness, native_call, chunk_bytes
-):
+def test_argmax_is_the_first_largest_element(dtype, kind, native, harness, native_call, pieces):
     rng = np.random.default_rng(4)
     for shape in ((7,), (5, 30), (4, 3, 10)):
         x = harness.strided(rng, shape, dtype, kind, rng.integers(0, 6, shape))
