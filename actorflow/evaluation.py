@@ -215,11 +215,7 @@ class EvaluationPort:
     """
 
     def __init__(
-        self,
-        first_step: int,
-        every: int,
-        listeners: tuple[OnResult, ...],
-        data: EvaluationDataPort,
+        self, first_step: int, every: int, listeners: tuple[OnResult, ...], data: EvaluationDataPort
     ) -> None:
         self._data = data
         self._num_read = 0

@@ -34,11 +34,7 @@ class EnvVar:
 ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
     EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
-    EnvVar(
-        "ACTORFLOW_VERIFY",
-        "0",
-        "1 verifies the graph after each pass",
-    ),
+    EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
     EnvVar("ACTORFLOW_LOG", "warning", f"least level that is logged: {', '.join(_LEVELS)}"),
     EnvVar(
         "ACTORFLOW_CACHE",

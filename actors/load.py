@@ -204,11 +204,7 @@ def _bind_actor(
 
 
 def _slot(
-    plan: Plan,
-    actor: Actor,
-    rates_of: Mapping[RegisterId, int],
-    view: int,
-    phase: int,
+    plan: Plan, actor: Actor, rates_of: Mapping[RegisterId, int], view: int, phase: int
 ) -> int:
     """Return the slot that a launch of this phase sees through a view."""
     register = plan.registers[plan.views[view].register]

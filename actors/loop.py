@@ -86,7 +86,6 @@ class Loop:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._is_started = self._is_ended = self._is_closed = self._is_joined = False
-        self._steps_admitted = 0
         self._start_ns = self._end_ns = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
@@ -146,11 +145,6 @@ class Loop:
                 " or start the process with multiprocessing's 'spawn'"
             )
 
-    @property
-    def steps_admitted(self) -> int:
-        """Number of steps that were admitted."""
-        return self._steps_admitted
-
     def admit(self, steps: int) -> None:
         """Permit `steps` more steps of every source.
 
@@ -163,7 +157,6 @@ class Loop:
         with self._lock:
             if self._is_ended or self._is_closed:
                 raise RuntimeError("steps were admitted after the end of the run was asked for")
-            self._steps_admitted += steps
             self._dispatcher.command(partial(self._dispatcher.admit, steps))
 
     def end(self) -> None:

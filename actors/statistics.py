@@ -6,8 +6,7 @@ Counts come from columns that the loop keeps anyway; the record is built when so
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from actors.machine import Machine
 from compiler.plan import Plan
@@ -101,25 +100,6 @@ class Statistics:
         if since is not None:
             busy_ns -= since.streams[stream].busy_ns
         return busy_ns / elapsed_ns if elapsed_ns > 0 else 0.0
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """Return the record as plain values for JSON, with totals and shares."""
-        actors = [
-            asdict(actor) | {"ns_per_firing": round(actor.ns_per_firing)} for actor in self.actors
-        ]
-        streams = [
-            asdict(stream) | {"busy_share": round(self.busy_share(index), 4)}
-            for index, stream in enumerate(self.streams)
-        ]
-        return {
-            "elapsed_ns": self.elapsed_ns,
-            "firings": self.firings,
-            "busy_ns": self.busy_ns,
-            "dispatcher_wait_ns": self.dispatcher_wait_ns,
-            "actors": actors,
-            "streams": streams,
-            "dispatcher": [asdict(wait) for wait in self.dispatcher],
-        }
 
 
 def collect(

@@ -96,14 +96,6 @@ class Deadlock:
         """The edges along the cycle, one per actor in it."""
         return tuple(self.waits[i].edge for i in self.cycle)
 
-    @property
-    def short_edges(self) -> tuple[int, ...]:
-        """The edges of the cycle on which slots are short: more slots on one of them may mend it.
-
-        Empty where every actor of the cycle waits for tokens: then an initial token is missing.
-        """
-        return tuple(self.waits[i].edge for i in self.cycle if self.waits[i].is_for_slots)
-
     def __str__(self) -> str:
         return "deadlock: " + "; ".join(str(self.waits[i]) for i in self.cycle)
 
@@ -179,8 +171,7 @@ def play_period(
 
     Raises:
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
-            balanced by
-            `repetitions`.
+            balanced by `repetitions`.
     """
     game = _Game(num_actors, edges, repetitions)
     rounds = _GameRounds(game, edges, repetitions)
@@ -425,12 +416,7 @@ def choose_slots(
 
 
 def _slots_reason(
-    count: int,
-    wanted: int,
-    double: int,
-    least: int,
-    names: tuple[str, str],
-    budget_bytes: int,
+    count: int, wanted: int, double: int, least: int, names: tuple[str, str], budget_bytes: int
 ) -> str:
     if count < wanted:
         effect = "no overlap" if count == least else "less overlap"

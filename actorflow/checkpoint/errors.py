@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compiler.errors import ActorflowError, CompileError
+from memory.report import format_bytes
 
 _SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DAMAGE_ERRNOS = frozenset(
     getattr(errno, name, errno.EIO)  # some of them exist on Linux only
     for name in ("ENOENT", "ENOTDIR", "EISDIR", "ELOOP", "ENXIO", "EIO", "EBADMSG", "EUCLEAN")
 )
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class CheckpointError(ActorflowError):
@@ -35,8 +35,8 @@ class CheckpointSpaceError(CheckpointError):
 
     def __init__(self, path: Path, need_bytes: int, free_bytes: int) -> None:
         super().__init__(
-            f"no space for a checkpoint in {path}: it needs {size_text(need_bytes)}, "
-            f"{size_text(free_bytes)} are free; earlier checkpoints are untouched. "
+            f"no space for a checkpoint in {path}: it needs {format_bytes(need_bytes)}, "
+            f"{format_bytes(free_bytes)} are free; earlier checkpoints are untouched. "
             "Free some space (or quota), keep fewer with keep_last, or choose another directory"
         )
         self.path = path
@@ -77,14 +77,6 @@ class CheckpointUnfit(CheckpointError, CompileError):
 
 class NoValidCheckpoint(CheckpointError):
     """There are checkpoints, and none can be used; a run never starts afresh over them."""
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size for people: `3.2 GiB`, `17 B`."""
-    size, unit = float(size_bytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
 @contextmanager

@@ -22,21 +22,9 @@ from actorflow.checkpoint.errors import (
 )
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, RealFs
-from actorflow.checkpoint.layout import (
-    MAX_STEP,
-    any_step_of,
-    aside_step_of,
-    new_attempt,
-    step_name,
-)
+from actorflow.checkpoint.layout import MAX_STEP, any_step_of, aside_step_of, new_attempt, step_name
 from actorflow.checkpoint.lock import WriterLock
-from actorflow.checkpoint.manifest import (
-    FORMAT_VERSION,
-    Manifest,
-    TensorEntry,
-    encode,
-    plain_json,
-)
+from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, TensorEntry, encode, plain_json
 from actorflow.checkpoint.reader import LoadedCheckpoint as LoadedCheckpoint  # what `load` returns
 from actorflow.checkpoint.shard import Array, Groups, ShardSpec, plan_shards, tensor_hash
 

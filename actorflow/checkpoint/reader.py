@@ -17,13 +17,13 @@ from actorflow.checkpoint.errors import (
     NoValidCheckpoint,
     os_text,
     reading,
-    size_text,
 )
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, read_up_to
 from actorflow.checkpoint.layout import MANIFEST_NAME, aside_step_of, step_name, step_of
 from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decode
 from actorflow.checkpoint.shard import Array, read_shard
+from memory.report import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _read(
             for spec, digest in manifest.shards():
                 tensors.update(read_shard(fs, path, spec, digest, is_kept=is_kept))
     except MemoryError as error:
-        size = size_text(sum(file.size_bytes for file in manifest.files))
+        size = format_bytes(sum(file.size_bytes for file in manifest.files))
         raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error
     if expected is not None:
         expected.check_values(manifest, tensors)

@@ -24,8 +24,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, size_text
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.fs import Fs, is_safe_name, read_up_to, write_all
+from memory.report import format_bytes
 
 Array = NDArray[np.generic]
 Groups = Mapping[str, Mapping[str, Array]]
@@ -228,13 +229,18 @@ def read_shard(
     kept: dict[str, Array] = {}
     fd = fs.open_read(directory, spec.name)
     try:
-        _check_size(path, spec.size_bytes(), fs.stat_open(fd).size_bytes)
+        size_bytes, found_bytes = spec.size_bytes(), fs.stat_open(fd).size_bytes
+        if size_bytes != found_bytes:
+            raise CheckpointDamaged(
+                f"{path}: expected {size_bytes} bytes ({format_bytes(size_bytes)}), "
+                f"found {found_bytes}"
+            )
         expected = spec.header()
         header = bytearray(len(expected))
         if read_up_to(fs, fd, memoryview(header)) < len(header) or header != expected:
             raise CheckpointDamaged(f"{path}: its header does not match the manifest")
         whole.update(header)
-        scratch = None if is_kept else memoryview(bytearray(min(CHUNK_BYTES, spec.size_bytes())))
+        scratch = None if is_kept else memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))
         for tensor in spec.in_file_order():
             if scratch is None:
                 array: Array = np.empty(tensor.shape, tensor.dtype)
@@ -249,14 +255,6 @@ def read_shard(
     if whole.hexdigest() != digest.file:
         raise CheckpointDamaged(f"{path}: its hash is {whole.hexdigest()}, not {digest.file}")
     return kept
-
-
-def _check_size(path: Path, expected_bytes: int, found_bytes: int) -> None:
-    if expected_bytes != found_bytes:
-        raise CheckpointDamaged(
-            f"{path}: expected {expected_bytes} bytes ({size_text(expected_bytes)}), "
-            f"found {found_bytes}"
-        )
 
 
 def _read_tensor(fs: Fs, fd: int, tensor: TensorSpec, whole: Any, buffer: memoryview) -> str:

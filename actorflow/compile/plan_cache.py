@@ -52,10 +52,7 @@ _THIS_PROCESS = uuid.uuid4().hex
 
 
 def cache_key(
-    graph: Graph,
-    options: CompileOptions,
-    target_fingerprint: str,
-    evaluation: Graph | None = None,
+    graph: Graph, options: CompileOptions, target_fingerprint: str, evaluation: Graph | None = None
 ) -> str:
     """Return the key of a compilation: 32 hexadecimal digits."""
     parts = (

@@ -10,14 +10,7 @@ import numpy.typing as npt
 
 from actorflow.data.fingerprint import content_hash
 from actorflow.data.order import EpochOrder
-from actorflow.data.source import (
-    Batch,
-    DataError,
-    position_of,
-    position_state,
-    positive,
-    spec_of,
-)
+from actorflow.data.source import Batch, DataError, position_of, position_state, positive, spec_of
 from compiler.types import TensorType
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from compiler.accounting import Share, chain_launches, shares
-from compiler.plan import Actor, DeviceMemory, Launch, Plan, Register
+from compiler.plan import Actor, DeviceMemory, Launch, Plan
 from compiler.types import Phase, RegisterId
 from memory.liveness import live_bytes
 
@@ -62,23 +62,8 @@ PHASE_COLOURS = {
 }
 """A colour per phase of a launch."""
 
-_OF_SHARE = {
-    Share.PARAMETER: BoxKind.PARAMETER,
-    Share.OPTIMIZER: BoxKind.OPTIMIZER,
-    Share.SCRATCH: BoxKind.SCRATCH,
-    Share.OTHER_VARIABLE: BoxKind.OTHER_VARIABLE,
-    Share.CONSTANT: BoxKind.CONSTANT,
-    Share.STAGING: BoxKind.STAGING,
-    Share.SLOT: BoxKind.SLOT,
-    Share.CROSSING: BoxKind.CROSSING,
-    Share.WORKSPACE: BoxKind.WORKSPACE,
-}
-
-_OF_PHASE = {
-    Phase.FORWARD: BoxKind.FORWARD,
-    Phase.BACKWARD: BoxKind.BACKWARD,
-    Phase.UPDATE: BoxKind.UPDATE,
-    Phase.RECOMPUTE: BoxKind.RECOMPUTED,
+_OF_SHARE: dict[Share, BoxKind] = {
+    share: BoxKind[share.name] for share in Share if share is not Share.TEMPORARY
 }
 
 
@@ -147,19 +132,24 @@ def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
         kind = _OF_SHARE.get(of[register.id]) or _temporary(launches, made, read)
         begin, end = register.interval
         for slot, offset in enumerate(register.offsets_bytes):
-            name = _slot_name(register, slot)
+            name = f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
             boxes.append(Box(name, kind, offset, register.size_bytes, begin, end, made))
     times, live = live_bytes(
-        [box.begin for box in boxes],
-        [box.end for box in boxes],
-        [box.size_bytes for box in boxes],
+        [box.begin for box in boxes], [box.end for box in boxes], [box.size_bytes for box in boxes]
     )
     return MemoryMap(
         title=plan.name,
         device=str(plan.arenas[arena].device),
         account=plan.memory[arena],
         boxes=tuple(boxes),
-        steps=tuple([_step(plan, actor, launch) for actor, launch in launches]),
+        steps=tuple(
+            [
+                MapStep(
+                    a.name, " + ".join(x.made_of), x.scope, str(plan.sources[x.source]), x.phase
+                )
+                for a, x in launches
+            ]
+        ),
         horizon=max([1, len(launches), *[box.end for box in boxes]]),
         curve=tuple(zip(times.tolist(), live.tolist(), strict=True)),
     )
@@ -187,13 +177,4 @@ def _temporary(
     phase = Phase.FORWARD if made is None else launches[made][1].phase
     if phase is Phase.FORWARD and any([launches[i][1].phase is not phase for i in readers]):
         return BoxKind.ACTIVATION
-    return _OF_PHASE[phase]
-
-
-def _slot_name(register: Register, slot: int) -> str:
-    return f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
-
-
-def _step(plan: Plan, actor: Actor, launch: Launch) -> MapStep:
-    source = str(plan.sources[launch.source])
-    return MapStep(actor.name, " + ".join(launch.made_of), launch.scope, source, launch.phase)
+    return BoxKind.RECOMPUTED if phase is Phase.RECOMPUTE else BoxKind[phase.name]

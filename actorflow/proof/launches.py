@@ -113,12 +113,7 @@ class _Prover:
         return (*needs.in_place, *writes.get(op))
 
     def _needs(
-        self,
-        launch: Launch,
-        op: Op,
-        attrs: Mapping[str, AttrValue],
-        inputs: Views,
-        outputs: Views,
+        self, launch: Launch, op: Op, attrs: Mapping[str, AttrValue], inputs: Views, outputs: Views
     ) -> KernelNeeds:
         kernel = self.kernels.get(launch.kernel)
         wanted, given = (COPY.name, {}) if copies.has(op) else (op.name, attrs)

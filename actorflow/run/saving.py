@@ -87,10 +87,7 @@ class Saver:
         self._unsaved: CheckpointError | None = None
         self._num_failures = 0
         self._plan_hash = plan.graph_hash
-        self._config = dict(plan.options) | {
-            "job": plan.name,
-            "kernels": _kernels(plan),
-        }
+        self._config = dict(plan.options) | {"job": plan.name, "kernels": _kernels(plan)}
         self._fingerprint = source.fingerprint()
         self._seed = seed
         self._policy = policy

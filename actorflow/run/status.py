@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from actorflow.logs import logger, once
 from actors.statistics import Statistics
@@ -27,8 +27,6 @@ STATES = ("running", "finished", "stopped", "failed")
 
 _FORMAT = 1
 _INTERVAL_S = 1.0
-
-Number = TypeVar("Number", int, float)
 
 
 class StatusError(ActorflowError):
@@ -260,37 +258,29 @@ def _actor_status(statistics: Statistics, before: Statistics | None, index: int)
 
 def _parsed(values: Mapping[str, Any]) -> Status:
     """Return the record of a file's values; raises what a wrong one raises."""
-    state = str(values["state"])
-    if state not in STATES:
-        raise ValueError(f"no such state: {state!r}")
-    return Status(
-        job=str(values["job"]),
-        pid=int(values["pid"]),
-        host=str(values["host"]),
-        state=state,
-        written_at_s=float(values["written_at_s"]),
-        elapsed_s=float(values["elapsed_s"]),
-        step=int(values["step"]),
-        total_steps=_number(values["total_steps"], int),
-        steps_per_s=_number(values["steps_per_s"], float),
-        loss=_number(values["loss"], float),
-        arena_bytes=int(values["arena_bytes"]),
-        streams={str(name): float(share) for name, share in values["streams"].items()},
-        actors=tuple(
-            [
-                ActorStatus(
-                    name=str(actor["name"]),
-                    stream=str(actor["stream"]),
-                    firings=int(actor["firings"]),
-                    busy_share=float(actor["busy_share"]),
-                    ms_per_firing=float(actor["ms_per_firing"]),
-                    waits={str(what): int(count) for what, count in actor["waits"].items()},
-                )
-                for actor in values["actors"]
-            ]
-        ),
-    )
+    if values["state"] not in STATES:
+        raise ValueError(f"no such state: {values['state']!r}")
+    status: Status = _record(Status, values)
+    return status
 
 
-def _number(value: Any, kind: Callable[[Any], Number]) -> Number | None:
-    return None if value is None else kind(value)
+_READ: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "int | None": int,
+    "float | None": float,
+    "Mapping[str, int]": lambda value: {str(key): int(n) for key, n in value.items()},
+    "Mapping[str, float]": lambda value: {str(key): float(n) for key, n in value.items()},
+    "tuple[ActorStatus, ...]": lambda rows: tuple([_record(ActorStatus, row) for row in rows]),
+}
+"""How a field of each type is read."""
+
+
+def _record(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a record of some values, each of the type that the field has."""
+    read = {}
+    for name, type_ in kind.__annotations__.items():
+        is_none = values[name] is None and type_.endswith("| None")
+        read[name] = None if is_none else _READ[type_](values[name])
+    return kind(**read)

@@ -26,13 +26,7 @@ import numpy as np
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
-from actorflow.trace.classes import (
-    read_class,
-    read_member,
-    read_object,
-    read_parameter,
-    slots_of,
-)
+from actorflow.trace.classes import read_class, read_member, read_object, read_parameter, slots_of
 from actorflow.trace.data import read_array, read_container, read_content, reduced
 from actorflow.trace.functions import CALLABLES, read_callable, read_modules
 from actorflow.trace.reading import Reading

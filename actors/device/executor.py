@@ -276,13 +276,7 @@ class _DeviceBody:
     __slots__ = ("_actor", "_blame", "_gate", "_lane", "_ring", "_throttle")
 
     def __init__(
-        self,
-        actor: int,
-        gate: _Gate,
-        ring: _Ring,
-        lane: _Lane,
-        throttle: Throttle,
-        blame: Blame,
+        self, actor: int, gate: _Gate, ring: _Ring, lane: _Lane, throttle: Throttle, blame: Blame
     ) -> None:
         self._actor = actor
         self._gate = gate

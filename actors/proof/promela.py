@@ -250,13 +250,7 @@ class _Writer:
                 return ["skip;"] if is_admission else back
             case Reaction.COMPLETE:
                 read = [ln for e in inputs for ln in (f"held[{e}] = 0;", f"send_FREE_from{e}();")]
-                return [
-                    *fresh,
-                    *read,
-                    f"state[{a}] = S_WAITING;",
-                    f"fire_{a}();",
-                    f"close_{a}();",
-                ]
+                return [*fresh, *read, f"state[{a}] = S_WAITING;", f"fire_{a}();", f"close_{a}();"]
             case Reaction.FINISH:
                 rest = [line for e in inputs for line in _repeated(f"held[{e}]", f"from{e}")]
                 return [*fresh, *rest, f"finish_{a}();"]

@@ -28,15 +28,7 @@ from types import MappingProxyType
 from actors.proof.promela import NO_BUG, Bug, Study, Table, model
 from actors.proof.state_space import reach
 from actors.table import Edge, MachineTable
-from actors.transitions import (
-    CHANGES,
-    TRANSITIONS,
-    Change,
-    Message,
-    Reaction,
-    State,
-    Transition,
-)
+from actors.transitions import CHANGES, TRANSITIONS, Change, Message, Reaction, State, Transition
 from compiler.errors import ActorflowError
 
 _MAX_DEPTH = 1_000_000
@@ -254,13 +246,7 @@ def _verdict(name: str, output: str, seconds: float) -> Verdict:
         for before, kind, after in re.findall(r"^reached (\d+) (\d+) (\d+)$", output, re.MULTILINE)
     ]
     return Verdict(
-        name,
-        int(states[1]),
-        int(transitions[1]),
-        int(depth[1]),
-        seconds,
-        text,
-        frozenset(changes),
+        name, int(states[1]), int(transitions[1]), int(depth[1]), seconds, text, frozenset(changes)
     )
 
 

@@ -172,10 +172,7 @@ class Planner:
         return min(plans, key=lambda plan: (plan.duration, plan.peak_bytes)) if plans else None
 
     def _fitting(
-        self,
-        method: Method,
-        propose: Callable[[int], tuple[int, ...] | None],
-        budget_bytes: int,
+        self, method: Method, propose: Callable[[int], tuple[int, ...] | None], budget_bytes: int
     ) -> RecomputePlan | None:
         """Return a method's plan, asked for fewer live bytes where the placement missed."""
         limit = budget_bytes

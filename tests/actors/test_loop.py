@@ -45,7 +45,6 @@ def test_every_batch_arrives_once_and_in_order(pipeline, steps, num_slots):
     loop = run(bound, steps)
     assert seen == list(range(steps))
     assert firings(loop) == (steps, steps, steps)
-    assert loop.steps_admitted == steps
 
 
 def test_each_host_actor_runs_on_its_own_thread_and_compute_on_the_dispatcher(pipeline):
@@ -74,7 +73,6 @@ def test_steps_may_be_admitted_while_the_plan_runs(pipeline):
             assert arrived.get(timeout=PATIENCE) == step
         loop.stop_admission()
         assert loop.wait(PATIENCE)
-        assert loop.steps_admitted == 5
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])

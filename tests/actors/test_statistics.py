@@ -1,4 +1,3 @@
-import json
 import threading
 from collections import Counter
 
@@ -119,25 +118,3 @@ def test_the_busy_share_is_of_the_whole_run_or_since_an_earlier_record():
 def test_the_mean_of_a_firing_is_its_time_by_its_count():
     assert record(100, 40).actors[0].ns_per_firing == 10.0
     assert record(100, 0, firings=0).actors[0].ns_per_firing == 0.0
-
-
-def test_a_record_is_plain_json():
-    assert json.loads(json.dumps(record(100, 40).as_dict())) == {
-        "elapsed_ns": 100,
-        "firings": 4,
-        "busy_ns": 40,
-        "dispatcher_wait_ns": 7,
-        "actors": [
-            {
-                "name": "step",
-                "stream": "compute",
-                "firings": 4,
-                "busy_ns": 40,
-                "launches": 12,
-                "waits": [{"kind": "input", "register": "batch", "count": 3}],
-                "ns_per_firing": 10,
-            }
-        ],
-        "streams": [{"name": "compute", "busy_ns": 40, "num_waits": 2, "busy_share": 0.4}],
-        "dispatcher": [{"cause": "data", "count": 2, "wait_ns": 7}],
-    }
