@@ -21,13 +21,20 @@ from actors.kernels.work import Pass, Work, broadcast_strides, over_operands
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import contiguous_strides
 
+Copy = tuple[Array, Array]
+"""A target and a source of one shape."""
+
+CopiesOf = Callable[[Arrays, Arrays, Attrs], list[list[Copy]]]
+"""The phases of an op on its inputs and outputs; the copies of a phase may be made in any order."""
+
 
 @dataclass(frozen=True, slots=True)
 class CopyKernel:
-    """Copy a view of the input: transpose, broadcast_to, slice, stop_gradient, copy."""
+    """Copies between views of inputs and outputs."""
 
     op: str
-    view: Callable[[Array, Attrs], Array]
+    copies: CopiesOf
+    work: Callable[[Operands, Operands, Attrs], Work]
 
     @property
     def name(self) -> str:
@@ -36,13 +43,26 @@ class CopyKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every call."""
-        x, out = inputs[0], outputs[0]
-        strides = (_view_strides(self.op, x, out.shape, attrs), out.strides_bytes)
-        return cost.needs(inputs, outputs, over_operands(out.shape, strides, _sizes(x, out)))
+        return cost.needs(inputs, outputs, self.work(inputs, outputs, attrs))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one copy."""
-        return partial(np.copyto, outputs[0], self.view(inputs[0], attrs))
+        """Return the copies."""
+        phases = self.copies(inputs, outputs, attrs)
+        return in_sequence([partial(np.copyto, *copy) for copies in phases for copy in copies])
+
+
+def _of_view(op: str, view: Callable[[Array, Attrs], Array]) -> CopyKernel:
+    """Return the kernel that copies a view of its input."""
+
+    def copies(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
+        return [[(outputs[0], view(inputs[0], attrs))]]
+
+    def work(inputs: Operands, outputs: Operands, attrs: Attrs) -> Work:
+        x, out = inputs[0], outputs[0]
+        strides = (_view_strides(op, x, out.shape, attrs), out.strides_bytes)
+        return over_operands(out.shape, strides, _sizes(x, out))
+
+    return CopyKernel(op, copies, work)
 
 
 def _view_strides(op: str, x: Operand, shape: tuple[int, ...], attrs: Attrs) -> tuple[int, ...]:
@@ -115,74 +135,54 @@ def _dense_copy(
     return () if is_free else (Piece(shape, dtype),)
 
 
-@dataclass(frozen=True, slots=True)
-class PadKernel:
-    """`pad`: zeros, then the input at `low`, every `steps` elements. The adjoint of slice."""
-
-    name: str = "numpy.pad"
-    op: str = "pad"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every call."""
-        x, out = inputs[0], outputs[0]
-        steps = integers(attrs, "steps")
-        strides = tuple([s * step for s, step in zip(out.strides_bytes, steps, strict=True)])
-        copy = over_operands(x.shape, (x.strides_bytes, strides), _sizes(x, out))
-        zeros = (Pass.SIMPLE, float(out.type.size_bytes))
-        return cost.needs(inputs, outputs, replace(copy, calls=2.0, passes=(*copy.passes, zeros)))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return a fill and a strided copy."""
-        (x,), (out,) = inputs, outputs
-        steps = integers(attrs, "steps")
-        places = [
-            slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
-            for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
-        ]
-        copy = partial(np.copyto, out[(*places, Ellipsis)], x)
-        if x.shape == out.shape:
-            return copy
-        return in_sequence((partial(out.fill, 0), copy))
+def _padded(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
+    """Zeros, then the input at `low`, every `steps` elements. The adjoint of slice."""
+    (x,), (out,) = inputs, outputs
+    steps = integers(attrs, "steps")
+    places = [
+        slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
+        for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
+    ]
+    inside = [(out[(*places, Ellipsis)], x)]
+    if x.shape == out.shape:
+        return [inside]
+    return [[(out, np.broadcast_to(np.zeros((), out.dtype), out.shape))], inside]
 
 
-@dataclass(frozen=True, slots=True)
-class ConcatKernel:
-    """`concat`: the inputs one after the other along an axis."""
-
-    name: str = "numpy.concat"
-    op: str = "concat"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every call."""
-        return cost.needs(inputs, outputs, over_parts(outputs[0].shape, inputs, attrs))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one copy per input."""
-        axis, start = integer(attrs, "axis"), 0
-        calls: list[Launch] = []
-        for x in inputs:
-            stop = start + x.shape[axis]
-            index = (*[slice(None)] * axis, slice(start, stop))
-            calls.append(partial(np.copyto, outputs[0][index], x))
-            start = stop
-        return in_sequence(calls)
+def _pad_work(inputs: Operands, outputs: Operands, attrs: Attrs) -> Work:
+    x, out = inputs[0], outputs[0]
+    steps = integers(attrs, "steps")
+    strides = tuple([s * step for s, step in zip(out.strides_bytes, steps, strict=True)])
+    copy = over_operands(x.shape, (x.strides_bytes, strides), _sizes(x, out))
+    zeros = (Pass.SIMPLE, float(out.type.size_bytes))
+    return replace(copy, calls=2.0, passes=(*copy.passes, zeros))
 
 
-def over_parts(whole: tuple[int, ...], parts: Operands, attrs: Attrs) -> Work:
+def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
+    """The inputs one after the other along an axis."""
+    (out,), axis, stop = outputs, integer(attrs, "axis"), 0
+    copies: list[Copy] = []
+    for part in inputs:
+        start, stop = stop, stop + part.shape[axis]
+        copies.append((out[(*[slice(None)] * axis, slice(start, stop))], part))
+    return [copies]
+
+
+def _concat_work(inputs: Operands, outputs: Operands, attrs: Attrs) -> Work:
     """Return the work of copying parts of a tensor along an axis: a loop per part and row."""
-    axis = integer(attrs, "axis")
-    rows = num_elements(whole[:axis])
-    size = float(sum([part.type.size_bytes for part in parts]))
-    return Work(len(parts), len(parts) * (rows - 1.0), ((Pass.SIMPLE, size),))
+    rows = num_elements(outputs[0].shape[: integer(attrs, "axis")])
+    size = float(sum([part.type.size_bytes for part in inputs]))
+    return Work(len(inputs), len(inputs) * (rows - 1.0), ((Pass.SIMPLE, size),))
 
 
-SHAPE_KERNELS = (
-    CopyKernel("copy", _same),
-    CopyKernel("stop_gradient", _same),
-    CopyKernel("transpose", _transposed),
-    CopyKernel("broadcast_to", _broadcast),
-    CopyKernel("slice", _sliced),
-    ReshapeKernel(),
-    PadKernel(),
-    ConcatKernel(),
+COPY_KERNELS = (
+    _of_view("copy", _same),
+    _of_view("stop_gradient", _same),
+    _of_view("transpose", _transposed),
+    _of_view("broadcast_to", _broadcast),
+    _of_view("slice", _sliced),
+    CopyKernel("pad", _padded, _pad_work),
+    CopyKernel("concat", _joined, _concat_work),
 )
+
+SHAPE_KERNELS = (*COPY_KERNELS, ReshapeKernel())

@@ -1,4 +1,4 @@
-/* Moves elements between strided tensors: copies, transposes, concat, split, pad, casts.
+/* Moves elements between strided tensors: copies, transposes, concat, pad.
  *
  * A launch has phases, a phase has parts, a part is a strided copy cut into blocks of rows and
  * columns. Blocks are what threads share; those of one phase write different bytes. The columns
@@ -16,8 +16,7 @@ typedef struct {
     int64_t rows, row_target, row_source;
     int64_t columns, column_target, column_source;
     int64_t block_rows, block_columns, num_blocks;
-    int64_t item; /* bytes of an element, or 0 where it is cast */
-    int64_t from, to;
+    int64_t item; /* bytes of an element */
 } Part;
 
 typedef struct {
@@ -124,76 +123,8 @@ static void move_runs(const Block *b, int64_t size_bytes) {
         memcpy(b->target + row * b->row_target, b->source + row * b->row_source, size_bytes);
 }
 
-/* Casts: of the types in this order. */
-typedef float f32;
-typedef double f64;
-typedef int64_t i64;
-typedef int32_t i32;
-typedef uint8_t u8;
-typedef uint8_t boolean;
-#define NUM_TYPES 6
-#define AS(x) (x)
-#define IS_TRUE(x) ((x) != 0)
-
-#define CAST(FROM, TO, VALUE)                                                                     \
-    static void FROM##_to_##TO(const Block *b) {                                                  \
-        int64_t target_step = b->column_target / (int64_t)sizeof(TO);                             \
-        int64_t source_step = b->column_source / (int64_t)sizeof(FROM);                           \
-        for (int64_t row = 0; row < b->rows; row++) {                                             \
-            TO *target = (TO *)(b->target + row * b->row_target);                                 \
-            const FROM *source = (const FROM *)(b->source + row * b->row_source);                 \
-            if (target_step == 1 && source_step == 1)                                             \
-                for (int64_t c = 0; c < b->columns; c++) target[c] = (TO)VALUE(source[c]);        \
-            else                                                                                  \
-                for (int64_t c = 0; c < b->columns; c++)                                          \
-                    target[c * target_step] = (TO)VALUE(source[c * source_step]);                 \
-        }                                                                                         \
-    }
-#define CASTS_OF(FROM)                                                                            \
-    CAST(FROM, f32, AS)                                                                           \
-    CAST(FROM, f64, AS)                                                                           \
-    CAST(FROM, i64, AS)                                                                           \
-    CAST(FROM, i32, AS)                                                                           \
-    CAST(FROM, u8, AS)                                                                            \
-    CAST(FROM, boolean, IS_TRUE)
-CASTS_OF(f32)
-CASTS_OF(f64)
-CASTS_OF(i64)
-CASTS_OF(i32)
-CASTS_OF(u8)
-CASTS_OF(boolean)
-
-/* bfloat16 is the upper half of a float32; what falls away is rounded to the nearest, ties to even.
- * A NaN keeps its sign and gets its quiet bit. */
-typedef uint16_t bf16;
-static inline f32 wide(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    f32 value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-static inline bf16 narrow(f32 x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
-    return (bf16)((x != x ? bits | 0x400000 : rounded) >> 16);
-}
-CAST(bf16, f32, wide)
-CAST(f32, bf16, narrow)
-
-#define ROW(FROM) \
-    {FROM##_to_f32, FROM##_to_f64, FROM##_to_i64, FROM##_to_i32, FROM##_to_u8, FROM##_to_boolean}
-static void (*const casts[NUM_TYPES + 1][NUM_TYPES])(const Block *) = {
-    ROW(f32), ROW(f64), ROW(i64), ROW(i32), ROW(u8), ROW(boolean), {bf16_to_f32}};
-
-static void cast(int64_t from, int64_t to, const Block *b) {
-    (from == 0 && to == NUM_TYPES ? f32_to_bf16 : casts[from][to])(b);
-}
-
 static void move(const Part *part, const Block *b) {
-    if (part->item == 0)
-        cast(part->from, part->to, b);
-    else if (b->column_target == part->item && b->column_source == part->item)
+    if (b->column_target == part->item && b->column_source == part->item)
         move_runs(b, b->columns * part->item);
     else if (part->item == 1)
         move_uint8_t(b, 0, 0);

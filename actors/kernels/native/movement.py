@@ -1,4 +1,4 @@
-"""Kernels that move elements, in C: copies of views, reshape, pad, concat and cast.
+"""Kernels that move elements, in C: copies of views, reshape, pad and concat.
 
 Each is a list of strided copies (`copy.c`); the views that numpy's kernels make say from where to
 where. A fill is a copy of one element, repeated.
@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from actors.kernels import cost
-from actors.kernels.attributes import integer, integers
-from actors.kernels.interpret.shape import SHAPE_KERNELS, CopyKernel
+from actors.kernels.interpret.shape import COPY_KERNELS, CopiesOf, Copy
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
 from actors.kernels.work import Pass, Work
 from actors.protocol import Array, Arrays, Launch
-from compiler.types import DType
 
 CALLS = 0.1
 """What a call from C costs, in calls of numpy."""
 
 _MAX_RANK = MAX_OUTER + 2
 _TILE = 64
-_CASTS = ("float32", "float64", "int64", "int32", "uint8", "bool")
-"""The types that copy.c casts, in its order; bfloat16, from and to float32 only, comes behind."""
-
-Copy = tuple[Array, Array]
-"""A target and a source of one shape."""
-
-CopiesOf = Callable[[Arrays, Arrays, Attrs], list[list[Copy]]]
-"""The phases of an op on its inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +40,8 @@ class MoveKernel:
         return f"c.{self.op}"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take operands of up to 8 axes; a cast between the common types only."""
+        """Take operands of up to 8 axes."""
         if not (runtime.is_on() and all([_is_movable(x) for x in (*inputs, *outputs)])):
-            return None
-        if not _is_castable(inputs[0].type.dtype, outputs[0].type.dtype):
             return None
         if self.op == "reshape" and not (inputs[0].is_dense or outputs[0].is_dense):
             return None
@@ -69,12 +55,6 @@ class MoveKernel:
 
 def _is_movable(operand: Operand) -> bool:
     return len(operand.shape) <= _MAX_RANK and operand.dtype.itemsize in (1, 2, 4, 8)
-
-
-def _is_castable(source: DType, target: DType) -> bool:
-    names = (source.value, target.value)
-    is_half = "bfloat16" in names and "float32" in names
-    return source is target or is_half or all([name in _CASTS for name in names])
 
 
 def moving_launch(phases: Sequence[Sequence[Copy]]) -> Launch:
@@ -119,35 +99,15 @@ def _part(target: Array, source: Array) -> _MovedPart:
         block = (max(1, chunks.RUN_BYTES // (width * item)), width)
     across = [-(-axis.extent // size) for axis, size in zip((rows, columns), block, strict=True)]
     num_blocks = math.prod([axis.extent for axis in outer]) * math.prod(across)
-    is_cast = target.dtype != source.dtype
     words = (
         address(target),
         address(source),
         *columns_of(outer, 2),
         *(rows.extent, *rows.steps),
         *(columns.extent, *columns.steps),
-        *(*block, num_blocks),
-        0 if is_cast else item,
-        *[_cast_type(x) if is_cast else 0 for x in (source, target)],
+        *(*block, num_blocks, item),
     )
     return _MovedPart(words, num_blocks)
-
-
-def _cast_type(array: Array) -> int:
-    """Return a type's place in copy.c; arrays of bfloat16 are uint16, which is not cast itself."""
-    name = array.dtype.name
-    return len(_CASTS) if name == "uint16" else _CASTS.index(name)
-
-
-def _view_of(kernel: CopyKernel) -> CopiesOf:
-    def copies(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
-        return [[(outputs[0], kernel.view(inputs[0], attrs))]]
-
-    return copies
-
-
-def _same(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
-    return [[(outputs[0], inputs[0])]]
 
 
 def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
@@ -156,37 +116,7 @@ def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]
     return [[(out.reshape(x.shape), x) if dense else (out, x.reshape(out.shape))]]
 
 
-def _padded(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
-    (x,), (out,) = inputs, outputs
-    steps = integers(attrs, "steps")
-    places = [
-        slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
-        for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
-    ]
-    inside = [(out[(*places, Ellipsis)], x)]
-    if x.shape == out.shape:
-        return [inside]
-    zero = np.broadcast_to(np.zeros((), out.dtype), out.shape)
-    return [[(out, zero)], inside]
-
-
-def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
-    return [list(zip(_along(outputs[0], inputs, attrs), inputs, strict=True))]
-
-
-def _along(whole: Array, parts: Arrays, attrs: Attrs) -> list[Array]:
-    """Return the views of a tensor where its parts lie, one after another along the axis."""
-    axis, stop = integer(attrs, "axis"), 0
-    views: list[Array] = []
-    for part in parts:
-        start, stop = stop, stop + part.shape[axis]
-        views.append(whole[(*[slice(None)] * axis, slice(start, stop))])
-    return views
-
-
 MOVEMENT_KERNELS = (
-    *[MoveKernel(k.op, _view_of(k)) for k in SHAPE_KERNELS if isinstance(k, CopyKernel)],
+    *[MoveKernel(kernel.op, kernel.copies) for kernel in COPY_KERNELS],
     MoveKernel("reshape", _reshaped),
-    MoveKernel("pad", _padded),
-    MoveKernel("concat", _joined),
 )
