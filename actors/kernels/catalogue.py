@@ -31,7 +31,7 @@ from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Oper
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 
-GENERATION = 5
+GENERATION = 6
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (

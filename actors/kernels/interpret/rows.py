@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from actors.kernels.kernel import Operands
@@ -17,16 +15,6 @@ def are_row_floats(operands: Operands) -> bool:
     """Return whether all operands have one type that BLAS sums."""
     dtype = operands[0].type.dtype
     return dtype in ROW_FLOATS and all(operand.type.dtype is dtype for operand in operands)
-
-
-def safe_sums(dtype: np.dtype[np.generic]) -> tuple[float, float]:
-    """Return between which sums of exponentials no term that matters has over- or underflowed.
-
-    With a sum above sqrt(tiny), a term lost to underflow is below sqrt(tiny) of the sum (1e-19 in
-    float32).
-    """
-    limits = np.finfo(dtype.name)
-    return math.sqrt(float(limits.tiny)), math.sqrt(float(limits.max))
 
 
 def sum_is_safe(sums: Array, lowest: Array, highest: Array, low: float, high: float) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 
 from actors.kernels import scratch
 from actors.kernels.interpret.blocks import cut, num_elements
-from actors.kernels.kernel import in_sequence
 from actors.kernels.scratch import Piece
 from actors.protocol import Array, Launch
 
@@ -32,11 +31,6 @@ _TREE = 8
 SHORT_ROW = 64
 """Rows from here on go to `add.reduce`: of 128 float32 it takes 0.3 ns an element, and BLAS 0.07,
 but with 64 terms one after the other where it has no vectors."""
-
-
-LONG_ROW = 32_768
-"""numpy before 2.0 adds in pairs within a buffer only (1,024 elements: see `floating_point`), and
-the sums of buffers one after the other: 1e-5 of a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +49,10 @@ def sum_pieces(terms: int, results: int) -> tuple[Piece, Piece, Piece]:
 
 
 def row_sums(x: Array, ones: Array, out: Array) -> Launch:
-    """Return the call that writes the sums over the last axis of x; `ones` has its dtype.
-
-    Of rows beyond LONG_ROW, scalars of the launch hold what is under way: there is one at a time.
-    """
+    """Return the call that writes the sums over the last axis of x; `ones` has its dtype."""
     if x.shape[-1] < SHORT_ROW:
         return partial(np.matmul, x, ones, out=out)
-    if x.shape[-1] <= LONG_ROW:
-        return partial(np.add.reduce, x, axis=-1, out=out)
-    return in_sequence(
-        [call for i in np.ndindex(out.shape) for call in _long_row(x[i], out[(*i, ...)])]
-    )
-
-
-def _long_row(x: Array, out: Array) -> list[Launch]:
-    narrow, wide, total = np.zeros((), x.dtype), np.zeros((), WIDE), np.zeros((), WIDE)
-    calls: list[Launch] = [partial(total.fill, 0)]
-    for first in range(0, x.size, LONG_ROW):
-        calls += sum_into(x[first : first + LONG_ROW], narrow, wide, total)
-    return [*calls, partial(np.copyto, out, total, casting="unsafe")]
+    return partial(np.add.reduce, x, axis=-1, out=out)
 
 
 def column_sums(x: Array, num_axes: int, ones: Array, totals: Array, s: SumScratch) -> list[Launch]:
@@ -123,15 +102,3 @@ def _trees(x: Array, ones: Array, total: Array, s: SumScratch) -> list[Launch]:
         partial(np.matmul, ones[: rows // 8], wide, out=part),
         partial(np.add, total, part, out=total),
     ]
-
-
-def sum_into(x: Array, narrow: Array, wide: Array, total: Array) -> tuple[Launch, ...]:
-    """Return the calls that add the sum of a dense vector to a float64 scalar.
-
-    `narrow` is a scalar of its dtype and `wide` one of float64.
-    """
-    return (
-        partial(np.add.reduce, x, out=narrow),
-        partial(np.copyto, wide, narrow),
-        partial(np.add, total, wide, out=total),
-    )

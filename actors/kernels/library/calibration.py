@@ -106,10 +106,10 @@ def probes() -> Iterator[Probe]:
         yield _fused(op, (block,), block, "pass_ns", _place(sort))
     yield _fused("div", (block, block), block, "pass_ns", _place(Pass.DIVIDE))
     yield _fused("pow", (block, block), block, "pass_ns", _place(Pass.POWER))
-    yield Probe(
-        "sum", {"axes": (0,), "keepdims": False}, (block,), (_dense(),), "pass_ns",
-        _place(Pass.REDUCE),
-    )  # fmt: skip
+    row_sum = Instruction("row_sum", (0,), DType.FLOAT32, Kind.ROW)
+    reduced = FusedProgram((ProgramInput(DType.FLOAT32, Kind.FULL),), (row_sum,), (1,))
+    attrs: Attrs = {"program": reduced, "rows": 1, "columns": _BLOCK}
+    yield Probe("fused", attrs, (block,), (one,), "pass_ns", _place(Pass.REDUCE))
     side = _dense(256, 256)
     transposed = replace(side, strides_bytes=side.strides_bytes[::-1])
     yield Probe("copy", {}, (transposed,), (side,), "pass_ns", _place(Pass.STRIDED))

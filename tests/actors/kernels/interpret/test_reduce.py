@@ -51,8 +51,6 @@ def test_reductions_over_nothing_give_zero_for_sums_and_are_refused_for_maxima(h
     attrs = {"axes": (1,), "keepdims": False}
     (y,) = harness.call("sum", attrs, (x,), (((3,), "float32"),))
     np.testing.assert_array_equal(y, 0)
-    (y,) = harness.call("mean", attrs, (x,), (((3,), "float32"),))
-    assert np.isnan(y).all()
     with pytest.raises(LookupError, match=r"max\(float32\[3, 0\]\)"):
         harness.call("max", attrs, (x,), (((3,), "float32"),))
     with pytest.raises(LookupError, match=r"argmax\(float32\[3, 0\]\)"):
