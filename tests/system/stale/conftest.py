@@ -35,6 +35,23 @@ model = Model()
 """
 
 
+def text_of_model(returns, *, init="", above="", body="", bases="nn.Module", below="", text=""):
+    """Return the text of a `Model` with a parameter `w`: what it returns, and what else there is.
+
+    `init` follows in its `__init__`, `body` in its class; or the whole text is given.
+    """
+    return text or "\n".join([
+        above, f"class Model({bases}):", "    def __init__(self):", "        self.w = ones()",
+        textwrap.indent(init, " " * 8), textwrap.indent(body, " " * 4),
+        "    def __call__(self, x):", f"        return {returns}", below, "",
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def model_text():
+    return text_of_model
+
+
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """Return a function that makes a module of source texts, as an import would.
@@ -121,8 +138,8 @@ def change():
 def changed(program, change, traces, readings, said, outputs):
     """Return a function that changes a program and holds the next step against a fresh job."""
 
-    def check(source, text, words):
-        module = program(source)
+    def check(returns, text, words, more=None):
+        module = program(text_of_model(returns, **more or {}))
         job, model = module.run, module.model
         before = job.step(model, X)["output"].tolist()
         num_readings = len(readings)

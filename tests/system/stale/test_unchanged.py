@@ -11,14 +11,6 @@ import actorflow as af
 
 X = {"x": np.array([1.0, 2.0], np.float32)}
 
-PLAIN = """
-class Model(nn.Module):
-    def __init__(self):
-        self.w = ones()
-    def __call__(self, x):
-        return x * self.w * {factor}
-"""
-
 SAME = {
     "an equal object in its place": "model.by = float('2.5')",
     "an attribute taken away and put back": "by = vars(model).pop('by')\nmodel.by = by",
@@ -31,18 +23,15 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_did_not_change_is_not_traced_again(program, outputs, change, traces, said, name):
+def test_what_did_not_change_is_not_traced_again(
+    program, model_text, outputs, change, traces, said, name
+):
     module = program(
-        """
-        OTHER = 1
-        def helper(x):
-            return x * 2.0
-        class Model(nn.Module):
-            def __init__(self):
-                self.w, self.by = ones(), float("2.5")
-            def __call__(self, x):
-                return helper(x * self.w * self.by)
-        """,
+        model_text(
+            "helper(x * self.w * self.by)",
+            init="self.by = float('2.5')",
+            above="OTHER = 1\ndef helper(x):\n    return x * 2.0",
+        )
     )
     job, model = module.run, module.model
     module.model.w.data = np.ones(2, np.float32)
@@ -81,23 +70,27 @@ def test_what_only_functions_read_that_no_trace_calls_may_change(program, readin
     assert len(said()) == 2
 
 
-def test_another_model_of_the_class_gets_the_plan_of_the_first(program, traces, counted):
+def test_another_model_of_the_class_gets_the_plan_of_the_first(
+    program, model_text, traces, counted
+):
     from compiler import pipeline
 
     compiles = counted(pipeline, "compile_graph")
-    module = program(PLAIN.format(factor="2.0"))
+    module = program(model_text("x * self.w * 2.0"))
     spec = {"x": af.TensorType(af.DType.FLOAT32, (2,))}
     plans = [module.run.compile(module.Model(), spec) for _ in range(3)]
     assert plans[0] is plans[1] is plans[2]
     assert (len(traces), len(compiles)) == (3, 1)
 
 
-def test_a_module_imported_again_gives_the_plan_that_there_is(program, outputs, counted):
+def test_a_module_imported_again_gives_the_plan_that_there_is(
+    program, model_text, outputs, counted
+):
     from compiler import pipeline
 
     compiles = counted(pipeline, "compile_graph")
     for _ in range(2):
-        module = program(PLAIN.format(factor="2.0"))
+        module = program(model_text("x * self.w * 2.0"))
         outputs(module.run, module.model)
     assert len(compiles) == 1
 
@@ -147,8 +140,8 @@ def test_a_model_goes_with_its_plan_also_where_an_attribute_leads_back_to_it(pro
     assert gone() is None
 
 
-def test_a_copy_of_a_model_is_another_model(program, outputs, traces):
-    module = program(PLAIN.format(factor="2.0"))
+def test_a_copy_of_a_model_is_another_model(program, model_text, outputs, traces):
+    module = program(model_text("x * self.w * 2.0"))
     job, model = module.run, module.model
     before = outputs(job, model)
     for copied in (copy.copy(model), copy.deepcopy(model)):

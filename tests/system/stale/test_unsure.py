@@ -9,72 +9,50 @@ import actorflow as af
 
 X = {"x": np.array([1.0, 2.0], np.float32)}
 
-PLAIN = """
-class Model(nn.Module):
-    def __init__(self):
-        self.w = ones()
-    def __call__(self, x):
-        return x * self.w * {factor}
-"""
-
+# fmt: off
 UNSURE = {
     "numpy's global generator": (
-        PLAIN.format(factor="float(np.random.rand())"),
-        "draws random numbers from numpy's global generator",
-    ),
+        "x * self.w * float(np.random.rand())",
+        "draws random numbers from numpy's global generator"),
     "python's global generator": (
-        PLAIN.format(factor="random.random()"),
-        "draws random numbers from Python's global generator",
-    ),
+        "x * self.w * random.random()", "draws random numbers from Python's global generator"),
     "a generator of the user's": (
-        "rng = np.random.default_rng(0)\n" + PLAIN.format(factor="rng.random()"),
-        "draws random numbers from global 'rng' of demo",
-    ),
+        "x * self.w * rng.random()", "draws random numbers from global 'rng' of demo",
+        {"above": "rng = np.random.default_rng(0)"}),
     "an iterator": (
-        "gen = (float(i + 1) for i in itertools.count())\n" + PLAIN.format(factor="next(gen)"),
+        "x * self.w * next(gen)",
         "reads global 'gen' of demo (generator), which cannot be compared",
-    ),
+        {"above": "gen = (float(i + 1) for i in itertools.count())"}),
     "a method in C with hidden state": (
-        "class Model(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        self.w, self.count = ones(), itertools.count(1).__next__\n"
-        "    def __call__(self, x):\n"
-        "        return x * self.w * float(self.count())\n",
+        "x * self.w * float(self.count())",
         "reads attribute 'count.__self__' (count), which cannot be compared",
-    ),
+        {"init": "self.count = itertools.count(1).__next__"}),
     "values of one thread": (
-        "local = threading.local()\nlocal.by = 2.0\n" + PLAIN.format(factor="local.by"),
+        "x * self.w * local.by",
         "reads global 'local' of demo (_local), which cannot be compared",
-    ),
+        {"above": "local = threading.local()\nlocal.by = 2.0"}),
     "an open file": (
-        "file = open(__file__)\n" + PLAIN.format(factor="(len(file.readline()) + 1.0)"),
+        "x * self.w * (len(file.readline()) + 1.0)",
         "reads global 'file' of demo (TextIOWrapper), which cannot be compared",
-    ),
+        {"above": "file = open(__file__)"}),
     "a function that is fetched by a text": (
-        "def helper(x):\n    return x * 2.0\n"
-        "class Model(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        self.w = ones()\n"
-        "    def __call__(self, x):\n"
-        "        return globals()['hel' + 'per'](x * self.w)\n",
-        "calls helper (",
-    ),
+        "globals()['hel' + 'per'](x * self.w)", "calls helper (",
+        {"above": "def helper(x):\n    return x * 2.0"}),
     "a count that the trace itself changes": (
-        "class Model(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        self.w, self.calls = ones(), 0\n"
-        "    def __call__(self, x):\n"
-        "        self.calls += 1\n"
-        "        return x * self.w * float(self.calls)\n",
-        "changes what it reads while it is traced (calls changed from 0 to 1)",
-    ),
+        "", "changes what it reads while it is traced (calls changed from 0 to 1)",
+        {"text": "class Model(nn.Module):\n    def __init__(self):\n"
+        "        self.w, self.calls = ones(), 0\n    def __call__(self, x):\n"
+        "        self.calls += 1\n        return x * self.w * float(self.calls)"}),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", UNSURE)
-def test_what_cannot_be_compared_is_said_once_with_the_users_line(program, traces, said, name):
-    source, words = UNSURE[name]
-    module = program(source)
+def test_what_cannot_be_compared_is_said_once_with_the_users_line(
+    program, model_text, traces, said, name
+):
+    returns, words, *more = UNSURE[name]
+    module = program(model_text(returns, **dict(*more)))
     job, model = module.run, module.model
     first = job.step(model, X)["output"].tolist()
     num_traces = len(traces)
@@ -95,8 +73,8 @@ def test_what_cannot_be_compared_is_said_once_with_the_users_line(program, trace
         module.file.close()
 
 
-def test_a_step_runs_the_graph_that_a_line_says_was_traced_again(program, said):
-    fetched = PLAIN.format(factor="globals()['dr' + 'aw']()")
+def test_a_step_runs_the_graph_that_a_line_says_was_traced_again(program, model_text, said):
+    fetched = model_text("x * self.w * globals()['dr' + 'aw']()")
     module = program("made = [2.0]\n", "def draw():\n    return made[-1]\n", fetched)
     job, model = module.run, module.model
     model.notes = [0]
@@ -108,30 +86,15 @@ def test_a_step_runs_the_graph_that_a_line_says_was_traced_again(program, said):
     assert sum("recompiled because" in line for line in said()) == 1
 
 
-def test_what_is_never_named_by_the_code_is_not_said(program, outputs, said):
-    module = program(
-        """
-        class Model(nn.Module):
-            def __init__(self):
-                self.w, self.lock, self.notes = ones(), threading.Lock(), iter([1])
-            def __call__(self, x):
-                return x * self.w
-        """,
-    )
+def test_what_is_never_named_by_the_code_is_not_said(program, model_text, outputs, said):
+    unread = "self.lock, self.notes = threading.Lock(), iter([1])"
+    module = program(model_text("x * self.w", init=unread))
     outputs(module.run, module.model)
     assert said() == []
 
 
-def test_a_change_at_every_step_that_changes_nothing_is_named(program, said):
-    module = program(
-        """
-        class Model(nn.Module):
-            def __init__(self):
-                self.w, self.seen = ones(), 0
-            def __call__(self, x):
-                return x * self.w
-        """,
-    )
+def test_a_change_at_every_step_that_changes_nothing_is_named(program, model_text, said):
+    module = program(model_text("x * self.w", init="self.seen = 0"))
     for step in range(6):
         module.model.seen = step
         module.run.step(module.model, X)
