@@ -16,9 +16,10 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.graph import Graph, Node
-from compiler.ops.signature import Array, Types, expect_inputs, expect_type
+from compiler.ops.rule import array_of
+from compiler.ops.signature import Array, Types, typed
 from compiler.ops.sources import VARIABLE
-from compiler.registry import Cost, OpAttr, cost, define, infer_type, is_exact, reference, writes
+from compiler.registry import Cost, OpAttr, cost, define, is_exact, writes
 from compiler.registry import recompute as may_repeat
 from compiler.types import ValueId
 
@@ -80,21 +81,14 @@ def host_values(graph: Graph) -> frozenset[ValueId]:
     )
 
 
-@infer_type.of(COPY_IN, COPY_OUT)
-def _copy_type(inputs: Types, attrs: Attrs) -> Types:
-    return expect_inputs(inputs, "x")
+typed(COPY_IN, "x -> x")
+typed(COPY_OUT, "x -> x")
+typed(COPY_BACK, "x, variable = x -> x")
 
 
-@infer_type.of(COPY_BACK)
-def _copy_back_type(inputs: Types, attrs: Attrs) -> Types:
-    x, variable = expect_inputs(inputs, "x", "variable")
-    expect_type(variable, "variable", x)
-    return (x,)
-
-
-@reference.of(COPY_IN, COPY_OUT, COPY_BACK)
-def _copy_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (np.array(inputs[0]),)
+@array_of(COPY_IN, COPY_OUT, COPY_BACK)
+def _copy(attrs: Attrs, x: Array, *over: Array) -> Array:
+    return np.array(x)
 
 
 @cost.of(COPY_IN, COPY_OUT, COPY_BACK)

@@ -69,11 +69,5 @@ def _broadcast_to(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     return (sum_to(b, dy, b.type_of(node.inputs[0]).shape),)
 
 
-@gradient_of(STOP_GRADIENT)
-def _stop_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (None,)
-
-
-@gradient_of(COPY)
-def _copy(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return (dy,)
+gradient_of(STOP_GRADIENT)(lambda b, node, dy: (None,))
+gradient_of(COPY)(lambda b, node, dy: (dy,))

@@ -11,10 +11,10 @@ from compiler.fusion.define import fused_op
 from compiler.fusion.expansion import expand
 from compiler.fusion.expressions import Expression
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Grads, Values, gradient_of
+from compiler.ops.rule import Grads, Values, array_of, gradient_of
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.ops.sources import declared_dtype
-from compiler.registry import define, infer_type, is_exact, reference
+from compiler.registry import define, infer_type, is_exact
 from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
@@ -62,11 +62,11 @@ def _cast_type(inputs: Types, attrs: Attrs) -> Types:
 is_exact.register(CAST, True)
 
 
-@reference.of(CAST)
-def _cast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+@array_of(CAST)
+def _cast_reference(attrs: Attrs, x: Array) -> Array:
     if declared_dtype(attrs) is DType.BFLOAT16:
-        return (rounded(inputs[0]),)
-    return (inputs[0].astype(attrs.str_("dtype")),)
+        return rounded(x)
+    return np.asarray(x.astype(attrs.str_("dtype")))
 
 
 @expand.of(CAST)

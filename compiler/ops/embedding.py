@@ -7,9 +7,9 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.indices import check_indices
-from compiler.ops.rule import Grads, gradient_of
+from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_integer
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type
 from compiler.types import TensorType, ValueId
 
 EMBEDDING = define("embedding")
@@ -45,19 +45,16 @@ def _embedding_grad_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(dy.dtype, (attrs.int_("rows"), dy.shape[-1])),)
 
 
-@reference.of(EMBEDDING)
-def _embedding_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    weight, ids = inputs
+@array_of(EMBEDDING)
+def _embedding(attrs: Attrs, weight: Array, ids: Array) -> Array:
     check_indices(ids, weight.shape[0], "embedding", "id", "rows")
-    return (weight[ids.astype(np.int64)],)
+    return np.asarray(weight[ids.astype(np.int64)])
 
 
-@reference.of(EMBEDDING_GRAD)
-def _embedding_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    dy, ids = inputs
-    rows = attrs.int_("rows")
-    check_indices(ids, rows, "embedding", "id", "rows")
-    return (sums_by_id(dy, ids, rows),)
+@array_of(EMBEDDING_GRAD)
+def _embedding_grad(attrs: Attrs, dy: Array, ids: Array) -> Array:
+    check_indices(ids, attrs.int_("rows"), "embedding", "id", "rows")
+    return sums_by_id(dy, ids, attrs.int_("rows"))
 
 
 def sums_by_id(dy: Array, ids: Array, rows: int) -> Array:

@@ -9,17 +9,16 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.reduce import sum_to
-from compiler.ops.rule import Grads, gradient_of
+from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.shape import is_swapped, reshape_to, swap_last_axes
 from compiler.ops.signature import (
-    Array,
     Types,
     broadcast_shape,
     expect_equal_dtypes,
     expect_float,
     expect_inputs,
 )
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type
 from compiler.types import DType, TensorType, ValueId
 
 MATMUL = define("matmul")
@@ -70,9 +69,7 @@ def _hint(a: TensorType, b: TensorType) -> str:
     return ""
 
 
-@reference.of(MATMUL)
-def _matmul_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (np.matmul(inputs[0], inputs[1]),)
+array_of(MATMUL)(lambda attrs, a, b: np.matmul(a, b))
 
 
 @cost.of(MATMUL)

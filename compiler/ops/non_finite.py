@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.attrs import Attrs
-from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
-from compiler.registry import Cost, cost, define, infer_type, recompute, reference
-from compiler.types import DType, TensorType
+from compiler.ops.rule import array_of
+from compiler.ops.signature import Array, Types, typed
+from compiler.registry import Cost, cost, define, recompute
 
 NON_FINITE = define("non_finite")
 """x, earlier [] -> 1 where x holds NaN or infinity or earlier is 1, else 0; int64 [].
@@ -19,25 +19,13 @@ NON_FINITE = define("non_finite")
 `earlier` may be left out.
 """
 
-FLAG = TensorType(DType.INT64, ())
-
 recompute.register(NON_FINITE, False)
+typed(NON_FINITE, "x: float, earlier? = int64 -> int64")
 
 
-@infer_type.of(NON_FINITE)
-def _type(inputs: Types, attrs: Attrs) -> Types:
-    names = ("x", "earlier") if len(inputs) > 1 else ("x",)
-    x, *earlier = expect_inputs(inputs, *names)
-    expect_float((x,), "x")
-    for flag in earlier:
-        expect_type(flag, "earlier", FLAG)
-    return (FLAG,)
-
-
-@reference.of(NON_FINITE)
-def _reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    x, *earlier = inputs
-    return (np.asarray(int(not np.isfinite(x).all() or any([bool(f) for f in earlier]))),)
+@array_of(NON_FINITE)
+def _reference(attrs: Attrs, x: Array, earlier: Array | bool = False) -> Array:
+    return np.asarray(int(bool(earlier) or not np.isfinite(x).all()))
 
 
 @cost.of(NON_FINITE)

@@ -14,11 +14,11 @@ from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import Frame, expand, frame
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Grads, Values, gradient_of
-from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.ops.rule import Grads, Values, array_of, gradient_of
+from compiler.ops.signature import Array, Types, typed
+from compiler.registry import Cost, OpTypeError, cost, define
 from compiler.rules import simplify
-from compiler.types import DType, TensorType, ValueId
+from compiler.types import ValueId
 
 DROPOUT = define("dropout")
 """x, seed [], step [] -> x * mask / (1 - p). x floats, seed and step int64.
@@ -29,19 +29,14 @@ seed, step, key and the row-major index of the element.
 
 _WORDS = 2**64
 
-_COUNT = TensorType(DType.INT64, ())
 
-
-@infer_type.of(DROPOUT)
-def _dropout_type(inputs: Types, attrs: Attrs) -> Types:
-    x, seed, step = expect_inputs(inputs, "x", "seed", "step")
-    expect_float(inputs, "x")
-    expect_type(seed, "seed", _COUNT)
-    expect_type(step, "step", _COUNT)
+def _check(inputs: Types, attrs: Attrs) -> None:
     if not 0 <= attrs.float_("p") < 1:
         raise OpTypeError(f"needs 0 <= p < 1, got {attrs.float_('p')}")
     attrs.int_("key")
-    return (x,)
+
+
+typed(DROPOUT, "x: float, seed = int64, step = int64 -> x", _check)
 
 
 def dropout_mask(seed: int, step: int, key: int, p: float, n: int) -> Array:
@@ -60,12 +55,11 @@ def dropout_mask(seed: int, step: int, key: int, p: float, n: int) -> Array:
     return kept
 
 
-@reference.of(DROPOUT)
-def _dropout_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    x, seed, step = inputs
+@array_of(DROPOUT)
+def _dropout_reference(attrs: Attrs, x: Array, seed: Array, step: Array) -> Array:
     p = attrs.float_("p")
     kept = dropout_mask(int(seed), int(step), attrs.int_("key"), p, x.size).reshape(x.shape)
-    return (np.asarray(x * np.where(kept, 1 / (1 - p), 0.0).astype(x.dtype)),)
+    return np.asarray(x * np.where(kept, 1 / (1 - p), 0.0).astype(x.dtype))
 
 
 @cost.of(DROPOUT)

@@ -13,7 +13,7 @@ from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import Frame, expand, frame
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Values
+from compiler.ops.rule import Values, array_of, streams
 from compiler.ops.shape import reshape_to
 from compiler.ops.signature import (
     Array,
@@ -23,7 +23,7 @@ from compiler.ops.signature import (
     expect_inputs,
     expect_number,
 )
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
+from compiler.registry import OpTypeError, define, infer_type
 from compiler.rules import simplify
 from compiler.types import DType, TensorType, ValueId
 
@@ -116,45 +116,30 @@ def _argmax_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(DType.INT64, _max_type((x,), one)[0].shape),)
 
 
-@reference.of(SUM)
-def _sum_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    (x,) = inputs
-    if num_reduced(attrs, x.shape) == 1:
-        return (_alone(attrs, x),)
-    return (np.asarray(total(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims"))),)
+@array_of(SUM)
+def _sum_of(attrs: Attrs, x: Array, count: int = 1) -> Array:
+    if num_reduced(attrs, x.shape) == 1:  # numpy starts from 0.0 and loses a -0.0
+        return x.reshape(reduced_shape(attrs, x.shape)).copy()
+    return total(x, attrs.ints("axes"), count, keepdims=attrs.bool_("keepdims"))
 
 
-@reference.of(MEAN)
-def _mean_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    (x,) = inputs
-    if num_reduced(attrs, x.shape) == 1:
-        return (_alone(attrs, x),)
-    count = num_reduced(attrs, x.shape)
-    kept = attrs.bool_("keepdims")
-    return (np.asarray(total(x, attrs.ints("axes"), count, keepdims=kept)),)
+@array_of(MEAN)
+def _mean_of(attrs: Attrs, x: Array) -> Array:
+    return _sum_of(attrs, x, num_reduced(attrs, x.shape))
 
 
-def _alone(attrs: Attrs, x: Array) -> Array:
-    """Return the sum of single elements: the elements. Numpy starts from 0.0 and loses a -0.0."""
-    return x.reshape(reduced_shape(attrs, x.shape)).copy()
+@array_of(MAX)
+def _max_of(attrs: Attrs, x: Array) -> Array:
+    return np.asarray(np.max(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims")))
 
 
-@reference.of(MAX)
-def _max_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    kept = attrs.bool_("keepdims")
-    return (np.asarray(np.max(inputs[0], attrs.ints("axes"), keepdims=kept)),)
+@array_of(ARGMAX)
+def _argmax_of(attrs: Attrs, x: Array) -> Array:
+    index = np.argmax(x, attrs.int_("axis"), keepdims=attrs.bool_("keepdims"))
+    return np.asarray(index, np.int64)
 
 
-@reference.of(ARGMAX)
-def _argmax_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    index = np.argmax(inputs[0], attrs.int_("axis"), keepdims=attrs.bool_("keepdims"))
-    return (np.asarray(index, np.int64),)
-
-
-@cost.of(SUM, MEAN, MAX, ARGMAX)
-def _reduction_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    moved = inputs[0].size_bytes + outputs[0].size_bytes
-    return Cost(float(inputs[0].num_elements), float(moved))
+streams(SUM, MEAN, MAX, ARGMAX, flops=1.0)
 
 
 @simplify.of(SUM, MEAN, MAX)

@@ -1,11 +1,16 @@
-"""How gradients of ops with one output are written."""
+"""How most cells of ops with one output are written."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
+import numpy as np
+
+from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
-from compiler.registry import Op
+from compiler.ops.signature import Array, Types
+from compiler.registry import Cost, Op, cost, reference
 from compiler.rules import gradient
 from compiler.types import ValueId
 
@@ -34,3 +39,28 @@ def gradient_of(*ops: Op) -> Callable[[Rule], Rule]:
         return rule
 
     return decorate
+
+
+def array_of(*ops: Op) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Return a decorator that registers the array of (attrs, *arrays) as reference of ops."""
+
+    def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
+        def run(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+            return (np.asarray(function(attrs, *inputs)),)
+
+        for op in ops:
+            reference.register(op, run, function.__code__.co_filename)
+        return function
+
+    return decorate
+
+
+def streams(*ops: Op, flops: float = 0.0) -> None:
+    """Let ops cost `flops` per element of the first input, and move all operands once."""
+
+    def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(flops * inputs[0].num_elements, float(moved))
+
+    for op in ops:
+        cost.register(op, work, sys._getframe(1).f_code.co_filename)

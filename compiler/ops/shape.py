@@ -10,20 +10,9 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Values
-from compiler.ops.signature import Array, Types, broadcast_shape, expect_inputs
-from compiler.registry import (
-    Cost,
-    Layout,
-    OpTypeError,
-    cost,
-    define,
-    infer_type,
-    inside,
-    is_exact,
-    reference,
-    view,
-)
+from compiler.ops.rule import Values, array_of, streams
+from compiler.ops.signature import Types, broadcast_shape, expect_inputs, typed
+from compiler.registry import Layout, OpTypeError, define, infer_type, inside, is_exact, view
 from compiler.rules import simplify
 from compiler.types import TensorType, ValueId, contiguous_strides
 
@@ -107,38 +96,17 @@ def _broadcast_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(x.dtype, shape),)
 
 
-@infer_type.of(STOP_GRADIENT, COPY)
-def _same_type(inputs: Types, attrs: Attrs) -> Types:
-    return expect_inputs(inputs, "x")
+typed(STOP_GRADIENT, "x -> x")
+typed(COPY, "x -> x")
 
-
-for _op in (RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY):
+_MOVES = (RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY)
+for _op in _MOVES:
     is_exact.register(_op, True)
-
-
-@reference.of(RESHAPE)
-def _reshape_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (inputs[0].reshape(attrs.ints("shape")).copy(),)
-
-
-@reference.of(TRANSPOSE)
-def _transpose_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (inputs[0].transpose(attrs.ints("perm")).copy(),)
-
-
-@reference.of(BROADCAST_TO)
-def _broadcast_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (np.broadcast_to(inputs[0], attrs.ints("shape")).copy(),)
-
-
-@reference.of(STOP_GRADIENT, COPY)
-def _copy_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (inputs[0].copy(),)
-
-
-@cost.of(RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY)
-def _copying_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return Cost(0.0, float(inputs[0].size_bytes + outputs[0].size_bytes))
+streams(*_MOVES)
+array_of(RESHAPE)(lambda attrs, x: x.reshape(attrs.ints("shape")).copy())
+array_of(TRANSPOSE)(lambda attrs, x: x.transpose(attrs.ints("perm")).copy())
+array_of(BROADCAST_TO)(lambda attrs, x: np.broadcast_to(x, attrs.ints("shape")).copy())
+array_of(STOP_GRADIENT, COPY)(lambda attrs, x: x.copy())
 
 
 @view.of(RESHAPE)
@@ -207,11 +175,8 @@ def _broadcast_view(
     return Layout(layout.offset_bytes, tuple(strides))
 
 
-@view.of(STOP_GRADIENT)
-def _same_view(
-    input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
-) -> Layout | None:
-    return layout
+view.of(STOP_GRADIENT)(lambda input_type, layout, output_type, attrs: layout)
+inside.of(STOP_GRADIENT)(lambda output_type, layout, input_types, attrs: (layout,))
 
 
 @inside.of(RESHAPE)
@@ -229,13 +194,6 @@ def _inside_transpose(
     for axis, stride in zip(attrs.ints("perm"), layout.strides_bytes, strict=True):
         strides[axis] = stride
     return (Layout(layout.offset_bytes, tuple(strides)),)
-
-
-@inside.of(STOP_GRADIENT)
-def _inside_same(
-    output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
-) -> tuple[Layout | None, ...]:
-    return (layout,)
 
 
 @simplify.of(RESHAPE)

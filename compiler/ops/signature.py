@@ -6,11 +6,15 @@ input types and the user's line in front.
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from compiler.registry import OpTypeError
+from compiler.attrs import Attrs
+from compiler.registry import Op, OpTypeError, infer_type
 from compiler.types import DType, TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -19,7 +23,43 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Types = tuple[TensorType, ...]
 """Types of the inputs or of the outputs of a node."""
 
+Check = Callable[[Types, Attrs], None]
+"""What a signature cannot say; raises OpTypeError."""
+
 SIGNED = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
+
+
+_OPERAND = re.compile(r"(\w+)(\??)(?:: (float)| = (\w+)( \[\])?)?")
+
+
+def typed(op: Op, text: str, check: Check | None = None) -> None:
+    """Register the types of an op of which each operand's follows from an earlier one's.
+
+        typed(SCALE, "x: float, factor = x [], times? = int64 -> x")
+
+    `factor` is a number of x's dtype, and `times`, which may be left out, an int64 [].
+    """
+    operands, results = text.split(" -> ")
+    rows = [match.groups() for match in map(_OPERAND.fullmatch, operands.split(", ")) if match]
+    num_needed = len([row for row in rows if not row[1]])
+    made = results.split(", ")
+
+    def infer(inputs: Types, attrs: Attrs) -> Types:
+        given = rows if len(inputs) > num_needed else rows[:num_needed]
+        expect_inputs(inputs, *[row[0] for row in given])
+        known = {"int64": TensorType(DType.INT64, ())}
+        for (name, _, elements, like, is_number), type_ in zip(given, inputs, strict=True):
+            known[name] = type_
+            if elements:
+                expect_float((type_,), name)
+            if like:
+                shape = () if is_number else known[like].shape
+                expect_type(type_, name, TensorType(known[like].dtype, shape))
+        if check is not None:
+            check(inputs, attrs)
+        return tuple([known[name] for name in made])
+
+    infer_type.register(op, infer, sys._getframe(1).f_code.co_filename)
 
 
 def expect_inputs(inputs: Types, *names: str) -> Types:

@@ -6,7 +6,7 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.rule import Grads, Values, gradient_of
+from compiler.ops.rule import Grads, Values, array_of, gradient_of, streams
 from compiler.ops.signature import Array, Types, expect_equal_dtypes, expect_inputs
 from compiler.registry import (
     Cost,
@@ -17,7 +17,6 @@ from compiler.registry import (
     infer_type,
     inside,
     is_exact,
-    reference,
     view,
 )
 from compiler.rules import simplify
@@ -94,9 +93,13 @@ def _agree(shape: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
     )
 
 
+def _ranges(attrs: Attrs) -> list[range]:
+    parts = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
+    return [range(*part) for part in parts]
+
+
 def _sliced_shape(attrs: Attrs) -> tuple[int, ...]:
-    ranges = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
-    return tuple(len(range(start, stop, step)) for start, stop, step in ranges)
+    return tuple([len(r) for r in _ranges(attrs)])
 
 
 def _span(extent: int, step: int) -> int:
@@ -104,37 +107,29 @@ def _span(extent: int, step: int) -> int:
     return (extent - 1) * step + 1 if extent else 0
 
 
-@reference.of(SLICE)
-def _slice_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    ranges = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
-    return (inputs[0][tuple(slice(*r) for r in ranges)].copy(),)
+@array_of(SLICE)
+def _slice(attrs: Attrs, x: Array) -> Array:
+    return np.array(x[tuple([slice(r.start, r.stop, r.step) for r in _ranges(attrs)])])
 
 
-@reference.of(PAD)
-def _pad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    (x,) = inputs
+@array_of(PAD)
+def _pad(attrs: Attrs, x: Array) -> Array:
     low, high, steps = attrs.ints("low"), attrs.ints("high"), attrs.ints("steps")
     spans = tuple(_span(n, step) for n, step in zip(x.shape, steps, strict=True))
     shape = tuple(l_ + span + h for l_, span, h in zip(low, spans, high, strict=True))
     result = np.zeros(shape, x.dtype)
     index = zip(low, spans, steps, strict=True)
     result[tuple(slice(l_, l_ + span, step) for l_, span, step in index)] = x
-    return (result,)
+    return result
 
 
-@reference.of(CONCAT)
-def _concat_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    return (np.concatenate(inputs, attrs.int_("axis")),)
+array_of(CONCAT)(lambda attrs, *parts: np.concatenate(parts, attrs.int_("axis")))
+streams(PAD, CONCAT)
 
 
-@cost.of(SLICE, CONCAT)
-def _moving_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+@cost.of(SLICE)
+def _slice_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(0.0, 2.0 * outputs[0].size_bytes)
-
-
-@cost.of(PAD)
-def _pad_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return Cost(0.0, float(inputs[0].size_bytes + outputs[0].size_bytes))
 
 
 @view.of(SLICE)
@@ -213,11 +208,6 @@ def _simplify_slice(b: GraphBuilder, node: Node, inputs: Values) -> Values | Non
         before.inputs,
         {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)},
     )
-
-
-def _ranges(attrs: Attrs) -> list[range]:
-    parts = zip(attrs.ints("starts"), attrs.ints("stops"), attrs.ints("steps"), strict=True)
-    return [range(*part) for part in parts]
 
 
 @simplify.of(PAD)

@@ -12,6 +12,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.ops.embedding import sums_by_id
 from compiler.ops.indices import check_indices
+from compiler.ops.rule import array_of
 from compiler.ops.signature import (
     Array,
     Types,
@@ -20,7 +21,7 @@ from compiler.ops.signature import (
     expect_integer,
     expect_type,
 )
-from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference, writes
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type, writes
 from compiler.types import TensorType
 
 EMBEDDING_SGD_UPDATE = define("embedding_sgd_update")
@@ -45,11 +46,10 @@ def _update_type(inputs: Types, attrs: Attrs) -> Types:
     return (param,)
 
 
-@reference.of(EMBEDDING_SGD_UPDATE)
-def _update_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    param, dy, ids, lr = inputs
+@array_of(EMBEDDING_SGD_UPDATE)
+def _update(attrs: Attrs, param: Array, dy: Array, ids: Array, lr: Array) -> Array:
     check_indices(ids, param.shape[0], "embedding", "id", "rows")
-    return (np.asarray(param - lr * sums_by_id(dy, ids, param.shape[0])),)
+    return np.asarray(param - lr * sums_by_id(dy, ids, param.shape[0]))
 
 
 @cost.of(EMBEDDING_SGD_UPDATE)

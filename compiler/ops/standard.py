@@ -1,62 +1,21 @@
 """Import this module to register every op that ships with the compiler.
 
-A third party's op needs no entry here: its own file registers it when it is imported.
+All files of this folder are imported. A third party's op needs none here: its own file registers
+it when it is imported.
 """
 
 from __future__ import annotations
 
-from compiler.ops import (
-    activation,
-    attention,
-    binary,
-    chunked,
-    comm,
-    copies,
-    core_gradients,
-    elementwise,
-    embedding,
-    fused,
-    fused_product,
-    loss,
-    matmul,
-    non_finite,
-    norm,
-    precision,
-    random,
-    reduce,
-    shape,
-    slicing,
-    softmax,
-    sources,
-    sparse_update,
-    split,
-    update,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "activation",
-    "attention",
-    "binary",
-    "chunked",
-    "comm",
-    "copies",
-    "core_gradients",
-    "elementwise",
-    "embedding",
-    "fused",
-    "fused_product",
-    "loss",
-    "matmul",
-    "non_finite",
-    "norm",
-    "precision",
-    "random",
-    "reduce",
-    "shape",
-    "slicing",
-    "softmax",
-    "sources",
-    "sparse_update",
-    "split",
-    "update",
-]
+import compiler.ops
+
+FAMILIES = tuple(
+    [
+        import_module(f"compiler.ops.{name}")
+        for name in sorted([found.name for found in iter_modules(compiler.ops.__path__)])
+        if name != "standard"
+    ]
+)
+"""The files of the folder, imported."""

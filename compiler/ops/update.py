@@ -16,19 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from compiler.attrs import Attrs
-from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
-from compiler.registry import (
-    Cost,
-    Op,
-    OpTypeError,
-    can_skip,
-    cost,
-    define,
-    infer_type,
-    reference,
-    writes,
-)
-from compiler.types import DType, TensorType
+from compiler.ops.rule import array_of, streams
+from compiler.ops.signature import Array, Check, Types, typed
+from compiler.registry import Op, OpTypeError, can_skip, define, reference, writes
 
 INCREMENT = define("increment")
 """step [], by [] -> step + by, over step. int64; `by` may be left out, and is 1 then."""
@@ -61,8 +51,6 @@ Overwriting at the first batch, in place of zeros after the last, saves a pass o
 makes what a cut step left in them harmless.
 """
 
-_STEP = TensorType(DType.INT64, ())
-
 writes.register(INCREMENT, ((0, 0),))
 writes.register(SGD_UPDATE, ((0, 0),))
 writes.register(MOMENTUM_UPDATE, ((0, 0), (1, 2)))
@@ -72,84 +60,52 @@ for _op in (SGD_UPDATE, MOMENTUM_UPDATE, ADAMW_UPDATE):
     can_skip.register(_op, True)
 
 
-@infer_type.of(INCREMENT)
-def _increment_type(inputs: Types, attrs: Attrs) -> Types:
-    names = ("step", "by") if len(inputs) > 1 else ("step",)
-    for name, type_ in zip(names, expect_inputs(inputs, *names), strict=True):
-        expect_type(type_, name, _STEP)
-    return (_STEP,)
+def _settings(*names: str) -> Check:
+    """Return the check of an update's numbers: shares below 1, and all else finite."""
+
+    def check(inputs: Types, attrs: Attrs) -> None:
+        for name in names:
+            number = attrs.float_(name)
+            if name in ("momentum", "beta1", "beta2") and not 0 <= number < 1:
+                raise OpTypeError(f"needs 0 <= {name} < 1, got {number}")
+            if not math.isfinite(number):
+                raise OpTypeError(f"needs a finite {name}, got {number}")
+        if "momentum" in names:
+            attrs.bool_("nesterov")
+
+    return check
 
 
-@infer_type.of(SGD_UPDATE)
-def _sgd_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, lr = _expect_update(inputs, "param", "grad", "lr")
-    _expect_like(param, lr, grad=grad)
-    _expect_finite(attrs, "weight_decay")
-    return (param,)
-
-
-@infer_type.of(MOMENTUM_UPDATE)
-def _momentum_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, buffer, lr = _expect_update(inputs, "param", "grad", "buffer", "lr")
-    _expect_like(param, lr, grad=grad, buffer=buffer)
-    _expect_fraction(attrs, "momentum")
-    _expect_finite(attrs, "weight_decay")
-    attrs.bool_("nesterov")
-    return param, buffer
-
-
-@infer_type.of(ADAMW_UPDATE)
-def _adamw_type(inputs: Types, attrs: Attrs) -> Types:
-    param, grad, m, v, lr, step = _expect_update(inputs, "param", "grad", "m", "v", "lr", "step")
-    _expect_like(param, lr, grad=grad, m=m, v=v)
-    expect_type(step, "step", _STEP)
-    _expect_fraction(attrs, "beta1")
-    _expect_fraction(attrs, "beta2")
-    _expect_finite(attrs, "eps", "weight_decay")
-    return param, m, v
-
-
-@infer_type.of(ACCUMULATE)
-def _accumulate_type(inputs: Types, attrs: Attrs) -> Types:
-    total, grad, batch = expect_inputs(inputs, "sum", "grad", "batch")
-    expect_float((total,), "sum")
-    expect_type(grad, "grad", total)
-    expect_type(batch, "batch", _STEP)
+def _check_every(inputs: Types, attrs: Attrs) -> None:
     if attrs.int_("every") < 1:
         raise OpTypeError(f"needs every >= 1, got {attrs.int_('every')}")
-    return (total,)
 
 
-def _expect_update(inputs: Types, *names: str) -> Types:
-    """Return the inputs of these names; `skip` may follow them."""
-    if len(inputs) > len(names):
-        expect_type(expect_inputs(inputs, *names, "skip")[-1], "skip", _STEP)
-        inputs = inputs[:-1]
-    return expect_inputs(inputs, *names)
+typed(INCREMENT, "step = int64, by? = int64 -> step")
+typed(
+    SGD_UPDATE,
+    "param: float, grad = param, lr = param [], skip? = int64 -> param",
+    _settings("weight_decay"),
+)
+typed(
+    MOMENTUM_UPDATE,
+    "param: float, grad = param, buffer = param, lr = param [], skip? = int64 -> param, buffer",
+    _settings("momentum", "weight_decay"),
+)
+typed(
+    ADAMW_UPDATE,
+    "param: float, grad = param, m = param, v = param, lr = param [], step = int64, skip? = int64"
+    " -> param, m, v",
+    _settings("beta1", "beta2", "eps", "weight_decay"),
+)
+typed(ACCUMULATE, "sum: float, grad = sum, batch = int64 -> sum", _check_every)
+for _op, _flops in ((ACCUMULATE, 1), (SGD_UPDATE, 4), (MOMENTUM_UPDATE, 8), (ADAMW_UPDATE, 16)):
+    streams(_op, flops=_flops)
 
 
-def _expect_like(param: TensorType, lr: TensorType, **others: TensorType) -> None:
-    expect_float((param,), "param")
-    for name, type_ in others.items():
-        expect_type(type_, name, param)
-    expect_type(lr, "lr", TensorType(param.dtype, ()))
-
-
-def _expect_finite(attrs: Attrs, *names: str) -> None:
-    for name in names:
-        if not math.isfinite(attrs.float_(name)):
-            raise OpTypeError(f"needs a finite {name}, got {attrs.float_(name)}")
-
-
-def _expect_fraction(attrs: Attrs, name: str) -> None:
-    if not 0 <= attrs.float_(name) < 1:
-        raise OpTypeError(f"needs 0 <= {name} < 1, got {attrs.float_(name)}")
-
-
-@reference.of(INCREMENT)
-def _increment_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    step, *by = inputs
-    return (np.asarray(step + (by[0] if by else 1)),)
+@array_of(INCREMENT)
+def _increment(attrs: Attrs, step: Array, by: Array | int = 1) -> Array:
+    return step + by
 
 
 _Semantics = Callable[..., tuple[Array, ...]]
@@ -201,33 +157,7 @@ def _adamw_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     return np.asarray(new), np.asarray(new_m), np.asarray(new_v)
 
 
-@reference.of(ACCUMULATE)
-def _accumulate_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    total, grad, batch = inputs
+@array_of(ACCUMULATE)
+def _accumulate(attrs: Attrs, total: Array, grad: Array, batch: Array) -> Array:
     is_first = int(batch) % attrs.int_("every") == 0
-    return (np.array(grad) if is_first else np.asarray(total + grad),)
-
-
-@cost.of(ACCUMULATE)
-def _accumulate_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return _update_cost(1.0, inputs, outputs)
-
-
-@cost.of(SGD_UPDATE)
-def _sgd_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return _update_cost(4.0, inputs, outputs)
-
-
-@cost.of(MOMENTUM_UPDATE)
-def _momentum_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return _update_cost(8.0, inputs, outputs)
-
-
-@cost.of(ADAMW_UPDATE)
-def _adamw_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    return _update_cost(16.0, inputs, outputs)
-
-
-def _update_cost(flops: float, inputs: Types, outputs: Types) -> Cost:
-    moved = sum(t.size_bytes for t in (*inputs, *outputs))
-    return Cost(flops * inputs[0].num_elements, float(moved))
+    return np.array(grad) if is_first else np.asarray(total + grad)
