@@ -49,40 +49,6 @@ class OrderChoice:
     policy: Policy | None
 
 
-def order_for_peak(
-    num_ops: int,
-    reads: Sequence[Sequence[int]],
-    writes: Sequence[Sequence[int]],
-    sizes: npt.ArrayLike,
-    predecessors: Sequence[Sequence[int]] = (),
-    *,
-    keep_alive: Collection[int] = (),
-    policy: Policy = Policy.FREES_FIRST,
-) -> tuple[int, ...]:
-    """Return a legal order of the ops with, as a rule, a smaller peak than their own order.
-
-    The ops' own order must be legal; it defines who reads what: every read stays between the writes
-    it was between, and every write keeps its place among the reads and writes of its buffer. A
-    buffer whose first access reads it is live from the start. O(E log E) for E reads, writes and
-    edges.
-
-    Args:
-        num_ops: the number of ops, 0 .. num_ops - 1 in their own order.
-        reads: per op, the buffers it reads.
-        writes: per op, the buffers it writes, scratch memory included.
-        sizes: bytes per buffer.
-        predecessors: per op, ops that must run before it beyond what the buffers demand; () for
-            none.
-        keep_alive: buffers that are read after the last op, and so are never freed.
-        policy: which ops may move.
-
-    Raises:
-        ValueError: a column has the wrong length, a buffer does not exist, or a predecessor comes
-            after its op in the original order.
-    """
-    return _Ops.of(num_ops, reads, writes, sizes, predecessors, keep_alive).in_order(policy)
-
-
 @dataclass(frozen=True, slots=True)
 class _Ops:
     """The ops with what follows from their own order, worked out once for all proposals.
@@ -117,7 +83,7 @@ class _Ops:
         return cls(reads, writes, size, keep_alive, touched, first_writer, successors, num_before)
 
     def in_order(self, policy: Policy) -> tuple[int, ...]:
-        """Return the ops as `order_for_peak` does."""
+        """Return a legal order of the ops with, as a rule, fewer live bytes. O(E log E)."""
         num_waiting = self.num_before.copy()
         growth = _Growth(self.touched, self.first_writer, self.size.tolist(), self.keep_alive)
         clamps = policy is Policy.FREES_FIRST
@@ -172,8 +138,25 @@ def better_order(
 ) -> OrderChoice:
     """Simulate the original order and that of each policy; return the one with the smallest peak.
 
-    Of equal peaks the one with fewer bytes x steps wins, and of equal ones the original. Arguments,
-    errors and complexity are those of `order_for_peak`.
+    Of equal peaks the one with fewer bytes x steps wins, and of equal ones the original.
+
+    The ops' own order must be legal; it defines who reads what: every read stays between the writes
+    it was between, and every write keeps its place among the reads and writes of its buffer. A
+    buffer whose first access reads it is live from the start. O(E log E) for E reads, writes and
+    edges.
+
+    Args:
+        num_ops: the number of ops, 0 .. num_ops - 1 in their own order.
+        reads: per op, the buffers it reads.
+        writes: per op, the buffers it writes, scratch memory included.
+        sizes: bytes per buffer.
+        predecessors: per op, ops that must run before it beyond what the buffers demand; () for
+            none.
+        keep_alive: buffers that are read after the last op, and so are never freed.
+
+    Raises:
+        ValueError: a column has the wrong length, a buffer does not exist, or a predecessor comes
+            after its op in the original order.
     """
     ops = _Ops.of(num_ops, reads, writes, sizes, predecessors, keep_alive)
     original = tuple(range(num_ops))
@@ -187,25 +170,6 @@ def better_order(
         if proposed < least:
             best, least = OrderChoice(order, proposed[0], peak, policy), proposed
     return best
-
-
-def peak_bytes(
-    order: Sequence[int],
-    reads: Sequence[Sequence[int]],
-    writes: Sequence[Sequence[int]],
-    sizes: npt.ArrayLike,
-    *,
-    keep_alive: Collection[int] = (),
-) -> int:
-    """Return the most bytes that are live at any step when the ops run in this order.
-
-    A buffer whose first access in the ops' own order reads it is live from the start.
-    O(E + n log n) for E reads and writes of n buffers.
-
-    Raises:
-        ValueError: a buffer does not exist, or is read before it is written.
-    """
-    return _Ops.of(len(order), reads, writes, sizes, (), keep_alive).usage(order)[0]
 
 
 def _touched(

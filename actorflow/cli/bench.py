@@ -33,12 +33,12 @@ from actorflow.bench.measure import BenchTask, Method, measure_row
 from actorflow.bench.picture import check_matplotlib, write_png
 from actorflow.bench.report import launches_markdown, markdown
 from actorflow.bench.results import Bench, MachineInfo, RowResult, as_json
+from actorflow.compile.host import processor
 from actorflow.compile.native import retune
 from actorflow.settings import Settings
 from compiler.errors import CompileError
 
 _BENCHMARKS = ROOT / "benchmarks"
-_CPUINFO = Path("/proc/cpuinfo")
 
 TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     start = partial(_start, Path(options.env))
     method = Method(start, options.rounds, options.cold, options.busy, _say)
     rows: list[RowResult] = []
-    machine = MachineInfo(_processor(), len(os.sched_getaffinity(0)), {})
+    machine = MachineInfo(processor(), len(os.sched_getaffinity(0)), {})
     code = 0
     try:
         machine = MachineInfo(machine.processor, machine.num_cores, _gemm(engines, start))
@@ -193,15 +193,6 @@ def _write(bench: Bench, options: argparse.Namespace) -> None:
         Path(options.markdown).write_text(markdown(bench), encoding="utf-8")
     if options.png:
         write_png(bench, Path(options.png))
-
-
-def _processor() -> str:
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "an unknown processor"
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else "an unknown processor"
 
 
 def _say(text: str) -> None:

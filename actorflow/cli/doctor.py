@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.blas import HOLDING_VARIABLES, BlasInfo
+from actorflow.compile.blas import HOLDING_VARIABLES
 from actorflow.compile.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 
@@ -67,199 +67,142 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
         *_blas_findings(environ, host),
         *_native_findings(environ, host),
         *_core_findings(host),
-        *_memory_findings(host),
-        *_gpu_findings(host),
+        *_machine_findings(host),
         *_settings_findings(environ, host),
     ]
 
 
-def _python_findings(host: Host) -> list[Finding]:
-    version = ".".join(map(str, host.python))
-    old = host.python[:2] < _OLDEST_PYTHON
-    found = [
-        Finding(
-            "python",
-            f"{version} on {host.system}",
-            "install Python 3.11 or later and make the environment with it" if old else "",
-        )
-    ]
-    for name, package_version in host.packages.items():
-        if package_version is None:
-            found.append(Finding(name, "is not installed", f"python -m pip install {name}"))
+def _python_findings(host: Host) -> Iterator[Finding]:
+    is_old = host.python[:2] < _OLDEST_PYTHON
+    mend = "install Python 3.11 or later and make the environment with it" if is_old else ""
+    yield Finding("python", f"{'.'.join(map(str, host.python))} on {host.system}", mend)
+    for name, version in host.packages.items():
+        if version is None:
+            yield Finding(name, "is not installed", f"python -m pip install {name}")
         else:
-            found.append(Finding(name, package_version))
-    return found
+            yield Finding(name, version)
 
 
-def _wing_findings(host: Host) -> list[Finding]:
-    found = []
+def _wing_findings(host: Host) -> Iterator[Finding]:
     for name, folder in host.wings.items():
         if folder is None:
-            found.append(Finding(name, "cannot be found", "python -m pip install actorflow again"))
+            yield Finding(name, "cannot be found", "python -m pip install actorflow again")
         elif folder != host.home / name:
-            found.append(
-                Finding(
-                    name,
-                    f"is imported from {folder} and not from {host.home / name}",
-                    f"rename or remove {folder}, or take its parent off PYTHONPATH",
-                )
+            yield Finding(
+                name,
+                f"is imported from {folder} and not from {host.home / name}",
+                f"rename or remove {folder}, or take its parent off PYTHONPATH",
             )
-    return found
 
 
-def _blas_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
+def _blas_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:
     blas, free = host.blas, host.free_blas
     if blas is None or blas.core_name is None:
         name = "not recognised" if blas is None else f"{blas.library}, not OpenBLAS"
-        return [Finding("blas", f"{name}: its kernels cannot be told")]
-    text = f"{blas.library}: {blas.core_name} kernels, {_threads(blas.num_threads)}"
-    found = [Finding("blas", text)]
+        yield Finding("blas", f"{name}: its kernels cannot be told")
+        return
+    num_threads = _threads(blas.num_threads)
+    yield Finding("blas", f"{blas.library}: {blas.core_name} kernels, {num_threads}")
     core_type = environ.get("OPENBLAS_CORETYPE")
     if core_type and (free is None or free.core_name != blas.core_name):
         better = "what this processor has" if free is None else f"the {free.core_name} kernels"
-        found.append(
-            Finding(
-                "blas",
-                f"OPENBLAS_CORETYPE={core_type} holds numpy to the {blas.core_name} kernels;"
-                f" without it numpy takes {better}",
-                "unset OPENBLAS_CORETYPE",
-            )
+        text = (
+            f"OPENBLAS_CORETYPE={core_type} holds numpy to the {blas.core_name} kernels;"
+            f" without it numpy takes {better}"
         )
+        yield Finding("blas", text, "unset OPENBLAS_CORETYPE")
     if environ.get("OPENBLAS_L2_SIZE"):
-        found.append(
-            Finding(
-                "blas",
-                f"OPENBLAS_L2_SIZE={environ['OPENBLAS_L2_SIZE']} overrides the cache size that"
-                " OpenBLAS reads from the processor, and sets the blocks of a matrix product",
-                "unset OPENBLAS_L2_SIZE",
-            )
+        text = (
+            f"OPENBLAS_L2_SIZE={environ['OPENBLAS_L2_SIZE']} overrides the cache size that OpenBLAS"
+            " reads from the processor, and sets the blocks of a matrix product"
         )
-    return found + _blas_thread_findings(environ, blas, free)
-
-
-def _blas_thread_findings(
-    environ: Mapping[str, str], blas: BlasInfo, free: BlasInfo | None
-) -> list[Finding]:
+        yield Finding("blas", text, "unset OPENBLAS_L2_SIZE")
     names = [name for name in HOLDING_VARIABLES if name.endswith("THREADS") and environ.get(name)]
     if not names or free is None or free.num_threads is None or blas.num_threads is None:
-        return []
-    if blas.num_threads == free.num_threads:
-        return []
-    given = ", ".join(f"{name}={environ[name]}" for name in names)
-    change = "holds" if blas.num_threads < free.num_threads else "drives"
-    return [
-        Finding(
+        return
+    if blas.num_threads != free.num_threads:
+        given = ", ".join(f"{name}={environ[name]}" for name in names)
+        change = "holds" if blas.num_threads < free.num_threads else "drives"
+        yield Finding(
             "blas",
-            f"{given} {change} numpy to {_threads(blas.num_threads)};"
-            f" without it numpy takes {_threads(free.num_threads)}",
+            f"{given} {change} numpy to {num_threads}; without it numpy takes"
+            f" {_threads(free.num_threads)}",
             f"unset {' '.join(names)}, unless several processes share the machine on purpose",
         )
-    ]
 
 
-def _native_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
+def _native_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:
     """What generated kernels and the library of products need, and what it costs to lack them."""
-    found = []
     if host.compiler is None:
         named = f"CC={environ['CC']} does not run" if environ.get("CC") else "no cc, gcc or clang"
-        found.append(
-            Finding(
-                "compiler",
-                f"{named}: numpy's kernels run, and {_COST_WITHOUT_COMPILER}",
-                "install a C compiler (Debian, Ubuntu: apt install gcc), or name it with CC",
-            )
-        )
+        text = f"{named}: numpy's kernels run, and {_COST_WITHOUT_COMPILER}"
+        mend = "install a C compiler (Debian, Ubuntu: apt install gcc), or name it with CC"
+        yield Finding("compiler", text, mend)
     elif host.compiler_error:
         text = f"{host.compiler_error}: numpy's kernels run, and {_COST_WITHOUT_COMPILER}"
-        found.append(Finding("compiler", text, "mend it, or name another C compiler with CC"))
+        yield Finding("compiler", text, "mend it, or name another C compiler with CC")
     else:
-        found.append(Finding("compiler", host.compiler))
+        yield Finding("compiler", host.compiler)
     if host.onednn is not None:
-        found.append(Finding("onednn", host.onednn))
+        yield Finding("onednn", host.onednn)
     elif host.system == "Linux x86_64":
-        found.append(
-            Finding(
-                "onednn",
-                "is not installed: matrix products go through OpenBLAS, and"
-                f" {_COST_WITHOUT_ONEDNN}",
-                "python -m pip install onednn-cpu-gomp cffi",
-            )
-        )
+        text = f"is not installed: matrix products go through OpenBLAS, and {_COST_WITHOUT_ONEDNN}"
+        yield Finding("onednn", text, "python -m pip install onednn-cpu-gomp cffi")
     else:
-        found.append(Finding("onednn", "there is none for this system: products use OpenBLAS"))
-    return found
+        yield Finding("onednn", "there is none for this system: products use OpenBLAS")
 
 
-def _core_findings(host: Host) -> list[Finding]:
-    found = []
+def _core_findings(host: Host) -> Iterator[Finding]:
     usable = float(host.num_cores)
     if host.quota_cores is not None and host.quota_cores < host.num_cores:
         usable = host.quota_cores
-        threads = max(1, int(usable))
-        found.append(
-            Finding(
-                "cores",
-                f"{host.num_cores} are visible, and the container may use {usable:.1f}",
-                f"set ACTORFLOW_THREADS={threads}, or give the container more",
-            )
-        )
+        text = f"{host.num_cores} are visible, and the container may use {usable:.1f}"
+        mend = f"set ACTORFLOW_THREADS={max(1, int(usable))}, or give the container more"
+        yield Finding("cores", text, mend)
     else:
-        found.append(Finding("cores", f"{host.num_cores} available"))
+        yield Finding("cores", f"{host.num_cores} available")
     if host.busy_cores is not None and host.busy_cores > _BUSY_CORES:
-        found.append(
-            Finding(
-                "load",
-                f"other processes use {host.busy_cores:.1f} of {usable:.0f} cores; kernels that"
-                " wait for their threads suffer most",
-                "stop them (top shows which), or leave them cores with ACTORFLOW_THREADS",
-                is_passing=True,  # who shares a machine can mend nothing, and a script asks us
-            )
+        yield Finding(
+            "load",
+            f"other processes use {host.busy_cores:.1f} of {usable:.0f} cores; kernels that"
+            " wait for their threads suffer most",
+            "stop them (top shows which), or leave them cores with ACTORFLOW_THREADS",
+            is_passing=True,  # who shares a machine can mend nothing, and a script asks us
         )
     elif host.busy_cores is not None:
-        found.append(Finding("load", f"other processes use {host.busy_cores:.1f} cores"))
-    return found
+        yield Finding("load", f"other processes use {host.busy_cores:.1f} cores")
 
 
-def _memory_findings(host: Host) -> list[Finding]:
+def _machine_findings(host: Host) -> Iterator[Finding]:
     if host.memory_bytes is None or host.available_bytes is None:
-        return [Finding("memory", "not told by this system")]
-    total, available = host.memory_bytes / 2**30, host.available_bytes / 2**30
-    low = host.available_bytes < _LOW_MEMORY_BYTES
-    return [
-        Finding(
-            "ram",
-            f"{available:.1f} GiB available of {total:.1f} GiB",
-            "end other programs, or give jobs a memory_budget=" if low else "",
-        )
-    ]
+        yield Finding("memory", "not told by this system")
+    else:
+        total, available = host.memory_bytes / 2**30, host.available_bytes / 2**30
+        is_low = host.available_bytes < _LOW_MEMORY_BYTES
+        mend = "end other programs, or give jobs a memory_budget=" if is_low else ""
+        yield Finding("ram", f"{available:.1f} GiB available of {total:.1f} GiB", mend)
+    if host.has_nvidia:
+        yield Finding("gpu", "there is an NVIDIA driver; this version computes on the CPU only")
 
 
-def _gpu_findings(host: Host) -> list[Finding]:
-    if not host.has_nvidia:
-        return []
-    return [Finding("gpu", "there is an NVIDIA driver; this version computes on the CPU only")]
-
-
-def _settings_findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
+def _settings_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:
     try:
         settings = Settings.from_env(environ)
     except SettingsError as error:
-        return [Finding("settings", str(error), "correct the variable, or unset it")]
-    found = []
+        yield Finding("settings", str(error), "correct the variable, or unset it")
+        return
     if settings.cache is None:
-        found.append(Finding("cache", "off: every start compiles anew"))
+        yield Finding("cache", "off: every start compiles anew")
     else:
         mend = "" if host.cache_is_writable else "set ACTORFLOW_CACHE to a folder of yours, or off"
         state = "writable" if host.cache_is_writable else "cannot be written"
-        found.append(Finding("cache", f"{settings.cache}, {state}", mend))
+        yield Finding("cache", f"{settings.cache}, {state}", mend)
     for variable in ENVIRONMENT:
         value = environ.get(variable.name)
         if value:
-            found.append(Finding("setting", f"{variable.name}={value}: {variable.meaning}"))
-    found += [
-        Finding("settings", text, "correct the variable, or unset it") for text in settings.warnings
-    ]
-    return found
+            yield Finding("setting", f"{variable.name}={value}: {variable.meaning}")
+    for text in settings.warnings:
+        yield Finding("settings", text, "correct the variable, or unset it")
 
 
 def _threads(number: int | None) -> str:

@@ -11,13 +11,12 @@ import argparse
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from actorflow.compile.blas import loaded_blas
+from actorflow.compile.host import processor
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
 from actors.kernels.floating_point import quiet_floating_point
@@ -30,7 +29,6 @@ from compiler.errors import CompileError
 from compiler.plan import Plan
 
 _TOP = 5
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,12 +140,7 @@ def _measured(plan: Plan, *, is_fresh: bool | None) -> Sequence[float]:
 
 def _machine() -> str:
     """Return what the rates of this machine depend on beside the libraries."""
-    try:
-        lines = _CPUINFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    model = next((line for line in lines if line.startswith("model name")), platform.processor())
-    return f"{model} {os.cpu_count()} {loaded_blas()}"
+    return f"{processor()} {os.cpu_count()} {loaded_blas()}"
 
 
 def _report(

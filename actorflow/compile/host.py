@@ -125,6 +125,16 @@ def _busy_cores(wait: Callable[[float], None]) -> float | None:
     return busy_cores(before, after, max(num_ticks, 1.0))
 
 
+def processor() -> str:
+    """Return what the processor calls itself, or what Python knows of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or "an unknown processor"
+
+
 def usable_cores() -> int:
     """Return how many cores this process may keep busy: its affinity, and its group's quota."""
     quota = _quota_cores()

@@ -18,7 +18,10 @@ from types import CodeType
 import numpy as np
 
 _HOUSE = Path(__file__).resolve().parents[2]
-_WINGS = ("actorflow", "actors", "compiler", "memory")
+WINGS = ("actorflow", "actors", "compiler", "memory")
+OURS = tuple([str(_HOUSE / wing) + os.sep for wing in WINGS])
+"""How the paths of our own files begin."""
+
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
@@ -90,7 +93,7 @@ def is_users(filename: str) -> bool:
 
 def is_ours(filename: str) -> bool:
     """Whether a file is one of this package."""
-    return filename.startswith(tuple([str(_HOUSE / wing) + os.sep for wing in _WINGS]))
+    return filename.startswith(OURS)
 
 
 def is_users_module(name: str) -> bool:
@@ -105,7 +108,7 @@ def is_users_module(name: str) -> bool:
 @functools.cache
 def _roots() -> tuple[str, ...]:
     """Return the folders of ours, of Python and of numpy, wherever they are installed."""
-    folders = [_HOUSE / wing for wing in _WINGS]
+    folders = [_HOUSE / wing for wing in WINGS]
     folders += [Path(os.__file__).parent, Path(np.__file__).parent]
     found = {str(folder) + os.sep for folder in folders}
     return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))

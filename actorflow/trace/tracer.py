@@ -13,19 +13,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from types import CodeType, FrameType
 
+from actorflow.trace.code import OURS, WINGS
 from compiler.attrs import Attrs, PlainValue
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, SourceLocation
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.registry import Op
 from compiler.types import TensorType, ValueId
-
-_HOUSE = Path(__file__).resolve().parents[2]
-_WINGS = ("actorflow", "actors", "compiler", "memory")
-_OURS = tuple(str(_HOUSE / wing) + os.sep for wing in _WINGS)
 
 InitSpec = tuple[tuple[str, PlainValue], ...]
 """How a variable gets its first value: ("kind", ...) and its parameters."""
@@ -42,15 +38,15 @@ def find_source() -> SourceLocation:
 def source_of(function: object) -> SourceLocation:
     """Return where the user defined a function, or the user's line for what has no code."""
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or code.co_filename.startswith(_OURS):
+    if not isinstance(code, CodeType) or code.co_filename.startswith(OURS):
         return find_source()
     return SourceLocation(_shown(code.co_filename), code.co_firstlineno, code.co_name)
 
 
 def _is_ours(frame: FrameType) -> bool:
     if frame.f_code.co_filename == "<string>":  # the __init__ that a dataclass of ours was given
-        return str(frame.f_globals.get("__name__")).split(".")[0] in _WINGS
-    return frame.f_code.co_filename.startswith(_OURS)
+        return str(frame.f_globals.get("__name__")).split(".")[0] in WINGS
+    return frame.f_code.co_filename.startswith(OURS)
 
 
 def _shown(filename: str) -> str:

@@ -103,61 +103,40 @@ _LINK = re.compile(r"(\d+)>([\d,]+)(?::(\d+)/(\d+))?(?:\*(\d+))?(?:\+(\d+))?")
 def _family() -> Iterator[tuple[str, Study]]:
     for slots in (1, 2, 3):
         s = f"*{slots}"
-        yield (
-            f"pair, {slots} slots",
-            Study(_plan(f"0>1{s}"), 6, is_exhausting=True, is_limited=True),
-        )
-        yield f"chain of 3, {slots} slots", Study(_plan(f"0>1{s} 1>2{s}"), 5, is_limited=True)
-        yield f"chain of 4, {slots} slots", Study(_plan(f"0>1{s} 1>2{s} 2>3{s}"), 5)
-        yield f"chain of 5, {slots} slots", Study(_plan(f"0>1{s} 1>2{s} 2>3{s} 3>4{s}"), 4)
-        yield f"diamond, {slots} slots", Study(_plan(f"0>1{s} 0>2{s} 1>3{s} 2>3{s}"), 4)
-        yield f"fork and join, {slots} slots", Study(_plan(f"0>1,2,3{s} 1>4{s} 2>4{s} 3>4*1"), 3)
+        chain = [f"{a}>{a + 1}{s}" for a in range(4)]
+        diamond = f"0>1{s} 0>2{s} 1>3{s} 2>3{s}"
+        two = _plan(f"0>2{s} 1>2{s} 2>3{s}", sources=[0, 1])
+        accumulate = _plan(f"0>1{s} 1>2:1/2*{slots + 1} 2>3{s}")
+        metrics = _plan(f"0>1{s} 1>2:1/3*{slots + 2} 2>3{s}", flushed=[2])
+        snapshot = _plan(f"0>1{s} 1>2:1/2*2 2>3{s} 1>4{s}", flushed=[2])
+        fork = _plan(f"0>1,2,3{s} 1>4{s} 2>4{s} 3>4*1")
+        failing = Study(_plan(diamond), 3, failing=(0, 1, 2, 3))
+        pair = Study(_plan(chain[0]), 6, is_exhausting=True, is_limited=True)
+        joined = Study(two, 3, is_exhausting=True, is_limited=True)
+        yield f"pair, {slots} slots", pair
+        limited = Study(_plan(" ".join(chain[:2])), 5, is_limited=True)
+        yield f"chain of 3, {slots} slots", limited
+        yield f"chain of 4, {slots} slots", Study(_plan(" ".join(chain[:3])), 5)
+        yield f"chain of 5, {slots} slots", Study(_plan(" ".join(chain)), 4)
+        yield f"diamond, {slots} slots", Study(_plan(diamond), 4)
+        yield f"fork and join, {slots} slots", Study(fork, 3)
         yield f"skip past a chain, {slots} slots", Study(_plan(f"0>1{s} 1>2{s} 0>2{s}"), 5)
-        yield (
-            f"accumulate 2:1 and log, {slots} slots",
-            Study(_plan(f"0>1{s} 1>2:1/2*{slots + 1} 2>3{s}"), 5),
-        )
-        yield (
-            f"metrics 3:1, flushed, {slots} slots",
-            Study(_plan(f"0>1{s} 1>2:1/3*{slots + 2} 2>3{s}", flushed=[2]), 5),
-        )
-        yield (
-            f"snapshot, flushed with staging, {slots} slots",
-            Study(_plan(f"0>1{s} 1>2:1/2*2 2>3{s} 1>4{s}", flushed=[2]), 4),
-        )
-        yield (
-            f"source that is exhausted, {slots} slots",
-            Study(_plan(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True),
-        )
-        yield (
-            f"two sources with limits and ends, {slots} slots",
-            Study(
-                _plan(f"0>2{s} 1>2{s} 2>3{s}", sources=[0, 1]),
-                3,
-                is_exhausting=True,
-                is_limited=True,
-            ),
-        )
-        yield (
-            f"any actor fails, {slots} slots",
-            Study(_plan(f"0>1{s} 0>2{s} 1>3{s} 2>3{s}"), 3, failing=(0, 1, 2, 3)),
-        )
+        yield f"accumulate 2:1 and log, {slots} slots", Study(accumulate, 5)
+        yield f"metrics 3:1, flushed, {slots} slots", Study(metrics, 5)
+        yield f"snapshot, flushed with staging, {slots} slots", Study(snapshot, 4)
+        exhausted = Study(_plan(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True)
+        yield f"source that is exhausted, {slots} slots", exhausted
+        yield f"two sources with limits and ends, {slots} slots", joined
+        yield f"any actor fails, {slots} slots", failing
     yield "scatter 1:3 and gather 2:1", Study(_plan("0>1:3/1*4 1>2:1/2*3"), 4, is_limited=True)
     yield "rates 2:3 and 3:2", Study(_plan("0>1:2/3*4 1>2:3/2*5", flushed=[2]), 5)
     yield "two flushed in a row", Study(_plan("0>1:1/2*2 1>2:1/2*2 2>3*1", flushed=[1, 2]), 6)
     yield "flushed join of two rates", Study(_plan("0>1:1/2*2 0>2*2 1>2:2/1*2", flushed=[2]), 5)
-    yield (
-        "flushed after a failure",
-        Study(_plan("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,)),
-    )
-    yield (
-        "flushed between two sources, may fail",
-        Study(
-            _plan("0>2:1/2*2 1>2*3+1 1>3:1/2*2 2>3:1/2*2 2>4*1", sources=[0, 1], flushed=[2]),
-            3,
-            failing=(2,),
-        ),
-    )
+    late = Study(_plan("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,))
+    yield "flushed after a failure", late
+    between = "0>2:1/2*2 1>2*3+1 1>3:1/2*2 2>3:1/2*2 2>4*1"
+    failing = Study(_plan(between, sources=[0, 1], flushed=[2]), 3, failing=(2,))
+    yield "flushed between two sources, may fail", failing
     yield "credits to start with", Study(_plan("0>1*2 1>2:1/3*3+2 2>3*1"), 5, is_exhausting=True)
     yield "credits for a firing at birth", Study(_plan("0>1*1 1>2:1/2*3+3", flushed=[2]), 4)
     yield "loop with credits", Study(_plan("0>1*2 1>2*1 2>1*1+1"), 4, is_exhausting=True)

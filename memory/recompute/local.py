@@ -44,19 +44,14 @@ class LocalBlock:
         """Return the size of the input; 0 where there is none."""
         return 0 if self.input == NO_BUFFER else self.size_bytes[self.input]
 
-    @property
-    def output_bytes(self) -> int:
-        """Return the size of the output; 0 where there is none."""
-        return 0 if self.output == NO_BUFFER else self.size_bytes[self.output]
-
 
 @dataclass(frozen=True, slots=True)
 class PlacedBlock:
     """A block of the problem: the local one it equals, and what lies around it there.
 
     kind: equal for equal local blocks, of those placed together. buffers: the problem's buffer per
-    local one. before_bytes: gradients alive where its stage
-    begins. around_bytes: those alive during all of its stage that no op of the stage touches.
+    local one. before_bytes: gradients alive where its stage begins. around_bytes: those alive
+    during all of its stage that no op of the stage touches.
     """
 
     block: GraphBlock

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 from memory.liveness import align_up
 from memory.offsets import plan_offsets
-from memory.recompute.chain import block_checkpointing, chain_plans
+from memory.recompute.chain import ChainTable, block_checkpointing, chain_plans
 from memory.recompute.floor import Floor, floor_op
 from memory.recompute.problem import Problem
 from memory.recompute.selective import Selective
@@ -33,17 +33,6 @@ _ROUNDS = 4
 
 _SMALL_PROBLEM = 500
 """Ops of a problem for which the smallest plan is looked for more than once."""
-
-
-class ChainPlans(Protocol):
-    """Plans of a chain of blocks, all budgets from one table."""
-
-    @property
-    def least_bytes(self) -> int:
-        """Return the smallest budget with a sequence."""
-
-    def sequence(self, budget_bytes: int) -> tuple[int, ...] | None:
-        """Return a sequence whose live bytes stay within a budget; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ class Planner:
         problem: Problem,
         *,
         alignment: int = 64,
-        find_chain: Callable[[Problem], ChainPlans | None] = chain_plans,
+        find_chain: Callable[[Problem], ChainTable | None] = chain_plans,
     ) -> None:
         self._problem = _aligned(problem, alignment)
         self._alignment = alignment
@@ -201,7 +190,7 @@ class Planner:
         return Selective(self._problem)
 
     @cached_property
-    def _chain(self) -> ChainPlans | None:
+    def _chain(self) -> ChainTable | None:
         return self._find_chain(self._problem)
 
     @cached_property
@@ -251,28 +240,6 @@ _CERTIFICATES: dict[Method, str] = {
     " back; simulated exactly",
     "blocks": "every block saves its output alone, as asked for",
 }
-
-
-def plan_recompute(
-    problem: Problem,
-    budget_bytes: int,
-    *,
-    policy: Policy = "auto",
-    alignment: int = 64,
-    find_chain: Callable[[Problem], ChainPlans | None] = chain_plans,
-) -> RecomputePlan:
-    """Return the cheapest plan found whose arena fits the budget; see `Planner.plan`.
-
-    Raises:
-        Infeasible: no plan was found that fits.
-    """
-    planner = Planner(problem, alignment=alignment, find_chain=find_chain)
-    return planner.plan(budget_bytes, policy=policy)
-
-
-def smallest_plan(problem: Problem, *, alignment: int = 64) -> RecomputePlan:
-    """Return the plan with the smallest arena found by any method."""
-    return Planner(problem, alignment=alignment).smallest()
 
 
 def _aligned(problem: Problem, alignment: int) -> Problem:

@@ -120,14 +120,6 @@ class Selective:
         return without_idle_runs(schedule.problem, schedule.sequence)
 
 
-def selective(problem: Problem, budget_bytes: int) -> tuple[int, ...] | None:
-    """Return a fast sequence whose live bytes stay within a budget; None where none is found.
-
-    About 0.5 s for 1000 forward ops at half of the bytes of saving everything, 1 s at a tenth.
-    """
-    return Selective(problem).sequence(budget_bytes)
-
-
 class _SelectiveSearch:
     """Drops gaps of one schedule, and takes runs back, under a limit on live bytes."""
 

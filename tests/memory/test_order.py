@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.order import Policy, better_order, order_for_peak, peak_bytes
+from memory.order import Policy, _Ops, better_order
+
+
+def order_for_peak(
+    num_ops, reads, writes, sizes, before=(), *, keep_alive=(), policy=Policy.FREES_FIRST
+):
+    return _Ops.of(num_ops, reads, writes, sizes, before, keep_alive).in_order(policy)
+
+
+def peak_bytes(order, reads, writes, sizes, *, keep_alive):
+    return _Ops.of(len(order), reads, writes, sizes, (), keep_alive).usage(order)[0]
 
 
 @st.composite

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.offsets import plan_offsets
-from memory.recompute.planner import Infeasible, Planner, plan_recompute, smallest_plan
+from memory.recompute.planner import Infeasible, Planner
 from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.simulate import buffer_intervals, simulate
 
@@ -44,11 +44,11 @@ def check(problem, plan, alignment=64):
 
 def test_nothing_runs_again_where_everything_fits():
     needs = Planner(CHAIN).store_all.peak_bytes
-    plan = plan_recompute(CHAIN, needs)
+    plan = Planner(CHAIN).plan(needs)
     check(CHAIN, plan)
     assert (plan.sequence, plan.method, plan.extra) == (CHAIN.store_all, "store all", 0.0)
     assert plan.certificate == "nothing runs again: optimal"
-    assert plan_recompute(CHAIN, needs - 1).method != "store all"
+    assert Planner(CHAIN).plan(needs - 1).method != "store all"
 
 
 @pytest.mark.parametrize("problem", [CHAIN, SKIP])
@@ -67,7 +67,7 @@ def test_no_budget_below_what_was_found_is_promised():
     planner = Planner(SKIP)
     smallest = planner.smallest()
     check(SKIP, smallest)
-    assert smallest == smallest_plan(SKIP)
+    assert smallest == Planner(SKIP).smallest()
     assert planner.plan(smallest.peak_bytes).peak_bytes == smallest.peak_bytes
     with pytest.raises(Infeasible) as failure:
         planner.plan(smallest.peak_bytes - 64)
@@ -79,7 +79,7 @@ def test_no_budget_below_what_was_found_is_promised():
 def test_an_error_says_what_would_fit_and_who_stands_in_the_way():
     problem = network([1024, 1024, 2048])
     with pytest.raises(Infeasible) as failure:
-        plan_recompute(problem, 1000)
+        Planner(problem).plan(1000)
     assert str(failure.value) == (
         "no plan fits 1000 B; the smallest one found needs 4.0 KiB (4,096 bytes). Op 3 alone"
         " needs 4.0 KiB (4,096 bytes) at once, and no plan goes below: raise the budget, or make"
@@ -123,13 +123,13 @@ class Table:
 
 def test_the_faster_of_two_methods_wins():
     problem = network([640, 640, 640, 640, 64])
-    without = plan_recompute(problem, 2560, find_chain=no_chain)
+    without = Planner(problem, find_chain=no_chain).plan(2560)
     assert without.method == "selective"
     slow = (*without.sequence[:5], 0, 1, 2, 3, 4, *without.sequence[5:])
     table = Table(problem, without.sequence)
-    assert plan_recompute(problem, 2560, find_chain=lambda _: table) == without
+    assert Planner(problem, find_chain=lambda _: table).plan(2560) == without
     table = Table(problem, slow)
-    assert plan_recompute(problem, 2560, find_chain=lambda _: table).duration <= without.duration
+    assert Planner(problem, find_chain=lambda _: table).plan(2560).duration <= without.duration
 
 
 def test_one_table_serves_all_budgets():

@@ -112,7 +112,11 @@ def test_a_middle_block_counts_beyond_its_input():
     problem, blocks = three_blocks()
     middle = place_runs(problem, blocks, 1)[1][0]
     local = middle.local
-    assert (local.input_bytes, local.output_bytes, local.is_input_kept) == (10, 20, False)
+    assert (local.input_bytes, local.size_bytes[local.output], local.is_input_kept) == (
+        10,
+        20,
+        False,
+    )
     assert (middle.before_bytes, middle.around_bytes) == (7, 0)
     assert [problem.size_bytes[b] for b in middle.buffers] == list(local.size_bytes)
     costs = judge(local, np.zeros((1, len(local.size_bytes)), bool))

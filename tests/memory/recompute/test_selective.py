@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memory.recompute.floor import floor_op
 from memory.recompute.problem import Problem, ProblemOp, check_sequence
-from memory.recompute.selective import Selective, selective
+from memory.recompute.selective import Selective
 from memory.recompute.simulate import simulate
 
 
@@ -139,7 +139,7 @@ def test_an_answer_does_not_depend_on_those_before():
     asked = [int(most * fraction) for fraction in (0.5, 0.9, 0.4, 0.7, 0.5)]
     search = Selective(problem)
     answers = [search.sequence(budget) for budget in asked]
-    assert answers == [selective(problem, budget) for budget in asked]
+    assert answers == [Selective(problem).sequence(budget) for budget in asked]
     assert None not in answers
 
 
@@ -154,8 +154,8 @@ def test_a_skip_of_a_network_shaped_like_a_u_is_dropped_where_it_spans_the_peak(
     )
     problem = Problem((*forward, ProblemOp((4,), (5,), 0, 1.0)), (8, 4, 20, 4, 4, 4), 5)
     assert simulate(problem, problem.store_all).peak_bytes == 32
-    assert selective(problem, 24) == (0, 1, 2, 3, 0, 4, 5)
-    assert selective(problem, 23) is None
+    assert Selective(problem).sequence(24) == (0, 1, 2, 3, 0, 4, 5)
+    assert Selective(problem).sequence(23) is None
 
 
 @pytest.mark.parametrize("num_forward", [16, 64, 144])
@@ -169,7 +169,7 @@ def test_equal_ops_in_a_chain_fit_into_twice_the_root_of_their_bytes_for_one_mor
         for k, b in enumerate(last)
     ]
     problem = Problem((*forward, *backward), (1,) * 2 * num_forward, num_forward)
-    sequence = selective(problem, 2 * isqrt(num_forward) + 2)
+    sequence = Selective(problem).sequence(2 * isqrt(num_forward) + 2)
     assert sequence is not None
     assert simulate(problem, sequence).duration <= 3 * num_forward
 
@@ -177,11 +177,11 @@ def test_equal_ops_in_a_chain_fit_into_twice_the_root_of_their_bytes_for_one_mor
 def test_a_first_run_that_only_the_backward_reads_just_runs_later():
     forward = (ProblemOp((), (0,), 0, 1.0), ProblemOp((), (1,), 0, 1.0))
     problem = Problem((*forward, ProblemOp((1,), (2,)), ProblemOp((0, 2), ())), (8, 8, 1), 2)
-    assert selective(problem, 10) == (1, 2, 0, 3)
+    assert Selective(problem).sequence(10) == (1, 2, 0, 3)
 
 
 def test_a_problem_without_ops_has_the_empty_sequence():
-    assert selective(Problem((), (), 0), 0) == ()
+    assert Selective(Problem((), (), 0)).sequence(0) == ()
 
 
 @st.composite
@@ -195,7 +195,7 @@ def problems(draw):
 def test_a_sequence_computes_the_same_within_its_budget(problem, fraction):
     most = simulate(problem, problem.store_all).peak_bytes
     budget = int(fraction * most)
-    sequence = selective(problem, budget)
+    sequence = Selective(problem).sequence(budget)
     if sequence is not None:
         check_sequence(problem, sequence)
         assert simulate(problem, sequence).peak_bytes <= budget
