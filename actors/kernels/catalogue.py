@@ -19,12 +19,11 @@ from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import CHUNKED_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
-from actors.kernels.interpret.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
-from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
+from actors.kernels.interpret.two_steps import EMBEDDING_SGD_UPDATE, FUSED_PRODUCT
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
@@ -41,10 +40,10 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
     *NUMPY_FUSED_KERNELS,
-    *FUSED_PRODUCT_KERNELS,
+    FUSED_PRODUCT,
     *CHUNKED_KERNELS,
     *EMBEDDING_KERNELS,
-    *SPARSE_UPDATE_KERNELS,
+    EMBEDDING_SGD_UPDATE,
     *NON_FINITE_KERNELS,
     *UPDATE_KERNELS,
 )

@@ -73,6 +73,16 @@ class Work:
     products: tuple[Product, ...] = ()
     unswept: tuple[int, ...] = ()
 
+    def then(self, other: Work) -> Work:
+        """Return the work of both; `unswept` are this one's."""
+        return Work(
+            self.calls + other.calls,
+            self.loops + other.loops,
+            (*self.passes, *other.passes),
+            (*self.products, *other.products),
+            self.unswept,
+        )
+
 
 def item_weight(itemsize: int) -> float:
     """Return how many products of float32 take the time of one of a wider type."""

@@ -68,7 +68,7 @@ class WidenedKernel:
         return KernelNeeds(
             scratch.size_bytes(_pieces(inputs, outputs)) + needs.workspace_bytes,
             duration_ns=needs.duration_ns + cost.duration_ns(operands, casts, cost.REFERENCE),
-            work=None if needs.work is None else _both(needs.work, casts),
+            work=None if needs.work is None else needs.work.then(casts),
         )
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -152,19 +152,8 @@ def _casts(inputs: Operands, outputs: Operands) -> Work:
     work = Work(calls=0.0)
     for x in inputs:
         if has_bfloat16((x,)):
-            work = _both(work, widening_work(x.type.num_elements))
+            work = work.then(widening_work(x.type.num_elements))
     for x in outputs:
         if has_bfloat16((x,)):
-            work = _both(work, narrowing_work(x.type.num_elements))
+            work = work.then(narrowing_work(x.type.num_elements))
     return work
-
-
-def _both(first: Work, second: Work) -> Work:
-    """Return the work of one after the other."""
-    return Work(
-        first.calls + second.calls,
-        first.loops + second.loops,
-        (*first.passes, *second.passes),
-        (*first.products, *second.products),
-        first.unswept,
-    )

@@ -9,6 +9,7 @@ read. A last operand `skip` that is not 0 leaves all as it was.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,18 +42,25 @@ class IncrementKernel:
         return partial(np.add, step, by[0] if by else np.array(1, step.dtype), out=outputs[0])
 
 
-@dataclass(frozen=True, slots=True)
-class SgdKernel:
-    """`sgd_update`(param, grad, lr) -> param'; attrs weight_decay.
+Block = Callable[[Attrs, Arrays, Array, Arrays, Arrays, Arrays], list[Launch]]
+"""The calls for a block: attrs, the old values, the gradient, the new ones, two blocks of scratch,
+and the scalars."""
 
-    `momentum_update`(param, grad, buffer, lr) -> (param', buffer'); attrs momentum, nesterov,
-    weight_decay. torch's semantics: g += weight_decay * p; buffer = momentum * buffer + g; with
-    nesterov the step is g + momentum * buffer, else buffer; p -= lr * step (Sutskever et al.
-    2013, section 2).
+
+@dataclass(frozen=True, slots=True)
+class FlatUpdateKernel:
+    """`op`(param, grad, *states, *rates, skip) -> (param', *states'), block by block.
+
+    Scratch is two blocks, and the scalars that `begin` computes of the rates at every launch.
     """
 
     op: str
-    has_buffer: bool
+    num_states: int
+    num_rates: int
+    num_scalars: int
+    passes: Callable[[Attrs], dict[Pass, float]]
+    begin: Callable[[Attrs, Arrays, Arrays], Launch]
+    block: Block
 
     @property
     def name(self) -> str:
@@ -60,110 +68,106 @@ class SgdKernel:
         return f"numpy.{self.op}"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take floats; scratch is two blocks and a scalar."""
+        """Take floats."""
         param = inputs[0]
         if not param.type.dtype.is_float or has_bfloat16(inputs):
             return None
-        pairs = ((0, 0), (1, 2)) if self.has_buffer else ((0, 0),)
-        terms = 1 + (number(attrs, "weight_decay") != 0.0)
-        if self.has_buffer:
-            terms += 1 + flag(attrs, "nesterov")
-        passes = {Pass.SIMPLE: terms, Pass.PLAIN: terms}
-        return cost.needs(
-            inputs,
-            outputs,
-            over_blocks(param.type.num_elements, param.dtype.itemsize, passes),
-            scratch.size_bytes(_pieces(param.type.num_elements, param.dtype, scalars=1)),
-            pairs,
-        )
+        elements, passes = param.type.num_elements, self.passes(attrs)
+        small = self.num_scalars + 1 if self.num_scalars > 1 else 0
+        work = over_blocks(elements, param.dtype.itemsize, passes, small_calls=small)
+        size = scratch.size_bytes(self._pieces(elements, param.dtype))
+        pairs = ((0, 0), *[(1 + i, 2 + i) for i in range(self.num_states)])
+        return cost.needs(inputs, outputs, work, size, pairs)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch over flat blocks."""
-        inputs, skip = _parted(inputs, 4 if self.has_buffer else 3)
-        param, dtype = inputs[0], inputs[0].dtype
-        first, second, lr = scratch.carve(workspace, _pieces(param.size, dtype, scalars=1))
-        decay = number(attrs, "weight_decay")
-        calls: list[Launch] = [partial(np.copyto, lr, inputs[-1], casting="unsafe")]
-        for block in cut((*inputs[:-1], *outputs), param.ndim, block_elements(dtype.itemsize)):
-            p, g = block[0], block[1]
-            t, u = scratch.window(first, p.shape), scratch.window(second, p.shape)
-            if decay != 0.0:
-                calls.append(partial(np.multiply, p, np.array(decay, dtype), out=t))
-                calls.append(partial(np.add, t, g, out=t))
-                g = t
-            if self.has_buffer:
-                g = _momentum(attrs, g, block[2], block[4], u, calls)
-            calls.append(partial(np.multiply, g, lr, out=u))
-            calls.append(partial(np.subtract, p, u, out=block[3] if self.has_buffer else block[2]))
-        olds = (param, inputs[2]) if self.has_buffer else (param,)
-        return _unless(skip, in_sequence(calls), olds, outputs)
+        """Return the launch: the scalars, then the blocks; or what keeps the old values."""
+        states = 2 + self.num_states
+        param, olds = inputs[0], (inputs[0], *inputs[2:states])
+        rates, skip = inputs[states : states + self.num_rates], inputs[states + self.num_rates :]
+        pieces = self._pieces(param.size, param.dtype)
+        first, second, *scalars = scratch.carve(workspace, pieces)
+        calls = [self.begin(attrs, rates, tuple(scalars))]
+        arrays = (inputs[1], *olds, *outputs)
+        for grad, *both in cut(arrays, param.ndim, block_elements(param.itemsize)):
+            old, new = tuple(both[: len(olds)]), tuple(both[len(olds) :])
+            free = (scratch.window(first, grad.shape), scratch.window(second, grad.shape))
+            calls += self.block(attrs, old, grad, new, free, tuple(scalars))
+        update = in_sequence(calls)
+        if not skip:
+            return update
+        pairs = zip(outputs, olds, strict=True)
+        apart = [pair for pair in pairs if not np.may_share_memory(*pair)]
+        keep = in_sequence([partial(np.copyto, new, old) for new, old in apart])
+
+        def launch() -> None:
+            (keep if skip[0].item() else update)()
+
+        return launch
+
+    def _pieces(self, elements: int, dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
+        block = Piece((min(elements, block_elements(dtype.itemsize)),), dtype)
+        return (block, block, *[Piece((), dtype)] * self.num_scalars)
 
 
-def _momentum(
-    attrs: Attrs, g: Array, buffer: Array, out: Array, u: Array, calls: list[Launch]
-) -> Array:
-    """Add the calls that update the buffer; return where the step lies."""
-    momentum = np.array(number(attrs, "momentum"), g.dtype)
-    calls.append(partial(np.multiply, buffer, momentum, out=out))
-    calls.append(partial(np.add, out, g, out=out))
-    if not flag(attrs, "nesterov"):
-        return out
-    calls.append(partial(np.multiply, out, momentum, out=u))
-    calls.append(partial(np.add, u, g, out=u))
-    return u
+def _sgd_passes(attrs: Attrs) -> dict[Pass, float]:
+    terms = 1 + (number(attrs, "weight_decay") != 0.0)
+    if "momentum" in attrs:
+        terms += 1 + flag(attrs, "nesterov")
+    return {Pass.SIMPLE: terms, Pass.PLAIN: terms}
 
 
-@dataclass(frozen=True, slots=True)
-class AdamwKernel:
-    """`adamw_update`(param, grad, m, v, lr, step) -> (param', m', v').
+def _sgd_rate(attrs: Attrs, rates: Arrays, scalars: Arrays) -> Launch:
+    return partial(np.copyto, scalars[0], rates[0], casting="unsafe")
 
-    Attrs beta1, beta2, eps, weight_decay. Loshchilov & Hutter (2019), algorithm 2, in torch's
-    form with t = step + 1: p -= lr wd p; p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) +
-    eps). The last term is computed as (lr s / (1 - b1^t)) * m / (sqrt(v) + eps s) with s = sqrt(1
-    - b2^t): one pass less.
+
+def _sgd(
+    attrs: Attrs, olds: Arrays, g: Array, news: Arrays, free: Arrays, scalars: Arrays
+) -> list[Launch]:
+    """Return plain descent, or with a state that with momentum.
+
+    torch's semantics: g += weight_decay * p; buffer = momentum * buffer + g; with nesterov the step
+    is g + momentum * buffer, else buffer; p -= lr * step (Sutskever et al. 2013, section 2).
     """
-
-    name: str = "numpy.adamw_update"
-    op: str = "adamw_update"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take floats; scratch is two blocks and three scalars."""
-        param = inputs[0]
-        if not param.type.dtype.is_float or has_bfloat16(inputs):
-            return None
-        simple = 7 + (number(attrs, "weight_decay") != 0.0)
-        passes = {Pass.SIMPLE: simple, Pass.PLAIN: 3, Pass.ROOT: 1, Pass.DIVIDE: 1}
-        return cost.needs(
-            inputs,
-            outputs,
-            over_blocks(param.type.num_elements, param.dtype.itemsize, passes, small_calls=4),
-            scratch.size_bytes(_pieces(param.type.num_elements, param.dtype, scalars=3)),
-            ((0, 0), (1, 2), (2, 3)),
-        )
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return the launch: the step's coefficients, then the flat blocks."""
-        inputs, skip = _parted(inputs, 6)
-        param, dtype = inputs[0], inputs[0].dtype
-        lr, step = inputs[-2:]
-        first, _, *scalars = scratch.carve(workspace, _pieces(param.size, dtype, scalars=3))
-        calls = [_adamw_coefficients(attrs, lr, step, *scalars)]
-        decays = number(attrs, "weight_decay") != 0.0
-        for block in cut((*inputs[:4], *outputs), param.ndim, block_elements(dtype.itemsize)):
-            t = scratch.window(first, block[0].shape)
-            calls += _adamw_block(attrs, block, t, scalars, decays)
-        return _unless(skip, in_sequence(calls), (param, *inputs[2:4]), outputs)
+    (p, *buffer), (t, u), (lr,) = olds, free, scalars
+    decay = number(attrs, "weight_decay")
+    calls: list[Launch] = []
+    if decay != 0.0:
+        calls.append(partial(np.multiply, p, np.array(decay, p.dtype), out=t))
+        calls.append(partial(np.add, t, g, out=t))
+        g = t
+    if buffer:
+        momentum, out = np.array(number(attrs, "momentum"), p.dtype), news[1]
+        calls.append(partial(np.multiply, buffer[0], momentum, out=out))
+        calls.append(partial(np.add, out, g, out=out))
+        if flag(attrs, "nesterov"):
+            calls.append(partial(np.multiply, out, momentum, out=u))
+            calls.append(partial(np.add, u, g, out=u))
+        g = u if flag(attrs, "nesterov") else out
+    calls.append(partial(np.multiply, g, lr, out=u))
+    calls.append(partial(np.subtract, p, u, out=news[0]))
+    return calls
 
 
-def _adamw_block(
-    attrs: Attrs, block: Arrays, t: Array, scalars: list[Array], decays: bool
-) -> tuple[Launch, ...]:
-    p, g, m, v, p_out, m_out, v_out = block
+def _adamw_passes(attrs: Attrs) -> dict[Pass, float]:
+    simple = 7 + (number(attrs, "weight_decay") != 0.0)
+    return {Pass.SIMPLE: simple, Pass.PLAIN: 3, Pass.ROOT: 1, Pass.DIVIDE: 1}
+
+
+def _adamw(
+    attrs: Attrs, olds: Arrays, g: Array, news: Arrays, free: Arrays, scalars: Arrays
+) -> list[Launch]:
+    """Return Loshchilov & Hutter (2019), algorithm 2, in torch's form with t = step + 1.
+
+    p -= lr wd p; p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps). The last term is
+    computed as (lr s / (1 - b1^t)) * m / (sqrt(v) + eps s) with s = sqrt(1 - b2^t): one pass less.
+    """
+    (p, m, v), (p_out, m_out, v_out), t = olds, news, free[0]
     rate, eps, keep = scalars
     b1, b2 = number(attrs, "beta1"), number(attrs, "beta2")
     c1, d1, c2, d2 = [np.array(value, p.dtype) for value in (b1, 1.0 - b1, b2, 1.0 - b2)]
-    decayed = (partial(np.multiply, p, keep, out=p_out),) if decays else ()
-    return (
+    decays = number(attrs, "weight_decay") != 0.0
+    decayed = [partial(np.multiply, p, keep, out=p_out)] if decays else []
+    return [
         partial(np.multiply, g, d1, out=t),
         partial(np.multiply, m, c1, out=m_out),
         partial(np.add, m_out, t, out=m_out),
@@ -177,12 +181,11 @@ def _adamw_block(
         partial(np.multiply, t, rate, out=t),
         *decayed,
         partial(np.subtract, p_out if decays else p, t, out=p_out),
-    )
+    ]
 
 
-def _adamw_coefficients(
-    attrs: Attrs, lr: Array, step: Array, rate: Array, eps: Array, keep: Array
-) -> Launch:
+def _adamw_coefficients(attrs: Attrs, rates: Arrays, scalars: Arrays) -> Launch:
+    (lr, step), (rate, eps, keep) = rates, scalars
     b1, b2 = number(attrs, "beta1"), number(attrs, "beta2")
     epsilon, decay = number(attrs, "eps"), number(attrs, "weight_decay")
 
@@ -194,30 +197,6 @@ def _adamw_coefficients(
         keep.fill(1.0 - rate_now * decay)
 
     return launch
-
-
-def _parted(inputs: Arrays, count: int) -> tuple[Arrays, Array | None]:
-    """Return the operands of an update, and `skip` if it is there."""
-    return inputs[:count], inputs[count] if len(inputs) > count else None
-
-
-def _unless(skip: Array | None, update: Launch, olds: Arrays, news: Arrays) -> Launch:
-    """Return the update, or one that keeps the old values where `skip` is not 0."""
-    if skip is None:
-        return update
-    apart = [pair for pair in zip(news, olds, strict=True) if not np.may_share_memory(*pair)]
-    keep = in_sequence([partial(np.copyto, new, old) for new, old in apart])
-
-    def launch() -> None:
-        (keep if skip.item() else update)()
-
-    return launch
-
-
-def _pieces(elements: int, dtype: np.dtype[np.generic], *, scalars: int) -> tuple[Piece, ...]:
-    """Return two blocks and some scalars."""
-    shape = (min(elements, block_elements(dtype.itemsize)),)
-    return (Piece(shape, dtype), Piece(shape, dtype), *[Piece((), dtype)] * scalars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +230,12 @@ class AccumulateKernel:
         return launch
 
 
+SGD = FlatUpdateKernel("sgd_update", 0, 1, 1, _sgd_passes, _sgd_rate, _sgd)
+
 UPDATE_KERNELS = (
     IncrementKernel(),
     AccumulateKernel(),
-    SgdKernel("sgd_update", has_buffer=False),
-    SgdKernel("momentum_update", has_buffer=True),
-    AdamwKernel(),
+    SGD,
+    FlatUpdateKernel("momentum_update", 1, 1, 1, _sgd_passes, _sgd_rate, _sgd),
+    FlatUpdateKernel("adamw_update", 2, 2, 3, _adamw_passes, _adamw_coefficients, _adamw),
 )

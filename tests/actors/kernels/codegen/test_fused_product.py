@@ -9,7 +9,7 @@ import pytest
 
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
-from actors.kernels.interpret.fused_product import NumpyFusedProductKernel
+from actors.kernels.interpret.two_steps import FUSED_PRODUCT
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
@@ -216,7 +216,7 @@ def built(native_toolchain, groups):
 def kernel(request, monkeypatch):
     """Every library, chosen for every product that it takes; numpy's needs no compiler."""
     if request.param == "numpy.fused_product":
-        return NumpyFusedProductKernel()
+        return FUSED_PRODUCT
     request.getfixturevalue("built")
     request.getfixturevalue("native")
     found = NATIVE[request.param]
@@ -264,7 +264,7 @@ def test_bfloat16_products_are_taken_and_rounded(built, native, groups, make, na
 
 
 def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
-    (kernel,) = upcast([NumpyFusedProductKernel()])
+    (kernel,) = upcast([FUSED_PRODUCT])
     assert kernel.name == "numpy.fused_product.upcast"
     check(groups, kernel, normed(groups, BF16), (33, 40, 17), tolerance=0.02)
 

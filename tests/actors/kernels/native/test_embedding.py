@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.sparse_update import SPARSE_UPDATE_KERNELS
+from actors.kernels.interpret.two_steps import EMBEDDING_SGD_UPDATE
 from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.native import chunks
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
 
 NATIVE = {k.op: k for k in (*NATIVE_EMBEDDING_KERNELS, *NATIVE_UPDATE_KERNELS)}
-NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, *SPARSE_UPDATE_KERNELS, *UPDATE_KERNELS)}
+NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, EMBEDDING_SGD_UPDATE, *UPDATE_KERNELS)}
 NO_DECAY = {"weight_decay": 0.0}
 IDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 

@@ -1,0 +1,138 @@
+"""Kernels made of two others: the first makes a tensor in scratch, which the second reads.
+
+- "numpy.fused_product": the product, then the fused program that reads it. It takes the calls that
+  native kernels do not: where there is no C compiler, or where it refused the program's text.
+- "numpy.embedding_sgd_update": the gradient of the whole table, then plain descent. numpy cannot
+  add equal ids up without a table or fresh arrays; what the op saves in traffic it saves in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels import scratch
+from actors.kernels.attributes import integer
+from actors.kernels.interpret.embedding import EmbeddingGradKernel
+from actors.kernels.interpret.fused import NumpyFusedKernel
+from actors.kernels.interpret.matmul import MatmulKernel
+from actors.kernels.interpret.update import SGD
+from actors.kernels.kernel import (
+    Attrs,
+    Kernel,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Workspace,
+    in_sequence,
+)
+from actors.kernels.scratch import Piece
+from actors.kernels.work import Work
+from actors.protocol import Array, Arrays, Launch
+from compiler.errors import InternalError
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+
+_MADE = -1
+"""The place of what the first step makes, among the operands of the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A kernel with its attributes, and the places of the inputs that it reads."""
+
+    kernel: Kernel
+    attrs: Attrs
+    reads: tuple[int, ...]
+
+    def query(self, inputs: Operands, made: Operand, outputs: Operands) -> KernelNeeds | None:
+        """Return what the kernel needs."""
+        operands = (*inputs, made)
+        return self.kernel.query(self.attrs, tuple([operands[i] for i in self.reads]), outputs)
+
+    def bind(self, inputs: Arrays, made: Array, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the kernel's launch."""
+        arrays = tuple([(*inputs, made)[i] for i in self.reads])
+        return self.kernel.bind(self.attrs, arrays, outputs, workspace)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoStepKernel:
+    """`op` by the steps, and with the type between them, that `split` returns for a call."""
+
+    op: str
+    split: Callable[[Attrs, Operands], tuple[Step, Step, TensorType]]
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"numpy.{self.op}"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take what both kernels take."""
+        _, second, made = self.split(attrs, inputs)
+        found = self._needs(attrs, inputs, outputs)
+        if found is None:
+            return None
+        return KernelNeeds(
+            scratch.size_bytes(_pieces(made, found)),
+            tuple([(out, second.reads[i]) for out, i in found[1].in_place if second.reads[i] >= 0]),
+            found[0].duration_ns + found[1].duration_ns,
+            (found[0].work or Work()).then(found[1].work or Work()),
+        )
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the two launches in order."""
+        operands = _operands(inputs)
+        first, second, made = self.split(attrs, operands)
+        found = self._needs(attrs, operands, _operands(outputs))
+        if found is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take")
+        between, *own = scratch.carve(workspace, _pieces(made, found))
+        return in_sequence(
+            (
+                first.bind(inputs, between, (between,), own[0]),
+                second.bind(inputs, between, outputs, own[1]),
+            )
+        )
+
+    def _needs(
+        self, attrs: Attrs, inputs: Operands, outputs: Operands
+    ) -> tuple[KernelNeeds, KernelNeeds] | None:
+        first, second, made = self.split(attrs, inputs)
+        between = Operand(made, 0, contiguous_strides(made.shape, made.dtype.itemsize))
+        one, other = (
+            first.query(inputs, between, (between,)),
+            second.query(inputs, between, outputs),
+        )
+        return None if one is None or other is None else (one, other)
+
+
+def _pieces(made: TensorType, found: tuple[KernelNeeds, KernelNeeds]) -> tuple[Piece, ...]:
+    """Return what the first step makes, and the scratch of the two kernels."""
+    sizes = [Piece((needs.workspace_bytes,), np.dtype(np.uint8)) for needs in found]
+    return (Piece(made.shape, numpy_dtype(made.dtype)), *sizes)
+
+
+def _operands(arrays: Arrays) -> Operands:
+    return tuple([Operand(TensorType(DType(x.dtype.name), x.shape), 0, x.strides) for x in arrays])
+
+
+def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[Step, Step, TensorType]:
+    """A [M, K], b [K, N], and the operands of the program but for its first."""
+    product = Step(MatmulKernel(), attrs, (0, 1))
+    program = Step(NumpyFusedKernel(), attrs, (_MADE, *range(2, len(inputs))))
+    extents = (integer(attrs, "rows"), integer(attrs, "columns"))
+    return product, program, TensorType(inputs[0].type.dtype, extents)
+
+
+def _embedding_sgd_update(attrs: Attrs, inputs: Operands) -> tuple[Step, Step, TensorType]:
+    """Parameter, dy, ids and rate."""
+    table = inputs[0].type
+    gradient = Step(EmbeddingGradKernel(), {"rows": table.shape[0]}, (1, 2))
+    return gradient, Step(SGD, {"weight_decay": 0.0}, (0, _MADE, 3)), table
+
+
+FUSED_PRODUCT = TwoStepKernel("fused_product", _fused_product)
+EMBEDDING_SGD_UPDATE = TwoStepKernel("embedding_sgd_update", _embedding_sgd_update)
