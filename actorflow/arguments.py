@@ -33,7 +33,7 @@ def check_model(model: object) -> None:
         return
     if isinstance(model, type) and issubclass(model, Module):
         mend = f"make one of it: {model.__name__}(...)"
-    elif _is_source(model):
+    elif all([callable(getattr(model, name, None)) for name in _SOURCE]):
         mend = "the model comes first, the data after it"
     elif isinstance(model, (list, tuple, dict)):
         mend = "keep the parts as attributes of one class derived from af.nn.Module"
@@ -103,11 +103,11 @@ def check_listener(name: str, listener: object) -> None:
         raise CompileError(f"{find_source()}: {name} is called with (step, results): {why}")
 
 
-def check_ranks(num_ranks: object) -> None:
-    """Raise CompileError for what is no number of ranks."""
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+def check_count(name: str, count: object) -> None:
+    """Raise CompileError for what is no number of things."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise CompileError(
-            f"{find_source()}: num_ranks must be an integer of 1 or more, got {num_ranks!r}"
+            f"{find_source()}: {name} must be an integer of 1 or more, got {count!r}"
         )
 
 
@@ -154,10 +154,6 @@ def came(value: object) -> str:
         return f"the function {value.__name__}"
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-
-
-def _is_source(value: object) -> bool:
-    return all([callable(getattr(value, name, None)) for name in _SOURCE])
 
 
 def _lacking(data: object, missing: list[str]) -> str:

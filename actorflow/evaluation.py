@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from actorflow.arguments import came, check_listener, check_source
+from actorflow.arguments import came, check_count, check_listener, check_source
 from actorflow.data import Batch, DataError, DataSource, check_batch
 from actorflow.nn.module import Module
 from actorflow.run.fetching import Fetching
@@ -89,12 +89,8 @@ class Evaluation:
     on_result: OnResult | None = None
 
     def __post_init__(self) -> None:
-        for name, count in (("every", self.every), ("batches", self.batches)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise CompileError(
-                    f"{find_source()}: {name} of an Evaluation must be an integer of 1 or more, got"
-                    f" {count!r}"
-                )
+        check_count("every of an Evaluation", self.every)
+        check_count("batches of an Evaluation", self.batches)
         check_source(self.data, is_kept=False)
         check_listener("on_result of an Evaluation", self.on_result)
         if not isinstance(self.job, EvaluationJob):

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 import numpy as np
 
 from actorflow.arguments import (
+    check_count,
     check_function,
     check_model,
-    check_ranks,
     check_source,
     check_steps,
     name_of,
@@ -99,7 +99,7 @@ class Job:
         Raises CompileError with the user's line.
         """
         check_model(model)
-        check_ranks(num_ranks)
+        check_count("num_ranks", num_ranks)
         check_evaluation(evaluation)
         check_policy_name(on_nan)
         if every is not None:

@@ -120,12 +120,9 @@ def _unknown_text(name: str) -> str:
     known = [variable.name.removeprefix(_PREFIX) for variable in ENVIRONMENT]
     # Without the prefix, which alone would make any two names look alike.
     nearest = _nearest(name.removeprefix(_PREFIX), known)
-    mend = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {_known_text()}"
+    names = ", ".join(variable.name for variable in ENVIRONMENT)
+    mend = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {names}"
     return f"{name} is set, and no such setting exists; {mend}"
-
-
-def _known_text() -> str:
-    return ", ".join(variable.name for variable in ENVIRONMENT)
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

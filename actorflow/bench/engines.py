@@ -53,46 +53,29 @@ _MALLOC = (
 
 OURS = Engine("actorflow", "actorflow_engine.py", "", ("",), (), ("ACTORFLOW_CACHE",))
 
+_COMPILED = ("default", "max-autotune-no-cudagraphs")
+_CHUNKED = (("gpt-vocab", "chunked"),)
+_JAX = (
+    ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+    ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
+)
+_TENSORFLOW = (("TF_CPP_MIN_LOG_LEVEL", "3"), ("CUDA_VISIBLE_DEVICES", "-1"))
+
 RIVALS: tuple[Engine, ...] = (
+    Engine("torch", "torch_engine.py", "torch", ("eager",), _MALLOC, row_variants=_CHUNKED),
     Engine(
-        "torch",
-        "torch_engine.py",
-        "torch",
-        ("eager",),
-        _MALLOC,
-        row_variants=(("gpt-vocab", "chunked"),),
-    ),
-    Engine(
-        "torch.compile",
-        "torch_engine.py",
-        "torch",
-        ("default", "max-autotune-no-cudagraphs"),
-        _MALLOC,
+        "torch.compile", "torch_engine.py", "torch", _COMPILED, _MALLOC,
         ("TORCHINDUCTOR_CACHE_DIR",),
     ),
     Engine(
-        "jax",
-        "jax_engine.py",
-        "jax",
-        ("jit",),
-        (
-            *_MALLOC,
-            ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
-            ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
-        ),
-        ("JAX_COMPILATION_CACHE_DIR",),
-        ("fp32",),
-        (("gpt-vocab", "chunked"),),
+        "jax", "jax_engine.py", "jax", ("jit",), (*_MALLOC, *_JAX), ("JAX_COMPILATION_CACHE_DIR",),
+        ("fp32",), _CHUNKED,
     ),
     Engine(
-        "tensorflow",
-        "tensorflow_engine.py",
-        "tensorflow",
-        ("graph", "xla"),
-        (*_MALLOC, ("TF_CPP_MIN_LOG_LEVEL", "3"), ("CUDA_VISIBLE_DEVICES", "-1")),
-        precisions=("fp32",),
+        "tensorflow", "tensorflow_engine.py", "tensorflow", ("graph", "xla"),
+        (*_MALLOC, *_TENSORFLOW), precisions=("fp32",),
     ),
-)
+)  # fmt: skip
 
 
 def chosen_rivals(text: str) -> tuple[Engine, ...]:

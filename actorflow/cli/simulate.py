@@ -134,13 +134,9 @@ def _measured(plan: Plan, *, is_fresh: bool | None) -> Sequence[float]:
     measure = stopwatch(time.perf_counter_ns)
     if cache is None:
         return durations_ns(plan, calibrate(measure))
-    rates = cached_rates(cache / "rates", _machine(), measure, is_fresh=bool(is_fresh))
+    machine = f"{processor()} {os.cpu_count()} {loaded_blas()}"  # what rates depend on
+    rates = cached_rates(cache / "rates", machine, measure, is_fresh=bool(is_fresh))
     return durations_ns(plan, rates)
-
-
-def _machine() -> str:
-    """Return what the rates of this machine depend on beside the libraries."""
-    return f"{processor()} {os.cpu_count()} {loaded_blas()}"
 
 
 def _report(

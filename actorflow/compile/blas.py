@@ -93,11 +93,8 @@ def _mapped_libraries() -> list[Path]:
         return []
     paths = {Path(line[line.index("/") :]) for line in lines if "/" in line}
     marks = ("openblas", "libblas", "libblis", "libmkl_rt", "libcblas")
-    return sorted(path for path in paths if path.name.startswith("lib") and _any(marks, path.name))
-
-
-def _any(marks: tuple[str, ...], name: str) -> bool:
-    return any(mark in name for mark in marks)
+    libraries = [path for path in paths if path.name.startswith("lib")]
+    return sorted([path for path in libraries if any([mark in path.name for mark in marks])])
 
 
 def _asked(path: Path) -> BlasInfo | None:

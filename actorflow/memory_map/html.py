@@ -31,12 +31,11 @@ def render_html(plan: Plan, without: Plan | None = None) -> str:
         "maps": maps,
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page, script = [_asset(name) for name in ("page.html", "page.js")]
+    here = resources.files("actorflow.memory_map")
+    page, script = [
+        here.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "js")
+    ]
     return page.replace("__SCRIPT__", script).replace("__DATA__", text)
-
-
-def _asset(name: str) -> str:
-    return resources.files("actorflow.memory_map").joinpath(name).read_text(encoding="utf-8")
 
 
 def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
@@ -48,13 +47,7 @@ def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
     account = shown.account
     boxes = [_row(box, number(box.name)) for box in shown.boxes]
     steps = [
-        [
-            number(step.op),
-            number(step.scope),
-            number(step.source),
-            number(step.actor),
-            _PHASES.index(step.phase),
-        ]
+        [*map(number, (step.op, step.scope, step.source, step.actor)), _PHASES.index(step.phase)]
         for step in shown.steps
     ]
     return {

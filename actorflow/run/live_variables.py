@@ -20,7 +20,7 @@ from actors.errors import ActorFailed
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
-from compiler.plan import Actor, ActorKind, Launch, Plan
+from compiler.plan import Actor, ActorKind, Plan
 from compiler.types import RegisterId
 from compiler.verify import edges_of
 from memory.registers import repetition_vector
@@ -219,9 +219,7 @@ class LiveVariables:
         """Return the first launch of an actor that writes state, but for counters."""
         registers = set(self._registers.values())
         for index, launch in enumerate(actor.launches):
-            if launch.op != COUNTER and self._is_written(launch, registers):
+            written = {self._plan.views[view].register for view in launch.outputs}
+            if launch.op != COUNTER and not written.isdisjoint(registers):
                 return index
         return None
-
-    def _is_written(self, launch: Launch, registers: set[RegisterId]) -> bool:
-        return any([self._plan.views[view].register in registers for view in launch.outputs])

@@ -112,7 +112,8 @@ class Saver:
         Infinity may be meant (a mask), and so may NaN in what training does not change.
         Raises CheckpointError unless the policy is to go on.
         """
-        broken = next((n for n in self._written if _has_nan(arrays[n])), None)
+        floats = [name for name in self._written if arrays[name].dtype.kind == "f"]
+        broken = next((name for name in floats if np.isnan(arrays[name]).any()), None)
         if broken is not None and not self._policy.keeps_nan:
             self._refused = (step, broken)
             self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
@@ -250,7 +251,3 @@ def expected_of(plan: Plan) -> Expected:
     tensors = {name: StoredType(t.dtype.value, t.shape) for name, t in types.items()}
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED,)), counter)
-
-
-def _has_nan(array: Array) -> bool:
-    return array.dtype.kind == "f" and bool(np.isnan(array).any())

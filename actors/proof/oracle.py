@@ -163,7 +163,8 @@ class Memory:
         kind = Message(int(self.rng.random() * len(Message)))
         is_running = machine.state(actor) in (State.FIRING, State.FLUSHING)
         if kind in (Message.DONE, Message.FAILED, Message.EXHAUSTED):
-            is_wrong = not is_running or (kind is Message.EXHAUSTED and not self._is_source(actor))
+            is_source = table.admission[actor] is not None
+            is_wrong = not is_running or (kind is Message.EXHAUSTED and not is_source)
             return message(kind, actor) if is_wrong else None
         code = message(kind, index)
         if edge.producer == OUTSIDE:
@@ -175,9 +176,6 @@ class Memory:
             return code if is_open and self._ready(index) + edge.produce > edge.num_slots else None
         brings = edge.consume if kind is Message.FREE else 1
         return code if self._free(index) + brings > edge.num_slots else None
-
-    def _is_source(self, actor: int) -> bool:
-        return self.table.admission[actor] is not None
 
     def _ready(self, index: int) -> int:
         """Return the tokens at the consumer of an edge, which was not flushed."""
