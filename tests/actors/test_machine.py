@@ -135,6 +135,11 @@ def test_admitting_after_the_end_of_admission_raises(pair):
         pair.admit(0, 1)
 
 
+def test_admitting_to_no_firing_raises(pair):
+    with pytest.raises(ProtocolError, match="'data' was admitted to 0 firings; expected one"):
+        pair.admit(0, 0)
+
+
 def credits_table(num_slots=3, initial=0, rate=3):
     """data -> step -> save, where save is due after every `rate` steps."""
     edges = [Edge("batch", 0, 1, 1, 1, 1), Edge("due", 1, 2, 1, rate, num_slots, initial)]
@@ -318,6 +323,7 @@ def test_a_failure_halts_the_machine_and_lets_what_runs_finish(pair):
     assert pair.is_halted
     assert not pair.is_quiescent
     pair.receive(message(Message.DONE, 0))
+    assert not pair.is_quiescent, "messages are under way"
     settle(pair)
     assert pair.is_quiescent
     assert not pair.is_finished
@@ -427,6 +433,16 @@ def test_a_stall_names_who_waits_for_what(pair):
     done(pair, 0)
     done(pair, 0)
     assert "'data' waits for 1 more tokens of 'admission', 1 more slots of 'batch'" in pair.stall()
+
+
+def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():
+    edges = [Edge("r", 0, 1, 1, 1, 1), Edge("r", 0, 2, 1, 1, 1)]
+    machine = Machine(MachineTable.from_edges(["a", "b", "c"], edges, sources=[0]))
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    for actor in (0, 1):
+        done(machine, actor)
+    assert machine.lacks(0) == (message(Message.FREE, 1),)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,10 @@ class Loose(Machine):
 
     is_found_by_oracle = True
 
+    def __init_subclass__(cls, *, is_base=False):
+        if not is_base:
+            MUTANTS.append(cls)
+
     def __init__(self, table):
         self.rng = Random(table.num_actors)
         super().__init__(table)
@@ -41,11 +45,6 @@ class Loose(Machine):
             if cell.reaction is not Reaction.ILLEGAL:
                 return
         super()._refuse(code)
-
-
-def mutant(machine_type):
-    MUTANTS.append(machine_type)
-    return machine_type
 
 
 def killer(machine_type, seed):
@@ -80,7 +79,7 @@ def changing(name, change):
     def seed(self):
         self._send = lambda codes: self.outbox.extend(change(self, [*codes]))
 
-    MUTANTS.append(type(name, (Loose,), {"seed": seed}))
+    type(name, (Loose,), {"seed": seed})
 
 
 changing("LosesOneFreeInTen", drop(Message.FREE, 0.1))
@@ -92,7 +91,6 @@ changing("DoublesFree", double(Message.FREE))
 changing("DoublesReturn", double(Message.RETURN))
 
 
-@mutant
 class ForgetsAConsumer(Loose):
     """Leaves out the first message of every firing."""
 
@@ -100,7 +98,6 @@ class ForgetsAConsumer(Loose):
         self._posts = tuple([posts[1:] for posts in self._posts])
 
 
-@mutant
 class EndOvertakesReady(Loose):
     """Sends End before the Ready of the last firing."""
 
@@ -112,7 +109,7 @@ class EndOvertakesReady(Loose):
         self._send = send
 
 
-class SendsAtStart(Loose):
+class SendsAtStart(Loose, is_base=True):
     """Sends the messages of one kind when a firing starts instead of when it is done."""
 
     kind = None
@@ -129,14 +126,12 @@ class SendsAtStart(Loose):
         self._start_in = [start] * self.table.num_actors
 
 
-@mutant
 class FreesEarly(SendsAtStart):
     """Sends Free before the reader is done."""
 
     kind = Message.FREE
 
 
-@mutant
 class ReadyEarly(SendsAtStart):
     """Sends Ready before the writer is done."""
 
@@ -146,7 +141,6 @@ class ReadyEarly(SendsAtStart):
 # -- counters ------------------------------------------------------------------------------------
 
 
-@mutant
 class OneCreditTooMany(Loose):
     """Starts with a free slot more than there are."""
 
@@ -156,7 +150,6 @@ class OneCreditTooMany(Loose):
                 self._add(message(Message.FREE, index), 1)
 
 
-@mutant
 class OneCreditTooFew(Loose):
     """Starts with a free slot less than there are."""
 
@@ -166,7 +159,6 @@ class OneCreditTooFew(Loose):
                 self._take(message(Message.FREE, index), 1)
 
 
-@mutant
 class TokensNotTaken(Loose):
     """Fires without taking its tokens."""
 
@@ -175,7 +167,6 @@ class TokensNotTaken(Loose):
         self._takes = tuple([tuple(row) for row in rows])
 
 
-@mutant
 class SlotsNotTaken(Loose):
     """Fires without taking its slots."""
 
@@ -184,7 +175,6 @@ class SlotsNotTaken(Loose):
         self._takes = tuple([tuple(row) for row in rows])
 
 
-@mutant
 class WrongRate(Loose):
     """Counts one token for a Ready that brings several."""
 
@@ -193,7 +183,6 @@ class WrongRate(Loose):
             self._refill[message(Message.READY, index)] = 1
 
 
-@mutant
 class ForgetsCredits(Loose):
     """Does not see the tokens that a register starts with."""
 
@@ -203,7 +192,6 @@ class ForgetsCredits(Loose):
                 self._take(message(Message.READY, index), 1)
 
 
-@mutant
 class CreditsWithoutSlots(Loose):
     """Holds the slots free that are full at the start."""
 
@@ -213,7 +201,6 @@ class CreditsWithoutSlots(Loose):
                 self._add(message(Message.FREE, index), edge.initial)
 
 
-@mutant
 class MissesAWakeUp(Loose):
     """Counts one unmet condition too many for one actor."""
 
@@ -221,7 +208,6 @@ class MissesAWakeUp(Loose):
         self._unmet[self.rng.randrange(self.table.num_actors)] += 1
 
 
-@mutant
 class WakesTooEarly(Loose):
     """Counts one unmet condition too few for one actor."""
 
@@ -229,7 +215,6 @@ class WakesTooEarly(Loose):
         self._unmet[self.rng.randrange(self.table.num_actors)] -= 1
 
 
-@mutant
 class FiresTwiceAtOnce(Loose):
     """Forgets that to be firing is an unmet condition."""
 
@@ -244,7 +229,6 @@ class FiresTwiceAtOnce(Loose):
 # -- admission -----------------------------------------------------------------------------------
 
 
-@mutant
 class AdmitsTooFew(Loose):
     """Admits one firing less than asked for."""
 
@@ -253,7 +237,6 @@ class AdmitsTooFew(Loose):
             super().admit(actor, count - 1)
 
 
-@mutant
 class IgnoresTheLimit(Loose):
     """Ends admission without the limit."""
 
@@ -261,7 +244,6 @@ class IgnoresTheLimit(Loose):
         super().end_admission(actor)
 
 
-@mutant
 class LimitOffByOne(Loose):
     """Permits one firing more than the limit."""
 
@@ -269,7 +251,6 @@ class LimitOffByOne(Loose):
         super().end_admission(actor, None if limit is None else limit + 1)
 
 
-@mutant
 class LimitForgetsWhatRuns(Loose):
     """Measures the limit against the firings that are done, not those that started."""
 
@@ -278,7 +259,6 @@ class LimitForgetsWhatRuns(Loose):
         super().end_admission(actor, None if limit is None else limit + is_running)
 
 
-@mutant
 class LowersTheLimitAsleep(Loose):
     """Does not close a waiting source whose limit is lowered after its end."""
 
@@ -291,7 +271,6 @@ class LowersTheLimitAsleep(Loose):
         super().end_admission(actor, limit)
 
 
-@mutant
 class ExhaustedKeepsItsSlots(Loose):
     """Does not take back the slots of a firing that found no more data."""
 
@@ -302,7 +281,6 @@ class ExhaustedKeepsItsSlots(Loose):
         super()._exhaust(actor, code)
 
 
-@mutant
 class ExhaustedIsReady(Loose):
     """Tells its consumers that there is data when there is none."""
 
@@ -314,7 +292,6 @@ class ExhaustedIsReady(Loose):
 # -- the way to the end --------------------------------------------------------------------------
 
 
-@mutant
 class ClosesTooEarly(Loose):
     """Closes when an input has ended, although its tokens suffice for another firing."""
 
@@ -328,7 +305,6 @@ class ClosesTooEarly(Loose):
         super()._close(actor)
 
 
-@mutant
 class OverlooksTheEnd(Loose):
     """Does not look after a firing whether an input has ended."""
 
@@ -337,7 +313,6 @@ class OverlooksTheEnd(Loose):
         self._has_end[actor] = False
 
 
-@mutant
 class NeverFlushes(Loose):
     """Hands the rest back where it should fire once more."""
 
@@ -345,7 +320,6 @@ class NeverFlushes(Loose):
         self._finish(actor)
 
 
-@mutant
 class FlushesTwice(Loose):
     """Starts its last firing twice."""
 
@@ -354,7 +328,7 @@ class FlushesTwice(Loose):
         super()._finish_flush(actor, code)
 
 
-class FlushesTooEarly(Loose):
+class FlushesTooEarly(Loose, is_base=True):
     """Flushes as if some of its conditions were met."""
 
     def pretends(self, code):
@@ -374,7 +348,6 @@ class FlushesTooEarly(Loose):
             self._level[:] = levels
 
 
-@mutant
 class FlushesBeforeEveryInputEnded(FlushesTooEarly):
     """Flushes while tokens are still on their way to it."""
 
@@ -382,7 +355,6 @@ class FlushesBeforeEveryInputEnded(FlushesTooEarly):
         return kind_of(code) is Message.READY
 
 
-@mutant
 class FlushesWithoutASlot(FlushesTooEarly):
     """Flushes into a slot that is still being read."""
 
@@ -390,7 +362,6 @@ class FlushesWithoutASlot(FlushesTooEarly):
         return kind_of(code) is Message.FREE
 
 
-@mutant
 class FlushFreesInFull(Loose):
     """Sends Free for a whole firing after a flush that read less."""
 
@@ -400,7 +371,6 @@ class FlushFreesInFull(Loose):
         super()._finish_flush(actor, code)
 
 
-@mutant
 class StaleFlush(Loose):
     """Hands back one token more than its flush took."""
 
@@ -410,7 +380,6 @@ class StaleFlush(Loose):
         super()._finish_flush(actor, code)
 
 
-@mutant
 class KeepsWhatItCannotRead(Loose):
     """Does not hand back the tokens that no firing will read."""
 
@@ -425,7 +394,6 @@ class KeepsWhatItCannotRead(Loose):
         super()._finish(actor)
 
 
-@mutant
 class HandsBackOneSlotOfSeveral(Loose):
     """Hands back one slot of a Ready that filled several."""
 
@@ -433,7 +401,6 @@ class HandsBackOneSlotOfSeveral(Loose):
         self._send([message(Message.RETURN, subject_of(code))])
 
 
-@mutant
 class ReturnCountsAsFree(Loose):
     """Takes a Return of one slot for a Free of a whole firing's."""
 
@@ -444,7 +411,6 @@ class ReturnCountsAsFree(Loose):
         super()._count(code)
 
 
-@mutant
 class EndsBeforeItsSlotsAreHome(Loose):
     """Ends as soon as its inputs have."""
 
@@ -456,7 +422,6 @@ class EndsBeforeItsSlotsAreHome(Loose):
             self._num_open -= 1
 
 
-@mutant
 class EndsBeforeItsInputs(Loose):
     """Ends as soon as its slots are home."""
 
@@ -472,7 +437,6 @@ class EndsBeforeItsInputs(Loose):
 # -- failures ------------------------------------------------------------------------------------
 
 
-@mutant
 class FailsAndGoesOn(Loose):
     """Does not halt when a firing fails."""
 
@@ -481,7 +445,6 @@ class FailsAndGoesOn(Loose):
         self._look_up_every_message(actor)
 
 
-@mutant
 class HaltsAllButOne(Loose):
     """Lets one actor go on after a halt."""
 
