@@ -13,12 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from compiler.attrs import Attrs
 from compiler.types import TensorType
 
 T = TypeVar("T")
+
+Types = tuple[TensorType, ...]
+"""Types of the inputs or of the outputs of a node."""
 
 
 class OpTypeError(Exception):
@@ -130,20 +133,14 @@ def foreign_files(known: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted(f for f in found if not any(Path(f).is_relative_to(k) for k in known)))
 
 
-class InferType(Protocol):
-    """Types of the outputs from the types of the inputs. Raises OpTypeError."""
+InferType = Callable[[Types, Attrs], Types]
+"""Types of the outputs from the types of the inputs, and attributes. Raises OpTypeError."""
 
-    def __call__(self, inputs: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        """Return one type per output. Raises OpTypeError."""
-        ...
+Reference = Callable[..., tuple[Any, ...]]
+"""(attrs, *arrays) -> one new array per output, in any float width; the inputs stay as they are.
 
-
-class Reference(Protocol):
-    """Numpy semantics, allocating, any float width: the oracle and the constant folder."""
-
-    def __call__(self, attrs: Attrs, *inputs: Any) -> tuple[Any, ...]:
-        """Return one new array per output; the inputs are left unchanged."""
-        ...
+Numpy semantics: the oracle and the constant folder.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +151,8 @@ class Cost:
     bytes: float
 
 
-class CostOf(Protocol):
-    """Cost of an op from the types of its inputs and outputs."""
-
-    def __call__(
-        self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
-    ) -> Cost:
-        """Return the work of one execution."""
-        ...
+CostOf = Callable[[Types, Types, Attrs], Cost]
+"""Cost of one execution from the types of inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,33 +163,20 @@ class Layout:
     strides_bytes: tuple[int, ...]
 
 
-class ViewOf(Protocol):
-    """Layout of the output inside the storage of input 0, or None where bytes must be copied."""
+ViewOf = Callable[[TensorType, Layout, TensorType, Attrs], Layout | None]
+"""(input type, its layout, output type) -> the output's layout in the storage of input 0.
 
-    def __call__(
-        self, input_type: TensorType, layout: Layout, output_type: TensorType, attrs: Attrs
-    ) -> Layout | None:
-        """Return the output's layout in the storage whose input 0 has `layout`, or None."""
-        ...
+None where bytes must be copied.
+"""
 
+InsideOf = Callable[[TensorType, Layout, Types, Attrs], tuple[Layout | None, ...]]
+"""(output type, its layout, input types) -> one layout per input in the output's storage, or None.
 
-class InsideOf(Protocol):
-    """Layouts of the inputs such that the output, wherever it lies, is nothing but them."""
-
-    def __call__(
-        self,
-        output_type: TensorType,
-        layout: Layout,
-        input_types: tuple[TensorType, ...],
-        attrs: Attrs,
-    ) -> tuple[Layout | None, ...]:
-        """Return, in the storage where the output has `layout`, one layout per input, or None."""
-        ...
+Wherever the output lies, it is nothing but its inputs then.
+"""
 
 
-def _streaming_cost(
-    inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
-) -> Cost:
+def _streaming_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     elements = sum(t.num_elements for t in outputs)
     moved = sum(t.size_bytes for t in inputs) + sum(t.size_bytes for t in outputs)
     return Cost(float(elements), float(moved))

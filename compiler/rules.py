@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from compiler.graph import GraphBuilder, Node
 from compiler.registry import OpAttr
 from compiler.types import ValueId
 
+Maybe = tuple[ValueId | None, ...]
 
-class Gradient(Protocol):
-    """Emit the gradient of `node` into `b`.
+Gradient = Callable[[GraphBuilder, Node, Maybe], Maybe]
+"""Emits the gradient of a node.
 
-    `grads` holds one value per output of the node, None where nothing flows back; the result holds
-    one value per input of the node, None where nothing flows. Each gradient has the type of its
-    input.
-    """
+Takes one value per output of the node, None where nothing flows back; returns one per input, of the
+input's type, or None.
+"""
 
-    def __call__(
-        self, b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
-    ) -> tuple[ValueId | None, ...]:
-        """Return one gradient, or None, per input of `node`."""
-        ...
+Simplify = Callable[[GraphBuilder, Node, tuple[ValueId, ...]], tuple[ValueId, ...] | None]
+"""Rewrites a node, whose inputs here are in the builder, while it is copied.
 
-
-class Simplify(Protocol):
-    """Rewrite `node` while it is copied into `b`: return replacements of its outputs, or None."""
-
-    def __call__(
-        self, b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]
-    ) -> tuple[ValueId, ...] | None:
-        """Return one value of `b` per output, or None to keep `node`; `inputs` are in `b`."""
-        ...
-
+Returns one value per output, or None to keep the node.
+"""
 
 gradient = OpAttr[Gradient]("gradient", "the op's vector-Jacobian product; read by autodiff")
 simplify = OpAttr[Simplify]("simplify", "local algebraic rewrite; read by the simplify pass")

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
-from compiler.registry import OpAttr
+from compiler.registry import OpAttr, Types
 from compiler.target import KernelCall
-from compiler.types import TensorType
 
-Types = tuple[TensorType, ...]
 Shape = tuple[int, ...]
 
 
@@ -41,25 +38,14 @@ class Frame:
     write_only: tuple[int, ...] = ()
 
 
-class FrameOf(Protocol):
-    """The frame of a node, from its types."""
+FrameOf = Callable[[Types, Types, Attrs], Frame | None]
+"""The frame of a node from its types, or None where a fused kernel cannot compute it."""
 
-    def __call__(self, inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
-        """Return the frame, or None where a group cannot compute this node."""
-        ...
+Expand = Callable[[ProgramBuilder, Attrs, Types, tuple[int, ...]], tuple[int, ...]]
+"""Emits the instructions of a node, and returns one value per output.
 
-
-class Expand(Protocol):
-    """The instructions of a node.
-
-    `types` are those of the node's inputs, `values` the inputs in the program, in the same order.
-    """
-
-    def __call__(
-        self, p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Emit the node's instructions into `p` and return one value per output."""
-        ...
+Takes the types of the node's inputs, and the inputs as values in the program, in the same order.
+"""
 
 
 def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:

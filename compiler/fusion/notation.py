@@ -26,10 +26,9 @@ from compiler.ops.signature import (
     expect_number,
     expect_type,
 )
-from compiler.registry import OpTypeError
+from compiler.registry import OpTypeError, Types
 from compiler.types import DType, TensorType
 
-Types = tuple[TensorType, ...]
 Shape = tuple[int, ...]
 
 ELEMENTS = ("float", "signed", "number", "any", "int", "bool")

@@ -15,13 +15,11 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.registry import Op, OpTypeError, infer_type
+from compiler.registry import Types as Types
 from compiler.types import DType, TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """What references take and return; dtype and rank are the op's business."""
-
-Types = tuple[TensorType, ...]
-"""Types of the inputs or of the outputs of a node."""
 
 Check = Callable[[Types, Attrs], None]
 """What a signature cannot say; raises OpTypeError."""
