@@ -18,10 +18,10 @@ in host memory is touched by copies alone; what is read from it comes after the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from math import inf
+from typing import TypeVar
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
@@ -29,14 +29,15 @@ from compiler.graph import Graph, Node, Write, consumers
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
-from compiler.lowering.order import order_edges, place_views
-from compiler.lowering.storage import assign_storage
+from compiler.lowering.order import launches_in_order, place_views
 from compiler.ops.copies import COPY_BACK, COPY_IN, HOST_MEMORY, Copies
 from compiler.ops.sources import VARIABLE
 from compiler.rates import needed_per_step
 from compiler.registry import writes
 from compiler.target import Target
 from compiler.types import Phase, TensorType, ValueId
+
+T = TypeVar("T")
 
 MIN_BUCKET_BYTES = 4 << 20
 """Bytes below which a bucket is not worth its two cuts of the compute stream.
@@ -113,7 +114,8 @@ def run(
         return graph
     graph = with_early_updates(graph)
     updates = _chosen(graph, names)
-    buckets = _buckets(graph, updates, bucket_bytes)
+    sizes = [state_bytes(graph, update) for update in updates]
+    buckets = fill_buckets(updates, sizes, bucket_bytes)
     return _StateCopies(graph, buckets, _start(graph, buckets, target)).run()
 
 
@@ -123,23 +125,8 @@ def with_early_updates(graph: Graph) -> Graph:
     That frees its gradient and spreads the copies over the backward pass. Where the peak lies
     elsewhere, `order` leaves all updates at the end.
     """
-    launches = assign_storage(graph).launches
-    waiting = dict.fromkeys(launches, 0)
-    successors: dict[int, list[int]] = {n: [] for n in launches}
-    for before, after in order_edges(graph):
-        waiting[after] += 1
-        successors[before].append(after)
     is_late = [node.phase is not Phase.UPDATE for node in graph.nodes]
-    ready = [(is_late[n], n) for n in launches if not waiting[n]]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heappop(ready)[1])
-        for after in successors[order[-1]]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                heappush(ready, (is_late[after], after))
-    return replace(graph, nodes=place_views(graph, order))
+    return replace(graph, nodes=place_views(graph, launches_in_order(graph, is_late)))
 
 
 def _chosen(graph: Graph, names: Sequence[str]) -> tuple[StateUpdate, ...]:
@@ -162,19 +149,25 @@ def _chosen(graph: Graph, names: Sequence[str]) -> tuple[StateUpdate, ...]:
     return tuple(chosen)
 
 
-def _buckets(
-    graph: Graph, updates: tuple[StateUpdate, ...], bucket_bytes: int | None
-) -> tuple[tuple[StateUpdate, ...], ...]:
-    """Put updates that follow one another together."""
-    sizes = [state_bytes(graph, update) for update in updates]
+def fill_buckets(
+    items: Sequence[T],
+    sizes: Sequence[int],
+    bucket_bytes: int | None,
+    is_apart: Callable[[list[T], T], bool] = lambda bucket, item: False,
+) -> tuple[tuple[T, ...], ...]:
+    """Put items that follow one another together, unless they have to be `is_apart`.
+
+    `bucket_bytes`: what a bucket holds at most, unless one item is larger; by default a share of
+    all bytes.
+    """
     most = bucket_bytes or max(MIN_BUCKET_BYTES, -(-sum(sizes) // MAX_BUCKETS))
-    buckets: list[list[StateUpdate]] = []
+    buckets: list[list[T]] = []
     held = 0
-    for update, size in zip(updates, sizes, strict=True):
-        if not buckets or held + size > most:
+    for item, size in zip(items, sizes, strict=True):
+        if not buckets or held + size > most or is_apart(buckets[-1], item):
             buckets.append([])
             held = 0
-        buckets[-1].append(update)
+        buckets[-1].append(item)
         held += size
     return tuple([tuple(bucket) for bucket in buckets])
 

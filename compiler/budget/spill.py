@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from compiler.attrs import Attrs
-from compiler.budget.offload import MAX_BUCKETS, MIN_BUCKET_BYTES
+from compiler.budget.offload import fill_buckets
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import copy_info
@@ -118,7 +118,13 @@ def run(
             f"value %{stays} cannot go to host memory: only what a launch makes and launches of"
             " the same batch read can, unless it is an output or written over"
         )
-    buckets = _buckets(graph, chosen, bucket_bytes)
+    # All of a bucket is made before the first late reader of any of it.
+    buckets = fill_buckets(
+        chosen,
+        [graph.types[idle.value].size_bytes for idle in chosen],
+        bucket_bytes,
+        lambda bucket, idle: idle.maker >= _first_reader(bucket),
+    )
     return _SpillCopies(graph, buckets, _starts(graph, buckets, target)).run()
 
 
@@ -131,21 +137,6 @@ def _last_maker(bucket: Sequence[Idle]) -> int:
 
 def _first_reader(bucket: Sequence[Idle]) -> int:
     return min([idle.late[0] for idle in bucket])
-
-
-def _buckets(graph: Graph, chosen: Sequence[Idle], bucket_bytes: int | None) -> tuple[_Bucket, ...]:
-    sizes = [graph.types[idle.value].size_bytes for idle in chosen]
-    most = bucket_bytes or max(MIN_BUCKET_BYTES, -(-sum(sizes) // MAX_BUCKETS))
-    buckets: list[list[Idle]] = []
-    held = 0
-    for idle, size in zip(chosen, sizes, strict=True):
-        is_full = not buckets or held + size > most
-        if is_full or idle.maker >= _first_reader(buckets[-1]):
-            buckets.append([])
-            held = 0
-        buckets[-1].append(idle)
-        held += size
-    return tuple([tuple(bucket) for bucket in buckets])
 
 
 def _starts(

@@ -70,25 +70,34 @@ def _order_launches(graph: Graph) -> list[int]:
 
 @fact
 def sort_launches(graph: Graph) -> tuple[int, ...]:
-    """Return the launches in an order that obeys all edges, nearest to the given one (Kahn, 1962).
+    """Return the launches in an order that obeys all edges, nearest to the given one.
 
     Raises InternalError when an update must run both before and after something.
     """
-    launches = assign_storage(graph).launches
+    return launches_in_order(graph, [False] * len(graph.nodes))
+
+
+def launches_in_order(graph: Graph, is_late: Sequence[bool]) -> tuple[int, ...]:
+    """Return the launches in an order that obeys all edges, late nodes last (Kahn, 1962).
+
+    Raises InternalError when an update must run both before and after something.
+    """
+    launches, num_nodes = assign_storage(graph).launches, len(graph.nodes)
     waiting = dict.fromkeys(launches, 0)
     successors: dict[int, list[int]] = {n: [] for n in launches}
     for before, after in order_edges(graph):
         waiting[after] += 1
         successors[before].append(after)
-    ready = [n for n in launches if waiting[n] == 0]
+    # Plain numbers, which a heap sorts in two thirds of the time of pairs.
+    ready = [n + is_late[n] * num_nodes for n in launches if waiting[n] == 0]
+    heapq.heapify(ready)
     order: list[int] = []
     while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        for after in successors[node]:
+        order.append(heapq.heappop(ready) % num_nodes)
+        for after in successors[order[-1]]:
             waiting[after] -= 1
             if waiting[after] == 0:
-                heapq.heappush(ready, after)
+                heapq.heappush(ready, after + is_late[after] * num_nodes)
     if len(order) < len(launches):
         stuck = next(n for n in launches if waiting[n])
         raise InternalError(f"{graph.nodes[stuck].op} at {graph.nodes[stuck].source} waits forever")

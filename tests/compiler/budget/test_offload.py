@@ -397,8 +397,7 @@ def test_the_estimated_step_is_that_of_the_simulation(budget_trials):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Buckets and activations of a few hundred bytes are worth a copy."""
-    monkeypatch.setattr(offload, "MIN_BUCKET_BYTES", 2 * MATRIX_BYTES)
-    monkeypatch.setattr(spill, "MIN_BUCKET_BYTES", MATRIX_BYTES)
+    monkeypatch.setattr(offload, "MIN_BUCKET_BYTES", MATRIX_BYTES)
     monkeypatch.setattr("compiler.budget.choose_offload.MIN_ACTIVATION_BYTES", MATRIX_BYTES)
 
 
