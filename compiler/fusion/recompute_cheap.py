@@ -8,6 +8,10 @@ backward pass, and what reads the value there reads the clone; `fuse` puts the c
 that reads it, so that a tensor is read as before and one less is written, and kept. What is one
 number per row or column (a mean, a rounded scale) is small: it is kept, never computed again.
 
+A value that would not be kept may be, in place of what is made of it (`compiler.fusion.origins`). A
+value that is read in other rows than it is made in is kept, as a norm of groups by a sum over the
+batch: there is no mean of each row there.
+
 A reader that generated code does not compute, as a matrix product, needs the value in memory. There
 the clone is an output of a kernel of the backward pass that reads the same tensor; the readers, and
 what needs them, are moved after it. The value so dies in the forward pass, and the clone costs no
@@ -26,6 +30,7 @@ from dataclasses import dataclass, replace
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import expand
 from compiler.fusion.members import Members
+from compiler.fusion.origins import find_origins
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
 from compiler.fusion.region import MIN_WIDE_BYTES
 from compiler.fusion.waiting import waiting_nodes
@@ -90,11 +95,15 @@ class _Search:
         self.readers: dict[ValueId, _Readers] = {}
         self.recipes: dict[ValueId, _Recipe | None] = {}
         self.chosen: dict[ValueId, _Recipe] = {}
+        self.kept: set[ValueId] = set()
+        self.origins: frozenset[ValueId] = frozenset()
         self.weights: dict[Op, int | None] = {}
         self.order = _Order(graph, self.members.producers)
 
     def run(self) -> Graph:
         self._find_readers()
+        origins = find_origins(self.members, self._whole_inputs, self._is_saved_for_kernels)
+        self.origins = frozenset(origins)
         for index, node in enumerate(self.graph.nodes):
             if node.phase is Phase.FORWARD:
                 self._look_at(index, node)
@@ -125,6 +134,10 @@ class _Search:
                 for value in read:
                     self._readers_of(value).kernels.append(index)
 
+    def _is_saved_for_kernels(self, value: ValueId) -> bool:
+        readers = self.readers.get(value)
+        return readers is not None and readers.is_read_late and not readers.others
+
     def _readers_of(self, value: ValueId) -> _Readers:
         if value not in self.readers:
             self.readers[value] = _Readers([], [])
@@ -143,19 +156,24 @@ class _Search:
             if value in self.owned or (readers is not None and readers.is_read_by_updates):
                 self._keep(value)
             elif readers is not None and readers.is_read_late:
-                if recipe is None or not self._can_have(recipe, readers):
+                if recipe is None or not self._can_have(value, recipe, readers):
                     self._keep(value)
                 else:
                     self.chosen[value] = recipe
                     for base in recipe.bases:
                         self._readers_of(base).kernels += readers.kernels
+                    self.kept |= recipe.bases
+            elif recipe is None and value in self.origins:
+                self.recipes[value] = _Recipe((), frozenset((value,)))
 
     def _keep(self, value: ValueId) -> None:
+        self.kept.add(value)
         self.recipes[value] = _Recipe((), frozenset((value,)))
 
     def _shown(self, index: int, node: Node, value: ValueId) -> _Recipe | None:
         """Return the recipe of a source, or of a view."""
         if not node.inputs:
+            self.kept.add(value)
             return _Recipe((), frozenset((value,)))
         shown = self.recipes.get(node.inputs[0])
         if shown is None or not shown.nodes:
@@ -164,17 +182,16 @@ class _Search:
 
     def _composed(self, index: int, node: Node) -> _Recipe | None:
         """Return the recipe of a node that generated code computes element by element."""
-        if len(node.outputs) != 1 or self.members.frame_of(index) is None:
+        whole = self._whole_inputs(index)
+        if whole is None:
             return None
-        weight = self._weight_of(node)
-        if weight is None:
-            return None
+        weight = self._weight_of(node) or 0
         size = self.graph.types[node.outputs[0]].num_elements
         nodes: dict[int, None] = {}
         bases: set[ValueId] = set()
         for value in node.inputs:
             root, given = self.root[value], self.recipes.get(value)
-            if root not in self.chosen and not self._is_whole(root, size):
+            if root not in self.chosen and root not in whole:
                 continue
             if given is None:
                 return None
@@ -184,6 +201,19 @@ class _Search:
         if weight > MAX_INSTRUCTIONS or len(bases) > 1:
             return None
         return _Recipe((*sorted(nodes), index), frozenset(bases), weight)
+
+    def _whole_inputs(self, index: int) -> list[ValueId] | None:
+        """Return what a node that generated code computes by element reads, but for small tensors.
+
+        None for any other node.
+        """
+        node = self.graph.nodes[index]
+        if len(node.outputs) != 1 or self.members.frame_of(index) is None:
+            return None
+        if self._weight_of(node) is None:
+            return None
+        size = self.graph.types[node.outputs[0]].num_elements
+        return [r for r in [self.root[v] for v in node.inputs] if self._is_whole(r, size)]
 
     def _is_whole(self, base: ValueId, size: int) -> bool:
         return self.graph.types[base].num_elements * NARROW > size
@@ -201,8 +231,16 @@ class _Search:
             self.weights[node.op] = None if sums else len(ops)
         return self.weights[node.op]
 
-    def _can_have(self, recipe: _Recipe, readers: _Readers) -> bool:
+    def _can_have(self, value: ValueId, recipe: _Recipe, readers: _Readers) -> bool:
         """Whether a value can be computed again; moves its readers if that takes it."""
+        types = self.graph.types
+        new = recipe.bases - self.kept
+        if new and (
+            readers.others or types[value].size_bytes < sum([types[v].size_bytes for v in new])
+        ):
+            return False
+        if not self._are_rows_of(recipe, readers.kernels):
+            return False
         if not readers.others:
             return True
         if any([self._reads_wide(n) for n in readers.others]):
@@ -211,6 +249,18 @@ class _Search:
         for base in recipe.bases:
             kernels.update(dict.fromkeys(self._readers_of(base).kernels))
         return self.order.move_after_one_of(readers.others, list(kernels))
+
+    def _are_rows_of(self, recipe: _Recipe, kernels: list[int]) -> bool:
+        """Whether what makes a value can run in the rows and columns of all that read it."""
+        spaces = dict.fromkeys([self.members.natural_space(n) for n in kernels])
+        return all(
+            [
+                self.members.natural_space(n) == space or self.members.fit(n, space, {}) is not None
+                for space in spaces
+                for n in recipe.nodes
+                if space is not None and self.is_launch[n]
+            ]
+        )
 
     def _reads_wide(self, index: int) -> bool:
         """Whether a reader has an operand that could exist by the chunk of rows.

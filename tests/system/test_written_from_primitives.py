@@ -1,4 +1,12 @@
-"""What a user writes from primitives gives as many launches as our own ops, and its numbers."""
+"""What a user writes from primitives gives as many launches as our own ops, and its numbers.
+
+The same three blocks x + gelu(linear(f(x))) and a head are trained with f written in tensors and
+with f as an op: one of ours, or for a norm of groups that of `user_ops`, a program under `af.op`
+with gain and bias applied outside. All launches of the plan are counted, updates too.
+"""
+
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +16,10 @@ from actorflow import nn
 from actorflow.nn.parameter import Parameter
 
 ROWS, DIM = 64, 32
+
+_spec = importlib.util.spec_from_file_location("user_ops", Path(__file__).with_name("user_ops.py"))
+ours = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ours)
 
 
 def layer_norm(x, weight, bias):
@@ -30,12 +42,13 @@ def softmax(x, weight, bias):
     return e / e.sum(-1, keepdims=True) * weight + bias
 
 
-PAIRS = {
-    "layer_norm": (layer_norm, af.layer_norm),
-    "layer_norm by a power": (layer_norm_by_a_power, af.layer_norm),
-    "rms_norm": (rms_norm, af.layer_norm),
-    "softmax": (softmax, lambda x, w, b: af.softmax(x) * w + b),
-}
+def softmax_through_its_maximum(x, weight, bias):
+    e = (x - x.max(-1, keepdims=True)).exp()
+    return e / e.sum(-1, keepdims=True) * weight + bias
+
+
+def silu(x, weight, bias):
+    return x / (1 + (-x).exp()) * weight + bias
 
 
 def group_norm(x, weight, bias):
@@ -43,6 +56,48 @@ def group_norm(x, weight, bias):
     d = groups - groups.mean(-1, keepdims=True)
     normal = d / ((d * d).mean(-1, keepdims=True) + 1e-5).sqrt()
     return normal.reshape(len(x), DIM) * weight + bias
+
+
+def on_images(norm):
+    """Return a norm of 8 channels of 4 places each, in place of one of as many features."""
+
+    def by_channel(x, weight, bias):
+        weight, bias = weight.reshape(8, 4)[:, 0], bias.reshape(8, 4)[:, 0]
+        return norm(x.reshape(len(x), 8, 4), weight, bias).reshape(x.shape)
+
+    return by_channel
+
+
+def group_norm_of_channels(x, weight, bias):
+    groups = x.reshape(len(x), 2, -1)
+    d = groups - groups.mean(-1, keepdims=True)
+    normal = d / ((d * d).mean(-1, keepdims=True) + 1e-5).sqrt()
+    return normal.reshape(x.shape) * weight.reshape(-1, 1) + bias.reshape(-1, 1)
+
+
+PAIRS = {
+    "layer_norm": (layer_norm, af.layer_norm),
+    "layer_norm by a power": (layer_norm_by_a_power, af.layer_norm),
+    "rms_norm": (rms_norm, af.layer_norm),
+    "softmax": (softmax, lambda x, w, b: af.softmax(x) * w + b),
+    "softmax through its maximum": (
+        softmax_through_its_maximum,
+        lambda x, w, b: af.softmax(x) * w + b,
+    ),
+    "silu": (silu, lambda x, w, b: af.silu(x) * w + b),
+    "group_norm": (group_norm, lambda x, w, b: ours.group_norm(x, w, b, 4)),
+    "group_norm of channels": (
+        on_images(group_norm_of_channels),
+        on_images(lambda x, w, b: ours.group_norm(x, w, b, 2)),
+    ),
+}
+ROOM = {
+    # A mean and a deviation per group and norm, a quarter of x here, that the op computes again.
+    "group_norm": 3 * 2 * 4 * ROWS * 4,
+    # One more value at once, in numpy's interpreter: the op has a formula of its own.
+    "silu": ROWS * DIM * 4,
+}
+"""Bytes that a written function may take beyond the op."""
 
 
 class Norm(nn.Module):
@@ -95,7 +150,7 @@ def test_launches_and_bytes_are_those_of_our_own_op(name):
     own_plan, own_losses = compiled_and_trained(ours)
     (num, size), (own_num, own_size) = launches_and_bytes(plan), launches_and_bytes(own_plan)
     assert num <= own_num
-    assert size <= 1.02 * own_size
+    assert size <= 1.02 * own_size + ROOM.get(name, 0)
     if name != "rms_norm":  # of another mean than what it is held against
         np.testing.assert_allclose(losses, own_losses, rtol=1e-4)
 

@@ -11,8 +11,8 @@ from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, U
 from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, SILU, TANH
-from compiler.ops.binary import ADD, MUL, SUB
-from compiler.ops.elementwise import RSQRT, SQUARE
+from compiler.ops.binary import ADD, DIV, MUL, SUB
+from compiler.ops.elementwise import EXP, NEG, RSQRT, SQUARE
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
 from compiler.ops.shape import RESHAPE, TRANSPOSE
@@ -141,7 +141,22 @@ def bent_twice(job):
     return job.linear(job.apply(SILU, job.apply(GELU, job.linear(job.x))))
 
 
+def shared(job):
+    """x / (1 + e^-x): of the quotient's operands and the power nothing but x is kept."""
+    x = job.apply(ADD, job.linear(job.x), job.linear(job.x))
+    e = job.apply(EXP, job.apply(NEG, x))
+    return job.linear(job.apply(SUB, job.apply(DIV, x, job.apply(ADD, e, e)), e))
+
+
+def norm_between_products(job):
+    """Of a tensor that a later launch reads too, it is kept in place of what differs from it."""
+    x = job.apply(ADD, job.linear(job.x), job.linear(job.x))
+    return job.apply(ADD, x, job.linear(job.norm(x)))
+
+
 CASES = {
+    "of one that is not read": (shared, ["add", "matmul"]),
+    "in memory anyway": (norm_between_products, ["add", "add"]),
     "gelu": (before_a_product(GELU), ["matmul", "matmul"]),  # the last one: the loss reads it
     "silu": (before_a_product(SILU), ["matmul", "matmul"]),
     "tanh reads what it made": (before_a_product(TANH), ["tanh", "matmul"]),
