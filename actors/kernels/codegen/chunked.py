@@ -35,7 +35,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
 from actors.kernels.native.chain import JoinedLaunches
-from actors.kernels.native.gemm import Gemm, MatrixView, gemm_of, view_of, view_of_array
+from actors.kernels.native.gemm import Gemm, MatrixView, gemm_of, views_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas
 from actors.kernels.native.launch import NativeLaunch, address, native_launch
@@ -168,11 +168,10 @@ class ChunkedKernel:
         """Take regions with C for every program and a library for every product."""
         region = region_of(attrs, "region")
         check_region(region, tuple([x.type for x in inputs]))
-        views = [view_of(operand) for operand in (*inputs, *outputs)]
-        known = tuple([view for view in views if view is not None])
-        if not runtime.is_on() or len(known) < len(views):
+        known = views_of((*inputs, *outputs))
+        if not runtime.is_on() or known is None:
             return None
-        call = _ChunkCall(region, known, buffers_of(region, numpy_dtype))
+        call = _ChunkCall(region, known, buffers_of(region))
         if not _is_taken(call) or not all([x.is_dense for x in outputs]):
             return None
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
@@ -188,11 +187,10 @@ class ChunkedKernel:
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses a program."""
         region = region_of(attrs, "region")
-        views = [view_of_array(array) for array in (*inputs, *outputs)]
-        known = tuple([view for view in views if view is not None])
-        if len(known) < len(views):
-            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
-        call = _ChunkCall(region, known, buffers_of(region, numpy_dtype))
+        known = views_of((*inputs, *outputs))
+        if known is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take")
+        call = _ChunkCall(region, known, buffers_of(region))
         workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
         while workers > 1 and scratch.size_bytes(call.pieces(workers)) > given:
             workers -= 1
@@ -339,11 +337,7 @@ def _work(call: _ChunkCall) -> Work:
         else:
             gemm = call.gemm(step, region.rows, adds=False)
             own = Work(0.0) if gemm is None else product_work(gemm)
-        work = Work(
-            work.calls + own.calls,
-            passes=(*work.passes, *own.passes),
-            products=(*work.products, *own.products),
-        )
+        work = work.then(own)
     return work
 
 

@@ -34,8 +34,7 @@ from actors.kernels.native.gemm import (
     MatrixView,
     chunks_of,
     gemm_of,
-    view_of,
-    view_of_array,
+    views_of,
 )
 from actors.kernels.native.gemm_launch import Epilogue, Library, ProductScratch, gemm_launch
 from actors.kernels.native.launch import NativeLaunch, native_launch
@@ -110,8 +109,7 @@ class FusedProductKernel:
     def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
         if not runtime.is_on():
             return None
-        views = [view_of(operand) for operand in (*inputs, *outputs)]
-        call = _call_of(self.library, attrs, views, len(inputs))
+        call = _call_of(self.library, attrs, views_of((*inputs, *outputs)), len(inputs))
         return None if call is None or runtime.is_broken(call.function) else call
 
     def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
@@ -130,7 +128,7 @@ class FusedProductKernel:
         self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the group."""
-        views = [view_of_array(array) for array in (*inputs, *outputs)]
+        views = views_of((*inputs, *outputs))
         call = _call_of(self.library, attrs, views, len(inputs))
         if call is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
@@ -161,12 +159,11 @@ _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
 
 
 def _call_of(
-    library: Library, attrs: Attrs, views: list[MatrixView | None], num_inputs: int
+    library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | None, num_inputs: int
 ) -> _Call | None:
     """Return what a call comes to; None for one that is not taken."""
     made, function = made_of(attrs), function_of(attrs)
-    known = [view for view in views if view is not None]
-    if function is None or len(known) < len(views):
+    if function is None or known is None:
         return None
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
     product = MatrixView(made.program.inputs[0].dtype, (rows, columns), (columns, 1))

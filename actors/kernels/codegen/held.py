@@ -6,7 +6,6 @@ operand which the program reads no later than it stores the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,7 @@ from actors.kernels.codegen.phases import last_reads, store_phases
 from actors.kernels.codegen.programs import Made, made_of
 from actors.kernels.kernel import Attrs
 from compiler.fusion.region import Region, Step
-from compiler.types import DType
-
-DTypeOf = Callable[[DType], np.dtype[np.generic]]
+from compiler.types import numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class HeldBuffers:
     of_value: dict[int, int]
 
 
-def buffers_of(region: Region, dtype_of: DTypeOf) -> HeldBuffers:
+def buffers_of(region: Region) -> HeldBuffers:
     """Return the buffers of a region's wide values. O(steps x buffers)."""
     dtypes: list[np.dtype[np.generic]] = []
     of_value: dict[int, int] = {}
@@ -37,7 +34,7 @@ def buffers_of(region: Region, dtype_of: DTypeOf) -> HeldBuffers:
     for index, step in enumerate(region.steps):
         dying = [v for v in dict.fromkeys(step.reads) if region.is_wide(v) and last[v] == index]
         for value in [v for v in step.makes if region.is_wide(v)]:
-            wanted = dtype_of(region.held[value - region.num_inputs].dtype)
+            wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
             over = next(
                 (v for v in dying if dtypes[of_value[v]] == wanted and _may_lie(step, value, v)),
                 None,

@@ -53,7 +53,7 @@ class NumpyChunkedKernel:
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
             return None
         check_region(region, tuple([x.type for x in inputs]))
-        plan = _ChunkPlan(region, buffers_of(region, numpy_dtype))
+        plan = _ChunkPlan(region, buffers_of(region))
         steps = [tuple([s // x.dtype.itemsize for s in x.strides_bytes]) for x in inputs]
         shapes = [x.shape for x in inputs]
         if not plan.takes(dict(enumerate(zip(shapes, steps, strict=True)))):
@@ -64,7 +64,7 @@ class NumpyChunkedKernel:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
         region = _without_bfloat16(region_of(attrs, "region"))
-        plan = _ChunkPlan(region, buffers_of(region, numpy_dtype))
+        plan = _ChunkPlan(region, buffers_of(region))
         return in_sequence(_ChunkBinding(plan, inputs, outputs, workspace).calls())
 
 

@@ -146,11 +146,6 @@ def fingerprint() -> str:
     return f"onednn-{library.version}-{library.calls.dnnl_get_effective_cpu_isa():x}"
 
 
-def thread_preparer() -> int:
-    """Return the address of the function that sets the calling thread's OpenMP threads; or 0."""
-    return 0 if _library() is None else address_of("omp_set_num_threads")
-
-
 def address_of(function: str) -> int:
     """Return the address of a function of the library. Raises LibraryError without the library."""
     library = _needed()

@@ -18,7 +18,7 @@ from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.native.launch import Explain, Word, address, native_launch
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work
+from actors.kernels.work import NATIVE_CALLS, Pass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -32,9 +32,6 @@ _PART_COLUMNS = 64
 _MAX_ROW_PARTS = 64
 ROW_BYTES = 128
 """What an access to a row anywhere in memory costs, as bytes."""
-
-CALLS = 0.1
-"""What a call from C costs, in calls of numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class NativeEmbedding:
             return None
         if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
             return None
-        work = Work(CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
+        work = Work(NATIVE_CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -88,7 +85,7 @@ class NativeEmbeddingGrad:
             (Pass.SIMPLE, float(out.type.size_bytes)),
         )
         size = scratch.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
-        return cost.needs(inputs, outputs, Work(CALLS, passes=passes), size)
+        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes), size)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
@@ -146,7 +143,9 @@ class NativeEmbeddingSgdUpdate:
         if not (runtime.is_on() and is_dense and _are_rows(dy) and is_id(ids)):
             return None
         work = Work(
-            CALLS, passes=((Pass.GATHER, 3.0 * dy.type.size_bytes),), unswept=(0, len(inputs))
+            NATIVE_CALLS,
+            passes=((Pass.GATHER, 3.0 * dy.type.size_bytes),),
+            unswept=(0, len(inputs)),
         )
         size = scratch.size_bytes(_chain_pieces(ids.type.num_elements))
         return cost.needs(inputs, outputs, work, size, ((0, 0),))

@@ -161,6 +161,13 @@ def view_of_array(array: Array) -> MatrixView | None:
     return _view(dtype, array.shape, array.strides)
 
 
+def views_of(operands: Sequence[Operand | Array]) -> tuple[MatrixView, ...] | None:
+    """Return the views of all operands of a call; None where one has none."""
+    found = [view_of(x) if isinstance(x, Operand) else view_of_array(x) for x in operands]
+    known = tuple([view for view in found if view is not None])
+    return known if len(known) == len(found) else None
+
+
 def _view(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> MatrixView | None:
     item = dtype.itemsize
     if any([step % item for step in strides]):

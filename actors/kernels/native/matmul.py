@@ -13,7 +13,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library import tuning
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, view_of, view_of_array
+from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, views_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
 from actors.kernels.work import Product, Work, item_weight
@@ -64,19 +64,16 @@ class NativeMatmulKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
-        views = [view_of_array(array) for array in (*inputs, *outputs)]
-        gemm = None if None in views else gemm_of(*[view for view in views if view is not None])
+        gemm = _gemm_of(inputs, outputs)
         if gemm is None:
-            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
+            raise InternalError(f"{self.name} is bound to arrays that it does not take")
         a, b = (inputs[1], inputs[0]) if gemm.is_swapped else inputs
         return gemm_launch(self.library, gemm, (a, b, outputs[0]), workspace)
 
 
-def _gemm_of(inputs: Operands, outputs: Operands) -> Gemm | None:
-    views = [view_of(operand) for operand in (*inputs, *outputs)]
-    if None in views:
-        return None
-    return gemm_of(*[view for view in views if view is not None])
+def _gemm_of(inputs: Operands | Arrays, outputs: Operands | Arrays) -> Gemm | None:
+    views = views_of((*inputs, *outputs))
+    return None if views is None else gemm_of(*views)
 
 
 def product_work(gemm: Gemm) -> Work:

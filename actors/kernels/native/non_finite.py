@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from actors.kernels import cost
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.axes import Axis, walk
+from actors.kernels.native.axes import rows_and_columns
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import Pass, Work
+from actors.kernels.work import NATIVE_CALLS, Pass, Work
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
-_CALLS = 0.1
-"""What a call from C costs, in calls of numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +29,15 @@ class NativeNonFinite:
         x = inputs[0]
         if not runtime.is_on() or x.type.dtype not in _TYPES:
             return None
-        if _walk_of(x.shape, x.strides_bytes, x.dtype.itemsize) is None:
+        if rows_and_columns(x.shape, (x.strides_bytes,), x.dtype.itemsize, in_order=False) is None:
             return None
-        work = Work(_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
+        work = Work(NATIVE_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x, *earlier), (out,) = inputs, outputs
-        found = _walk_of(x.shape, x.strides, x.itemsize)
+        found = rows_and_columns(x.shape, (x.strides,), x.itemsize, in_order=False)
         if found is None:
             raise InternalError(f"{self.name} was bound to a layout that it does not take")
         rows, columns = found
@@ -54,18 +52,6 @@ class NativeNonFinite:
         ]
         where = runtime.address_in("non_finite.c", "af_non_finite")
         return native_launch(where, words, (inputs, outputs))
-
-
-def _walk_of(
-    shape: tuple[int, ...], strides: tuple[int, ...], item: int
-) -> tuple[Axis, Axis] | None:
-    """Return rows and columns of a tensor; None where they are more."""
-    one = Axis(1, (item,))
-    axes = walk(shape, (strides,), in_order=False)
-    if any([axis.steps[0] % item for axis in axes]) or len(axes) > 2:
-        return None
-    rows, columns = (one, one, *axes)[-2:]
-    return rows, columns
 
 
 NATIVE_NON_FINITE_KERNELS = (NativeNonFinite(),)

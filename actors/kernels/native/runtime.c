@@ -47,7 +47,6 @@ static struct {
     void *arguments;
     int64_t num_chunks;
     int32_t max_workers;
-    void (*prepare)(int);
     int64_t spins;
 } pool;
 
@@ -102,7 +101,6 @@ static void help(void) {
 
 static void *helper(void *unused) {
     (void)unused;
-    if (pool.prepare) pool.prepare(1);
     uint32_t seen = 0;
     for (;;) {
         uint32_t generation = atomic_load(&pool.generation);
@@ -179,13 +177,11 @@ static int64_t count_spins(void) {
 }
 
 /* Starts helpers until there are `num_threads` - 1, and returns how many threads a call has.
- * `prepare` is called with 1 on every helper first; only the first call's counts. Not for two
- * threads at once. */
-AF_EXPORT int32_t af_start(int32_t num_threads, void (*prepare)(int)) {
+ * Not for two threads at once. */
+AF_EXPORT int32_t af_start(int32_t num_threads) {
     static int is_prepared;
     if (!is_prepared) {
         is_prepared = 1;
-        pool.prepare = prepare;
         pool.spins = count_spins();
         pthread_atfork(NULL, NULL, forget_helpers);
     }

@@ -59,13 +59,11 @@ _asking = threading.local()
 _lock = forkable_lock()
 
 
-def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> None:
+def turn_on(toolchain: Toolchain, num_threads: int) -> None:
     """Let native kernels take calls, of this many threads, the caller's own included.
 
     The pool has the most threads that were ever asked for; a later call with fewer lowers how many
     a call uses from then on. While native kernels are on, another toolchain changes nothing.
-    `prepare_thread` is the address of a C function called with 1 on every helper at its start,
-    or 0; the first call's counts.
 
     Raises CompilerError when the compiler does not take our own runtime.
     """
@@ -73,11 +71,11 @@ def turn_on(toolchain: Toolchain, num_threads: int, prepare_thread: int = 0) -> 
         if _state.core is None:
             core = toolchain.library(_text_of("runtime.c"))
             core.af_parallel_address.restype = ctypes.c_void_p
-            core.af_start.argtypes = (ctypes.c_int32, ctypes.c_void_p)
+            core.af_start.argtypes = (ctypes.c_int32,)
             _state.core = core
         if not _state.is_on:
             _state.toolchain = toolchain
-        _state.num_threads = int(_state.core.af_start(num_threads, prepare_thread or None))
+        _state.num_threads = int(_state.core.af_start(num_threads))
         _state.num_threads = min(_state.num_threads, num_threads)
         _state.is_on = True
 

@@ -13,9 +13,9 @@ from actors.kernels import cost
 from actors.kernels.attributes import flag, number
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.axes import Axis, walk
+from actors.kernels.native.axes import Axis, rows_and_columns
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import Pass, Work
+from actors.kernels.work import NATIVE_CALLS, Pass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType, contiguous_strides
@@ -25,8 +25,6 @@ _FORMS = ("sgd_update", "momentum_update", "adamw_update", "accumulate")
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 _TILE = (32, 64)
-_CALLS = 0.1
-"""What a call from C costs, in calls of numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class UpdateKernel:
             return None
         moved = sum([x.type.size_bytes for x in (grad, *outputs)])
         pairs = ((0, 0), *[(1 + i, 2 + i) for i in range(self.num_states)])
-        work = Work(_CALLS, passes=((Pass.SIMPLE, float(moved)),))
+        work = Work(NATIVE_CALLS, passes=((Pass.SIMPLE, float(moved)),))
         return cost.needs(inputs, outputs, work, in_place=pairs)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -96,12 +94,8 @@ class UpdateKernel:
 
 def _walk_of(shape: tuple[int, ...], grad: tuple[int, ...], item: int) -> tuple[Axis, Axis] | None:
     """Return rows and columns of a dense tensor and its gradient; None where they are more."""
-    one = Axis(1, (0, item))
-    axes = walk(shape, (contiguous_strides(shape, item), grad), in_order=True)
-    if any([axis.steps[1] % item for axis in axes]) or len(axes) > 2:
-        return None
-    rows, columns = (one, one, *axes)[-2:]
-    return rows, columns
+    dense = contiguous_strides(shape, item)
+    return rows_and_columns(shape, (dense, grad), item, in_order=True)
 
 
 def _sgd(attrs: Attrs) -> tuple[float, float, float, float]:
@@ -133,7 +127,7 @@ class NativeIncrement:
         """Take every call."""
         if not runtime.is_on():
             return None
-        return cost.needs(inputs, outputs, Work(_CALLS), in_place=((0, 0),))
+        return cost.needs(inputs, outputs, Work(NATIVE_CALLS), in_place=((0, 0),))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one addition."""
