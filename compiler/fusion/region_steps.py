@@ -137,16 +137,9 @@ def _restricted(draft: _RegionDraft, outputs: tuple[int, ...]) -> _RegionDraft:
     if program is None:
         return draft
     p = ProgramBuilder(1, 1)
-    values = _emit(p, program, [p.input(entry) for entry in program.inputs])
-    made, kept = p.finish(tuple([values[v] for v in outputs]))
+    inputs = tuple([p.input(entry) for entry in program.inputs])
+    made, kept = p.finish(p.replay(replace(program, outputs=outputs), inputs))
     return replace(draft, reads=tuple([draft.reads[i] for i in kept]), program=made)
-
-
-def _emit(p: ProgramBuilder, program: FusedProgram, values: list[int]) -> list[int]:
-    """Emit the instructions of a program whose inputs are `values`; return all its values."""
-    for instruction in program.instructions:
-        values.append(p.repeat(instruction, tuple([values[v] for v in instruction.operands])))
-    return values
 
 
 def _merged(drafts: list[_RegionDraft]) -> list[_RegionDraft]:
@@ -182,8 +175,7 @@ def _joined(first: _RegionDraft, second: _RegionDraft) -> _RegionDraft | None:
                 known[value, entry] = p.input(entry)
                 reads.append(value)
             values.append(known[value, entry])
-        values = _emit(p, program, values)
-        made.update(zip(draft.makes, [values[v] for v in program.outputs], strict=True))
+        made.update(zip(draft.makes, p.replay(program, tuple(values)), strict=True))
     program, kept = p.finish(tuple(made.values()))
     return _RegionDraft(StepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.graph import Graph, GraphBuilder, Node, consumers
+from compiler.graph import Graph, GraphBuilder, Node, sole_readers
 from compiler.ops.attention import ATTENTION
 from compiler.ops.binary import DIV, MUL
 from compiler.ops.matmul import MATMUL
@@ -67,10 +67,8 @@ def _find(graph: Graph) -> dict[int, _Scores]:
     """Return, by the index of the product with v, the scores whose probabilities it alone reads."""
     if not any([node.op is SOFTMAX for node in graph.nodes]):
         return {}
-    producers, readers = graph.producers(), consumers(graph)
-    is_kept = [len(nodes) > 1 for nodes in readers]
-    for value in graph.roots():
-        is_kept[value] = True
+    producers = graph.producers()
+    is_kept = [reader < 0 for reader in sole_readers(graph)]
     found: dict[int, _Scores] = {}
     for index, node in enumerate(graph.nodes):
         if node.op is not MATMUL or is_kept[node.inputs[0]]:
