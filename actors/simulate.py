@@ -19,7 +19,6 @@ from heapq import heappop, heappush
 from random import Random
 
 from actors.critical_path import Bubble, bubbles, critical_path
-from actors.explore import channel_of
 from actors.history import PathFiring, Row
 from actors.machine import Machine
 from actors.table import MachineTable
@@ -86,7 +85,6 @@ def simulate(
     *,
     seed: int = 0,
     jitter: float = 0.0,
-    message_delay_ns: float = 0.0,
 ) -> SimulatedRun:
     """Run `steps` steps of a plan to their end on virtual time.
 
@@ -95,8 +93,7 @@ def simulate(
         steps: Steps to admit before admission ends.
         durations_ns: Duration of a firing per actor; default: as the plan estimates.
         seed: Seed of the jitter.
-        jitter: Durations and delays are scaled by a factor within 1 - jitter and 1 + jitter.
-        message_delay_ns: Time from sending to receiving a message.
+        jitter: Durations are scaled by a factor within 1 - jitter and 1 + jitter.
 
     Raises:
         ValueError: A table came without durations, or their number is wrong.
@@ -111,15 +108,7 @@ def simulate(
             f" {'none' if durations_ns is None else len(durations_ns)}"
         )
     calendar = Calendar()
-    rank = VirtualRank(
-        0,
-        table,
-        durations_ns,
-        calendar,
-        rng=Random(seed),
-        jitter=jitter,
-        message_delay_ns=message_delay_ns,
-    )
+    rank = VirtualRank(0, table, durations_ns, calendar, rng=Random(seed), jitter=jitter)
     rank.start(steps)
     while calendar:
         now, _, code = calendar.next()
@@ -160,15 +149,13 @@ class VirtualRank:
         calendar: Where its events go.
         rng: Draws the jitter.
         jitter: See `simulate`.
-        message_delay_ns: See `simulate`.
         meets: Per actor what to call when a firing begins that others must end, with
             `take(DONE)`, or None for those that end after their duration.
     """
 
     __slots__ = (
-        "_busy_ns", "_calendar", "_done", "_durations_ns", "_jitter", "_last_arrival",
-        "_meets", "_message_delay_ns", "_queues", "_rank", "_rng", "_rows", "_started_at",
-        "_streams", "machine", "now",
+        "_busy_ns", "_calendar", "_done", "_durations_ns", "_jitter", "_meets", "_queues", "_rank",
+        "_rng", "_rows", "_started_at", "_streams", "machine", "now",
     )  # fmt: skip
 
     def __init__(
@@ -180,7 +167,6 @@ class VirtualRank:
         *,
         rng: Random,
         jitter: float = 0.0,
-        message_delay_ns: float = 0.0,
         meets: Sequence[Meet | None] | None = None,
     ) -> None:
         num_streams = max(table.streams, default=-1) + 1
@@ -192,9 +178,7 @@ class VirtualRank:
         self._durations_ns = durations_ns
         self._rng = rng
         self._jitter = jitter
-        self._message_delay_ns = message_delay_ns
         self._meets = (None,) * table.num_actors if meets is None else meets
-        self._last_arrival: dict[int, int] = {}
         self._streams = table.streams
         self._queues: list[deque[int]] = [deque() for _ in range(num_streams)]
         self._started_at = [0] * num_streams
@@ -236,11 +220,7 @@ class VirtualRank:
         machine = self.machine
         outbox, receive = machine.outbox, machine.receive
         while outbox:
-            code = outbox.popleft()
-            if self._message_delay_ns:
-                self._post(code)
-            else:
-                receive(code)
+            receive(outbox.popleft())
         for started in (machine.detached, machine.fireable, machine.flushing):
             while started:
                 actor = started.popleft()
@@ -248,14 +228,6 @@ class VirtualRank:
                 queue.append(actor)
                 if len(queue) == 1:
                     self._begin_firing(actor)
-
-    def _post(self, code: int) -> None:
-        """Schedule a delivery, not before the previous one of the same channel."""
-        channel = channel_of(code)
-        arrival = self.now + self._scaled(self._message_delay_ns)
-        arrival = max(arrival, self._last_arrival.get(channel, 0))
-        self._last_arrival[channel] = arrival
-        self._calendar.schedule(arrival, self._rank, code)
 
     def _begin_firing(self, actor: int) -> None:
         self._started_at[self._streams[actor]] = self.now

@@ -74,7 +74,7 @@ def test_the_firings_of_the_path_fill_the_run_without_a_gap(make_random, seed):
 @given(seeds)
 @settings(max_examples=40, deadline=None)
 def test_with_late_messages_firings_and_waits_of_the_path_add_up_to_the_run(make_random, seed):
-    table, _, _, run = random_run(make_random, seed, jitter=0.5, message_delay_ns=7)
+    table, _, _, run = random_run(make_random, seed, jitter=0.5)
     path = run.critical_path()
     assert all(link.waited_ns >= 0 for link in path)
     assert sum(time_per_actor(table, path)) == run.makespan_ns
@@ -102,7 +102,7 @@ def test_unlimited_slots_never_make_the_path_longer(make_random, seed):
 @given(seeds)
 @settings(max_examples=60, deadline=None)
 def test_bubbles_are_what_a_stream_is_idle_between_its_ends(make_random, seed):
-    table, _, _, run = random_run(make_random, seed, jitter=0.3, message_delay_ns=5)
+    table, _, _, run = random_run(make_random, seed, jitter=0.3)
     for stream in sorted(set(table.streams)):
         rows = [row for row in run.rows if table.streams[row[0]] == stream]
         span = max(row[3] for row in rows) - min(row[2] for row in rows)

@@ -46,15 +46,10 @@ def test_actors_on_one_stream_never_overlap(durations, steps):
 @settings(max_examples=30, deadline=None)
 def test_jitter_and_delays_change_times_and_never_firings(seed):
     table = pipeline([10, 20, 30], 2)
-    run = simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9, message_delay_ns=25)
+    run = simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9)
     assert run.firings == (9, 9, 9)
-    assert run == simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9, message_delay_ns=25)
+    assert run == simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9)
     assert sum(run.busy_ns) == sum(end - start for _, _, start, end in run.rows)
-
-
-def test_a_message_delay_adds_up_along_the_way():
-    run = simulate(pipeline([10, 10, 10], 2), 1, [10, 10, 10], message_delay_ns=5)
-    assert run.makespan_ns == 40
 
 
 def test_no_steps_take_no_time():
