@@ -79,21 +79,41 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     lower, upper, size = instance.lower, instance.upper, instance.size
     if is_reversed:
         lower, upper = instance.num_sections - upper, instance.num_sections - lower
-    by_start = np.lexsort((-size, lower)).tolist()
-    by_end = np.argsort(upper, kind="stable").tolist()
-    starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
-    offsets = [0] * len(sizes)
-    gaps = AddressGaps(len(sizes))
+    offsets, every = np.zeros(size.size, np.int64), np.arange(size.size)
+    is_packed = sweep_onto(every[:0], every, (lower, upper, size), offsets, limit)
+    return offsets if is_packed else None
+
+
+def sweep_onto(
+    stack: IntArray,
+    rest: IntArray,
+    columns: tuple[IntArray, IntArray, IntArray],
+    offsets: IntArray,
+    limit: int,
+) -> bool:
+    """Place the buffers `rest` by start, where those of `stack` lie from 0 on without a gap.
+
+    `columns` are starts, ends and sizes. Returns whether all end below `limit`; else `offsets` are
+    of no use.
+    """
+    lower, upper, size = columns
+    by_start = rest[np.lexsort((-size[rest], lower[rest]))].tolist()
+    both = np.concatenate((stack, rest))
+    by_end = both[np.argsort(upper[both], kind="stable")].tolist()
+    starts, ends, sizes, placed = lower.tolist(), upper.tolist(), size.tolist(), offsets.tolist()
+    gaps = AddressGaps(both.size)
+    gaps.take(int(size[stack].sum()))
     num_ended = 0
     for i in by_start:
         while ends[by_end[num_ended]] <= starts[i]:
             ended = by_end[num_ended]
-            gaps.give(offsets[ended], sizes[ended])
+            gaps.give(placed[ended], sizes[ended])
             num_ended += 1
-        offsets[i] = gaps.take(sizes[i])
-        if offsets[i] + sizes[i] >= limit:
-            return None
-    return np.array(offsets, np.int64)
+        placed[i] = gaps.take(sizes[i])
+        if placed[i] + sizes[i] >= limit:
+            return False
+    offsets[:] = placed
+    return True
 
 
 class AddressGaps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memory.first_fit import AddressGaps
+from memory.first_fit import sweep_onto
 from memory.liveness import IntArray
 from memory.sections import Instance, live_per_section
 
@@ -35,29 +35,7 @@ def sweep_outwards(instance: Instance, stack: IntArray, limit: int) -> IntArray 
         return None
     lower, upper = instance.lower, instance.upper
     for lo, up in ((lower, upper), (-upper, -lower)):
-        if not _sweep(lo, up, instance.size, stack, offsets, limit):
+        rest = np.flatnonzero(lo > lo[stack].max())
+        if not sweep_onto(stack, rest, (lo, up, instance.size), offsets, limit):
             return None
     return offsets
-
-
-def _sweep(
-    lower: IntArray, upper: IntArray, size: IntArray, stack: IntArray, offsets: IntArray, limit: int
-) -> bool:
-    """Place the buffers that start after the stack does; whether all end below `limit`."""
-    rest = np.flatnonzero(lower > lower[stack].max())
-    by_start = rest[np.lexsort((-size[rest], lower[rest]))].tolist()
-    both = np.concatenate((stack, rest))
-    by_end = both[np.argsort(upper[both], kind="stable")].tolist()
-    starts, ends, sizes = lower.tolist(), upper.tolist(), size.tolist()
-    gaps = AddressGaps(both.size)
-    gaps.take(int(size[stack].sum()))
-    num_ended = 0
-    for i in by_start:
-        while ends[by_end[num_ended]] <= starts[i]:
-            ended = by_end[num_ended]
-            gaps.give(int(offsets[ended]), sizes[ended])
-            num_ended += 1
-        offsets[i] = offset = gaps.take(sizes[i])
-        if offset + sizes[i] >= limit:
-            return False
-    return True
