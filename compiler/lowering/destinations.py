@@ -99,6 +99,7 @@ class _Decisions:
         self._live: dict[int, _Live] = {}
         self._copies: dict[int, list[LaunchDraft]] = {}
         self._joined: dict[int, Node] = {}
+        self._answers: dict[KernelCall, KernelInfo] = {}
 
     def take(self, index: int) -> None:
         """Have the parts of a launch that joins some written in place, if that can be."""
@@ -227,7 +228,7 @@ class _Decisions:
                 for values in (node.inputs, node.outputs)
             ]
             try:
-                info = self._target.query(KernelCall(node.op.name, node.attrs, inputs, outputs))
+                info = self._query(KernelCall(node.op.name, node.attrs, inputs, outputs))
             except LookupError:
                 return False
             if info.kernel != draft.info.kernel:
@@ -239,7 +240,14 @@ class _Decisions:
         """Return a part that is to be copied into its place, with what that needs."""
         given = CallOperand(self._types[value], self._layout[value])
         into = CallOperand(self._types[value], layout)
-        return value, layout, self._target.query(KernelCall(COPY.name, NO_ATTRS, (given,), (into,)))
+        return value, layout, self._query(KernelCall(COPY.name, NO_ATTRS, (given,), (into,)))
+
+    def _query(self, call: KernelCall) -> KernelInfo:
+        """Ask the target, once for all layers. Raises LookupError when it has no kernel."""
+        info = self._answers.get(call)
+        if info is None:
+            info = self._answers[call] = self._target.query(call)
+        return info
 
     # -- all parts of one launch -------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.attrs import AttrValue
 from compiler.errors import PlanFormatError
+from compiler.fusion.program import FusedProgram
 from compiler.plan import PlainValue
 from compiler.rows import Bounds, from_row, to_row
 
@@ -145,3 +147,20 @@ def test_the_first_wrong_value_is_named_with_its_way(way, value, message):
 def test_names_in_other_scripts_are_texts_like_any():
     name = "層.重み\u3000é\xa0ß"
     assert from_row(Leaf, (name,)).name == name
+
+
+@dataclass(frozen=True)
+class Holder:
+    attr: AttrValue
+
+
+@pytest.mark.parametrize("every", [True, 1.0, msgpack.Timestamp(1), msgpack.ExtType(1, b"")])
+def test_a_structure_read_before_stands_for_no_row_that_only_compares_equal(every):
+    def row(repeats: object) -> object:
+        return ({"fused_program": ((("float32", "full", repeats, 0),), (), (0,))},)
+
+    read = from_row(Holder, row(1)).attr
+    assert isinstance(read, FusedProgram)
+    assert from_row(Holder, row(1)).attr == read
+    with pytest.raises(PlanFormatError, match=r"inputs\[0\]\.every is .*, expected a whole number"):
+        from_row(Holder, row(every))
