@@ -1,0 +1,154 @@
+"""Sums, means, maxima and where they are, by numpy's kernels and by native ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from actors.kernels import catalogue
+from actors.kernels.interpret.reduce import REDUCE_KERNELS
+from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
+
+KERNELS = {
+    "numpy": {kernel.op: kernel for kernel in REDUCE_KERNELS},
+    "native": {kernel.op: kernel for kernel in NATIVE_REDUCE_KERNELS},
+}
+NATIVE = KERNELS["native"]
+KINDS = ("dense", "transposed", "sliced", "permuted", "broadcast")
+DTYPES = ("float32", "float64", "int32", "int64")
+ORACLES = {"sum": np.sum, "mean": np.mean, "max": np.max}
+ANY_AXES = [
+    (shape, axes)
+    for shape in ((3, 4, 5), (6,), ())
+    for count in range(len(shape) + 1)
+    for axes in itertools.combinations(range(len(shape)), count)
+]
+CASES = [
+    *ANY_AXES,
+    ((3, 17), (0,)),
+    ((3, 17), (1,)),
+    ((40, 3, 7), (1,)),
+    ((40, 3, 7), (0, 2)),
+    ((2, 5, 1, 600), (0, 1)),
+    ((2, 5, 3, 4), (1, 3)),
+    ((2, 5, 3, 4), (0, 1, 2, 3)),
+    ((0, 3), (0,)),
+    ((3, 0), (0,)),
+]
+
+
+def reduced(native_call, kernel, x, axes, keepdims=False):
+    out = np.zeros(np.sum(x, axis=axes, keepdims=keepdims).shape, x.dtype)
+    attrs = {"axes": axes, "keepdims": keepdims}
+    return native_call.call(kernel, attrs, (x,), (out,))[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [(op, dtype) for op in ORACLES for dtype in DTYPES if op != "mean" or "float" in dtype],
+)
+def test_reductions_over_any_axes_agree_with_float64(
+    op, dtype, kind, path, harness, native_call, pieces
+):
+    rng = np.random.default_rng(1)
+    for shape, axes in CASES:
+        if 0 in shape and op != "sum":
+            continue
+        x = harness.strided(rng, shape, dtype, kind, rng.standard_normal(shape) * 100)
+        want = ORACLES[op](x.astype(np.float64), axis=axes)
+        size = ORACLES[op](np.abs(x.astype(np.float64)), axis=axes)
+        for keepdims in (False, True):
+            got = reduced(native_call, KERNELS[path][op], x, axes, keepdims)
+            assert (np.abs(got.reshape(want.shape) - want) <= 1e-6 * size).all()
+
+
+@pytest.mark.parametrize("shape", [(70, 33), (3, 5000), (5000, 3), (2, 3, 130), (700, 900)])
+def test_a_long_sum_of_float32_loses_little(shape, path, native_call):
+    x = (np.random.default_rng(2).standard_normal(shape) + 3).astype(np.float32)
+    for axes in ((0,), (len(shape) - 1,), tuple(range(len(shape)))):
+        got = reduced(native_call, KERNELS[path]["sum"], x, axes)
+        np.testing.assert_allclose(got, x.astype(np.float64).sum(axes), rtol=2e-6)
+
+
+def test_integers_are_summed_exactly_and_wrap_around_as_those_of_numpy(path, native_call, pieces):
+    for dtype in ("int32", "int64"):
+        for x in (np.full((50, 3), np.iinfo(dtype).max, dtype), np.arange(-70, 80, dtype=dtype)):
+            rows = x.reshape(50, 3)
+            want = np.add.reduce(rows, axis=0, dtype=dtype)
+            got = reduced(native_call, KERNELS[path]["sum"], rows, (0,))
+            np.testing.assert_array_equal(got, want)
+
+
+def test_reductions_over_nothing_give_zero_for_sums_and_are_refused_for_maxima(harness):
+    x = np.zeros((3, 0), np.float32)
+    attrs = {"axes": (1,), "keepdims": False}
+    (y,) = harness.call("sum", attrs, (x,), (((3,), "float32"),))
+    np.testing.assert_array_equal(y, 0)
+    argmax = {"axis": 1, "keepdims": False}
+    for op, own, dtype in (("max", attrs, np.float32), ("argmax", argmax, np.int64)):
+        operands = harness.operand(x), harness.operand(np.zeros(3, dtype))
+        with pytest.raises(LookupError, match=rf" {op}\(float32\[3, 0\]\)"):
+            catalogue.choose(op, own, operands[:1], operands[1:])
+
+
+def test_empty_outputs_of_maxima_are_left_alone(harness):
+    x = np.zeros((0, 3), np.float32)
+    harness.call("max", {"axes": (1,), "keepdims": False}, (x,), (((0,), "float32"),))
+    harness.call("argmax", {"axis": 1, "keepdims": False}, (x,), (((0,), "int64"),))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+def test_a_nan_is_the_maximum_wherever_it_stands(axes, dtype, path, native_call, pieces):
+    kernel = KERNELS[path]["max"]
+    for place in ((0, 0), (3, 20), (6, 39)):
+        x = np.random.default_rng(3).standard_normal((7, 40)).astype(dtype)
+        x[place] = np.nan
+        np.testing.assert_array_equal(reduced(native_call, kernel, x, axes), x.max(axes))
+    x[...] = -np.inf
+    np.testing.assert_array_equal(reduced(native_call, kernel, x, axes), -np.inf)
+
+
+def test_what_these_kernels_do_not_do_is_left_to_numpy(native, native_call):
+    def query(op, x, out, **attrs):
+        operands = native_call.operand(x), native_call.operand(out)
+        return NATIVE[op].query(attrs, operands[:1], operands[1:])
+
+    over = {"axes": (0,), "keepdims": False}
+    assert query("sum", np.zeros((2, 3), np.int8), np.zeros(3, np.int8), **over) is None
+    assert query("mean", np.zeros((2, 3), np.int64), np.zeros(3, np.int64), **over) is None
+    assert query("max", np.zeros((0, 3)), np.zeros(3), **over) is None
+    first = {"axis": 0, "keepdims": False}
+    assert query("argmax", np.zeros((2, 3), np.int8), np.zeros(3, np.int64), **first) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_argmax_is_the_first_of_ties_along_any_axis(
+    dtype, kind, path, harness, native_call, pieces
+):
+    rng, kernel = np.random.default_rng(4), KERNELS[path]["argmax"]
+    for shape in ((7,), (40, 3), (5, 30), (4, 3, 10)):
+        x = harness.strided(rng, shape, dtype, kind, rng.integers(0, 6, shape))
+        for axis, keepdims in itertools.product(range(len(shape)), [False, True]):
+            want = np.argmax(x, axis, keepdims=keepdims)
+            attrs = {"axis": axis, "keepdims": keepdims}
+            (got,) = native_call.call(kernel, attrs, (x,), (np.zeros(want.shape, np.int64),))
+            np.testing.assert_array_equal(got, want)
+
+
+def test_argmax_is_the_first_nan(path, native_call):
+    x = np.array([[1, np.nan, 3, np.nan], [np.nan, 9, 9, 1], [-np.inf, -np.inf, 0, 0]])
+    attrs, out = {"axis": 1, "keepdims": False}, np.zeros(3, np.int64)
+    (got,) = native_call.call(KERNELS[path]["argmax"], attrs, (x,), (out,))
+    np.testing.assert_array_equal(got, [1, 0, 2])
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+def test_sums_have_the_same_bits_with_one_thread_and_with_two(axes, with_threads, native_call):
+    x = np.random.default_rng(5).standard_normal((900, 700), dtype=np.float32)
+    alone = with_threads(1, lambda: reduced(native_call, NATIVE["sum"], x, axes))
+    for _ in range(5):
+        both = with_threads(2, lambda: reduced(native_call, NATIVE["sum"], x, axes))
+        np.testing.assert_array_equal(both, alone)
