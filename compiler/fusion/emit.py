@@ -1,9 +1,9 @@
-"""Put the groups that were found into the graph: programs, operands, and an order of all nodes.
+"""Put the clusters that were found into the graph: programs, operands, and an order of all nodes.
 
 From the last node to the first it is decided what is still read, so that a value which only members
 read, and a view through which only members look, is made no more.
 
-Scope, source and phase of a group are those of its last member.
+Scope, source and phase of a fused kernel are those of its last member.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compiler.types import ValueId
 
 
 class Found(Protocol):
-    """What is read of a group that was found."""
+    """What is read of a cluster that was found."""
 
     @property
     def space(self) -> Space:
@@ -43,31 +43,31 @@ class Found(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What stands as one node in the new graph: a group's members in order, or a lone node."""
+    """What stands as one node in the new graph: a cluster's members in order, or a lone node."""
 
     nodes: tuple[int, ...]
     inputs: tuple[ValueId, ...]
-    group: int = -1
+    cluster: int = -1
 
 
-def emit_kernels(members: Members, groups: Sequence[Found]) -> Graph:
-    """Return the graph with a node for each group. O(n log n)."""
+def emit_kernels(members: Members, clusters: Sequence[Found]) -> Graph:
+    """Return the graph with a fused kernel for each cluster. O(n log n)."""
     graph = members.graph
-    if not groups:
+    if not clusters:
         return graph
     is_needed = [False] * len(graph.types)
     for value in graph.roots():
         is_needed[value] = True
     nodes: list[Node] = []
-    for unit in reversed(_sorted(graph, _units(graph, groups))):
+    for unit in reversed(_sorted(graph, _units(graph, clusters))):
         outputs = [v for n in unit.nodes for v in graph.nodes[n].outputs if is_needed[v]]
         if not outputs:
             continue
-        if unit.group < 0:
+        if unit.cluster < 0:
             node = graph.nodes[unit.nodes[0]]
         else:
-            found = groups[unit.group]
-            node = _group_node(members, found.space, _in_order(found.members), tuple(outputs))
+            found = clusters[unit.cluster]
+            node = _fused_node(members, found.space, _in_order(found.members), tuple(outputs))
         nodes.append(node)
         for value in node.inputs:
             is_needed[value] = True
@@ -76,15 +76,15 @@ def emit_kernels(members: Members, groups: Sequence[Found]) -> Graph:
 
 
 def _in_order(members: list[Member]) -> list[Member]:
-    """Return members so that each stands behind those it reads from. Nodes stand so in a graph."""
+    """Return members so that each stands after those it reads from. Nodes stand so in a graph."""
     return sorted(members, key=lambda member: member.node)
 
 
-def _units(graph: Graph, groups: Sequence[Found]) -> list[_Unit]:
+def _units(graph: Graph, clusters: Sequence[Found]) -> list[_Unit]:
     """Return the units of a graph, by the last of their nodes."""
     last: dict[int, _Unit] = {}
     inside: set[int] = set()
-    for number, found in enumerate(groups):
+    for number, found in enumerate(clusters):
         members = _in_order(found.members)
         own = {v for m in members for v in graph.nodes[m.node].outputs}
         reads = dict.fromkeys([r.base for m in members for r in m.reads if r.base not in own])
@@ -122,7 +122,7 @@ def _sorted(graph: Graph, units: list[_Unit]) -> list[_Unit]:
     return order
 
 
-def _group_node(
+def _fused_node(
     members: Members, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
 ) -> Node:
     graph = members.graph

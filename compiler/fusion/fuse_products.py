@@ -1,14 +1,14 @@
-"""Let the group that alone reads a matrix product work on it while it is made.
+"""Let the fused kernel that alone reads a matrix product work on it while it is made.
 
-    y = a @ b; h = group(y, bias)  ->  h = fused_product(a, b, bias)
+    y = a @ b; h = fused(y, bias)  ->  h = fused_product(a, b, bias)
 
-wherever the product has the rows and columns of the group's space. No cycle can arise: nothing but
-the group reads the product, so no path leads from one to the other around it. Of several products
-that a group reads, the one made last goes along.
+wherever the product has the rows and columns of the kernel's space. No cycle can arise: nothing but
+the kernel reads the product, so no path leads from one to the other around it. Of several products
+that a kernel reads, the one made last goes along.
 
 A job's own outputs, products read elsewhere too and products of batches stay as they are.
 
-Guarantees: the same values; of a product and its group one node is left, where the group was.
+Guarantees: the same values; of a product and its kernel one node is left, where the kernel was.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compiler.rates import needed_per_step
 
 
 def fuse_products(graph: Graph) -> Graph:
-    """Return the graph with products inside the groups that read them. O(nodes)."""
+    """Return the graph with products inside the kernels that read them. O(nodes)."""
     if not any([node.op is FUSED for node in graph.nodes]):
         return graph
     producers, per_step, alone = graph.producers(), needed_per_step(graph), sole_readers(graph)
@@ -50,34 +50,34 @@ def fuse_products(graph: Graph) -> Graph:
     return prune(fused) if len([n for n in nodes if n.op is FUSED_PRODUCT]) else graph
 
 
-def _fits(graph: Graph, product: Node, group: Node, position: int) -> bool:
-    """Whether a group may work on a product that is its input at a position."""
-    if product.op is not MATMUL or product.phase is not group.phase:
+def _fits(graph: Graph, product: Node, kernel: Node, position: int) -> bool:
+    """Whether a kernel may work on a product that is its input at a position."""
+    if product.op is not MATMUL or product.phase is not kernel.phase:
         return False
     shape = graph.types[product.outputs[0]].shape
     if len(shape) != 2 or 0 in shape:
         return False
-    program = program_of(group.attrs)
+    program = program_of(kernel.attrs)
     operand = program.inputs[position]
     if operand.kind is not Kind.FULL or operand.count:
         return False
-    return Space(*shape) == space_of(group.attrs)
+    return Space(*shape) == space_of(kernel.attrs)
 
 
-def _with_product(product: Node, group: Node, position: int, graph: Graph) -> Node:
+def _with_product(product: Node, kernel: Node, position: int, graph: Graph) -> Node:
     rows, columns = graph.types[product.outputs[0]].shape
-    program = _with_first(program_of(group.attrs), position)
+    program = _with_first(program_of(kernel.attrs), position)
     attrs = {
         **product.attrs,
-        **group.attrs,
+        **kernel.attrs,
         "program": program,
         "rows": rows,
         "columns": columns,
-        "members": (product.op.name, *group.attrs.texts("members")),
+        "members": (product.op.name, *kernel.attrs.texts("members")),
     }
-    others = (*group.inputs[:position], *group.inputs[position + 1 :])
+    others = (*kernel.inputs[:position], *kernel.inputs[position + 1 :])
     return replace(
-        group,
+        kernel,
         op=FUSED_PRODUCT,
         inputs=(*product.inputs, *others),
         attrs=Attrs(attrs),

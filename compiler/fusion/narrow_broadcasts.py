@@ -3,8 +3,8 @@
     broadcast_to(a) * broadcast_to(b)  ->  broadcast_to(a * b)
 
 as in the gradient of a mean, which is one number for every element; a number computed of constants
-is a constant. Only where all that read the result can be part of a group, for those look through
-the broadcast; other kernels may be slower on a tensor of one element repeated.
+is a constant. Only where all that read the result can be part of a fused kernel, for those look
+through the broadcast; other kernels may be slower on a tensor of one element repeated.
 
 Guarantees: the same bits; no other node changes.
 """

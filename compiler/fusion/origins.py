@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.fusion.members import Members
+from compiler.fusion.spaces import Space
 from compiler.graph import Node
 from compiler.ops.matmul import MATMUL
 from compiler.types import Phase, ValueId
@@ -71,20 +72,21 @@ class _Written:
         self.values: set[ValueId] = set()
         self._members = members
         self._levels = [0] * len(members.graph.nodes)
+        self._spaces: list[Space | None] = [None] * len(members.graph.nodes)
 
     def look_at(self, index: int, node: Node) -> None:
         """Note the values that a node reads from memory."""
         members, levels = self._members, self._levels
         roots = [members.storage.root[v] for v in node.inputs]
         before = [members.producers[v] for v in roots]
-        space = members.natural_space(index)
+        space = self._spaces[index] = members.natural_space(index)
         level = max([levels[n] for n in before], default=0)
         levels[index] = level + (space is None)
         for value, producer in zip(roots, before, strict=True):
             if levels[producer] < levels[index]:
                 self.values.add(value)
             elif value not in self.values:
-                own = members.natural_space(producer)
+                own = self._spaces[producer]
                 is_fit = own in (None, space) or members.fit(index, own, {}) is not None
                 if not is_fit:
                     self.values.add(value)

@@ -2,8 +2,8 @@
 
     mean(x, all axes)  ->  mean(mean(x, last axis), the other axes)
 
-A group reduces rows; one row of all elements could not be shared among threads, nor walked over
-together with what made it. The mean of equally many means is the mean.
+A fused kernel reduces rows; one row of all elements could not be shared among threads, nor walked
+over together with what made it. The mean of equally many means is the mean.
 
 Guarantees: the same values but for rounding; no other node changes.
 """
