@@ -92,14 +92,17 @@ def steps_of(log):
     return rows
 
 
-KILLS = 50
+@pytest.fixture
+def num_kills(request):
+    """Fifty on the kernels that users have, and a few on numpy's: the way to the disk is one."""
+    return 50 if request.config.getoption("--native") else 12
 
 
-def kill_somewhere(process, run, log, rng):
+def kill_somewhere(process, run, log, rng, most_steps):
     """Kill it inside a save, after some more steps, or while it starts; return the newest step."""
     begun = log.read_text().count("\n") if log.exists() else 0
     aim = rng.choice(["save", "steps", "steps", "start"])
-    more_steps, start_s = rng.randint(1, 12), time.monotonic() + rng.random() * 0.5
+    more_steps, start_s = rng.randint(1, most_steps), time.monotonic() + rng.random() * 0.5
     while process.poll() is None:
         if aim == "save" and any(run.glob(".tmp-*")):
             break
@@ -118,13 +121,13 @@ def newest_step(run):
     return max([0, *(int(p.name[5:]) for p in run.glob("step-*"))])
 
 
-def test_fifty_kills_change_nothing(start, tmp_path):
+def test_kills_at_any_moment_change_nothing(start, tmp_path, num_kills):
     steps = 2000
     finish(start("straight", steps, "20"))
     run, log, rng = tmp_path / "killed", tmp_path / "killed.log", random.Random(7)
-    for _ in range(KILLS):
+    for _ in range(num_kills):
         process = start("killed", steps, "3")
-        acknowledged = kill_somewhere(process, run, log, rng)
+        acknowledged = kill_somewhere(process, run, log, rng, 600 // num_kills)
         assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
         assert newest_step(run) >= acknowledged
     assert 0 < newest_step(run) < steps
