@@ -49,8 +49,10 @@ class Edit:
         self.step = next(a for a in plan.actors if a.name == "step")
 
     def launch(self, op):
-        """Return the place of the first launch of an op."""
-        return next(i for i, x in enumerate(self.step.launches) if x.op == op)
+        """Return the place of the first launch of an op, or of the kernel that it is fused into."""
+        launches = list(enumerate(self.step.launches))
+        own = [i for i, launch in launches if launch.op == op]
+        return (own or [i for i, launch in launches if op in launch.made_of])[0]
 
     def with_launch(self, which, **changes):
         """Return the plan with the first launch of an op changed."""

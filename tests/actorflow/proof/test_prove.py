@@ -7,11 +7,10 @@ import msgpack
 import pytest
 
 from actorflow.proof.prove import prove, prove_consistent
-from actorflow.run import runner
+from actorflow.run import opening
 from actorflow.run.runner import Runner
 from compiler.errors import OutOfMemory, PlanFormatError
 from compiler.plan import ActorKind, Plan, RegisterKind
-from compiler.rows import to_row
 
 
 def refused(plan, message):
@@ -33,7 +32,7 @@ def test_a_plan_of_the_compiler_is_proven_also_from_bytes(plan):
 
 
 def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monkeypatch):
-    monkeypatch.setattr(runner, "build", lambda plan: pytest.fail("built before it was proven"))
+    monkeypatch.setattr(opening, "build", lambda plan: pytest.fail("built before it was proven"))
     with pytest.raises(PlanFormatError, match="no such kernel"):
         Runner(edit.with_launch("gelu", kernel="numpy.none"))
 
@@ -161,7 +160,7 @@ def test_every_field_of_a_plan_is_read_by_its_type(plan):
     """A value of no type at all in place of any field of the first row of every table."""
     import hashlib
 
-    row = msgpack.unpackb(msgpack.packb(to_row(plan)), use_list=False)
+    row = msgpack.unpackb(msgpack.unpackb(plan.to_bytes())["body"], use_list=False)
     tried = 0
     for table, rows in enumerate(row):
         is_table = isinstance(rows, tuple) and rows and isinstance(rows[0], tuple)
