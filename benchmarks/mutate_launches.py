@@ -197,7 +197,10 @@ def dropped(plan: Plan) -> Mutants:
     """Leave out a launch."""
     for actor, i, launch in _places(plan):
         launches = actor.launches[:i] + actor.launches[i + 1 :]
-        yield f"{actor.name}[{i}] {launch.op}", _with(plan, actor, launches=launches)
+        yield (
+            f"{actor.name}[{i}] {' + '.join(launch.made_of)}",
+            _with(plan, actor, launches=launches),
+        )
 
 
 def swapped(plan: Plan) -> Mutants:

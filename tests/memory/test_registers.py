@@ -361,7 +361,7 @@ def test_rounds_played_at_once_end_where_single_firings_do(graph):
     repetitions = repetition_vector(num_actors, edges)
     left = play_naively(num_actors, edges, repetitions)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registers, "_LONG_PERIOD", 0)
+        patch.setattr(registers, "LONG_PERIOD", 0)
         deadlock = play_period(num_actors, edges, repetitions)
     stuck = [actor for actor in range(num_actors) if left[actor]]
     assert [wait.actor for wait in deadlock.waits] == stuck if deadlock else stuck == []

@@ -163,7 +163,7 @@ def test_a_label_out_of_range_is_named_with_the_line_of_the_loss(limit):
         job.step(model, batch)
     assert isinstance(caught.value.__cause__, IndexError)
     assert f"label {CLASSES} at position 13 is outside 0..22" in str(caught.value.__cause__)
-    assert caught.value.op == "chunked"
+    assert "cross_entropy_rows" in caught.value.op
     assert "test_large_logits.py:" in caught.value.source
 
 

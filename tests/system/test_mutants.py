@@ -65,7 +65,7 @@ def test_the_tally_knows_a_mutant_that_computes_something_else(mutate, subject, 
 
 def test_a_refusal_names_launch_op_and_line(mutate, subject):
     plan = subject("mlp").plan
-    relus = [name for name, _ in mutate.dropped(plan) if name.endswith(" relu")]
+    relus = [name for name, _ in mutate.dropped(plan) if "relu" in name]
     assert relus
     for name, mutant in mutate.dropped(plan):
         if name in relus:

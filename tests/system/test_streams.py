@@ -218,7 +218,7 @@ class FailingOnce:
 @pytest.fixture
 def failing():
     kernel = FailingOnce([])
-    catalogue.register(kernel)
+    af.kernel(lambda: kernel)
     yield kernel
     catalogue.unregister(kernel.name)
 

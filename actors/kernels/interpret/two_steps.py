@@ -39,7 +39,7 @@ _MADE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SubKernel:
     """A kernel with its attributes, and the places of the inputs that it reads."""
 
     kernel: Kernel
@@ -62,7 +62,7 @@ class TwoStepKernel:
     """`op` by the steps, and with the type between them, that `split` returns for a call."""
 
     op: str
-    split: Callable[[Attrs, Operands], tuple[Step, Step, TensorType]]
+    split: Callable[[Attrs, Operands], tuple[SubKernel, SubKernel, TensorType]]
 
     @property
     def name(self) -> str:
@@ -119,19 +119,21 @@ def _operands(arrays: Arrays) -> Operands:
     return tuple([Operand(TensorType(DType(x.dtype.name), x.shape), 0, x.strides) for x in arrays])
 
 
-def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[Step, Step, TensorType]:
+def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[SubKernel, SubKernel, TensorType]:
     """A [M, K], b [K, N], and the operands of the program but for its first."""
-    product = Step(MatmulKernel(), attrs, (0, 1))
-    program = Step(NumpyFusedKernel(), attrs, (_MADE, *range(2, len(inputs))))
+    product = SubKernel(MatmulKernel(), attrs, (0, 1))
+    program = SubKernel(NumpyFusedKernel(), attrs, (_MADE, *range(2, len(inputs))))
     extents = (integer(attrs, "rows"), integer(attrs, "columns"))
     return product, program, TensorType(inputs[0].type.dtype, extents)
 
 
-def _embedding_sgd_update(attrs: Attrs, inputs: Operands) -> tuple[Step, Step, TensorType]:
+def _embedding_sgd_update(
+    attrs: Attrs, inputs: Operands
+) -> tuple[SubKernel, SubKernel, TensorType]:
     """Parameter, dy, ids and rate."""
     table = inputs[0].type
-    gradient = Step(EmbeddingGradKernel(), {"rows": table.shape[0]}, (1, 2))
-    return gradient, Step(SGD, {"weight_decay": 0.0}, (0, _MADE, 3)), table
+    gradient = SubKernel(EmbeddingGradKernel(), {"rows": table.shape[0]}, (1, 2))
+    return gradient, SubKernel(SGD, {"weight_decay": 0.0}, (0, _MADE, 3)), table
 
 
 FUSED_PRODUCT = TwoStepKernel("fused_product", _fused_product)
