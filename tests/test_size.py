@@ -14,11 +14,11 @@ MODULE_LINES = 500
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 18_000,
-    "actors": 25_000,
-    "compiler": 18_000,
+    "actorflow": 17_600,
+    "actors": 22_800,
+    "compiler": 17_500,
     "memory": 5_300,
-    "tests": 50_000,
+    "tests": 48_200,
     "benchmarks": 7_300,
 }
 """Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""
