@@ -122,7 +122,11 @@ def _check_join(plan: Plan, where: str, join: Join) -> None:
     if len(join.reads) != len(join.inputs):
         raise InternalError(f"{where} names {len(join.reads)} versions for other than its parts")
     axis, offset, stop = join.axis, whole.offset_bytes, 0
+    rank = len(whole.type.shape)
     for view in [plan.views[index] for index in join.inputs]:
+        ranks = (len(view.type.shape), len(view.strides_bytes), len(whole.strides_bytes))
+        if ranks != (rank, rank, rank):
+            raise InternalError(f"{where} has a part that is no slice of {whole.type}: {view.type}")
         shape = (*whole.type.shape[:axis], view.type.shape[axis], *whole.type.shape[axis + 1 :])
         # The stride of an axis of one element leads nowhere.
         strides = [
