@@ -34,7 +34,7 @@ from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
 from actorflow.run.runner_variables import RunnerVariables
 from actorflow.run.stepping import Stepping, batches_of_step
-from actorflow.run.stopping import drain_outputs
+from actorflow.run.stopping import drain_outputs, next_of
 from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
 from actorflow.trace.tracer import find_source
@@ -143,7 +143,7 @@ class Runner:
             run.start()
             atexit.register(drain)
             try:
-                while (metrics := outputs.get()) is not None:
+                while (metrics := next_of(outputs)) is not None:
                     yield metrics
                     run.loop.check_process()
                 outputs.put(None)  # `drain` looks for it

@@ -12,6 +12,7 @@ from actorflow.initialise import steps_done
 from actorflow.run.plan_facts import batch_fields
 from actorflow.run.ports import Metrics
 from actorflow.run.pushed import Mailbox
+from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
 from compiler.errors import CompileError, InternalError
@@ -48,7 +49,7 @@ class Stepping:
         for batch in batches:
             self._mailbox.put(batch)
         self.run.admit(1)
-        metrics = self._outputs.get()
+        metrics = next_of(self._outputs)
         if metrics is None:
             self.run.wait()
             raise InternalError("a plan that is stepped ended by itself")

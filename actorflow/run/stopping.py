@@ -11,13 +11,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from queue import Empty, Queue, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from actorflow.run.training_run import Run
 
+Item = TypeVar("Item")
+
 PATIENCE_S = 1.5
 """How long a run that is to stop waits for a source."""
+
+_GLANCE_S = 0.25
+"""How long a wait lasts before the main thread looks whether a signal came."""
 
 _OVER = ""
 
@@ -154,10 +159,26 @@ class Stopper:
     def _next(self, until_s: float | None) -> str | None:
         """Return the next event, or None when it is `until_s` and there was none."""
         try:
-            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            return self._events.get(timeout=left_s)
+            return next_of(self._events, until_s)
         except Empty:
             return None
+
+
+def next_of(items: Queue[Item] | SimpleQueue[Item], until_s: float | None = None) -> Item:
+    """Return the next item; a signal that comes meanwhile is handled, whenever it comes.
+
+    Raises queue.Empty when it is `until_s`, in seconds of time.monotonic, and there was none.
+    """
+    # A signal wakes a wait only if the kernel gives it to this very thread while that waits. One
+    # that comes a moment before, or is given to another thread, is only noted, and its handler
+    # would run after the wait. So no wait is long.
+    while True:
+        left_s = _GLANCE_S if until_s is None else min(_GLANCE_S, until_s - time.monotonic())
+        try:
+            return items.get(timeout=max(0.0, left_s))
+        except Empty:
+            if until_s is not None and time.monotonic() >= until_s:
+                raise
 
 
 def drain_outputs(run: Run, outputs: Queue[Any]) -> None:
@@ -172,8 +193,7 @@ def drain_outputs(run: Run, outputs: Queue[Any]) -> None:
     is_over = False
     while not is_over:
         try:
-            left_s = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
-            is_over = outputs.get(timeout=left_s) is None
+            is_over = next_of(outputs, give_up_s) is None
         except Empty:
             run.give_up_sources()
             give_up_s = None

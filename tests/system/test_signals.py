@@ -125,6 +125,22 @@ def test_a_terminal_that_closes_twice_still_lets_the_step_be_saved(start_python,
     assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
 
 
+def test_a_signal_that_another_thread_receives_still_ends_the_run(start_python):
+    program = start_python(
+        TRAINING.replace("threading.Event().wait()", "self.block()")
+        + """
+    def block(self):
+        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)  # wakes nobody but this thread
+        threading.Event().wait()
+
+    Blocking.block = block
+    train.fit(model, Blocking(3), steps=9)
+    """
+    )
+    program.until("SIGHUP: stopping after")
+    assert program.finish()[0] == 129
+
+
 def test_a_signal_that_was_ignored_stays_ignored(start_python):
     program = start_python(
         "    import signal\n    signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + BLOCKED
