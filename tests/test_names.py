@@ -10,7 +10,7 @@ import actorflow as af
 HOUSE = Path(__file__).resolve().parents[1]
 WINGS = ("actorflow", "actors", "compiler", "memory")
 
-SHARED_NAMES = 2
+SHARED_NAMES = 0
 """Names that stand for several classes still. It may only fall."""
 
 

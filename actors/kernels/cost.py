@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from actors.kernels.kernel import KernelNeeds, Operand, Operands
-from actors.kernels.work import Pass, Product, Work
+from actors.kernels.work import BytePass, MatrixProduct, Work
 
 EXTENTS = (1, 16, 64, 256, 1024)
 """Extents of the measured products; rates in between are interpolated, beyond they stay."""
@@ -25,7 +25,7 @@ EXTENTS = (1, 16, 64, 256, 1024)
 DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20)
 """Reuse distances with a measured rate; below the first nothing is charged."""
 
-_PLACE = {sort: place for place, sort in enumerate(Pass)}
+_PLACE = {sort: place for place, sort in enumerate(BytePass)}
 _LOG_EXTENTS = tuple([math.log(extent) for extent in EXTENTS])
 _LOG_DISTANCES = tuple([math.log(distance) for distance in (1 << 19, *DISTANCES_BYTES)])
 
@@ -34,7 +34,7 @@ _LOG_DISTANCES = tuple([math.log(distance) for distance in (1 << 19, *DISTANCES_
 class Rates:
     """What a machine needs for a unit of each quantity of work.
 
-    `pass_ns` is per byte, in the order of `Pass`; `miss_ns` per byte that was last touched each of
+    `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that was last touched each of
     `DISTANCES_BYTES` ago; `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `EXTENTS`, k
     fastest.
     """
@@ -45,7 +45,7 @@ class Rates:
     miss_ns: tuple[float, ...]
     flops_per_ns: tuple[float, ...]
 
-    def pass_ns_of(self, sort: Pass) -> float:
+    def pass_ns_of(self, sort: BytePass) -> float:
         """Return the time per byte of one sort of pass."""
         return self.pass_ns[_PLACE[sort]]
 
@@ -53,7 +53,7 @@ class Rates:
         """Return the time per byte at a reuse distance, linear in its logarithm."""
         return _interpolate(_LOG_DISTANCES, (0.0, *self.miss_ns), math.log(max(distance_bytes, 1)))
 
-    def product_ns(self, item: Product) -> float:
+    def product_ns(self, item: MatrixProduct) -> float:
         """Return the time of products; the logarithm of the rate is trilinear in the extents'."""
         if not item.flops:
             return 0.0

@@ -22,7 +22,7 @@ NATIVE_CALLS = 0.1
 """What a call from C costs, in calls of numpy."""
 
 
-class Pass(Enum):
+class BytePass(Enum):
     """A sort of pass over bytes in cache; all of one sort cost about the same per byte."""
 
     SIMPLE = "simple"
@@ -48,7 +48,7 @@ class Pass(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """`count` products of a matrix [m, k] with one [k, n] in float32."""
 
     count: float
@@ -73,8 +73,8 @@ class Work:
 
     calls: float = 1.0
     loops: float = 0.0
-    passes: tuple[tuple[Pass, float], ...] = ()
-    products: tuple[Product, ...] = ()
+    passes: tuple[tuple[BytePass, float], ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     unswept: tuple[int, ...] = ()
 
     def then(self, other: Work) -> Work:
@@ -96,11 +96,11 @@ def item_weight(itemsize: int) -> float:
 def over_blocks(
     elements: int,
     itemsize: int,
-    passes: Mapping[Pass, float],
+    passes: Mapping[BytePass, float],
     *,
     small_calls: float = 0.0,
     loops: float = 0.0,
-    products: tuple[Product, ...] = (),
+    products: tuple[MatrixProduct, ...] = (),
 ) -> Work:
     """Return the work of passes over a tensor that is cut into blocks.
 
@@ -126,7 +126,7 @@ def over_operands(
     shape: tuple[int, ...],
     strides: Sequence[tuple[int, ...]],
     itemsizes: Sequence[int],
-    sort: Pass | None = None,
+    sort: BytePass | None = None,
 ) -> Work:
     """Return the work of one call over operands of a shape, given by their strides, output last.
 
@@ -147,6 +147,6 @@ def over_operands(
         own[axes[-1]] in (0, item) for own, item in zip(strides, itemsizes, strict=True)
     )
     if sort is None:
-        sort = Pass.SIMPLE if len(strides) < 3 else Pass.PLAIN
-        sort = sort if is_dense else Pass.STRIDED
+        sort = BytePass.SIMPLE if len(strides) < 3 else BytePass.PLAIN
+        sort = sort if is_dense else BytePass.STRIDED
     return Work(1.0, elements // inner - 1.0, ((sort, float(elements * max(itemsizes))),))

@@ -32,7 +32,7 @@ from actors.kernels.native.launch import (
 )
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays
 from compiler.fusion.program import FusedProgram
 from compiler.types import DType
@@ -131,7 +131,7 @@ def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
 def group_work(program: FusedProgram, rows: int, columns: int) -> Work:
     """Return the work of two threads, as bytes at the rate of a plain pass."""
     size = duration_ns(program, rows, columns) / 2 / _REFERENCE_NS_PER_BYTE
-    return Work(NATIVE_CALLS, 0.0, ((Pass.SIMPLE, float(int(size))),))
+    return Work(NATIVE_CALLS, 0.0, ((BytePass.SIMPLE, float(int(size))),))
 
 
 def argument_words(

@@ -38,7 +38,7 @@ from actors.kernels.interpret.rows import sum_is_safe
 from actors.kernels.interpret.sums import WIDE, row_sums
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
+from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
 from actors.protocol import Array, Arrays, Launch
 
 SAFE_SUMS = (2.0**-48, 2.0**48)
@@ -283,7 +283,7 @@ def _work(e: BlockExtents, layout: _AttentionLayout, itemsize: int) -> Work:
     weight = item_weight(itemsize) * e.heads
     products = tuple(
         [
-            Product(weight, len(rows), n, k)
+            MatrixProduct(weight, len(rows), n, k)
             for rows, chunks in strips
             for columns in chunks
             for n, k in ((len(columns), e.width), (e.out, len(columns)), (1, len(columns)))
@@ -293,10 +293,10 @@ def _work(e: BlockExtents, layout: _AttentionLayout, itemsize: int) -> Work:
     copied = e.rows * e.width * layout.packs_q + e.columns * e.out * layout.packs_v
     copied += e.rows * e.out * layout.shares
     passes = (
-        (Pass.EXP, size),
-        (Pass.STRIDED, float(e.heads * e.columns * e.width * itemsize)),
-        (Pass.SIMPLE, float(e.heads * copied * itemsize)),
-        (Pass.DIVIDE, float(ends)),
+        (BytePass.EXP, size),
+        (BytePass.STRIDED, float(e.heads * e.columns * e.width * itemsize)),
+        (BytePass.SIMPLE, float(e.heads * copied * itemsize)),
+        (BytePass.DIVIDE, float(ends)),
     )
     calls = groups * (7 + 3 * len(strips) + num_blocks * (2 + 3 * CALLS_PER_PRODUCT))
     # The mask of a strip, and the division of its rows by their sums, go row by row.

@@ -43,7 +43,7 @@ from actors.kernels.kernel import (
     in_sequence,
 )
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
+from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
 from actors.protocol import Array, Arrays, Launch
 
 
@@ -267,7 +267,7 @@ def _work(e: BlockExtents, layout: _GradLayout, itemsize: int) -> Work:
     weight = item_weight(itemsize) * e.heads
     products = tuple(
         [
-            Product(weight, m, n, k)
+            MatrixProduct(weight, m, n, k)
             for r, c in blocks
             for m, n, k in (
                 (r, c, e.width + 1),
@@ -287,10 +287,10 @@ def _work(e: BlockExtents, layout: _GradLayout, itemsize: int) -> Work:
         copied += e.heads * (e.rows * e.width + e.columns * (e.width + e.out)) * itemsize
     sums = float(e.heads * sum([r * e.width for r, _ in blocks]) * itemsize)
     passes = (
-        (Pass.EXP, size),
-        (Pass.PLAIN, size + sums),
-        (Pass.STRIDED, packed),
-        (Pass.SIMPLE, float(copied)),
+        (BytePass.EXP, size),
+        (BytePass.PLAIN, size + sums),
+        (BytePass.STRIDED, packed),
+        (BytePass.SIMPLE, float(copied)),
     )
     calls = groups * (12 + len(blocks) * (4 + 5 * CALLS_PER_PRODUCT))
     return Work(float(calls), 3.0 * e.heads * e.rows, passes, products)

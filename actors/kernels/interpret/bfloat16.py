@@ -15,7 +15,7 @@ from actors.kernels import scratch
 from actors.kernels.interpret.blocks import block_elements, cut
 from actors.kernels.kernel import Operands
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work, over_blocks
+from actors.kernels.work import BytePass, Work, over_blocks
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -44,7 +44,7 @@ def widening(bits: Array, out: Array) -> list[Launch]:
 
 def widening_work(elements: int) -> Work:
     """Return what `widening` does."""
-    return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 2})
+    return over_blocks(elements, _BITS.itemsize, {BytePass.SIMPLE: 2})
 
 
 def narrowing(x: Array, out: Array, flats: Arrays) -> list[Launch]:
@@ -83,4 +83,4 @@ def narrowing_pieces(elements: int) -> tuple[Piece, ...]:
 
 def narrowing_work(elements: int) -> Work:
     """Return what `narrowing` does where nothing is NaN."""
-    return over_blocks(elements, _BITS.itemsize, {Pass.SIMPLE: 6, Pass.PLAIN: 2})
+    return over_blocks(elements, _BITS.itemsize, {BytePass.SIMPLE: 6, BytePass.PLAIN: 2})

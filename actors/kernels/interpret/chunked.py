@@ -26,7 +26,14 @@ from actors.kernels.interpret.steps import is_numpys
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight, over_blocks
+from actors.kernels.work import (
+    CALLS_PER_PRODUCT,
+    BytePass,
+    MatrixProduct,
+    Work,
+    item_weight,
+    over_blocks,
+)
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
@@ -291,13 +298,13 @@ def _work(region: Region, inputs: Operands) -> Work:
         program = step.program
         if program is not None:
             kinds = [program.kind_of(v) for v in range(program.num_values)]
-            passes = {Pass.PLAIN: kinds.count(Kind.FULL)}
+            passes = {BytePass.PLAIN: kinds.count(Kind.FULL)}
             own = over_blocks(region.rows * region.columns, item, passes)
         elif step.kind is StepKind.COLUMN_SUM:
-            own = over_blocks(region.rows * region.columns, item, {Pass.SIMPLE: 1})
+            own = over_blocks(region.rows * region.columns, item, {BytePass.SIMPLE: 1})
         else:
             k, n = [region.columns if region.is_wide(v) else inputs[v].shape[1] for v in step.reads]
-            product = Product(item_weight(item) * chunks, region.chunk_rows, n, k)
+            product = MatrixProduct(item_weight(item) * chunks, region.chunk_rows, n, k)
             own = Work(float(CALLS_PER_PRODUCT * chunks), products=(product,))
         work = Work(
             work.calls + own.calls,

@@ -24,7 +24,7 @@ from actors.kernels.interpret.blocks import cut, num_elements, rows_per_block
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work, over_blocks
+from actors.kernels.work import BytePass, Work, over_blocks
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -57,7 +57,7 @@ class EmbeddingKernel:
         copies += 0 if out.is_dense else out.type.size_bytes
         work = Work(
             calls=4,
-            passes=((Pass.GATHER, out.type.size_bytes), (Pass.STRIDED, copies)),
+            passes=((BytePass.GATHER, out.type.size_bytes), (BytePass.STRIDED, copies)),
             unswept=(0,),
         )
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
@@ -110,7 +110,7 @@ class EmbeddingGradKernel:
         if not (is_float and ids.type.dtype.is_integer and out.is_dense):
             return None
         pieces = _grad_pieces(ids.type.num_elements, dy.shape[-1], dy.dtype, out.shape)
-        passes = {Pass.SCATTER: 1, Pass.SIMPLE: 1 if dy.is_dense else 2, Pass.PLAIN: 1}
+        passes = {BytePass.SCATTER: 1, BytePass.SIMPLE: 1 if dy.is_dense else 2, BytePass.PLAIN: 1}
         work = over_blocks(dy.type.num_elements, 2 * dy.dtype.itemsize, passes, small_calls=2)
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 

@@ -40,7 +40,7 @@ from actors.kernels.interpret.steps import (
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work, over_blocks
+from actors.kernels.work import BytePass, Work, over_blocks
 from actors.protocol import Array, Arrays, Launch
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind
 from compiler.types import DType
@@ -56,12 +56,12 @@ _CALLS = {"select": 5, "rsqrt": 2}
 _SORTS = {
     op: sort
     for sort, ops in (
-        (Pass.DIVIDE, ("div", "reciprocal", "mod")),
-        (Pass.ROOT, ("sqrt", "rsqrt")),
-        (Pass.EXP, ("exp", "log")),
-        (Pass.TANH, ("tanh",)),
-        (Pass.POWER, ("pow", "sin", "cos", "erf")),
-        (Pass.RANDOM, ("philox",)),
+        (BytePass.DIVIDE, ("div", "reciprocal", "mod")),
+        (BytePass.ROOT, ("sqrt", "rsqrt")),
+        (BytePass.EXP, ("exp", "log")),
+        (BytePass.TANH, ("tanh",)),
+        (BytePass.POWER, ("pow", "sin", "cos", "erf")),
+        (BytePass.RANDOM, ("philox",)),
     )
     for op in ops
 }
@@ -110,23 +110,23 @@ def _steps(operand: Operand) -> tuple[int, ...]:
 
 def _work(walk: _Walk, rows: int, columns: int) -> Work:
     """Return the passes over the space, and the loops that rows and columns in it cost."""
-    program, passes, small, loops = walk.program, Counter[Pass](), 0, 0
+    program, passes, small, loops = walk.program, Counter[BytePass](), 0, 0
     for value, instruction in enumerate(program.instructions, len(program.inputs)):
         kinds = [program.kind_of(v) for v in instruction.operands]
         if instruction.op in ROW_REDUCTIONS:
-            passes[Pass.REDUCE] += 1
+            passes[BytePass.REDUCE] += 1
             loops += _LOOPS_PER_RESULT * rows
         elif instruction.op in COLUMN_REDUCTIONS:
-            passes[Pass.PLAIN] += 1
+            passes[BytePass.PLAIN] += 1
         elif program.kind_of(value) is not Kind.FULL:
             small += 1
         else:
             several = len(instruction.operands) - kinds.count(Kind.SCALAR) > 1
-            plain = Pass.PLAIN if several else Pass.SIMPLE
+            plain = BytePass.PLAIN if several else BytePass.SIMPLE
             passes[_SORTS.get(instruction.op, plain)] += _CALLS.get(instruction.op, 1)
             loops += rows if Kind.ROW in kinds or Kind.COLUMN in kinds else 0
     copied = [p for p, v in enumerate(program.outputs) if walk.registers.direct.get(v) != p]
-    passes[Pass.SIMPLE] += len(
+    passes[BytePass.SIMPLE] += len(
         [p for p in copied if program.kind_of(program.outputs[p]) is Kind.FULL]
     )
     swept = {sort: float(count) for sort, count in passes.items() if count}

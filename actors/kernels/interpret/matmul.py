@@ -23,7 +23,7 @@ from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, Pass, Product, Work, item_weight
+from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType, contiguous_strides
 
@@ -176,11 +176,11 @@ def _work(plan: Arrangement) -> Work:
     shape, k, dtype = plan.out.shape, plan.a.shape[-1], plan.out.dtype
     batch = num_elements(shape[:-2])
     if dtype.name in _BLAS:
-        product = Product(batch * item_weight(dtype.itemsize), shape[-2], shape[-1], k)
-        passes = tuple([(Pass.STRIDED, float(piece.size_bytes)) for piece in plan.pieces])
+        product = MatrixProduct(batch * item_weight(dtype.itemsize), shape[-2], shape[-1], k)
+        passes = tuple([(BytePass.STRIDED, float(piece.size_bytes)) for piece in plan.pieces])
         return Work(float(CALLS_PER_PRODUCT + len(passes)), passes=passes, products=(product,))
     size = float(batch * shape[-2] * shape[-1] * k * dtype.itemsize)
-    return Work(passes=((Pass.REDUCE, size),))
+    return Work(passes=((BytePass.REDUCE, size),))
 
 
 def _view(array: Array, window: Window) -> Array:

@@ -11,7 +11,7 @@ from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, over_blocks
+from actors.kernels.work import BytePass, over_blocks
 from actors.protocol import Arrays, Launch
 
 _BOOL = np.dtype(np.bool_)
@@ -29,7 +29,9 @@ class NonFiniteKernel:
         x = inputs[0]
         if not x.type.dtype.is_float or has_bfloat16(inputs):
             return None
-        work = over_blocks(x.type.num_elements, x.dtype.itemsize, {Pass.SIMPLE: 1, Pass.REDUCE: 1})
+        work = over_blocks(
+            x.type.num_elements, x.dtype.itemsize, {BytePass.SIMPLE: 1, BytePass.REDUCE: 1}
+        )
         size = scratch.size_bytes(_pieces(x.type.num_elements, x.dtype))
         return cost.needs(inputs, outputs, work, size)
 

@@ -14,7 +14,7 @@ from actors.kernels.interpret.blocks import cut, num_elements, rows_per_block
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work
+from actors.kernels.work import BytePass, Work
 from actors.protocol import Arrays, Launch
 
 _LOOPS_PER_RESULT = 4
@@ -77,7 +77,7 @@ class SumKernel:
 def _reduction(x: Operand, out: Operand) -> Work:
     """Return the work of a reduction by numpy: every result starts a loop, a slow one."""
     loops = _LOOPS_PER_RESULT * out.type.num_elements
-    return Work(loops=loops, passes=((Pass.REDUCE, float(x.type.size_bytes)),))
+    return Work(loops=loops, passes=((BytePass.REDUCE, float(x.type.size_bytes)),))
 
 
 @dataclass(frozen=True, slots=True)

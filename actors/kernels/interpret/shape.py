@@ -17,7 +17,7 @@ from actors.kernels.attributes import integer, integers
 from actors.kernels.interpret.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work, broadcast_strides, over_operands
+from actors.kernels.work import BytePass, Work, broadcast_strides, over_operands
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import contiguous_strides
 
@@ -112,7 +112,7 @@ class ReshapeKernel:
         dense = contiguous_strides(one.shape, x.dtype.itemsize)
         work = over_operands(one.shape, (one.strides_bytes, dense), _sizes(x, out))
         if pieces:
-            extra = ((Pass.STRIDED, float(x.type.size_bytes)),)
+            extra = ((BytePass.STRIDED, float(x.type.size_bytes)),)
             work = replace(work, calls=2.0, passes=(*work.passes, *extra))
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
@@ -154,7 +154,7 @@ def _pad_work(inputs: Operands, outputs: Operands, attrs: Attrs) -> Work:
     steps = integers(attrs, "steps")
     strides = tuple([s * step for s, step in zip(out.strides_bytes, steps, strict=True)])
     copy = over_operands(x.shape, (x.strides_bytes, strides), _sizes(x, out))
-    zeros = (Pass.SIMPLE, float(out.type.size_bytes))
+    zeros = (BytePass.SIMPLE, float(out.type.size_bytes))
     return replace(copy, calls=2.0, passes=(*copy.passes, zeros))
 
 
@@ -172,7 +172,7 @@ def _concat_work(inputs: Operands, outputs: Operands, attrs: Attrs) -> Work:
     """Return the work of copying parts of a tensor along an axis: a loop per part and row."""
     rows = num_elements(outputs[0].shape[: integer(attrs, "axis")])
     size = float(sum([part.type.size_bytes for part in inputs]))
-    return Work(len(inputs), len(inputs) * (rows - 1.0), ((Pass.SIMPLE, size),))
+    return Work(len(inputs), len(inputs) * (rows - 1.0), ((BytePass.SIMPLE, size),))
 
 
 COPY_KERNELS = (

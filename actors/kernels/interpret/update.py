@@ -21,7 +21,7 @@ from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import block_elements, cut
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Pass, Work, over_blocks, over_operands
+from actors.kernels.work import BytePass, Work, over_blocks, over_operands
 from actors.protocol import Array, Arrays, Launch
 
 
@@ -58,7 +58,7 @@ class FlatUpdateKernel:
     num_states: int
     num_rates: int
     num_scalars: int
-    passes: Callable[[Attrs], dict[Pass, float]]
+    passes: Callable[[Attrs], dict[BytePass, float]]
     begin: Callable[[Attrs, Arrays, Arrays], Launch]
     block: Block
 
@@ -109,11 +109,11 @@ class FlatUpdateKernel:
         return (block, block, *[Piece((), dtype)] * self.num_scalars)
 
 
-def _sgd_passes(attrs: Attrs) -> dict[Pass, float]:
+def _sgd_passes(attrs: Attrs) -> dict[BytePass, float]:
     terms = 1 + (number(attrs, "weight_decay") != 0.0)
     if "momentum" in attrs:
         terms += 1 + flag(attrs, "nesterov")
-    return {Pass.SIMPLE: terms, Pass.PLAIN: terms}
+    return {BytePass.SIMPLE: terms, BytePass.PLAIN: terms}
 
 
 def _sgd_rate(attrs: Attrs, rates: Arrays, scalars: Arrays) -> Launch:
@@ -148,9 +148,9 @@ def _sgd(
     return calls
 
 
-def _adamw_passes(attrs: Attrs) -> dict[Pass, float]:
+def _adamw_passes(attrs: Attrs) -> dict[BytePass, float]:
     simple = 7 + (number(attrs, "weight_decay") != 0.0)
-    return {Pass.SIMPLE: simple, Pass.PLAIN: 3, Pass.ROOT: 1, Pass.DIVIDE: 1}
+    return {BytePass.SIMPLE: simple, BytePass.PLAIN: 3, BytePass.ROOT: 1, BytePass.DIVIDE: 1}
 
 
 def _adamw(

@@ -29,7 +29,7 @@ from actors.kernels.library.measured_file import (
     report_damage,
 )
 from actors.kernels.scratch import ALIGNMENT_BYTES
-from actors.kernels.work import Pass, Work
+from actors.kernels.work import BytePass, Work
 from actors.protocol import Array, Clock, Launch
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
@@ -95,8 +95,8 @@ def probes() -> Iterator[Probe]:
     """Yield every probe, each after those that it builds on."""
     one, block = _dense(1), _dense(_BLOCK)
     yield _fused("add", (one, one), one, "call_ns")
-    yield Probe("copy", {}, (block,), (block,), "pass_ns", _place(Pass.SIMPLE))
-    yield _fused("add", (block, block), block, "pass_ns", _place(Pass.PLAIN))
+    yield Probe("copy", {}, (block,), (block,), "pass_ns", _place(BytePass.SIMPLE))
+    yield _fused("add", (block, block), block, "pass_ns", _place(BytePass.PLAIN))
     rows = _dense(_BLOCK // 64, 64)
     yield _fused("mul", (rows, _dense(_BLOCK // 64, 1)), rows, "loop_ns")
     for place, distance in enumerate(DISTANCES_BYTES):
@@ -104,23 +104,25 @@ def probes() -> Iterator[Probe]:
         yield _fused("add", (x, x), x, "miss_ns", place)
     for op, sort in _UNARY:
         yield _fused(op, (block,), block, "pass_ns", _place(sort))
-    yield _fused("div", (block, block), block, "pass_ns", _place(Pass.DIVIDE))
-    yield _fused("pow", (block, block), block, "pass_ns", _place(Pass.POWER))
+    yield _fused("div", (block, block), block, "pass_ns", _place(BytePass.DIVIDE))
+    yield _fused("pow", (block, block), block, "pass_ns", _place(BytePass.POWER))
     row_sum = Instruction("row_sum", (0,), DType.FLOAT32, Kind.ROW)
     reduced = FusedProgram((ProgramInput(DType.FLOAT32, Kind.FULL),), (row_sum,), (1,))
     attrs: Attrs = {"program": reduced, "rows": 1, "columns": _BLOCK}
-    yield Probe("fused", attrs, (block,), (one,), "pass_ns", _place(Pass.REDUCE))
+    yield Probe("fused", attrs, (block,), (one,), "pass_ns", _place(BytePass.REDUCE))
     side = _dense(256, 256)
     transposed = replace(side, strides_bytes=side.strides_bytes[::-1])
-    yield Probe("copy", {}, (transposed,), (side,), "pass_ns", _place(Pass.STRIDED))
+    yield Probe("copy", {}, (transposed,), (side,), "pass_ns", _place(BytePass.STRIDED))
     table, ids, taken = _dense(256, 64), _dense(1024, dtype=DType.INT32), _dense(1024, 64)
-    yield Probe("embedding", {}, (table, ids), (taken,), "pass_ns", _place(Pass.GATHER))
+    yield Probe("embedding", {}, (table, ids), (taken,), "pass_ns", _place(BytePass.GATHER))
     yield Probe(
-        "embedding_grad", {"rows": 256}, (taken, ids), (table,), "pass_ns", _place(Pass.SCATTER)
+        "embedding_grad", {"rows": 256}, (taken, ids), (table,), "pass_ns", _place(BytePass.SCATTER)
     )
     seed = _dense(dtype=DType.INT64)
     mask = _dense(_BLOCK, dtype=DType.BOOL)
-    yield _fused("philox", (seed, seed), mask, "pass_ns", _place(Pass.RANDOM), constants=(1, 0.1))
+    yield _fused(
+        "philox", (seed, seed), mask, "pass_ns", _place(BytePass.RANDOM), constants=(1, 0.1)
+    )
     for place, (m, n, k) in enumerate(product(EXTENTS, repeat=3)):
         batch = max(1, min(4096, int(_BATCH_FLOPS / (2 * m * n * k))))
         a, b, out = [_dense(batch, *extents) for extents in ((m, k), (k, n), (m, n))]
@@ -129,7 +131,7 @@ def probes() -> Iterator[Probe]:
     yield _fused("add", (one, one), one, "call_ns", num_copies=_MANY, times=14)
 
 
-_UNARY = (("sqrt", Pass.ROOT), ("exp", Pass.EXP), ("tanh", Pass.TANH))
+_UNARY = (("sqrt", BytePass.ROOT), ("exp", BytePass.EXP), ("tanh", BytePass.TANH))
 
 
 def _fused(
@@ -168,8 +170,8 @@ def _dense(*shape: int, dtype: DType = DType.FLOAT32) -> Operand:
     return Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, dtype.itemsize))
 
 
-def _place(sort: Pass) -> int:
-    return list(Pass).index(sort)
+def _place(sort: BytePass) -> int:
+    return list(BytePass).index(sort)
 
 
 def calibrate(measure: Measure) -> Rates:
@@ -183,7 +185,7 @@ def calibrate(measure: Measure) -> Rates:
     rates = Rates(
         0.0,
         0.0,
-        (0.0,) * len(Pass),
+        (0.0,) * len(BytePass),
         (0.0,) * len(DISTANCES_BYTES),
         (0.0,) * len(EXTENTS) ** 3,
     )
@@ -316,7 +318,7 @@ def from_values(data: dict[str, Any], key: str) -> Rates:
     except (KeyError, TypeError) as error:
         raise DamagedFile(f"{type(error).__name__}: {str(error)[:100]}") from None
     columns = (rates.pass_ns, rates.miss_ns, rates.flops_per_ns)
-    lengths = (len(Pass), len(DISTANCES_BYTES), len(EXTENTS) ** 3)
+    lengths = (len(BytePass), len(DISTANCES_BYTES), len(EXTENTS) ** 3)
     numbers: tuple[Any, ...] = (rates.call_ns, rates.loop_ns, *[x for c in columns for x in c])
     if (
         tuple(map(len, columns)) != lengths

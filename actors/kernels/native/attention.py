@@ -18,7 +18,7 @@ from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
-from actors.kernels.work import Pass, Product, Work
+from actors.kernels.work import BytePass, MatrixProduct, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -197,8 +197,8 @@ def work_of(e: BlockExtents, num_products: int) -> Work:
     visible = max(e.rows * e.columns - hidden, 1)
     keys = max(1, visible // max(e.rows, 1))
     width = (e.width + e.out) // 2
-    products = (Product(e.heads * num_products, max(e.rows, 1), keys, width),)
-    return Work(1.0, 0.0, ((Pass.PLAIN, float(4 * e.heads * visible)),), products)
+    products = (MatrixProduct(e.heads * num_products, max(e.rows, 1), keys, width),)
+    return Work(1.0, 0.0, ((BytePass.PLAIN, float(4 * e.heads * visible)),), products)
 
 
 ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())

@@ -18,7 +18,7 @@ from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.native.launch import Explain, Word, address, native_launch
 from actors.kernels.scratch import Piece
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -48,7 +48,9 @@ class NativeEmbedding:
             return None
         if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
             return None
-        work = Work(NATIVE_CALLS, passes=((Pass.GATHER, float(out.type.size_bytes)),), unswept=(0,))
+        work = Work(
+            NATIVE_CALLS, passes=((BytePass.GATHER, float(out.type.size_bytes)),), unswept=(0,)
+        )
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -81,8 +83,8 @@ class NativeEmbeddingGrad:
         if not (runtime.is_on() and _are_rows(dy) and out.is_dense and is_id(ids)):
             return None
         passes = (
-            (Pass.GATHER, float(dy.type.size_bytes)),
-            (Pass.SIMPLE, float(out.type.size_bytes)),
+            (BytePass.GATHER, float(dy.type.size_bytes)),
+            (BytePass.SIMPLE, float(out.type.size_bytes)),
         )
         size = scratch.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
         return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes), size)
@@ -144,7 +146,7 @@ class NativeEmbeddingSgdUpdate:
             return None
         work = Work(
             NATIVE_CALLS,
-            passes=((Pass.GATHER, 3.0 * dy.type.size_bytes),),
+            passes=((BytePass.GATHER, 3.0 * dy.type.size_bytes),),
             unswept=(0, len(inputs)),
         )
         size = scratch.size_bytes(_chain_pieces(ids.type.num_elements))

@@ -16,7 +16,7 @@ from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, views_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
-from actors.kernels.work import Product, Work, item_weight
+from actors.kernels.work import MatrixProduct, Work, item_weight
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 
@@ -79,7 +79,7 @@ def _gemm_of(inputs: Operands | Arrays, outputs: Operands | Arrays) -> Gemm | No
 def product_work(gemm: Gemm) -> Work:
     """Return the work of a product."""
     count = gemm.flops / (2 * gemm.m * gemm.n * gemm.k) * item_weight(gemm.dtype.itemsize)
-    return Work(_CALLS, products=(Product(count, gemm.m, gemm.n, gemm.k),))
+    return Work(_CALLS, products=(MatrixProduct(count, gemm.m, gemm.n, gemm.k),))
 
 
 NATIVE_MATMUL_KERNELS = tuple([NativeMatmulKernel(library) for library in LIBRARIES])

@@ -17,7 +17,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspa
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch
 
 _MAX_RANK = MAX_OUTER + 2
@@ -43,7 +43,7 @@ class MoveKernel:
         if self.op == "reshape" and not (inputs[0].is_dense or outputs[0].is_dense):
             return None
         moved = float(sum([x.type.size_bytes for x in outputs]))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=((Pass.SIMPLE, moved),)))
+        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),)))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""

@@ -9,7 +9,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import rows_and_columns
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
@@ -31,7 +31,7 @@ class NativeNonFinite:
             return None
         if rows_and_columns(x.shape, (x.strides_bytes,), x.dtype.itemsize, in_order=False) is None:
             return None
-        work = Work(NATIVE_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:

@@ -16,7 +16,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
@@ -125,7 +125,7 @@ class ReduceKernel:
         layout = self._layout(attrs, x.shape, x.strides_bytes, out.strides_bytes, x.dtype.itemsize)
         if layout is None:
             return None
-        work = Work(NATIVE_CALLS, passes=((Pass.SIMPLE, float(x.type.size_bytes)),))
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work, layout.workspace_bytes)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -177,7 +177,7 @@ class NativeArgmax:
             return None
         if len(_other_axes(x.shape, x.strides_bytes, axis)) > MAX_OUTER:
             return None
-        work = Work(NATIVE_CALLS, passes=((Pass.REDUCE, float(x.type.size_bytes)),))
+        work = Work(NATIVE_CALLS, passes=((BytePass.REDUCE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:

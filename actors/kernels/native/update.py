@@ -15,7 +15,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import Axis, rows_and_columns
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import NATIVE_CALLS, Pass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType, contiguous_strides
@@ -57,7 +57,7 @@ class UpdateKernel:
             return None
         moved = sum([x.type.size_bytes for x in (grad, *outputs)])
         pairs = ((0, 0), *[(1 + i, 2 + i) for i in range(self.num_states)])
-        work = Work(NATIVE_CALLS, passes=((Pass.SIMPLE, float(moved)),))
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, float(moved)),))
         return cost.needs(inputs, outputs, work, in_place=pairs)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:

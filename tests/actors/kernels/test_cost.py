@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from actors.kernels import catalogue, cost
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
 from actors.kernels.kernel import Operand
-from actors.kernels.work import Pass, Product, Work
+from actors.kernels.work import BytePass, MatrixProduct, Work
 from compiler.types import DType, TensorType, contiguous_strides
 
 extents = st.integers(1, 5000)
@@ -21,7 +21,7 @@ def dense(*shape):
 def test_a_measured_product_takes_its_flops_at_its_rate():
     for place, (m, n, k) in enumerate(product(EXTENTS, repeat=3)):
         expected = 2 * 7 * m * n * k / REFERENCE.flops_per_ns[place]
-        assert REFERENCE.product_ns(Product(7, m, n, k)) == pytest.approx(expected)
+        assert REFERENCE.product_ns(MatrixProduct(7, m, n, k)) == pytest.approx(expected)
 
 
 @given(extents, extents, extents)
@@ -40,13 +40,13 @@ def test_a_rate_in_between_lies_between_its_neighbours(m, n, k):
         ]
         for a, b, c in product(*corners)
     ]
-    item = Product(1, m, n, k)
+    item = MatrixProduct(1, m, n, k)
     rate = item.flops / REFERENCE.product_ns(item)
     assert min(near) * (1 - 1e-9) <= rate <= max(near) * (1 + 1e-9)
 
 
 def test_an_empty_product_takes_no_time():
-    assert REFERENCE.product_ns(Product(1, 0, 4, 4)) == 0.0
+    assert REFERENCE.product_ns(MatrixProduct(1, 0, 4, 4)) == 0.0
 
 
 @given(st.floats(0, 1e9))
@@ -62,8 +62,10 @@ def test_misses_are_free_nearby_and_as_measured_at_the_measured_distances():
 
 
 def test_work_costs_the_sum_of_its_parts():
-    rates = Rates(2.0, 3.0, (0.0, 5.0) + (0.0,) * (len(Pass) - 2), REFERENCE.miss_ns, (1.0,) * 125)
-    work = Work(10, 4, ((Pass.PLAIN, 7.0),), (Product(1, 2, 2, 2),))
+    rates = Rates(
+        2.0, 3.0, (0.0, 5.0) + (0.0,) * (len(BytePass) - 2), REFERENCE.miss_ns, (1.0,) * 125
+    )
+    work = Work(10, 4, ((BytePass.PLAIN, 7.0),), (MatrixProduct(1, 2, 2, 2),))
     assert rates.work_ns(work) == pytest.approx(10 * 2 + 4 * 3 + 7 * 5 + 16)
 
 

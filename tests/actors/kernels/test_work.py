@@ -3,7 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.kernels.interpret.blocks import BLOCK_BYTES
-from actors.kernels.work import Pass, Product, broadcast_strides, over_blocks, over_operands
+from actors.kernels.work import (
+    BytePass,
+    MatrixProduct,
+    broadcast_strides,
+    over_blocks,
+    over_operands,
+)
 
 
 @st.composite
@@ -37,10 +43,12 @@ def test_loops_are_those_that_numpys_own_iterator_makes(arrays):
 def test_steps_of_more_than_an_element_are_told_from_dense_ones():
     dense, transposed = (256, 4), (4, 256)
     sizes = (4, 4)
-    assert over_operands((64, 64), (dense, dense), sizes).passes == ((Pass.SIMPLE, 16384.0),)
-    assert over_operands((64, 64), (transposed, dense), sizes).passes == ((Pass.STRIDED, 16384.0),)
+    assert over_operands((64, 64), (dense, dense), sizes).passes == ((BytePass.SIMPLE, 16384.0),)
+    assert over_operands((64, 64), (transposed, dense), sizes).passes == (
+        (BytePass.STRIDED, 16384.0),
+    )
     three = over_operands((64, 64), (dense, dense, dense), (4, 4, 4))
-    assert three.passes == ((Pass.PLAIN, 16384.0),)
+    assert three.passes == ((BytePass.PLAIN, 16384.0),)
 
 
 def test_a_vector_repeated_over_rows_costs_a_loop_per_row():
@@ -55,10 +63,10 @@ def test_an_empty_call_moves_nothing():
 @given(st.integers(1, 10), st.integers(0, 5), st.integers(0, 5))
 def test_calls_grow_with_the_blocks_and_bytes_with_the_passes(num_blocks, plain, small):
     elements = num_blocks * BLOCK_BYTES // 4
-    work = over_blocks(elements, 4, {Pass.PLAIN: plain, Pass.EXP: 1}, small_calls=small)
+    work = over_blocks(elements, 4, {BytePass.PLAIN: plain, BytePass.EXP: 1}, small_calls=small)
     assert work.calls == num_blocks * (plain + 1 + small)
-    assert dict(work.passes) == {Pass.PLAIN: plain * elements * 4, Pass.EXP: elements * 4}
+    assert dict(work.passes) == {BytePass.PLAIN: plain * elements * 4, BytePass.EXP: elements * 4}
 
 
 def test_a_product_counts_multiplications_and_additions():
-    assert Product(3, 4, 5, 6).flops == 2 * 3 * 4 * 5 * 6
+    assert MatrixProduct(3, 4, 5, 6).flops == 2 * 3 * 4 * 5 * 6

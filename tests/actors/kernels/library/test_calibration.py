@@ -19,7 +19,7 @@ from actors.kernels.library.calibration import (
     to_values,
 )
 from actors.kernels.library.measured_file import DamagedFile
-from actors.kernels.work import Pass
+from actors.kernels.work import BytePass
 
 
 def priced(rates):
@@ -33,7 +33,7 @@ def random_rates(seed):
     return Rates(
         rng.uniform(200, 1000),
         rng.uniform(2, 40),
-        tuple(rng.uniform(0.1, 0.5) for _ in Pass),
+        tuple(rng.uniform(0.1, 0.5) for _ in BytePass),
         tuple(miss),
         tuple(rng.uniform(1.0, 50.0) for _ in range(len(EXTENTS) ** 3)),
     )
