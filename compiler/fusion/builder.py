@@ -1,4 +1,4 @@
-"""Grow a group's program instruction by instruction.
+"""Grow a fused program instruction by instruction.
 
 Kinds follow from the operands by the rules of `compiler.fusion.program`; equal instructions are
 emitted once. `finish` leaves out what no output needs.
@@ -113,7 +113,7 @@ class ProgramBuilder:
         if name in COLUMN_REDUCTIONS:
             return self._emit(name, (value,), self.dtype_of(value), Kind.COLUMN)
         known = ", ".join(ROW_REDUCTIONS + COLUMN_REDUCTIONS)
-        raise InternalError(f"a group knows no reduction {name!r}; one of: {known}")
+        raise InternalError(f"a fused program knows no reduction {name!r}; one of: {known}")
 
     def column_index(self) -> int:
         """Emit the number of the column, an int32."""
@@ -179,7 +179,7 @@ class ProgramBuilder:
             needed[value] = True
             if isinstance(self._values[value], ProgramInput):
                 raise InternalError(
-                    "an output of a group is one of its inputs; nothing computes it"
+                    "an output of a fused program is one of its inputs; nothing computes it"
                 )
         for value in range(len(self._values) - 1, -1, -1):
             made = self._values[value]

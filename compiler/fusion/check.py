@@ -1,4 +1,4 @@
-"""Check that a group's program is one: what the generators and the kernels take for granted.
+"""Check that a fused program is one: what the generators and the kernels take for granted.
 
 A program travels in the attributes of a launch, so it may come from a file. The rules are those of
 `compiler.fusion.program`: every operand is an earlier value, types and kinds follow from the

@@ -1,8 +1,8 @@
-"""Columns that say how an op becomes part of a group.
+"""Columns that say how an op becomes part of a fused program.
 
 `frame` says how its operands lie around the tensor that it walks over, `expand` emits its
-instructions. The two speak of shapes only: which rows and columns there are is the group's choice,
-and an op whose frame leaves the columns open may become part of a group that sees its tensor as
+instructions. The two speak of shapes only: which rows and columns there are is the program's
+choice, and an op whose frame leaves the columns open may become part of one that sees its tensor as
 [rows, columns], as one value per row, per column, or as a scalar.
 """
 
@@ -26,7 +26,7 @@ class Frame:
     `shape` is the tensor walked over. Each of `inputs` and `outputs` is the operand's shape with
     such axes of extent 1 put in that numpy's rule stretches it to `shape`. `num_trailing` is how
     many of the last axes make up the columns; None leaves that open. `is_whole` forbids any place
-    in a group but that of a FULL value. `write_only` are outputs that no other instruction may
+    in a program but that of a FULL value. `write_only` are outputs that no other instruction may
     read.
     """
 
@@ -55,11 +55,11 @@ def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None
 
 
 expand = OpAttr[Expand](
-    "expand", "the op as instructions of a group; read by fuse, which leaves others alone"
+    "expand", "the op as instructions of a program; read by fuse, which leaves others alone"
 )
 stands_alone = OpAttr[Callable[[KernelCall], bool]](
     "stands_alone", "whether a kernel from elsewhere takes a node as it is; read by fuse"
 )
 frame = OpAttr[FrameOf](
-    "frame", "how operands lie in a group's space; read by fuse", default=pointwise_frame
+    "frame", "how operands lie in a program's space; read by fuse", default=pointwise_frame
 )

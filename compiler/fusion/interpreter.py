@@ -1,4 +1,4 @@
-"""Follow a group's program in numpy, one instruction at a time: what it means, in any float width.
+"""Follow a fused program in numpy, one instruction at a time: what it means, in any float width.
 
 Arrays may be wider than the program says (float64 where it has float32): numbers and conversions
 follow the widths that came. bfloat16 is in float32 arrays, rounded where it is an output. FULL
@@ -110,7 +110,7 @@ def _execute(
     if op == "philox":
         return _kept(operands, constants, space)
     if op not in _FUNCTIONS:
-        raise InternalError(f"a group knows no instruction {op!r}")
+        raise InternalError(f"a fused program knows no instruction {op!r}")
     return np.asarray(_FUNCTIONS[op](*operands))
 
 

@@ -1,4 +1,4 @@
-"""One node as a member of a group: which tensors it reads, and how they lie in the space.
+"""One node as a member of a fused program: which tensors it reads, and how they lie in the space.
 
 A member looks through views that keep the order of elements, so that a reshape between two members,
 or a broadcast in front of one, costs nothing.
@@ -65,7 +65,7 @@ class Place:
 
 @fact
 def frames(graph: Graph) -> tuple[Frame | None, ...]:
-    """Return the frame of each node, None for one that no group computes."""
+    """Return the frame of each node, None for one that no program computes."""
     is_launch, types = assign_storage(graph).is_launch, graph.types
     found: list[Frame | None] = []
     for index, node in enumerate(graph.nodes):
@@ -92,7 +92,7 @@ def _stands_alone(graph: Graph, node: Node) -> bool:
 
 
 class Members:
-    """The nodes of a graph as members of groups."""
+    """The nodes of a graph as members of fused programs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -102,11 +102,11 @@ class Members:
         self._weights: dict[Op, int] = {}
 
     def frame_of(self, index: int) -> Frame | None:
-        """Return the frame of a node, or None for one that no group computes."""
+        """Return the frame of a node, or None for one that no program computes."""
         return self._frames[index]
 
     def natural_space(self, index: int) -> Space | None:
-        """Return the space in which a node starts a group, or None for one that no group computes.
+        """Return the space in which a node starts a program, or None for one that none does.
 
         The columns are the last axis, where the node leaves that open and the axis is no single
         column.
@@ -128,7 +128,7 @@ class Members:
     def fit(self, index: int, space: Space, made: dict[ValueId, Kind]) -> Member | None:
         """Return a node as a member in a space, or None where it does not fit.
 
-        `made` are the values of the group and their canonical kinds: they are read as what they
+        `made` are the values of the program and their canonical kinds: they are read as what they
         are, and the others from tensors whose rows lie evenly spaced.
         """
         found = self.frame_of(index)

@@ -1,20 +1,20 @@
-"""A group: elementwise, broadcast and row-reduction ops as one straight-line program.
+"""A fused program: elementwise, broadcast and row-reduction ops as one straight line.
 
-A group works on a *space* of rows and columns. Every value is one of four kinds: FULL [rows,
-columns], ROW [rows], COLUMN [columns], SCALAR []. A program is in single assignment form: values
-are numbered, inputs first, then one per instruction; the outputs name values. It says what is
-computed and nothing of how: the host's generator makes loops in C of it, a device's generator a
-kernel, and numpy can follow it instruction by instruction.
+It works on a *space* of rows and columns. Every value is one of four kinds: FULL [rows, columns],
+ROW [rows], COLUMN [columns], SCALAR []. It is in single assignment form: values are numbered,
+inputs first, then one per instruction; the outputs name values. It says what is computed and
+nothing of how: the host's generator makes loops in C of it, a device's generator a kernel, and
+numpy can follow it instruction by instruction.
 
 The program is an attribute of a node and of its launch, and in the file of the plan too. One that
 comes from a file has its types right; whether it makes sense says `compiler.fusion.check`.
 
-**Where the elements of an input are.** The group sees shapes [rows, columns] or [rows]; a FULL or
+**Where the elements of an input are.** The program sees shapes [rows, columns] or [rows]; a FULL or
 ROW input may be smaller than the space and be repeated: the element of row r is that of its own
 row (r // every) % count.
 
 **Arithmetic.** Floats compute in their own type (bfloat16 in float32). A bfloat16 value is rounded
-where it is an output, and for all that read it then; inside the group it keeps the digits of
+where it is an output, and for all that read it then; inside the program it keeps the digits of
 float32. Sums add in an order of the generator's choice, one for each shape, whatever the number of
 threads; a million float32 of one sign lose at most 1e-6 of their sum.
 """
@@ -98,7 +98,7 @@ class Instruction:
 @structure("fused_program")
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedProgram(Structure):
-    """A group: value v is input v, or instruction v - len(inputs). `outputs` name values."""
+    """A program: value v is input v, or instruction v - len(inputs). `outputs` name values."""
 
     inputs: tuple[ProgramInput, ...]
     instructions: tuple[Instruction, ...]

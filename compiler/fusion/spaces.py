@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are in a group's space of rows and columns.
+"""Where the elements of a tensor are in a program's space of rows and columns.
 
 An *access* says which element of a tensor belongs to row r and column c: with the tensor's
 own row o = (r // every) % count it is o * columns + c (FULL), o (ROW), c (COLUMN) or 0 (SCALAR).
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The extents that a group works on."""
+    """The extents that a program works on."""
 
     rows: int
     columns: int

@@ -1,6 +1,6 @@
-"""A group as an op: the program of `compiler.fusion.program` with tensors of the graph as operands.
+"""A fused program as an op: `compiler.fusion.program` with tensors of the graph as operands.
 
-The reference follows the program instruction by instruction in numpy: what a group means, and what
+The reference follows the program instruction by instruction in numpy: what it means, and what
 kernels are measured against.
 """
 
@@ -31,7 +31,7 @@ def fused_attrs(
     shapes: tuple[tuple[int, ...], ...],
     members: tuple[str, ...],
 ) -> dict[str, AttrValue]:
-    """Return the attributes of a group."""
+    """Return the attributes of a fused node."""
     return {
         "program": program,
         "rows": space.rows,
@@ -42,12 +42,12 @@ def fused_attrs(
 
 
 def program_of(attrs: Attrs) -> FusedProgram:
-    """Return what a group computes. Raises TypeError where there is something else."""
+    """Return what a fused node computes. Raises TypeError where there is something else."""
     return attrs.structure("program", FusedProgram)
 
 
 def space_of(attrs: Attrs) -> Space:
-    """Return the space of a group."""
+    """Return the space of a fused node."""
     return Space(attrs.int_("rows"), attrs.int_("columns"))
 
 
@@ -58,7 +58,7 @@ def num_elements(kind: Kind, space: Space) -> int:
 
 
 @infer_type.of(FUSED)
-def _group_type(inputs: Types, attrs: Attrs) -> Types:
+def _fused_type(inputs: Types, attrs: Attrs) -> Types:
     return program_types(program_of(attrs), inputs, attrs)
 
 
@@ -90,13 +90,13 @@ def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
 
 
 @reference.of(FUSED)
-def _group_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+def _fused_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     results = evaluate(program_of(attrs), space_of(attrs), inputs)
     return tuple([r.reshape(s) for r, s in zip(results, attrs.shapes("shapes"), strict=True)])
 
 
 @cost.of(FUSED)
-def _group_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+def _fused_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     moved = sum([t.size_bytes for t in (*inputs, *outputs)])
     return Cost(program_flops(program_of(attrs), space_of(attrs)), float(moved))
 

@@ -1,4 +1,4 @@
-"""A matrix product and the group that alone reads it, in one launch: the product stays in cache."""
+"""A matrix product and the program that alone reads it, in one launch: it stays in cache."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from compiler.ops.signature import Array, Types
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 
 FUSED_PRODUCT = define("fused_product")
-"""a [M, K], b [K, N], and a group's operands but its first -> the group's outputs.
+"""a [M, K], b [K, N], and a program's operands but its first -> its outputs.
 
 Operand 0 of the program is the product, FULL in a space of M rows and N columns. Attrs: those of
-`matmul` and those of `group`.
+`matmul` and those of `fused`.
 """
 
 
 @infer_type.of(FUSED_PRODUCT)
 def _fused_product_type(inputs: Types, attrs: Attrs) -> Types:
     if len(inputs) < 2:
-        raise OpTypeError(f"expects a, b and the operands of a group, got {len(inputs)} inputs")
+        raise OpTypeError(f"expects a, b and the operands of a program, got {len(inputs)} inputs")
     (product,) = infer_type.get(MATMUL)(inputs[:2], attrs)
     space = space_of(attrs)
     if product.shape != (space.rows, space.columns):

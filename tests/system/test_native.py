@@ -183,7 +183,7 @@ def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     assert {"c.fused", "c.adamw_update"} <= set(kernels)
     assert {"numpy.fused", "numpy.fused_product"} & set(kernels)
     (line,) = log.splitlines()
-    assert line.startswith("plan 'train': cross_entropy_rows: group of ")
+    assert line.startswith("plan 'train': cross_entropy_rows: program of ")
     assert line.endswith(
         f"the C compiler {cc} ended with status 1: kernels.c:7:7: error: 32ULL is too"
         " much for me; numpy's kernels run in its place, which is slower"

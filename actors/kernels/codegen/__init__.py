@@ -1,4 +1,4 @@
-"""Code from groups (compiler.fusion.program): what a whole group computes as one function.
+"""Code from fused programs (compiler.fusion.program): what a whole one computes as one function.
 
 phases       which loops over a row a program needs, and which values live between them
 expressions  one instruction as an expression of C
@@ -10,7 +10,7 @@ spaces       where the operands of a launch lie in its space
 chunks       how a space is cut into pieces for threads, from its extents alone
 programs     the program of a launch and what follows from it, worked out once
 fused_kernel the kernel "c.fused" that plans, binds and runs such a function
-fused_product a product and the group that reads it as one launch
+fused_product a product and the program that reads it as one launch
 held         where the wide values of a region are while a chunk is worked on
 chunked      a region as one table of calls, chunk by chunk of rows
 """

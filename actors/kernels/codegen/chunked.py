@@ -25,8 +25,8 @@ from actors.kernels.codegen.chunks import MAX_PIECES, Chunks
 from actors.kernels.codegen.fused_kernel import (
     argument_words,
     explain_index,
-    group_work,
     pieces_of,
+    program_work,
 )
 from actors.kernels.codegen.held import HeldBuffers, buffers_of, made_of_step, program_attrs
 from actors.kernels.codegen.programs import function_of
@@ -331,7 +331,7 @@ def _work(call: _ChunkCall) -> Work:
     region, work = call.region, Work(0.0)
     for step in region.steps:
         if step.kind is StepKind.PROGRAM:
-            own = group_work(made_of_step(step).program, region.rows, region.columns)
+            own = program_work(made_of_step(step).program, region.rows, region.columns)
         elif step.kind is StepKind.COLUMN_SUM:
             continue
         else:

@@ -1,4 +1,4 @@
-"""A group as the text of C functions for every shape.
+"""A program as the text of C functions for every shape.
 
     int32_t NAME(void *arguments)                          the launch
     void NAME_rows(void *arguments, row0, row1, worker)    some of its rows, for a caller of our own
@@ -49,7 +49,7 @@ def emit(program: FusedProgram) -> CFunction:
     name = unique_name("fused", text)
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
-    about = f"group of {len(program.instructions)} instructions ({ops}) on {types}"
+    about = f"program of {len(program.instructions)} instructions ({ops}) on {types}"
     return CFunction(name, text.replace("NAME", name), about)
 
 

@@ -1,4 +1,4 @@
-"""Instructions of a group as expressions of C, over operands that are names.
+"""Instructions of a program as expressions of C, over operands that are names.
 
 Floats are computed in their own type, bfloat16 in float. Signed integers wrap around, as numpy's
 do: arithmetic goes through the unsigned type.

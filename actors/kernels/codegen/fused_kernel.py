@@ -1,4 +1,4 @@
-"""The kernel "c.fused": a group as one generated function.
+"""The kernel "c.fused": a program as one generated function.
 
 Its scratch: a row buffer per kept value and thread, a partial row per column sum and piece, and the
 partial reductions of the pieces of a long row. The plan has them for the threads there are when it
@@ -42,7 +42,7 @@ _REFERENCE_NS_PER_BYTE = 0.025
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """`group`: attrs program, rows, columns; operands in the order of the program."""
+    """`fused`: attrs program, rows, columns; operands in the order of the program."""
 
     name: str = "c.fused"
     op: str = "fused"
@@ -66,7 +66,7 @@ class FusedKernel:
         if space is None:
             return None
         size = scratch.size_bytes(pieces_of(made, space, runtime.num_threads()))
-        work = group_work(made.program, rows, columns)
+        work = program_work(made.program, rows, columns)
         pairs = in_place_pairs(made.program, made.schedule, rows, inputs, outputs)
         return cost.needs(inputs, outputs, work, size, pairs)
 
@@ -81,7 +81,7 @@ class FusedKernel:
         """Return the launch. Raises CompilerError when the compiler refuses the function."""
         made, function = made_of(attrs), function_of(attrs)
         if function is None:
-            raise ValueError("there is no C for this group; `query` declines it")
+            raise ValueError("there is no C for this program; `query` declines it")
         arrays = (*inputs, *outputs)
         rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
         layouts = tuple([(x.shape, strides_in_elements(x)) for x in arrays])
@@ -128,7 +128,7 @@ def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
     return np.dtype(np.int64 if dtype.is_integer else np.float64)
 
 
-def group_work(program: FusedProgram, rows: int, columns: int) -> Work:
+def program_work(program: FusedProgram, rows: int, columns: int) -> Work:
     """Return the work of two threads, as bytes at the rate of a plain pass."""
     size = duration_ns(program, rows, columns) / 2 / _REFERENCE_NS_PER_BYTE
     return Work(NATIVE_CALLS, 0.0, ((BytePass.SIMPLE, float(int(size))),))
@@ -181,7 +181,7 @@ def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
             labels = inputs[instruction.operands[0]].reshape(-1)
             extent = int(instruction.constants[0])
             checked("label", labels, extent, np.empty(labels.size, INDEX), np.empty(2, INDEX))()
-    return "a label is out of its range"  # computed by the group, or another one by now
+    return "a label is out of its range"  # computed by the kernel, or another one by now
 
 
 FUSED_KERNELS = (FusedKernel(),)

@@ -1,8 +1,8 @@
-"""A product and the group that reads it as one launch: a chunk works on its rows while cached.
+"""A product and the program that reads it as one launch: a chunk works on its rows while cached.
 
-The product is written where an output of the group will be, if the group reads each element of the
+The product is written where an output of the program will be, if it reads each element of the
 product no later than it stores that output; else into the workspace. The chunks are those of the
-product, whole rows, and the group's partial sums are one per chunk.
+product, whole rows, and the program's partial sums are one per chunk.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from actors.kernels.codegen.chunks import Chunks
 from actors.kernels.codegen.fused_kernel import (
     argument_words,
     explain_index,
-    group_work,
     pieces_of,
+    program_work,
 )
 from actors.kernels.codegen.programs import Made, function_of, made_of
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, row_strides
@@ -49,7 +49,7 @@ from compiler.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that is taken: the product with its chunks, and the group's space.
+    """A call that is taken: the product with its chunks, and the program's space.
 
     `pairs` are outputs and operands of the program that may share bytes; the product goes to
     output `target`, or with -1 to the workspace.
@@ -65,18 +65,18 @@ class _Call:
     target: int
 
     def pieces(self, num_workers: int) -> tuple[Piece, ...]:
-        """Return the workspace: of the library, of the group, and the product without a target."""
+        """Return the workspace: of library and program, and the product without a target."""
         size = self.scratch.size_bytes(min(num_workers, len(self.chunks)))
         product = 0 if self.target >= 0 else self.gemm.m * self.gemm.n
         itemsize = self.gemm.out_dtype.itemsize
         return (
             Piece((size,), np.dtype(np.uint8)),
-            Piece((scratch.size_bytes(self.group_pieces(num_workers)),), np.dtype(np.uint8)),
+            Piece((scratch.size_bytes(self.program_pieces(num_workers)),), np.dtype(np.uint8)),
             Piece((product * itemsize,), np.dtype(np.uint8)),
         )
 
-    def group_pieces(self, num_workers: int) -> tuple[Piece, ...]:
-        """Return the scratch of the group."""
+    def program_pieces(self, num_workers: int) -> tuple[Piece, ...]:
+        """Return the scratch of the program."""
         return pieces_of(self.made, self.space, num_workers)
 
 
@@ -93,7 +93,7 @@ class FusedProductKernel:
         return f"{self.library.name}.{self.op}"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take the products that this library is chosen for, with C for the group."""
+        """Take the products that this library is chosen for, with C for the program."""
         call = self._call(attrs, inputs, outputs)
         if call is None:
             return None
@@ -114,8 +114,8 @@ class FusedProductKernel:
 
     def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
         shared = [(out, i + 1) for out, i in call.pairs if i and out != call.target]
-        group = group_work(call.made.program, call.space.rows, call.space.columns)
-        work = replace(product_work(call.gemm), passes=group.passes)
+        own = program_work(call.made.program, call.space.rows, call.space.columns)
+        work = replace(product_work(call.gemm), passes=own.passes)
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
         return cost.needs(inputs, outputs, work, size, tuple(shared))
 
@@ -127,7 +127,7 @@ class FusedProductKernel:
     def bind(
         self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
-        """Return the launch. Raises CompilerError when the compiler refuses the group."""
+        """Return the launch. Raises CompilerError when the compiler refuses the program."""
         views = views_of((*inputs, *outputs))
         call = _call_of(self.library, attrs, views, len(inputs))
         if call is None:
@@ -135,14 +135,14 @@ class FusedProductKernel:
         workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
         while workers > 1 and scratch.size_bytes(call.pieces(workers)) > given:
             workers -= 1
-        own, groups, made = scratch.carve(workspace, call.pieces(workers))
+        own, scratched, made = scratch.carve(workspace, call.pieces(workers))
         extents = (call.gemm.m, call.gemm.n)
         if call.target >= 0:
             product = outputs[call.target].reshape(extents)
         else:
             product = made.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
         arrays = (product, *inputs[2:], *outputs)
-        block, kept = argument_words(call.made, call.space, extents[0], arrays, groups)
+        block, kept = argument_words(call.made, call.space, extents[0], arrays, scratched)
         rows = runtime.address_of(call.function, "_rows")
         epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
         operands = (inputs[0], inputs[1], product)
@@ -170,15 +170,15 @@ def _call_of(
     gemm = gemm_of(known[0], known[1], product)
     if gemm is None or gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
         return None
-    group_views = [product, *known[2:]]
-    layouts = tuple([(view.shape, view.strides) for view in group_views])
+    program_views = [product, *known[2:]]
+    layouts = tuple([(view.shape, view.strides) for view in program_views])
     strides = row_strides(made.program, columns, layouts)
     chunks = chunks_of(gemm, library.cut)
     needed = library.scratch(gemm, chunks)
     if strides is None or needed is None:
         return None
     cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
-    operands = [_operand(view) for view in group_views]
+    operands = [_operand(view) for view in program_views]
     num_operands = num_inputs - 1
     pairs = in_place_pairs(
         made.program,

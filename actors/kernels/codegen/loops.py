@@ -1,4 +1,4 @@
-"""One phase of a group as a loop of C over the columns of one row, or of several at once.
+"""One phase of a program as a loop of C over the columns of one row, or of several at once.
 
 Several rows at once: their reductions are chains of additions that wait for each other, and four
 chains keep the processor busy where one does not; COLUMN operands are loaded and column sums stored

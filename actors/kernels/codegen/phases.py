@@ -1,4 +1,4 @@
-"""Which loops over a row a group needs, and which values live between them.
+"""Which loops over a row a program needs, and which values live between them.
 
 A row reduction must be complete before what depends on it begins, so a row is walked in *phases*,
 one loop over its columns each. A FULL value of an earlier phase that a later one needs is, in this

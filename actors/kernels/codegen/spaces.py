@@ -1,4 +1,4 @@
-"""Where the operands of a group lie in its space: their rows, and the step from one to the next."""
+"""Where a program's operands lie in its space: their rows, and the step from one to the next."""
 
 from __future__ import annotations
 

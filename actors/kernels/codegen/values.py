@@ -1,4 +1,4 @@
-"""How the text of a group names its values, and where their elements are.
+"""How the text of a program names its values, and where their elements are.
 
 v3 is value 3; of a FULL or ROW value in a loop over several rows, v3_1 is that of the second row.
 x3 is where an input lies, y3 where output 3 does, k3 a row buffer, c3 column sums, u3 random bits,

@@ -1,4 +1,4 @@
-"""The kernel "numpy.fused": a group followed instruction by instruction.
+"""The kernel "numpy.fused": a program followed instruction by instruction.
 
 It takes the calls that generated code does not: where there is no C compiler, or where the compiler
 refused a text. The walk is the generated code's (`codegen.phases`), over blocks that stay in cache.
@@ -70,7 +70,7 @@ _SORTS = {
 
 @dataclass(frozen=True, slots=True)
 class NumpyFusedKernel:
-    """`group`: attrs program, rows, columns; operands in the order of the program."""
+    """`fused`: attrs program, rows, columns; operands in the order of the program."""
 
     name: str = "numpy.fused"
     op: str = "fused"

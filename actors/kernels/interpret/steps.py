@@ -1,4 +1,4 @@
-"""The instructions of a group as calls of numpy that write into given arrays."""
+"""The instructions of a fused program as calls of numpy that write into given arrays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sums, means and maxima over any axes, and argmax, in C (`reduce.c`).
 
-Fused groups take most row reductions; here is what they leave: leading and middle axes, operands
+Fused kernels take most row reductions; here is what they leave: leading and middle axes, operands
 that are not dense, and whole tensors.
 """
 

@@ -77,7 +77,7 @@ def test_a_narrow_value_is_repeated_before_it_is_reduced(p, kind):
 
 def test_outputs_that_are_inputs_and_unknown_reductions_are_bugs(p):
     row = p.input(ProgramInput(F64, Kind.ROW))
-    with pytest.raises(InternalError, match="an output of a group is one of its inputs"):
+    with pytest.raises(InternalError, match="an output of a fused program is one of its inputs"):
         p.finish((row,))
     with pytest.raises(InternalError, match="knows no reduction 'row_mean'"):
         p.reduce("row_mean", p.op("add", row, p.column_index()))

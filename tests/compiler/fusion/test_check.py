@@ -1,4 +1,4 @@
-"""The rules of a group's program, each broken once."""
+"""The rules of a fused program, each broken once."""
 
 from dataclasses import replace
 

@@ -59,7 +59,7 @@ def test_a_product_of_other_rows_and_columns_is_refused():
     a, b = TensorType(F32, (5, 7)), TensorType(F32, (7, 4))
     with pytest.raises(OpTypeError, match="needs a product of 6 rows and 4 columns, got"):
         infer_type.get(FUSED_PRODUCT)((a, b, COLUMN), biased())
-    with pytest.raises(OpTypeError, match="expects a, b and the operands of a group, got 1"):
+    with pytest.raises(OpTypeError, match="expects a, b and the operands of a program, got 1"):
         infer_type.get(FUSED_PRODUCT)((a,), biased())
 
 

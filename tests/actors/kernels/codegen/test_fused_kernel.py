@@ -364,7 +364,7 @@ def test_programs_that_differ_in_the_sign_of_a_zero_are_two(native, groups):
 def test_a_function_is_described_by_the_members_of_its_group(native, groups):
     attrs = {"program": softmax(groups), "rows": 2, "columns": 3}
     (function,) = KERNEL.functions(attrs | {"members": ("softmax", "mul")}, (), ())
-    assert function.about.startswith("softmax, mul: group of 5 instructions (row_max, sub, exp")
+    assert function.about.startswith("softmax, mul: program of 5 instructions (row_max, sub, exp")
     assert isinstance(KERNEL, Generated)
 
 

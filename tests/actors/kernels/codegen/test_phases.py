@@ -1,4 +1,4 @@
-"""The walk of a group: which loops, what lives between them, and what is computed twice."""
+"""The walk of a program: which loops, what lives between them, and what is computed twice."""
 
 from __future__ import annotations
 
