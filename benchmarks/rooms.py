@@ -33,8 +33,6 @@ LEADERS = (
 REASONS = {
     "compiler": "the plan is proven beside what it is: by other rules than those that made it",
     "actorflow/compile": "whoever asked the cache for a plan keeps there the one that was made",
-    "compiler/passes": "rows are taken by the chunk once it is known which products a kernel reads",
-    "compiler/fusion": "a product goes to its only reader last, for chunks want it by itself",
 }
 """Why a compilation comes back to a room, once; there is no other way back."""
 

@@ -18,6 +18,7 @@ import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler.added_passes import registered, with_added
 from compiler.budget import offload, recompute, spill
 from compiler.budget.choice import BudgetChoice
+from compiler.fusion import chunk_wide
 from compiler.fusion.dense_operands import dense_operands
 from compiler.fusion.fuse import fuse_launches
 from compiler.fusion.fuse_products import fuse_products
@@ -31,7 +32,6 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
-    chunk_wide,
     fuse_attention,
     outputs,
     precision,

@@ -9,5 +9,6 @@
   ready; `members`: which nodes fit; `waiting`: which may run where they are read; `fuse` finds what
   becomes one kernel, `emit` puts it into the graph; `fuse_products` adds the matrix product that
   one alone reads.
-- `region`: products and programs over chunks of rows; `region_steps`: one made of a graph's nodes.
+- `region`: products and programs over chunks of rows; `region_steps`: one made of a graph's nodes;
+  `chunk_wide` finds the values that are to exist by the chunk.
 """

@@ -50,6 +50,9 @@ class StepKind(Enum):
     """The operands of the program -> its outputs, on the rows r."""
 
 
+PRODUCTS = (StepKind.PRODUCT, StepKind.SUM_OF_PRODUCTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step: the values it reads and makes, and its program if it is one."""

@@ -8,7 +8,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from compiler import pipeline
-from compiler.passes import chunk_wide
+from compiler.fusion import chunk_wide
 from compiler.types import DType, TensorType
 
 CLASSES = 23

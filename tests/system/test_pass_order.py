@@ -9,8 +9,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from compiler import pipeline
+from compiler.fusion import chunk_wide
 from compiler.options import CompileOptions
-from compiler.passes import chunk_wide
 from compiler.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3

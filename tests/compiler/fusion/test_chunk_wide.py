@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
+from compiler.fusion import chunk_wide
 from compiler.fusion import fuse as fuse
 from compiler.fusion.region import StepKind
 from compiler.graph import GraphBuilder, Output
@@ -14,7 +15,6 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN, SUM
 from compiler.ops.shape import reshape_to, swap_last_axes
 from compiler.ops.sources import INPUT
-from compiler.passes import chunk_wide
 from compiler.passes.check import check
 from compiler.registry import find_op
 from compiler.rules import gradient
