@@ -16,7 +16,7 @@ import numpy as np
 from actors.kernels.work import Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.plan import AttrValue
-from compiler.types import TensorType, contiguous_strides, numpy_dtype
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 Attrs = Mapping[str, AttrValue]
 
@@ -46,6 +46,12 @@ class Operand:
 
 
 Operands = tuple[Operand, ...]
+
+
+def operands_of(arrays: Arrays) -> Operands:
+    """Return arrays as `query` sees them; none of bfloat16, which numpy does not know."""
+    return tuple([Operand(TensorType(DType(x.dtype.name), x.shape), 0, x.strides) for x in arrays])
+
 
 Workspace = Array | None
 """Planned scratch: a dense vector of uint8; None where a call needs none."""

@@ -8,23 +8,36 @@ product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import region as region_of
-from actors.kernels.codegen.held import HeldBuffers, buffers_of, made_of_step, program_attrs
-from actors.kernels.codegen.spaces import row_strides
+from actors.kernels.codegen.region_arrays import (
+    RegionArrays,
+    held_pieces,
+    made_of_step,
+    program_attrs,
+    unread,
+)
 from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.fused import NumpyFusedKernel
-from actors.kernels.interpret.steps import is_numpys
+from actors.kernels.interpret.steps import BYTE
 from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
+from actors.kernels.kernel import (
+    Attrs,
+    KernelNeeds,
+    Operands,
+    Workspace,
+    in_sequence,
+    operands_of,
+)
 from actors.kernels.scratch import Piece
 from actors.kernels.work import (
     CALLS_PER_PRODUCT,
@@ -36,9 +49,9 @@ from actors.kernels.work import (
 )
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
-from compiler.fusion.program import FusedProgram, Kind
+from compiler.fusion.program import Kind
 from compiler.fusion.region import Region, Step, StepKind, check_region
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.types import DType
 
 PRODUCT_BYTES = 4 << 20
 """Bytes of a product that is added to a sum: between 1 and 8 MiB the time is the same, and the
@@ -56,126 +69,143 @@ class NumpyChunkedKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every region on operands whose rows are evenly spaced, with dense outputs."""
-        region = _without_bfloat16(region_of(attrs, "region"))
+        region: Region = _widened(region_of(attrs, "region"))
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
             return None
         check_region(region, tuple([x.type for x in inputs]))
-        plan = _ChunkPlan(region, buffers_of(region))
-        steps = [tuple([s // x.dtype.itemsize for s in x.strides_bytes]) for x in inputs]
-        shapes = [x.shape for x in inputs]
-        if not plan.takes(dict(enumerate(zip(shapes, steps, strict=True)))):
+        planned = RegionArrays.planned(region, unread(inputs), unread(outputs))
+        pieces = _NumpySteps(planned).pieces()
+        if pieces is None:
             return None
-        size = scratch.size_bytes(plan.pieces())
-        return cost.needs(inputs, outputs, _work(region, inputs), size)
+        return cost.needs(inputs, outputs, _work(region, inputs), scratch.size_bytes(pieces))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
-        region = _without_bfloat16(region_of(attrs, "region"))
-        plan = _ChunkPlan(region, buffers_of(region))
-        return in_sequence(_ChunkBinding(plan, inputs, outputs, workspace).calls())
+        region: Region = _widened(region_of(attrs, "region"))
+        pieces = _NumpySteps(RegionArrays.planned(region, inputs, outputs)).pieces()
+        if pieces is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take")
+        own = list(scratch.carve(workspace, pieces))
+        count = len(held_pieces(region))
+        bound = RegionArrays(region, inputs, outputs, tuple(own[:count]))
+        return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
 
 
-def _without_bfloat16(region: Region) -> Region:
+def _widened(part: Any) -> Any:
     """Return a region that computes in float32 where it says bfloat16: so `upcast` calls it."""
+    if part is DType.BFLOAT16:
+        return DType.FLOAT32
+    if isinstance(part, tuple):
+        return tuple([_widened(x) for x in part])
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(part, **{f.name: _widened(getattr(part, f.name)) for f in fields(part)})
 
-    def wide(dtype: DType) -> DType:
-        return DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype
 
-    def program(made: FusedProgram | None) -> FusedProgram | None:
-        if made is None:
+class _NumpySteps:
+    """The steps of a region on its arrays, with scratch for a step and for checks of indices."""
+
+    def __init__(
+        self, bound: RegionArrays, space: Workspace = None, checks: Sequence[Array] = ()
+    ) -> None:
+        self.bound, self.region = bound, bound.region
+        self.space, self.checks = space, checks
+
+    def pieces(self) -> tuple[Piece, ...] | None:
+        """Return the scratch: what is held, checks, a step's; None where numpy takes no program."""
+        sizes = [self._step_bytes(step) for step in self.region.steps]
+        found = [size for size in sizes if size is not None]
+        if len(found) < len(sizes):
             return None
-        entries = tuple([replace(entry, dtype=wide(entry.dtype)) for entry in made.inputs])
-        steps = tuple([replace(step, dtype=wide(step.dtype)) for step in made.instructions])
-        return FusedProgram(entries, steps, made.outputs)
+        checks = [p for _ in _checks(self.region) for p in index_pieces(self.region.rows)]
+        return (*held_pieces(self.region), *checks, Piece((max(found, default=0),), BYTE))
 
-    return replace(
-        region,
-        held=tuple([replace(held, dtype=wide(held.dtype)) for held in region.held]),
-        outputs=tuple([replace(t, dtype=wide(t.dtype)) for t in region.outputs]),
-        steps=tuple([replace(step, program=program(step.program)) for step in region.steps]),
-    )
-
-
-Layouts = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _ChunkPlan:
-    """A region and its scratch."""
-
-    region: Region
-    buffers: HeldBuffers
-
-    def takes(self, layouts: Layouts) -> bool:
-        """Whether every program can be walked on operands that lie so; outputs are dense."""
-        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
-        return all([self._takes(step, layouts) for step in programs])
-
-    def _takes(self, step: Step, layouts: Layouts) -> bool:
-        region, program = self.region, made_of_step(step).program
-        dense: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        for value in (*step.reads, *step.makes):
-            is_row = not region.is_wide(value)
-            shape = (region.rows,) if is_row else (region.rows, region.columns)
-            dense.append(layouts.get(value, (shape, contiguous_strides(shape, 1))))
-        return is_numpys(program) and row_strides(program, region.columns, tuple(dense)) is not None
-
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return scratch: wide values, values by rows, sums, and what steps need in turn."""
-        region = self.region
-        size = max([self._step_bytes(step) for step in region.steps], default=0)
-        checks = [p for _ in _checks(region) for p in index_pieces(region.rows)]
-        sums = [step for step in region.steps if step.kind is StepKind.COLUMN_SUM]
-        return (
-            *[Piece((region.chunk_rows, region.columns), d) for d in self.buffers.dtypes],
-            *[
-                Piece((region.rows,), numpy_dtype(held.dtype))
-                for held in region.held
-                if held.kind is Kind.ROW
-            ],
-            *[Piece((region.columns,), WIDE) for _ in sums],
-            *checks,
-            Piece((size,), np.dtype(np.uint8)),
-        )
-
-    def _step_bytes(self, step: Step) -> int:
+    def _step_bytes(self, step: Step) -> int | None:
         region = self.region
         if step.kind is StepKind.PROGRAM:
-            chunks = {end - row for row, end in region.chunks()}
-            return max([self.program_needs(step, rows).workspace_bytes for rows in chunks])
+            if self.bound.strides(step) is None:
+                return None
+            chunks = {last - first: (first, last) for first, last in region.chunks()}
+            needs = [self._program_needs(step, *chunk) for chunk in chunks.values()]
+            sizes = [found.workspace_bytes for found in needs if found is not None]
+            return max(sizes) if len(sizes) == len(needs) else None
         if step.kind is StepKind.COLUMN_SUM:
             return scratch.size_bytes(_sum_pieces(region))
         if step.kind is StepKind.PRODUCT:
             return 0
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
 
-    def program_needs(self, step: Step, rows: int) -> KernelNeeds:
+    def calls(self) -> Iterator[Launch]:
+        """Yield the calls; positions of bad indices are those among all rows."""
+        for (value, extent), dense, extremes in zip(
+            _checks(self.region), self.checks[::2], self.checks[1::2], strict=True
+        ):
+            yield checked("label", self._by_rows(value), extent, dense, extremes)
+        for first, last in self.region.chunks():
+            for step in self.region.steps:
+                yield from self._calls(step, first, last)
+
+    def _calls(self, step: Step, first: int, last: int) -> Iterator[Launch]:
+        if step.kind is StepKind.PROGRAM:
+            inputs, outputs = self._operands(step, first, last)
+            attrs = self._attrs(step, last - first)
+            yield _FUSED.bind(attrs, inputs, outputs, self.space)
+        elif step.kind is StepKind.COLUMN_SUM:
+            yield from self._column_sum(step, first, last)
+        elif step.kind is StepKind.PRODUCT or first == 0:
+            a, b, out = self.bound.product(step, first, last)
+            yield partial(np.matmul, a, b, out=out)
+        else:
+            yield from self._added_product(*self.bound.product(step, first, last))
+
+    def _added_product(self, a: Array, b: Array, total: Array) -> Iterator[Launch]:
+        width = max(1, PRODUCT_BYTES // (total.itemsize * b.shape[1]))
+        for left, part in cut((a, total), 1, width):
+            piece = Piece(part.shape, part.dtype)
+            (product,) = scratch.carve(self.space, (piece,))
+            yield partial(np.matmul, left, b, out=product)
+            yield partial(np.add, part, product, out=part)
+
+    def _column_sum(self, step: Step, first: int, last: int) -> Iterator[Launch]:
+        (value,), (made,) = step.reads, step.makes
+        wide, totals, parts, ones = scratch.carve(self.space, _sum_pieces(self.region))
+        total, x = self.bound.totals[made], self.bound.rows(value, first, last)
+        yield partial(ones.fill, 1)
+        if first == 0:
+            yield partial(total.fill, 0)
+        yield from column_sums(x, 1, ones, total, SumScratch(wide, totals, parts))
+        if last == self.region.rows:
+            out = self.bound.arrays[made].reshape(-1)
+            yield partial(np.copyto, out, total, casting="unsafe")
+
+    def _program_needs(self, step: Step, first: int, last: int) -> KernelNeeds | None:
         """Return what "numpy.fused" needs for a chunk."""
-        program = made_of_step(step).program
+        inputs, outputs = [operands_of(x) for x in self._operands(step, first, last)]
+        return _FUSED.query(self._attrs(step, last - first), inputs, outputs)
+
+    def _attrs(self, step: Step, rows: int) -> Attrs:
+        return {**program_attrs(step), "rows": rows, "columns": self.region.columns}
+
+    def _operands(self, step: Step, first: int, last: int) -> tuple[Arrays, Arrays]:
+        """Return what a program reads and makes of the rows of a chunk."""
+        program, operands = made_of_step(step).program, []
         kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
-        dtypes = [program.dtype_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
-        extents = {
-            Kind.FULL: (rows, self.region.columns),
-            Kind.ROW: (rows,),
-            Kind.COLUMN: (self.region.columns,),
-            Kind.SCALAR: (),
-        }
-        operands = [_dense(d, extents[k]) for d, k in zip(dtypes, kinds, strict=True)]
-        count = len(program.inputs)
-        found = _FUSED.query(
-            _attrs(self.region, step, rows), tuple(operands[:count]), tuple(operands[count:])
-        )
-        if found is None:
-            raise InternalError("a program of a region is asked for that numpy does not take")
-        return found
+        for value, kind in zip((*step.reads, *step.makes), kinds, strict=True):
+            if kind is Kind.FULL:
+                operands.append(self.bound.rows(value, first, last))
+            elif kind is Kind.ROW:
+                operands.append(self._by_rows(value)[first:last])
+            else:
+                operands.append(self.bound.arrays[value])
+        count = len(step.reads)
+        return tuple(operands[:count]), tuple(operands[count:])
 
-
-def _attrs(region: Region, step: Step, rows: int) -> Attrs:
-    return {**program_attrs(step), "rows": rows, "columns": region.columns}
-
-
-def _dense(dtype: DType, shape: tuple[int, ...]) -> Operand:
-    return Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, dtype.itemsize))
+    def _by_rows(self, value: int) -> Array:
+        """Return a tensor with one element for each row, evenly spaced, as a vector of them."""
+        array = self.bound.arrays[value]
+        axes = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
+        step = axes[-1][1] if axes else array.itemsize
+        return np.lib.stride_tricks.as_strided(array, (self.region.rows,), (step,))
 
 
 def _checks(region: Region) -> list[tuple[int, int]]:
@@ -192,102 +222,6 @@ def _checks(region: Region) -> list[tuple[int, int]]:
 def _sum_pieces(region: Region) -> tuple[Piece, ...]:
     size = region.chunk_rows * region.columns
     return (*sum_pieces(size, region.columns), Piece((region.chunk_rows,), WIDE))
-
-
-class _ChunkBinding:
-    """The arrays of a call, and the calls on them."""
-
-    def __init__(
-        self, plan: _ChunkPlan, inputs: Arrays, outputs: Arrays, workspace: Workspace
-    ) -> None:
-        self.plan, self.region = plan, plan.region
-        region = plan.region
-        own = iter(scratch.carve(workspace, plan.pieces()))
-        buffers = [next(own) for _ in plan.buffers.dtypes]
-        self.arrays: dict[int, Array] = dict(enumerate(inputs))
-        for number, held in enumerate(region.held, region.num_inputs):
-            is_wide = held.kind is Kind.FULL
-            of_value = plan.buffers.of_value
-            self.arrays[number] = buffers[of_value[number]] if is_wide else next(own)
-        self.arrays.update(enumerate(outputs, region.first_output))
-        sums = [s.makes[0] for s in region.steps if s.kind is StepKind.COLUMN_SUM]
-        self.totals = {v: next(own) for v in sums}
-        self.checks = [(v, n, next(own), next(own)) for v, n in _checks(region)]
-        self.scratch = next(own)
-
-    def calls(self) -> Iterator[Launch]:
-        """Yield the calls; positions of bad indices are those among all rows."""
-        for value, extent, dense, extremes in self.checks:
-            labels = self._by_rows(value)
-            yield checked("label", labels, extent, dense, extremes)
-        for first, last in self.region.chunks():
-            for step in self.region.steps:
-                yield from self._calls(step, first, last)
-
-    def _calls(self, step: Step, first: int, last: int) -> Iterator[Launch]:
-        if step.kind is StepKind.PROGRAM:
-            yield self._program(step, first, last)
-        elif step.kind is StepKind.COLUMN_SUM:
-            yield from self._column_sum(step, first, last)
-        elif step.kind is StepKind.PRODUCT:
-            a, b = self._rows(step.reads[0], first, last), self.arrays[step.reads[1]]
-            out = self.arrays[step.makes[0]]
-            is_inside = self.region.is_wide(step.makes[0])
-            out = out if is_inside else out.reshape(self.region.rows, -1)[first:]
-            yield partial(np.matmul, a, b, out=out[: last - first])
-        else:
-            yield from self._sum_of_products(step, first, last)
-
-    def _rows(self, value: int, first: int, last: int) -> Array:
-        array = self.arrays[value]
-        return array[: last - first] if self.region.is_wide(value) else array[first:last]
-
-    def _sum_of_products(self, step: Step, first: int, last: int) -> Iterator[Launch]:
-        a, b = [self._rows(v, first, last) for v in step.reads]
-        total = self.arrays[step.makes[0]].reshape(a.shape[1], b.shape[1])
-        if first == 0:
-            yield partial(np.matmul, a.T, b, out=total)
-            return
-        width = max(1, PRODUCT_BYTES // (total.itemsize * b.shape[1]))
-        for left, part in cut((a.T, total), 1, width):
-            size = part.size * part.itemsize
-            product = self.scratch[:size].view(part.dtype).reshape(part.shape)
-            yield partial(np.matmul, left, b, out=product)
-            yield partial(np.add, part, product, out=part)
-
-    def _column_sum(self, step: Step, first: int, last: int) -> Iterator[Launch]:
-        (value,), (made,) = step.reads, step.makes
-        wide, totals, parts, ones = scratch.carve(self.scratch, _sum_pieces(self.region))
-        total, x = self.totals[made], self._rows(value, first, last)
-        yield partial(ones.fill, 1)
-        if first == 0:
-            yield partial(total.fill, 0)
-        yield from column_sums(x, 1, ones, total, SumScratch(wide, totals, parts))
-        if last == self.region.rows:
-            out = self.arrays[made].reshape(-1)
-            yield partial(np.copyto, out, total, casting="unsafe")
-
-    def _program(self, step: Step, first: int, last: int) -> Launch:
-        program = made_of_step(step).program
-        kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
-        operands: list[Array] = []
-        for value, kind in zip((*step.reads, *step.makes), kinds, strict=True):
-            if kind is Kind.FULL:
-                operands.append(self._rows(value, first, last))
-            elif kind is Kind.ROW:
-                operands.append(self._by_rows(value)[first:last])
-            else:
-                operands.append(self.arrays[value])
-        count = len(step.reads)
-        attrs = _attrs(self.region, step, last - first)
-        return _FUSED.bind(attrs, tuple(operands[:count]), tuple(operands[count:]), self.scratch)
-
-    def _by_rows(self, value: int) -> Array:
-        """Return a tensor with one element for each row, evenly spaced, as a vector of them."""
-        array = self.arrays[value]
-        axes = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
-        step = axes[-1][1] if axes else array.itemsize
-        return np.lib.stride_tricks.as_strided(array, (self.region.rows,), (step,))
 
 
 def _work(region: Region, inputs: Operands) -> Work:

@@ -27,12 +27,13 @@ from actors.kernels.kernel import (
     Operands,
     Workspace,
     in_sequence,
+    operands_of,
 )
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.types import TensorType, contiguous_strides, numpy_dtype
 
 _MADE = -1
 """The place of what the first step makes, among the operands of the second."""
@@ -84,9 +85,9 @@ class TwoStepKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the two launches in order."""
-        operands = _operands(inputs)
+        operands = operands_of(inputs)
         first, second, made = self.split(attrs, operands)
-        found = self._needs(attrs, operands, _operands(outputs))
+        found = self._needs(attrs, operands, operands_of(outputs))
         if found is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
         between, *own = scratch.carve(workspace, _pieces(made, found))
@@ -113,10 +114,6 @@ def _pieces(made: TensorType, found: tuple[KernelNeeds, KernelNeeds]) -> tuple[P
     """Return what the first step makes, and the scratch of the two kernels."""
     sizes = [Piece((needs.workspace_bytes,), np.dtype(np.uint8)) for needs in found]
     return (Piece(made.shape, numpy_dtype(made.dtype)), *sizes)
-
-
-def _operands(arrays: Arrays) -> Operands:
-    return tuple([Operand(TensorType(DType(x.dtype.name), x.shape), 0, x.strides) for x in arrays])
 
 
 def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[SubKernel, SubKernel, TensorType]:

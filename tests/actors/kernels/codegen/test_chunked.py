@@ -13,7 +13,7 @@ import pytest
 
 from actors.kernels.codegen.chunked import ChunkedKernel
 from actors.kernels.codegen.emit import emit
-from actors.kernels.codegen.held import buffers_of
+from actors.kernels.codegen.region_arrays import buffers_of
 from actors.kernels.interpret.chunked import NumpyChunkedKernel
 from actors.kernels.interpret.upcast import WidenedKernel
 from actors.kernels.native import runtime

@@ -1,0 +1,164 @@
+"""The arrays of a region: what its steps read and make of the rows of a chunk.
+
+Wide values take as few buffers as can be: one takes the buffer of a value that nobody reads any
+more; an output of a program also that of an operand which the program reads no later than it stores
+the output.
+
+A plan asks what a region needs before there are bytes. It looks at arrays then that have extents
+and strides and nothing behind them (`unread`): what is asked for and what is bound are one text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels.codegen.phases import last_reads, store_phases
+from actors.kernels.codegen.programs import Made, made_of
+from actors.kernels.codegen.spaces import row_strides
+from actors.kernels.kernel import Attrs, Operand, Operands
+from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
+from actors.protocol import Array, Arrays
+from compiler.fusion.program import Kind
+from compiler.fusion.region import Region, Step, StepKind
+from compiler.types import contiguous_strides, numpy_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBuffers:
+    """The type of each buffer, and which one a wide value is in."""
+
+    dtypes: tuple[np.dtype[np.generic], ...]
+    of_value: dict[int, int]
+
+
+def buffers_of(region: Region) -> HeldBuffers:
+    """Return the buffers of a region's wide values. O(steps x buffers)."""
+    dtypes: list[np.dtype[np.generic]] = []
+    of_value: dict[int, int] = {}
+    free: list[int] = []
+    last = region.last_reads()
+    for index, step in enumerate(region.steps):
+        dying = [v for v in dict.fromkeys(step.reads) if region.is_wide(v) and last[v] == index]
+        for value in [v for v in step.makes if region.is_wide(v)]:
+            wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
+            over = next(
+                (v for v in dying if dtypes[of_value[v]] == wanted and _may_lie(step, value, v)),
+                None,
+            )
+            place = next((b for b in free if dtypes[b] == wanted), None)
+            if over is not None:
+                dying.remove(over)
+                place = of_value[over]
+            elif place is not None:
+                free.remove(place)
+            else:
+                place = len(dtypes)
+                dtypes.append(wanted)
+            of_value[value] = place
+        free += [of_value[v] for v in dying]
+        free += [of_value[v] for v in step.makes if region.is_wide(v) and v not in last]
+    return HeldBuffers(tuple(dtypes), of_value)
+
+
+def _may_lie(step: Step, made: int, read: int) -> bool:
+    """Whether a program may store an output over an operand."""
+    if step.program is None:
+        return False
+    found = made_of_step(step)
+    reads, stores = last_reads(found.schedule, found.program), store_phases(found.schedule)
+    out = step.makes.index(made)
+    places = [place for place, v in enumerate(step.reads) if v == read]
+    return all([reads.get(place, -1) <= stores[out] for place in places])
+
+
+def program_attrs(step: Step) -> Attrs:
+    """Return the program of a step as the attributes of a launch have it."""
+    if step.program is None:
+        raise ValueError(f"a step {step.kind.value} has no program")
+    return {"program": step.program}
+
+
+def made_of_step(step: Step) -> Made:
+    """Return the program of a step with its schedule."""
+    return made_of(program_attrs(step))
+
+
+def unread(operands: Operands | tuple[Piece, ...]) -> Arrays:
+    """Return arrays that lie as operands do, or dense ones, of which no element may be touched."""
+    return tuple([_unread(x) for x in operands])
+
+
+class RegionArrays:
+    """The operands of a region, and its held values in `held`: the arrays of `held_pieces`."""
+
+    def __init__(self, region: Region, inputs: Arrays, outputs: Arrays, held: Arrays) -> None:
+        self.region = region
+        buffers, own = buffers_of(region), iter(held)
+        wide = [next(own)[:, : region.columns] for _ in buffers.dtypes]
+        self.arrays: dict[int, Array] = dict(enumerate(inputs))
+        for value, of in enumerate(region.held, region.num_inputs):
+            is_wide = of.kind is Kind.FULL
+            self.arrays[value] = wide[buffers.of_value[value]] if is_wide else next(own)
+        self.arrays.update(enumerate(outputs, region.first_output))
+        self.totals = {v: next(own) for v in _column_sums(region)}
+        """Sums over rows under way, in float64."""
+
+    @staticmethod
+    def planned(region: Region, inputs: Arrays, outputs: Arrays) -> RegionArrays:
+        """Return the arrays before there is scratch."""
+        return RegionArrays(region, inputs, outputs, unread(held_pieces(region)))
+
+    def of(self, values: tuple[int, ...]) -> Arrays:
+        """Return the arrays of some values, with all the rows that there are."""
+        return tuple([self.arrays[v] for v in values])
+
+    def rows(self, value: int, first: int, last: int) -> Array:
+        """Return some rows of a value that lies by rows, as a matrix."""
+        array = self.arrays[value]
+        if self.region.is_wide(value):
+            return array[: last - first]
+        is_made = value >= self.region.first_output
+        return (array.reshape(self.region.rows, -1) if is_made else array)[first:last]
+
+    def strides(self, step: Step) -> list[int] | None:
+        """Return the step from row to row of a program's operands; None where one's are uneven."""
+        layouts = []
+        for value in (*step.reads, *step.makes):
+            x = self.arrays[value]
+            extents = (self.region.rows, self.region.columns)
+            shape = extents if self.region.is_wide(value) else x.shape
+            layouts.append((shape, tuple([step // x.itemsize for step in x.strides])))
+        return row_strides(made_of_step(step).program, self.region.columns, tuple(layouts))
+
+    def product(self, step: Step, first: int, last: int) -> tuple[Array, Array, Array]:
+        """Return a, b and out of a step that makes, or adds to, out = a @ b for some rows."""
+        if step.kind is StepKind.PRODUCT:
+            (a, b), (made,) = step.reads, step.makes
+            return self.rows(a, first, last), self.arrays[b], self.rows(made, first, last)
+        left, right = [self.rows(v, first, last) for v in step.reads]
+        extents = (left.shape[1], right.shape[1])
+        return left.T, right, self.arrays[step.makes[0]].reshape(extents)
+
+
+def held_pieces(region: Region) -> tuple[Piece, ...]:
+    """Return the scratch of wide values, each row at a cache line; of values by rows; of sums."""
+    pieces = []
+    for dtype in buffers_of(region).dtypes:
+        per_line = ALIGNMENT_BYTES // dtype.itemsize
+        pieces.append(Piece((region.chunk_rows, -(-region.columns // per_line) * per_line), dtype))
+    by_rows = [held for held in region.held if held.kind is Kind.ROW]
+    pieces += [Piece((region.rows,), numpy_dtype(held.dtype)) for held in by_rows]
+    sums = len(_column_sums(region))
+    return (*pieces, *[Piece((region.columns,), np.dtype(np.float64))] * sums)
+
+
+def _column_sums(region: Region) -> list[int]:
+    return [step.makes[0] for step in region.steps if step.kind is StepKind.COLUMN_SUM]
+
+
+def _unread(x: Operand | Piece) -> Array:
+    dense = contiguous_strides(x.shape, x.dtype.itemsize)
+    strides = x.strides_bytes if isinstance(x, Operand) else dense
+    return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, strides)
