@@ -20,7 +20,7 @@ OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_NUMPY := 1.26.*
 OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
-	$(patsubst %,tests/compiler/test_%.py,ops ops_oracles ops_simplify bfloat16 gradients) \
+	$(patsubst %,tests/compiler/test_%.py,ops ops_simplify bfloat16 gradients) \
 	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
 
 # The stamps tell what is installed; a changed pyproject.toml installs anew.

@@ -57,6 +57,8 @@ def affected(
                 chosen[str(path.parent)] = None
             elif name in tests:
                 chosen[name] = None
+            elif path.parts[1] == "shared":
+                chosen.update(dict.fromkeys(n for n in tests if path.stem in tests[n]))
         elif path.suffix == ".md" or path.parts[0] in ("docs", "examples"):
             chosen.update(dict.fromkeys(PAGES))
         elif path.suffix in (".py", ".c", ".h"):

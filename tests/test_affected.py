@@ -12,7 +12,7 @@ TESTS = {
     "tests/compiler/lowering/test_lower.py": frozenset(
         {"compiler.graph", "compiler.lowering.lower"}
     ),
-    "tests/compiler/test_other.py": frozenset(),
+    "tests/compiler/test_other.py": frozenset({"oracles"}),
     "tests/system/test_whole.py": frozenset({"compiler.lowering.lower"}),
 }
 
@@ -36,6 +36,8 @@ def test_tests_bring_themselves_and_a_conftest_its_folder():
     changed = ["tests/system/test_whole.py", "tests/compiler/conftest.py", "tests/conftest.py"]
     chosen, _ = tool.affected(changed, TESTS)
     assert chosen == [*SMOKE, "tests/system/test_whole.py", "tests/compiler"]
+    chosen, _ = tool.affected(["tests/shared/oracles.py"], TESTS)
+    assert chosen == [*SMOKE, "tests/compiler/test_other.py"]
 
 
 def test_pages_and_examples_bring_the_tests_of_pages():

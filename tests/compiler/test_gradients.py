@@ -1,10 +1,9 @@
-"""Gradient rules: twice, of any shape, at ties and kinks; ops/table.py has each op once."""
-
-import importlib.util
-from pathlib import Path
+"""Gradient rules: twice, of any shape, at ties and kinks; shared/op_table.py has each op once."""
 
 import numpy as np
+import op_table as table
 import pytest
+from graph_oracles import fed, pull, slopes, walked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,20 +11,14 @@ from hypothesis.extra import numpy as hnp
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder
 from compiler.ops.attention import ATTENTION
-from compiler.ops.binary import ADD, MUL
+from compiler.ops.binary import MUL
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM, sum_to
 from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
 from compiler.ops.sources import INPUT, constant, scalar
-from compiler.registry import all_ops, find_op, reference, writes
+from compiler.registry import all_ops, find_op, writes
 from compiler.rules import gradient
 from compiler.types import DType
-
-_SPEC = importlib.util.spec_from_file_location(
-    "ops_table", Path(__file__).parent / "ops" / "table.py"
-)
-table = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(table)
 
 RNG = np.random.default_rng(7)
 
@@ -38,31 +31,6 @@ def positive(*shape):
     return np.random.default_rng(sum(shape) + len(shape)).uniform(0.5, 2.0, shape)
 
 
-def evaluate(b, feeds):
-    values = dict(feeds)
-    for node in b.nodes:
-        if node.op is not INPUT:
-            results = reference.get(node.op)(node.attrs, *[values[v] for v in node.inputs])
-            values.update(zip(node.outputs, results, strict=True))
-    return values
-
-
-def pull(b, output, seed, wanted):
-    """Return the gradients of sum(seed * output), by the rules alone."""
-    grads = {output: seed}
-    for node in reversed(list(b.nodes)):
-        flowing = tuple(grads.get(v) for v in node.outputs)
-        if not node.inputs or all(g is None for g in flowing):
-            continue
-        results = gradient.get(node.op)(b, node, flowing)
-        assert len(results) == len(node.inputs)
-        for value, grad in zip(node.inputs, results, strict=True):
-            if grad is not None:
-                assert b.type_of(grad) == b.type_of(value), node.op
-                grads[value] = b.one(ADD, grads[value], grad) if value in grads else grad
-    return [grads.get(v) for v in wanted]
-
-
 def feed(b, array):
     return b.one(INPUT, name="x", dtype=str(array.dtype), shape=tuple(array.shape))
 
@@ -71,30 +39,30 @@ def emitting(name, **attrs):
     return lambda b, *inputs: b.emit(find_op(name), inputs, attrs)[0]
 
 
+def gradients(b, output, seed, wanted):
+    """Return the gradients of sum(seed * output), by the rules alone."""
+    grads = pull(b, list(b.nodes), {output: seed})
+    return [grads.get(v) for v in wanted]
+
+
 def check(build, *arrays, tolerance=1e-6):
     """Compare every float input's gradient with central differences."""
     b = GraphBuilder()
-    inputs = [feed(b, a) for a in arrays]
+    inputs = fed(b, arrays)
     output = build(b, *inputs)
+    nodes = list(b.nodes)
     weights = np.random.default_rng(99).standard_normal(b.type_of(output).shape)
     seed = feed(b, weights)
-    feeds = dict(zip(inputs, arrays, strict=True)) | {seed: weights}
-    grads = pull(b, output, seed, inputs)
-    values = evaluate(b, feeds)
-    for value, array, grad in zip(inputs, arrays, grads, strict=True):
-        if array.dtype.kind != "f":
-            assert grad is None
-            continue
-        expected = np.zeros(array.shape)
-        for index in np.ndindex(array.shape):
-            sides = []
-            for step in (1e-6, -1e-6):
-                moved = array.copy()
-                moved[index] += step
-                results = evaluate(b, feeds | {value: moved})
-                sides.append(np.sum(weights * results[output]))
-            expected[index] = (sides[0] - sides[1]) / 2e-6
-        got = np.zeros(array.shape) if grad is None else values[grad]
+    grads = gradients(b, output, seed, inputs)
+    values = walked(b.nodes, {**dict(zip(inputs, arrays, strict=True)), seed: weights})
+
+    def objective(moved):
+        made = walked(nodes, dict(zip(inputs, moved, strict=True)))
+        return np.sum(weights * made[output])
+
+    assert {g for g, a in zip(grads, arrays, strict=True) if a.dtype.kind != "f"} <= {None}
+    for index, expected in slopes(objective, arrays):
+        got = np.zeros(expected.shape) if grads[index] is None else values[grads[index]]
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -121,7 +89,7 @@ def test_a_gradient_can_be_differentiated_again(row):
     def first_gradient(b, *inputs):
         output = build(b, *inputs)
         seed = constant(b, positive(*b.type_of(output).shape))
-        return pull(b, output, seed, inputs[:1])[0]
+        return gradients(b, output, seed, inputs[:1])[0]
 
     check(first_gradient, *row.inputs, tolerance=1e-5)
 
@@ -161,8 +129,8 @@ def test_three_tied_maxima_share_the_gradient():
     b = GraphBuilder()
     x = feed(b, np.zeros(4))
     y = emitting("max", axes=(0,), keepdims=False)(b, x)
-    (grad,) = pull(b, y, scalar(b, 6.0, DType.FLOAT64), [x])
-    values = evaluate(b, {x: np.array([5.0, 1.0, 5.0, 5.0])})
+    (grad,) = gradients(b, y, scalar(b, 6.0, DType.FLOAT64), [x])
+    values = walked(b.nodes, {x: np.array([5.0, 1.0, 5.0, 5.0])})
     np.testing.assert_array_equal(values[grad], [2.0, 0.0, 2.0, 2.0])
 
 
@@ -170,17 +138,17 @@ def test_abs_and_relu_have_gradient_zero_at_zero():
     for name in ("abs", "relu"):
         b = GraphBuilder()
         x = feed(b, np.zeros(2))
-        (grad,) = pull(b, emitting(name)(b, x), constant(b, np.ones(2)), [x])
-        np.testing.assert_array_equal(evaluate(b, {x: np.array([0.0, -0.0])})[grad], [0, 0])
+        (grad,) = gradients(b, emitting(name)(b, x), constant(b, np.ones(2)), [x])
+        np.testing.assert_array_equal(walked(b.nodes, {x: np.array([0.0, -0.0])})[grad], [0, 0])
 
 
 def test_a_constant_exponent_zero_gives_gradient_zero_even_at_zero():
     b = GraphBuilder()
     x = feed(b, np.zeros(2))
     y = emitting("pow")(b, x, scalar(b, 0.0, DType.FLOAT64))
-    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
+    (grad,) = gradients(b, y, constant(b, np.ones(2)), [x])
     with np.errstate(divide="ignore", invalid="ignore"):
-        np.testing.assert_array_equal(evaluate(b, {x: np.array([0.0, 2.0])})[grad], [0, 0])
+        np.testing.assert_array_equal(walked(b.nodes, {x: np.array([0.0, 2.0])})[grad], [0, 0])
 
 
 def test_powers_of_negative_numbers_with_a_constant_exponent_have_finite_gradients():
@@ -191,18 +159,20 @@ def test_nothing_flows_back_through_stop_gradient():
     b = GraphBuilder()
     x = feed(b, np.ones(2))
     y = b.one(MUL, x, b.one(STOP_GRADIENT, x))
-    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
-    np.testing.assert_array_equal(evaluate(b, {x: np.array([3.0, 4.0])})[grad], [3.0, 4.0])
+    (grad,) = gradients(b, y, constant(b, np.ones(2)), [x])
+    np.testing.assert_array_equal(walked(b.nodes, {x: np.array([3.0, 4.0])})[grad], [3.0, 4.0])
 
 
 def test_integers_get_no_gradient_through_a_cast_and_floats_get_their_own_width():
     b = GraphBuilder()
     x = feed(b, np.ones(2, np.float32))
     y = emitting("cast", dtype="float64")(b, x)
-    (grad,) = pull(b, y, constant(b, np.ones(2)), [x])
+    (grad,) = gradients(b, y, constant(b, np.ones(2)), [x])
     assert b.type_of(grad).dtype is DType.FLOAT32
     i = feed(b, np.ones(2, np.int64))
-    assert pull(b, emitting("cast", dtype="float64")(b, i), constant(b, np.ones(2)), [i]) == [None]
+    assert gradients(b, emitting("cast", dtype="float64")(b, i), constant(b, np.ones(2)), [i]) == [
+        None
+    ]
 
 
 def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
@@ -210,7 +180,7 @@ def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
     x, w = feed(b, normal(5, 2, 3)), feed(b, normal(4, 3))
     y = b.one(MATMUL, x, b.one(TRANSPOSE, w, perm=(1, 0)))
     seed = feed(b, normal(5, 2, 4))
-    dx, dw = pull(b, y, seed, [x, w])
+    dx, dw = gradients(b, y, seed, [x, w])
     assert b.producer_of(dx).op is MATMUL
     assert b.producer_of(dx).inputs == (seed, w)
     last = b.producer_of(dw)

@@ -1,6 +1,7 @@
 """Sums, means, maxima and where they are, by numpy's kernels and by native ones."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -63,12 +64,27 @@ def test_reductions_over_any_axes_agree_with_float64(
             assert (np.abs(got.reshape(want.shape) - want) <= 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("shape", [(70, 33), (3, 5000), (5000, 3), (2, 3, 130), (700, 900)])
-def test_a_long_sum_of_float32_loses_little(shape, path, native_call):
-    x = (np.random.default_rng(2).standard_normal(shape) + 3).astype(np.float32)
-    for axes in ((0,), (len(shape) - 1,), tuple(range(len(shape)))):
-        got = reduced(native_call, KERNELS[path]["sum"], x, axes)
-        np.testing.assert_allclose(got, x.astype(np.float64).sum(axes), rtol=2e-6)
+LONG = [
+    ((-1,), (0,)), ((-1, 1), (0,)), ((-1, 3), (0,)), ((1, -1), (1,)), ((2, -1, 3), (1,)),
+    ((-1, 3, 10), (0, 2)), ((-1, 10, 3), (0, 1)), ((700, -1), (0, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["dense", "sliced", "transposed"])
+@pytest.mark.parametrize(("form", "axes"), LONG)
+def test_long_sums_and_means_of_float32_lose_less_than_a_millionth(
+    form, axes, layout, path, harness, native_call
+):
+    """Of equal terms, whose errors add up, and of random ones, all of one sign."""
+    counts = (10_000, 200_000, 1_000_000)[: 3 if (layout, path) == ("dense", "native") else 2]
+    for count in counts:
+        shape = tuple([count // -math.prod(form) if n < 0 else n for n in form])
+        for terms in (np.full(shape, 0.1), np.random.default_rng(count).random(shape) + 0.5):
+            x = harness.strided(None, shape, np.float32, layout, terms)
+            for op in ("sum", "mean"):
+                want = getattr(np, op)(x.astype(np.float64), axes)
+                got = reduced(native_call, KERNELS[path][op], x, axes)
+                np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_integers_are_summed_exactly_and_wrap_around_as_those_of_numpy(path, native_call, pieces):

@@ -19,7 +19,8 @@ class Row(NamedTuple):
 
     Inputs of float64 become the type under test, all others stay. Flags: "moves" where no number is
     computed, so that results are equal to the bit in every type; "constant" where no gradient
-    flows, though the formula has a slope; "rounds" where its steps are larger than differences.
+    flows, though the formula has a slope; "rounds" where its steps are larger than differences;
+    "fused" where the op becomes a fused kernel though it is not the first row of its op.
     """
 
     op: str
@@ -88,7 +89,8 @@ def layer_norm(x, gamma, beta, eps):
 
 
 def losses(logits, labels):
-    sums = np.log(np.exp(logits).sum(1))
+    largest = logits.max(1)
+    sums = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
     return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
 
 
@@ -123,7 +125,8 @@ def decayed(p, g, lr, weight_decay):
 
 
 def dropout(x, seed, step, p, key):
-    keys, counter = np.array([seed, key], np.uint64), np.array([0, 0, step, 0], np.uint64)
+    keys = np.array([seed, key], np.int64).view(np.uint64)
+    counter = np.array([0, 0, step, 0], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=keys, counter=counter))
     return np.where(generator.random(x.shape, np.float32) >= p, x / (1 - p), 0)
 
@@ -151,6 +154,7 @@ def row(op, formula, *inputs, flags="", **attrs):
 X, ROWS, CUBE = normal(2, 3, 5), normal(6, 5), normal(2, 3, 4)
 LABELS, IDS = np.array([2, 0, 1, 2]), np.array([[1, 0, 1], [3, 1, 3]])
 ONE = np.array(3, np.int64)
+HUGE = np.array([[1e3, 0.0], [-1e3, -1e3]])
 SOFT, CAUSAL = {"scale": 0.7, "causal": False}, {"scale": 0.7, "causal": True}
 LR = np.array(0.1)
 ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
@@ -201,11 +205,17 @@ def updates():
                 momentum=0.9, nesterov=nesterov, weight_decay=decay,
             )  # fmt: skip
         yield row("adamw_update", adamw, p, g, m, v, LR, ONE, weight_decay=decay, **ADAM)
-        for skip in (kept, still):
-            yield row("sgd_update", skipping(decayed, 1), p, g, LR, skip, weight_decay=decay)
+        # Of a step that is skipped every bit stays, whatever the gradient is.
+        for skip, grad, flags in ((kept, g, ""), (still, np.full(shape, np.nan), MOVES)):
+            options = {"flags": flags, "weight_decay": decay}
+            yield row("sgd_update", skipping(decayed, 1), p, grad, LR, skip, **options)
             yield row(
-                "adamw_update", skipping(adamw, 3), p, g, m, v, LR, ONE, skip,
-                weight_decay=decay, **ADAM,
+                "momentum_update", skipping(with_momentum, 2), p, grad, m, LR, skip,
+                momentum=0.9, nesterov=True, **options,
+            )  # fmt: skip
+            yield row(
+                "adamw_update", skipping(adamw, 3), p, grad, m, v, LR, ONE, skip,
+                **options, **ADAM,
             )  # fmt: skip
 
 
@@ -233,12 +243,18 @@ ROWS_OF_OPS = (
     *[row(op, f, normal(0, 3), positive(3)) for op, f in BINARY.items()],
     *[row(op, f, counts(3, 4), counts(4)) for op, f in BINARY.items() if op != "div"],
     row("add", np.add, normal(2, 3, 4, 5), normal(2, 1, 4, 1)),
+    row("add", np.add, normal(4, 0), normal(4, 0)),
+    row("add", np.add, *[np.arange(250, 256, dtype=np.uint8)] * 2, flags="fused"),
+    row("sub", np.subtract, normal(2, 3, 4, 5), normal(2, 1, 4, 5), flags="fused"),
     row("pow", np.power, positive(4, 5), normal(5)),
     *[row(op, getattr(np, op), counts(3, 4), counts(4)) for op in COMPARISONS],
     *[row(op, getattr(np, op), distinct(6, 5), distinct(6, 5)[:, :1]) for op in COMPARISONS],
     row("where", np.where, CUBE > 0, CUBE, normal(3, 1)),
     row("where", np.where, np.array([[True], [False]]), counts(2, 3), counts(3)),
+    row("where", np.where, normal(2, 3, 4, 5) > 0, normal(2, 1, 4, 1), normal(3, 1, 5)),
     row("cast", lambda x: x.astype("f4"), X, dtype="float32", flags="rounds"),
+    row("cast", lambda x: x.astype("f2"), X, dtype="float16", flags="rounds"),
+    row("cast", lambda x: x.astype(bool), np.round(X), dtype="bool"),
     row("cast", lambda x: x.astype("f8"), X, dtype="float64"),
     row("cast", lambda x: x.astype("i4"), 9 * X, dtype="int32"),
     row("cast", lambda x: x.astype(bool), counts(3, 4, below=2), dtype="bool"),
@@ -246,7 +262,20 @@ ROWS_OF_OPS = (
     *reductions(),
     row("sum", lambda x: x.sum(1), counts(4, 5) - 4, axes=(1,), keepdims=False),
     row("sum", lambda x: x.sum(1), np.zeros((3, 0)), axes=(1,), keepdims=False),
+    row("sum", lambda x: x.sum((0, 1)), np.ones((2, 0)), axes=(0, 1), keepdims=False),
+    row("sum", lambda x: x.sum(0), np.ones((0, 4)), axes=(0,), keepdims=False),
+    *[
+        row("sum", lambda x, axes: x.sum(axes, x.dtype), x, axes=axes, keepdims=False)
+        for x, axes in (
+            (np.full((3, 4), 2**31 - 1, np.int32), (1,)),
+            (np.arange(12, dtype=np.int8).reshape(3, 4), (0,)),
+        )
+    ],
     row("max", lambda x: x.max(0), counts(4, 5), axes=(0,), keepdims=False),
+    row(
+        "max", lambda x: x.max(1), np.arange(12, dtype=np.uint64).reshape(3, 4) << np.uint64(60),
+        axes=(1,), keepdims=False, flags="fused",
+    ),
     row("argmax", lambda x: x.argmax(1), distinct(4, 5), axis=1, keepdims=False),
     row("argmax", lambda x: x.argmax(0)[None], counts(6, 5, below=3), axis=0, keepdims=True),
     row("reshape", lambda x: x.reshape(4, 1, 6), CUBE, shape=(4, 1, 6), flags=MOVES),
@@ -270,8 +299,12 @@ ROWS_OF_OPS = (
     ],
     row("slice", sliced, normal(4, 6), starts=(1, 0), stops=(4, 5), steps=(2, 3), flags=MOVES),
     row("slice", sliced, normal(4), starts=(2,), stops=(2,), steps=(1,), flags=MOVES),
+    row("slice", sliced, CUBE, starts=(0, 1, 1), stops=(2, 3, 4), steps=(1, 2, 2), flags=MOVES),
+    row("slice", sliced, normal(9, 31), starts=(1, 2), stops=(8, 30), steps=(1, 1), flags=MOVES),
     row("pad", padded, normal(3, 2), low=(1, 0), high=(0, 2), steps=(2, 1), flags=MOVES),
     row("pad", padded, normal(0, 2), low=(1, 0), high=(1, 0), steps=(1, 1), flags=MOVES),
+    row("pad", padded, CUBE, low=(0, 1, 2), high=(3, 0, 1), steps=(1, 2, 3), flags=MOVES),
+    row("pad", padded, normal(9, 31), low=(1, 2), high=(0, 5), steps=(1, 1), flags=MOVES),
     row(
         "concat", lambda *parts: np.concatenate(parts, 1),
         normal(2, 3), normal(2, 0), normal(2, 1), axis=1, flags=MOVES,
@@ -309,17 +342,25 @@ ROWS_OF_OPS = (
         ((0, 3), (3, 2)), ((2, 0), (0, 3)), ((33, 17), (17, 40)),
     )],
     *[row("softmax", softmax, normal(*shape), **SOFT) for shape in ((2, 3, 5), (6,), (40, 5))],
+    row("softmax", softmax, normal(4, 1), flags="fused", **SOFT),
+    row("softmax", softmax, HUGE, flags="fused", **SOFT),
     *[row("softmax", softmax, normal(*shape), **CAUSAL) for shape in ((2, 3, 4), (6, 6), (1, 1))],
     row("attention", attention, normal(2, 3, 2), normal(2, 4, 2), normal(2, 4, 3), **SOFT),
     row("attention", attention, normal(3, 2), normal(4, 2), normal(4, 3), **CAUSAL),
     row("attention", attention, *[normal(2, 2, 9, 8, seed=s) for s in range(3)], **CAUSAL),
     row("layer_norm", layer_norm, CUBE + 2, normal(4), positive(4), eps=1e-3),
     row("layer_norm", layer_norm, normal(4), normal(4), positive(4), eps=1e-3),
+    row("layer_norm", layer_norm, normal(4, 1), normal(1), positive(1), eps=1e-3, flags="fused"),
     row("layer_norm", layer_norm, normal(40, 7), normal(7), positive(7), eps=1e-5),
     *[
         row("cross_entropy_rows", losses, normal(4, 3), y)
         for y in (LABELS, LABELS.astype("uint8"), LABELS.astype("int32"))
     ],
+    *[
+        row("cross_entropy_rows", losses, normal(n, 1), np.zeros(n, np.int64), flags="fused")
+        for n in (6, 1)
+    ],
+    row("cross_entropy_rows", losses, HUGE, np.array([1, 0]), flags="fused"),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],
@@ -330,12 +371,18 @@ ROWS_OF_OPS = (
         normal(4, 2), normal(2, 3, 2), IDS, LR,
     ),
     *[
-        row("accumulate", accumulated, X, normal(2, 3, 5, seed=1), np.array(n), every=3)
-        for n in (0, 4)
+        row("accumulate", accumulated, total, x, np.array(n), every=every)
+        for x in (X, normal(), normal(0, 2), normal(70, 150))
+        # What a cut step left in the sum does no harm.
+        for total, n, every in ((np.full(x.shape, np.nan), 0, 3), (np.flip(x), 4, 3), (x, 5, 1))
     ],
     *[row("dropout", dropout, normal(*shape), ONE, np.array(7), p=0.4, key=2) for shape in (
-        (3, 4, 6), (), (0, 3), (1, 500),
+        (3, 4, 6), (), (0, 3), (1, 500), (1, 1),
     )],
+    *[
+        row("dropout", dropout, normal(7, 9), np.array(seed), np.array(step), p=0.3, key=key)
+        for seed, step, key in ((-5, 0, 2**40), (2**62, 10**9, 0))
+    ],
     row("non_finite", lambda x: np.array(int(not np.isfinite(x).all())), X),
     row("non_finite", lambda x, before: np.array(1), X, np.array(1)),
     row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
