@@ -20,6 +20,7 @@ from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
 from compiler.ops.binary import ADD
 from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.shape import STOP_GRADIENT
 from compiler.ops.slicing import joined_pads
 from compiler.ops.sources import SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT
@@ -95,7 +96,7 @@ def _depends_on(graph: Graph, wanted: tuple[ValueId, ...]) -> list[bool]:
     for value in wanted:
         depends[value] = True
     for node in graph.nodes:
-        if any([depends[v] for v in node.inputs]):
+        if node.op is not STOP_GRADIENT and any([depends[v] for v in node.inputs]):
             for value in node.outputs:
                 depends[value] = graph.types[value].dtype.is_float
     return depends
