@@ -101,7 +101,7 @@ def _execute(
         return rows % count if count else rows
     if op == "check_index":
         extent = int(constants[0])
-        check_indices(operands[0].reshape(-1), extent, "cross_entropy", "label", "classes")
+        check_indices(operands[0].reshape(-1), extent, "label")
         return operands[0]
     if op == "cast":
         return operands[0].astype(dtype)

@@ -47,13 +47,13 @@ def _embedding_grad_type(inputs: Types, attrs: Attrs) -> Types:
 
 @array_of(EMBEDDING)
 def _embedding(attrs: Attrs, weight: Array, ids: Array) -> Array:
-    check_indices(ids, weight.shape[0], "embedding", "id", "rows")
+    check_indices(ids, weight.shape[0], "embedding: id")
     return np.asarray(weight[ids.astype(np.int64)])
 
 
 @array_of(EMBEDDING_GRAD)
 def _embedding_grad(attrs: Attrs, dy: Array, ids: Array) -> Array:
-    check_indices(ids, attrs.int_("rows"), "embedding", "id", "rows")
+    check_indices(ids, attrs.int_("rows"), "embedding: id")
     return sums_by_id(dy, ids, attrs.int_("rows"))
 
 

@@ -7,12 +7,11 @@ import numpy as np
 from compiler.ops.signature import Array
 
 
-def check_indices(indices: Array, count: int, op: str, name: str, what: str) -> None:
+def check_indices(indices: Array, count: int, name: str) -> None:
     """Raise IndexError when an index lies outside 0..count-1, naming it and its position."""
     bad = (indices < 0) | (indices >= count)
     if bad.any():
         position = tuple(int(i) for i in np.argwhere(bad)[0])
         raise IndexError(
-            f"{op}: {name} {indices[position]} at position {position} is outside 0..{count - 1}"
-            f" ({count} {what})"
+            f"{name} {indices[position]} at position {position} is outside 0..{count - 1}"
         )

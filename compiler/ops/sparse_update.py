@@ -48,7 +48,7 @@ def _update_type(inputs: Types, attrs: Attrs) -> Types:
 
 @array_of(EMBEDDING_SGD_UPDATE)
 def _update(attrs: Attrs, param: Array, dy: Array, ids: Array, lr: Array) -> Array:
-    check_indices(ids, param.shape[0], "embedding", "id", "rows")
+    check_indices(ids, param.shape[0], "embedding: id")
     return np.asarray(param - lr * sums_by_id(dy, ids, param.shape[0]))
 
 
