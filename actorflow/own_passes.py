@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from actorflow.compile.targets import is_taken_elsewhere
 from actors.kernels import catalogue
@@ -33,38 +33,60 @@ K = TypeVar("K", bound=type)
 
 
 def graph_pass(
+    run: Rewriting | None = None,
+    /,
     *,
     name: str | None = None,
     needs: Sequence[str] = (),
     provides: Sequence[str] = (),
     before: str = "",
     after: str = "",
-) -> Callable[[Rewriting], Rewriting]:
+) -> Any:
     """Let a function from a graph to a graph run in every compilation that follows; a decorator.
 
     It stands as early as `needs` (facts that passes provide), `after` and `before` (names of
     passes, see `actorflow passes`) allow; where none is given, it sees the graph as it was traced.
     The outputs keep their names and types. It runs while a job is compiled, so it must not compile.
-    Raises ValueError where another file has a pass of that name; a compilation raises CompileError
-    where it has no place, or returns no graph.
+    Raises ValueError for what is no function, and where another file has a pass of that name; a
+    compilation raises CompileError where it has no place, or returns no graph.
     """
     where = sys._getframe(1).f_code.co_filename
 
     def known(run: Rewriting) -> Rewriting:
-        step = Pass(name or run.__name__, run, tuple(needs), tuple(provides))
+        if not callable(run):
+            raise ValueError(f"a pass is a function from a graph to a graph, got {run!r:.60}")
+        called = str(name or getattr(run, "__name__", type(run).__name__))
+        step = Pass(called, run, _facts(needs), _facts(provides))
         added_passes.register(step, before=before, after=after, where=where)
         return run
 
-    return known
+    return known if run is None else known(run)
+
+
+def _facts(given: Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def kernel(cls: K) -> K:
     """Add a kernel of a class (`actors.kernels.kernel.Kernel`), asked before ours; a decorator.
 
     The class is called without arguments. A node that the kernel takes is not fused with others.
-    Raises ValueError for a name that is taken, and for an op that is not defined.
+    Raises ValueError for what is no kernel, a name that is taken, and an op that is not defined.
     """
-    made = cls()
+    called = getattr(cls, "__qualname__", repr(cls))
+    if not isinstance(cls, type):
+        raise ValueError(f"af.kernel stands above a class that it can call, got {cls!r:.60}")
+    try:
+        made = cls()
+    except TypeError as error:
+        raise ValueError(f"{called} is made without arguments: {error}") from error
+    texts = [part for part in ("name", "op") if not isinstance(getattr(made, part, None), str)]
+    calls = [part for part in ("query", "bind") if not callable(getattr(made, part, None))]
+    if texts or calls:
+        raise ValueError(
+            f"{called} is no kernel: it has no {' and no '.join(texts + calls)}; a kernel has texts"
+            " `name` and `op`, and functions `query` and `bind`"
+        )
     if made.op not in [op.name for op in all_ops()]:
         near = get_close_matches(made.op, [op.name for op in all_ops()], 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; define the op before its kernel"

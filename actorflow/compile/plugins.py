@@ -4,7 +4,7 @@
     mine = "my_package.actorflow_plugin"
 
 The module is imported once, before anything is traced or a plan is read, and named in the log; what
-it registers (`af.op`, `actors.kernels.catalogue.register`, `af.graph_pass`) is as good as ours.
+it registers (`af.op`, `af.kernel`, `af.graph_pass`) is as good as ours.
 """
 
 from __future__ import annotations

@@ -83,6 +83,26 @@ class OfNoOp(WholeSoftmax):
     op: str = "softmx"
 
 
-def test_a_kernel_for_an_op_that_is_none_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="for an op 'softmx', and there is none; did you mean 'so"):
-        af.kernel(OfNoOp)
+class NoKernel:
+    name = "mine.nothing"
+
+    def query(self, attrs, inputs, outputs):
+        return None
+
+
+class OfTwo(WholeSoftmax):
+    def __init__(self, first, second): ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (OfNoOp, "for an op 'softmx', and there is none; did you mean 'so"),
+        (NoKernel, "NoKernel is no kernel: it has no op and no bind; a kernel has texts"),
+        (OfTwo, "OfTwo is made without arguments: .* missing 2 required"),
+        (softmax_into, "stands above a class that it can call, got <function softmax_into"),
+    ],
+)
+def test_what_is_no_kernel_of_an_op_is_refused(cls, message):
+    with pytest.raises(ValueError, match=message):
+        af.kernel(cls)
