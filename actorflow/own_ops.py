@@ -17,26 +17,38 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from actorflow.tensor import Tensor, apply_many
-from actorflow.trace.tracer import Trace, recording, source_of
+from actorflow.trace.tracer import Trace, find_source, recording, source_of
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.fusion.define import attributes_of, fused_op, settings_of
+from compiler.fusion.define import fused_op
 from compiler.fusion.notation import read_signature
-from compiler.graph import GraphBuilder, Node
+from compiler.fusion.stated import (
+    Function,
+    attributes_of,
+    expect_plain,
+    expect_takes,
+    parameters_of,
+    read_gradient,
+    results_of,
+    settings_of,
+)
+from compiler.graph import GraphBuilder, Node, SourceLocation
+from compiler.ops.shape import broadcast_value
 from compiler.ops.signature import Types, expect_inputs
-from compiler.registry import Op, OpTypeError, all_ops, define, infer_type, reference
+from compiler.ops.sources import scalar
+from compiler.registry import InferType, Op, OpTypeError, all_ops, define, infer_type, reference
+from compiler.rules import Gradient, Maybe
 from compiler.rules import gradient as gradients
 from compiler.types import DType, TensorType, ValueId, numpy_dtype
 
-Function = Callable[..., Any]
-
 _MADE: dict[str, tuple[str, str, int]] = {}
-"""Of each name given here the file and function that gave it first, and how often."""
+"""Of each name given here the file and module that gave it last, and how often."""
 
 
 def op(
@@ -56,18 +68,18 @@ def op(
     plan. Returns a function of tensors. Raises CompileError, naming the function's line, for a
     signature or a function that make no op.
     """
+    if not isinstance(signature, str):
+        raise CompileError(
+            f"{source_of(signature)}: af.op needs a signature first, as in @af.op('x, y -> z'),"
+            f" got {signature!r:.60}"
+        )
 
-    def decorate(function: Function) -> Function:
-        called, where = _free_name(name, function), function.__code__.co_filename
-        try:
-            made = fused_op(
-                called, signature, function, gradient=gradient, where=where, traces_at_once=True
-            )
-        except (ValueError, OpTypeError) as error:
-            raise CompileError(f"{source_of(function)}: {called}: {error}") from None
-        return _caller(made, function)
+    def define_it(function: Function, called: str, where: str) -> Op:
+        return fused_op(
+            called, signature, function, gradient=gradient, where=where, traces_at_once=True
+        )
 
-    return decorate
+    return _decorator("af.op('x, y -> z')", name, define_it, gradient)
 
 
 def numpy_op(
@@ -75,28 +87,27 @@ def numpy_op(
 ) -> Callable[[Function], Function]:
     """Make an op of a function over numpy's arrays, for what no program can state.
 
-    The function gets an array per operand, then one per output, which it fills, and the attributes
-    by keyword; arrays lie in the plan's memory and must not be kept. It must depend on nothing else
-    and give the same for the same operands: it may run again to save memory.
+    The function gets an array per operand, which it only reads, then one per output, which it
+    fills, and the attributes by keyword; arrays lie in the plan's memory and must not be kept. It
+    must depend on nothing else and give the same for the same operands: it may run again to save
+    memory. What it returns is nothing, or the outputs.
 
     Args:
-        types: a signature as of `op`, or a function from the operands' `TensorType`s, and the
-            attributes by keyword, to that of the output, or a tuple of them.
+        types: a signature as of `op`, or a function from the operands' `TensorType`s, and such
+            attributes as it names, to that of the output, or a tuple of them.
         gradient: a function over tensors that takes by name what it needs of the function's
             operands, outputs and the outputs' gradients (`dy` for `y`), and the attributes after a
             `*`; it returns a tensor, or None, per operand. Without one the op has no gradient.
         name: of the op in plans; by default the function's.
 
-    Raises CompileError, naming the function's line, for a signature that is none.
+    Raises CompileError, naming the function's line, for a signature that is none, and for a
+    gradient that takes what it may not.
     """
 
-    def decorate(function: Function) -> Function:
-        called, where = _free_name(name, function), function.__code__.co_filename
-        try:
-            infer = _types_of(types, function)
-            made = define(called)
-        except ValueError as error:
-            raise CompileError(f"{source_of(function)}: {called}: {error}") from None
+    def define_it(function: Function, called: str, where: str) -> Op:
+        infer, names = _types_of(types, function)
+        pull = None if gradient is None else _gradient(function, gradient, *names)
+        made = define(called)
         infer_type.register(made, infer, where)
         reference.register(made, _reference(function, infer), where)
         # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
@@ -104,34 +115,61 @@ def numpy_op(
         from actors.kernels.python_function import PythonKernel
 
         catalogue.register(PythonKernel(called, function), where)
-        if gradient is not None:
-            gradients.register(made, _gradient(function, gradient), where)
-        return _caller(made, function)
+        if pull is not None:
+            gradients.register(made, pull, where)
+        return made
+
+    return _decorator("af.numpy_op('x, y -> z')", name, define_it, types, gradient)
+
+
+def _decorator(
+    usage: str,
+    name: str | None,
+    define_it: Callable[[Function, str, str], Op],
+    *stated: object,
+) -> Callable[[Function], Function]:
+    """Return what makes a function of tensors of a function, by defining an op."""
+
+    def decorate(*given: Any, **named: Any) -> Function:
+        function: Any = given[0] if len(given) == 1 and not named else None
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, CodeType):  # also where the decorator stands without its brackets
+            raise CompileError(
+                f"{find_source()}: @{usage} stands above a function written in Python, and takes"
+                f" nothing else; got {', '.join([f'{g!r:.60}' for g in given]) or 'nothing'}"
+            )
+        called = _free_name(name, function)
+        try:
+            made = define_it(function, called, code.co_filename)
+        except (ValueError, OpTypeError) as error:
+            raise CompileError(f"{source_of(function)}: {called}: {error}") from error.__cause__
+
+        @functools.wraps(function)
+        def call(*operands: Any, **attrs: Any) -> Any:
+            settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in attrs.items()}
+            try:
+                for key, value in settings.items():
+                    expect_plain(key, value)
+            except OpTypeError as error:
+                raise CompileError(f"{find_source()}: {called} {error}") from None
+            results = apply_many(made, *operands, **settings)
+            return results if len(results) > 1 else results[0]
+
+        call.__dict__["stated"] = (function, *stated)  # a trace reads the user's own there
+        return call
 
     return decorate
-
-
-def _caller(made: Op, function: Function) -> Function:
-    """Return the function of tensors. The user's own is closed over, as a trace reads it there."""
-
-    @functools.wraps(function)
-    def call(*operands: Any, **attrs: Any) -> Any:
-        plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in attrs.items()}
-        results = apply_many(made, *operands, **plain)
-        return results if len(results) > 1 else results[0]
-
-    call.__dict__["function"] = function
-    return call
 
 
 def _free_name(name: str | None, function: Function) -> str:
     """Return a name for an op: the one asked for, numbered where a function is defined again.
 
-    As in a notebook, or where a module is loaded anew: jobs that were traced keep the old op.
+    As in a notebook, where each cell is a file, or where a module is loaded anew: jobs that were
+    traced keep the old op.
     """
-    wanted, own = name or function.__name__, (function.__code__.co_filename, function.__qualname__)
+    wanted, own = name or function.__name__, (function.__code__.co_filename, function.__module__)
     taken = {op.name for op in all_ops()}
-    if wanted in taken and _MADE.get(wanted, ("", "", 0))[:2] != own:
+    if wanted in taken and not {*own} & {*_MADE.get(wanted, ())[:2]}:
         raise CompileError(
             f"{source_of(function)}: there is an op {wanted!r} already; give yours another name,"
             " with name=..."
@@ -141,26 +179,53 @@ def _free_name(name: str | None, function: Function) -> str:
     return wanted if count == 1 else f"{wanted}#{count}"
 
 
-def _types_of(types: str | Function, function: Function) -> Any:
+def _types_of(
+    types: str | Function, function: Function
+) -> tuple[InferType, tuple[list[str], list[str]]]:
+    """Return what infers the types, and the names of all operands and of (what may be) outputs."""
     attributes = attributes_of(function)
+    names = [p.name for p in parameters_of(function) if p.kind is p.POSITIONAL_OR_KEYWORD]
     if isinstance(types, str):
         signature = read_signature(types)
+        stated = [spec.name for spec in (*signature.inputs, *signature.outputs)]
+        num_inputs = len(signature.inputs)
+        expect_takes(function, stated, "function")
 
         def by_signature(inputs: Types, attrs: Attrs) -> Types:
-            expect_inputs(inputs, *[spec.name for spec in signature.inputs])
+            expect_inputs(inputs, *stated[:num_inputs])
             settings_of(attributes, attrs)
             return signature.types_of(inputs)
 
-        return by_signature
+        names += stated[len(names) :]  # of a function of any number of arrays
+        return by_signature, (names, names[num_inputs:])
+    takes = parameters_of(types)
+    takes_all = takes and takes[-1].kind is inspect.Parameter.VAR_KEYWORD
 
     def by_function(inputs: Types, attrs: Attrs) -> Types:
-        made = types(*inputs, **settings_of(attributes, attrs))
-        return (made,) if isinstance(made, TensorType) else tuple(made)
+        says = "has a types function that "
+        settings = settings_of(attributes, attrs).items()
+        own = {k: v for k, v in settings if takes_all or k in [p.name for p in takes]}
+        made = results_of(says, types, *inputs, **own)
+        for type_ in made or (None,):
+            if not _is_type(type_):
+                raise OpTypeError(
+                    f"{says}returns {type_!r:.80}, expected a TensorType(DType, tuple of extents)"
+                    " for each output"
+                )
+        expect_takes(function, [str(type_) for type_ in (*inputs, *made)], "function")
+        return made
 
-    return by_function
+    return by_function, (names, names)
 
 
-def _reference(function: Function, infer: Any) -> Any:
+def _is_type(made: object) -> bool:
+    """Whether somebody's result is a type that a plan can hold."""
+    if not isinstance(made, TensorType) or not isinstance(made.dtype, DType):
+        return False
+    return type(made.shape) is tuple and all([type(n) is int and n >= 0 for n in made.shape])
+
+
+def _reference(function: Function, infer: InferType) -> Any:
     def run(attrs: Attrs, *arrays: Any) -> tuple[Any, ...]:
         types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in map(np.asarray, arrays)])
         made = [np.empty(t.shape, numpy_dtype(t.dtype)) for t in infer(types, attrs)]
@@ -170,28 +235,47 @@ def _reference(function: Function, infer: Any) -> Any:
     return run
 
 
-def _gradient(function: Function, rule: Function) -> Any:
+def _gradient(function: Function, rule: Function, names: list[str], outputs: list[str]) -> Gradient:
     """Return the rule that runs a function over tensors in the graph that autodiff grows."""
-    positional = [p for p in inspect.signature(function).parameters.values() if p.kind < 3]
-    names = [p.name for p in positional if p.kind is not p.VAR_POSITIONAL]
-    takes = inspect.signature(rule).parameters.values()
+    attributes = attributes_of(function)
+    own = read_gradient(rule, names, outputs, attributes)
 
-    def pull(
-        b: GraphBuilder, node: Node, grads: tuple[ValueId | None, ...]
-    ) -> tuple[ValueId | None, ...]:
-        trace = _Beside(b)
-        values = dict(zip(names, (*node.inputs, *node.outputs), strict=True))
-        known: dict[str, Any] = {n: Tensor(trace, v) for n, v in values.items()}
-        for output, value in zip(names[len(node.inputs) :], grads, strict=True):
-            known[f"d{output}"] = None if value is None else Tensor(trace, value)
-        settings = settings_of(attributes_of(function), node.attrs)
-        own = {t.name: settings[t.name] for t in takes if t.kind is t.KEYWORD_ONLY}
-        with recording(trace):
-            made = rule(*[known[t.name] for t in takes if t.kind is not t.KEYWORD_ONLY], **own)
-        results = made if isinstance(made, tuple) else (made,)
-        return tuple([None if t is None else t._value_in(trace) for t in results])
+    def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
+        trace, operands = _Beside(b), names[: len(node.inputs)]
+        values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
+        for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
+            if f"d{name}" in own.takes:
+                values[f"d{name}"] = _zeros(b, output) if grad is None else grad
+        known = {name: Tensor(trace, value) for name, value in values.items()}
+        try:
+            with recording(trace):
+                made = own.results(known, settings_of(attributes, node.attrs), operands)
+            checked = zip(operands, node.inputs, made, strict=True)
+            return tuple([_checked(trace, name, b.type_of(v), t) for name, v, t in checked])
+        except OpTypeError as error:
+            text = f"{node.source}: the gradient of {node.op} {error}"
+            raise CompileError(text) from error.__cause__
 
     return pull
+
+
+def _zeros(b: GraphBuilder, like: ValueId) -> ValueId:
+    """Emit the gradient of an output to which nothing flows back."""
+    type_ = b.type_of(like)
+    return broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
+
+
+def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:
+    """Return what a gradient gives for an operand. Raises OpTypeError for anything else."""
+    if made is None:
+        return None
+    if not isinstance(made, Tensor):
+        raise OpTypeError(
+            f"returns a {type(made).__name__} for {name}, expected a tensor of {type_}, or None"
+        )
+    if made.type != type_:
+        raise OpTypeError(f"returns {made.type} for {name}, which is {type_}")
+    return ValueId(made._value_in(trace))
 
 
 class _Beside(Trace):
@@ -200,6 +284,18 @@ class _Beside(Trace):
     def __init__(self, b: GraphBuilder) -> None:
         super().__init__({}, {}, {}, is_training=True)
         self.builder = b
+
+    def next_random_key(self) -> int:
+        """Refuse random ops: they count steps, which is a matter of the job's own trace."""
+        raise self._refused("draws random numbers; draw them in the job, and make them an operand")
+
+    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
+        """Refuse parameters, whose gradients are being made."""
+        raise self._refused(f"reads the parameter made at {source}; make it an operand")
+
+    @staticmethod
+    def _refused(what: str) -> CompileError:
+        return CompileError(f"{find_source()}: a gradient {what}")
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Append a node where the builder stands."""

@@ -219,7 +219,7 @@ class GraphBuilder:
             came = ", ".join(map(str, input_types))
             raise CompileError(
                 f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
-            ) from None
+            ) from error.__cause__
         first = len(self.types)
         outputs = tuple([ValueId(first + i) for i in range(len(output_types))])
         self.types.extend(output_types)

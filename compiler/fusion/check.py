@@ -65,7 +65,8 @@ def _check(
     dtypes = tuple([program.dtype_of(v) for v in operands])
     late = any([is_late[v] for v in operands])
     if op in ELEMENTWISE:
-        _expect(op, dtypes == _operand_dtypes(op, dtypes), f"other dtypes than {dtypes}")
+        came = ", ".join([dtype.value for dtype in dtypes])
+        _expect(op, dtypes == _operand_dtypes(op, dtypes), f"other dtypes than ({came})")
         _expect_result(instruction, _dtype_of(op, dtypes), joined(list(kinds)))
     elif op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
         _expect(op, len(kinds) == 1, "one operand")

@@ -11,19 +11,29 @@ where a better formula is known.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from compiler.attrs import Attrs, AttrValue
+from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.check import ProgramError, check_program
 from compiler.fusion.expressions import Expression
 from compiler.fusion.forms import Form, Slot, output_of, register_program, trace
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
-from compiler.fusion.program import FusedProgram, Instruction, Kind, joined
+from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction, Kind, joined
+from compiler.fusion.stated import (
+    Attribute,
+    Function,
+    OwnGradient,
+    Settings,
+    attributes_of,
+    expect_takes,
+    read_gradient,
+    results_of,
+    settings_of,
+)
 from compiler.ops.signature import Types, expect_inputs
 from compiler.registry import (
     Op,
@@ -35,12 +45,6 @@ from compiler.registry import (
 )
 from compiler.types import DType, TensorType
 
-Program = Callable[..., Any]
-"""Expressions, and attributes by keyword -> one expression per output."""
-
-Settings = dict[str, AttrValue]
-"""Attributes by name."""
-
 Check = Callable[[Types, Attrs], None]
 """What the signature cannot say; raises OpTypeError."""
 
@@ -50,15 +54,8 @@ _EXACT = (
 )
 """Instructions that round once by IEEE 754, or not at all."""
 
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A keyword-only argument of a program."""
-
-    name: str
-    type: type
-    default: AttrValue
-    is_required: bool
+_OF_ELEMENTS = (*ELEMENTWISE, "constant", "cast")
+"""Instructions that are the same whatever rows and columns there are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +64,9 @@ class FusedOp:
 
     op: Op
     signature: Signature
-    program: Program
+    program: Function
     attributes: tuple[Attribute, ...]
-    gradient: Program | None
+    gradient: OwnGradient | None
     check: Check | None
     where: str
     traces_at_once: bool
@@ -87,8 +84,30 @@ class FusedOp:
         if self.check is not None:
             self.check(inputs, attrs)
         if self.traces_at_once and 0 not in [t.num_elements for t in inputs]:
-            trace(self, inputs, attrs)
+            self._expect(trace(self, inputs, attrs), made)
         return made
+
+    def _expect(self, program: FusedProgram, made: Types) -> None:
+        """Check that a program is what the signature says. Raises OpTypeError."""
+        for spec, value, type_ in zip(self.signature.outputs, program.outputs, made, strict=True):
+            came = program.dtype_of(value)
+            if came is not type_.dtype:
+                is_bool = came is DType.BOOL
+                mend = f"say '{spec.name}: bool'" if is_bool else "cast it with .to(...)"
+                raise OpTypeError(
+                    f"has a program that makes {spec.name} of {came}, where its signature says"
+                    f" {type_.dtype}; {mend}"
+                )
+        for instruction in program.instructions:
+            if self.signature.is_elementwise and instruction.op not in _OF_ELEMENTS:
+                raise OpTypeError(
+                    f"has a program with {instruction.op}, and its signature has no rows and"
+                    " columns; say how operands lie, as in 'x[*, D] -> y[*, D]'"
+                )
+        try:
+            check_program(program)
+        except ProgramError as error:
+            raise OpTypeError(f"has a program that cannot be computed: {error}") from None
 
     def form(self, inputs: Types, attrs: Attrs) -> Form:
         """Return how the operands of a call lie."""
@@ -108,12 +127,11 @@ class FusedOp:
         specs = self.signature.inputs
         shapes = [() if extents is None else extents.of(s.kind or Kind.FULL) for s in specs]
         given = [Expression(p, v, shape) for v, shape in zip(values, shapes, strict=True)]
-        made = self.program(*given, **self.settings(attrs))
-        results = made if isinstance(made, tuple) else (made,)
+        says = "has a program that "
+        results = results_of(says, self.program, *given, **self.settings(attrs))
         if len(results) != len(self.signature.outputs):
             raise OpTypeError(
-                f"has a program that returns {len(results)} values for"
-                f" {len(self.signature.outputs)} outputs"
+                f"{says}returns {len(results)} values for {len(self.signature.outputs)} outputs"
             )
         wide = joined([p.kind_of(v) for v in values])
         kinds = [s.kind or wide for s in self.signature.outputs]
@@ -126,9 +144,9 @@ definition = OpAttr[FusedOp]("definition", "the op's program and signature; read
 def fused_op(
     name: str,
     signature: str,
-    program: Program,
+    program: Function,
     *,
-    gradient: Program | None = None,
+    gradient: Function | None = None,
     check: Check | None = None,
     where: str | None = None,
     traces_at_once: bool = False,
@@ -151,7 +169,8 @@ def fused_op(
 
     Raises:
         ValueError: the signature is none, or the name is taken.
-        OpTypeError: no program comes out of an elementwise op without attributes.
+        OpTypeError: a function takes what it may not, or no program comes out of an elementwise op
+            without attributes.
     """
     where = where or sys._getframe(1).f_code.co_filename
     from compiler.fusion.products import derived_gradient, product_of  # of what is defined here
@@ -159,7 +178,12 @@ def fused_op(
 
     read = read_signature(signature)
     attributes = attributes_of(program)
-    draft = FusedOp(Op(name), read, program, attributes, gradient, check, where, traces_at_once)
+    inputs, outputs = [[spec.name for spec in side] for side in (read.inputs, read.outputs)]
+    expect_takes(program, inputs, "program")
+    own = None
+    if gradient is not None:
+        own = read_gradient(gradient, [*inputs, *outputs], outputs, attributes)
+    draft = FusedOp(Op(name), read, program, attributes, own, check, where, traces_at_once)
     single = _instruction_of(draft)  # what is no program says so before anything is registered
     found = replace(draft, op=define(name))
     op = found.op
@@ -198,8 +222,7 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     if not definition.has(op):
         raise OpTypeError(f"has a program that uses {op}, which is not defined by a program")
     found = definition.get(op)
-    made = found.program(*operands, **found.settings(attrs))
-    return made if isinstance(made, tuple) else (made,)
+    return results_of("has a program that ", found.program, *operands, **found.settings(attrs))
 
 
 def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:
@@ -210,45 +233,7 @@ def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:
 def _instructions(found: FusedOp) -> FusedProgram:
     """Return the program of an elementwise op without attributes, on floats."""
     dtypes = {"bool": DType.BOOL, "int": DType.INT64}
-    types = [TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in found.signature.inputs]
-    return trace(found, tuple(types), Attrs())
-
-
-_TYPES: dict[object, type] = {t.__name__: t for t in (int, float, bool, str)} | {
-    t: t for t in (int, float, bool, str)
-}
-
-
-def attributes_of(program: Program) -> tuple[Attribute, ...]:
-    """Return the keyword-only arguments of a function as attributes."""
-    found: list[Attribute] = []
-    for p in inspect.signature(program).parameters.values():
-        if p.kind is not p.KEYWORD_ONLY:
-            continue
-        is_required = p.default is p.empty
-        type_ = _TYPES.get(p.annotation, object if is_required else type(p.default))
-        found.append(Attribute(p.name, type_, None if is_required else p.default, is_required))
-    return tuple(found)
-
-
-def settings_of(attributes: tuple[Attribute, ...], attrs: Attrs) -> Settings:
-    """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
-    known = sorted([a.name for a in attributes])
-    for name in attrs:
-        if name not in known:
-            raise OpTypeError(f"knows no attribute {name!r}; it has {known}")
-    return {a.name: _checked(a, attrs) for a in attributes}
-
-
-def _checked(attribute: Attribute, attrs: Attrs) -> AttrValue:
-    if attribute.name not in attrs:
-        if attribute.is_required:
-            raise OpTypeError(f"needs the attribute {attribute.name!r}")
-        return attribute.default
-    value = attrs[attribute.name]
-    wanted = (int, float) if attribute.type is float else (attribute.type,)
-    if attribute.type is not object and type(value) not in wanted:
-        raise OpTypeError(
-            f"needs {attribute.name} of type {attribute.type.__name__}, got {value!r}"
-        )
-    return value
+    specs = found.signature.inputs
+    types = tuple([TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in specs])
+    found.infer(types, NO_ATTRS)
+    return trace(found, types, NO_ATTRS)

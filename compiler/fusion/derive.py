@@ -12,7 +12,6 @@ unless reading it needs no more whole tensors than not (e^x: the output in place
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -135,36 +134,33 @@ def _overridden(
     """Return the adjoints of operands by the definition's own formula, where it serves."""
     if not isinstance(found, FusedOp) or found.gradient is None:
         return None
-    takes = inspect.signature(found.gradient).parameters.values()
-    names = [t.name for t in takes if t.kind is not t.KEYWORD_ONLY]
-    own = [t.name for t in takes if t.kind is t.KEYWORD_ONLY]
-    pool = _pool(form, given)
-    by_name = {s.name: v for s, v in zip(pool, values, strict=True)}
-    if any([f"d{form.outputs[i].name}" not in names for i in given]):
+    if any([f"d{form.outputs[i].name}" not in found.gradient.takes for i in given]):
         return None
-    for slot in form.outputs:
-        if f"d{slot.name}" not in by_name:  # nothing flows back to this output
-            by_name[f"d{slot.name}"] = q.constant(0.0, slot.dtype)
-    for name in names:
-        if name not in by_name:
-            raise OpTypeError(f"takes {name!r}; it may take {', '.join(sorted(by_name))}")
     e = form.extents
-    shapes = {s.name: () if e is None else e.of(s.kind) for s in pool}
-    settings = found.settings(attrs)
-    made = found.gradient(
-        *[Expression(q, by_name[n], shapes.get(n, ())) for n in names],
-        **{n: settings[n] for n in own},
-    )
-    results = iter(made if isinstance(made, tuple) else (made,))
-    adjoints: list[Expression | None] = []
-    for slot in form.inputs:
-        adjoint = next(results, None) if slot.dtype.is_float else None
-        adjoints.append(None if adjoint is None else _as_written(adjoint, slot, form))
-    return adjoints
+    known = {
+        slot.name: Expression(q, value, () if e is None else e.of(slot.kind))
+        for slot, value in zip(_pool(form, given), values, strict=True)
+    }
+    for slot in form.outputs:
+        if f"d{slot.name}" not in known:  # nothing flows back to this output
+            known[f"d{slot.name}"] = Expression(q, q.constant(0.0, slot.dtype))
+    slots = [form.inputs[i] for i in float_slots(form)]
+    made = found.gradient.results(known, found.settings(attrs), [slot.name for slot in slots])
+    own = {s.name: _as_written(m, s, form) for s, m in zip(slots, made, strict=True)}
+    return [own.get(slot.name) for slot in form.inputs]
 
 
-def _as_written(adjoint: Expression, slot: Slot, form: Form) -> Expression:
-    """Sum an adjoint that has more rows or columns than its operand."""
+def _as_written(adjoint: object, slot: Slot, form: Form) -> Expression | None:
+    """Check an adjoint, and sum one that has more rows or columns than its operand."""
+    if adjoint is None:
+        return None
+    if not isinstance(adjoint, Expression):
+        raise OpTypeError(f"returns a {type(adjoint).__name__} for {slot.name}, no expression")
+    if adjoint.dtype is not slot.dtype:
+        raise OpTypeError(
+            f"returns {adjoint.dtype} for {slot.name}, which is of {slot.dtype}; cast it with"
+            f" .to({slot.name}.dtype)"
+        )
     found, kind = adjoint.emitter.kind_of(adjoint.value), _kind_of_gradient(slot.kind)
     if form.extents is None or found is not Kind.FULL:
         return adjoint

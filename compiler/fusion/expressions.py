@@ -11,6 +11,7 @@ rule of differentiation serves both. Numbers take the dtype of the expression be
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from compiler.fusion.program import Kind
@@ -192,6 +193,7 @@ def _two(name: str, a: object, b: object) -> Expression:
 
 def _paired(name: str, a: object, b: object) -> tuple[Any, Any]:
     """Return two operands as values of one dtype. Raises OpTypeError for those that have none."""
+    a, b = plain(a), plain(b)
     if isinstance(a, Expression) and isinstance(b, Expression):
         if a.dtype is not b.dtype:
             raise OpTypeError(
@@ -208,6 +210,13 @@ def _paired(name: str, a: object, b: object) -> tuple[Any, Any]:
         f"has a program that computes {name} of a {strange}; it takes expressions and numbers, and"
         " at least one expression"
     )
+
+
+def plain(operand: Any) -> Any:
+    """Return a number of numpy as one of Python."""
+    if isinstance(operand, (Expression, int, float)) or not isinstance(operand, Real):
+        return operand
+    return int(operand) if isinstance(operand, Integral) else float(operand)
 
 
 def _number(name: str, number: float, beside: Expression) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.errors import InternalError
 from compiler.fusion import expansion
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expressions import Expression
@@ -147,7 +148,8 @@ def _widened(array: Array) -> Array:
 def _frame_of(form: Form) -> expansion.Frame | None:
     """Return how the operands of a call with rows and columns lie."""
     e = form.extents
-    assert e is not None, "elementwise ops have the pointwise frame"
+    if e is None:
+        raise InternalError("elementwise ops have the pointwise frame")
     sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
     outputs = [
         e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)

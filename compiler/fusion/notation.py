@@ -16,6 +16,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from compiler.errors import InternalError
 from compiler.fusion.program import Kind
 from compiler.ops.signature import (
     SIGNED,
@@ -134,7 +135,8 @@ class Signature:
                 named = type_.shape[cut:]
         found = Extents(leading or (), named or ())
         for spec, type_ in zip(self.inputs, inputs, strict=True):
-            assert spec.kind is not None, "elementwise operands have no extents"
+            if spec.kind is None:
+                raise InternalError("elementwise operands have no extents")
             expect_type(type_, spec.name, TensorType(type_.dtype, found.of(spec.kind)))
         if 0 in found.named and 0 not in found.leading:
             short = [s.name for s in self.outputs if s.kind in (Kind.ROW, Kind.SCALAR)]
@@ -177,6 +179,18 @@ def read_signature(text: str) -> Signature:
         raise ValueError(f"signature {text!r} gives one name twice")
     if not inputs or not outputs:
         raise ValueError(f"signature {text!r} needs an operand and an output")
+    if any([spec.elements not in ("float", "bool") for spec in outputs]):
+        raise ValueError(
+            f"signature {text!r} says of an output what it holds: it has the operands' dtype, or"
+            " is bool"
+        )
+    if all([spec.elements in ("int", "bool") for spec in inputs]) and any(
+        [spec.elements != "bool" for spec in outputs]
+    ):
+        raise ValueError(
+            f"signature {text!r} has outputs of no dtype: write ': number' of an operand whose"
+            " dtype they have"
+        )
     if len({spec.kind is None for spec in (*inputs, *outputs)}) != 1:
         raise ValueError(f"signature {text!r} needs brackets on all operands and outputs, or none")
     if len(set(axes)) > 1:

@@ -221,7 +221,8 @@ def _derived_for(
     try:
         return derive(found, form, node.attrs, given, wanted)
     except OpTypeError as error:
-        raise CompileError(f"{node.source}: the gradient of {node.op} {error}") from None
+        text = f"{node.source}: the gradient of {node.op} {error}"
+        raise CompileError(text) from error.__cause__
 
 
 class GraphEmitter:

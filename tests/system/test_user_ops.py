@@ -210,15 +210,9 @@ def test_what_is_wrong_is_told_with_the_users_line():
         evaluate.compile(nn.Linear(1, 1), data())
 
 
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        (lambda dy, x: dy * (x > 0), "computes mul of float32 and bool; cast one of them"),
-        (lambda dy, z: dy, "takes 'z'; it may take dy, x, y"),
-    ],
-)
-def test_a_gradient_that_is_none_is_told_with_the_line_of_the_call(own, message):
-    bent = af.op("x -> y", gradient=own, name=f"test {message}")(lambda x: x * 2.0 + 1.0)
+def test_a_gradient_that_is_none_is_told_with_the_line_of_the_call():
+    own = {"gradient": lambda dy, x: dy * (x > 0), "name": "test bent"}
+    bent = af.op("x -> y", **own)(lambda x: x * 2.0 + 1.0)
 
     @af.job(optimizer=af.optim.AdamW(1e-2))
     def train(model, batch):
@@ -226,7 +220,7 @@ def test_a_gradient_that_is_none_is_told_with_the_line_of_the_call(own, message)
 
     with pytest.raises(af.CompileError, match=r"test_user_ops\.py:\d+: the gradient of") as caught:
         train.compile(nn.Linear(8, 8), data())
-    assert message in str(caught.value)
+    assert "computes mul of float32 and bool; cast one of them" in str(caught.value)
 
 
 def test_a_function_that_is_defined_anew_is_another_op():

@@ -1,0 +1,239 @@
+"""Ops of a user that are stated wrongly: where it is told, with which words; and odd right ones."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.types import DType, TensorType
+
+X = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
+LONG = "x[*, D] -> y[*, D]"
+
+
+def of_program(function, signature="x -> y", **options):
+    return af.op(signature, **options)(function)
+
+
+def of_numpy(gradient=None, types=LONG, body=None):
+    def cubes(x, y, *, k: float = 1.0):
+        y[...] = k * x**3
+
+    return af.numpy_op(types, gradient=gradient)(body or cubes)
+
+
+def shown(function, *arrays, **options):
+    """Return what a function of tensors gives for some arrays."""
+
+    @af.job(train=False, **options)
+    def show(model, batch):
+        return {"y": function(*[batch[f"x{i}"] for i in range(len(arrays))])}
+
+    return show.step(nn.Linear(1, 1), {f"x{i}": a for i, a in enumerate(arrays)})["y"]
+
+
+class Table(nn.Module):
+    def __init__(self):
+        self.x = nn.Parameter(X.shape, (("kind", "zeros"),))
+
+
+def pulled(function):
+    """Return the gradient of the sum of a function at X: what one step of SGD takes away."""
+
+    @af.job(optimizer=af.optim.SGD(1.0))
+    def train(model, batch):
+        return function(model.x).sum()
+
+    table = Table()
+    table.load({"x": X})
+    train.step(table, {"unused": np.zeros(1, "f4")})
+    return X - table.state()["x"]
+
+
+DEFINED = {
+    "a number": (lambda: af.op(5), "af.op needs a signature first"),
+    "no brackets": (lambda: af.op(lambda x: x), "af.op needs a signature first"),
+    "a ufunc": (lambda: of_program(np.tanh), "stands above a function written in Python"),
+    "no brackets, numpy": (
+        lambda: shown(af.numpy_op(lambda x, y: None), X),
+        "@af.numpy_op('x, y -> z') stands above a function",
+    ),
+    "types of 5": (lambda: of_numpy(types=5), "needs a function written in Python, got 5"),
+    "few": (lambda: of_program(lambda x: x, "x, z -> y"), "of (x), which cannot be called with"),
+    "few arrays": (lambda: of_numpy(body=lambda x: None), "of (x), which cannot be called with"),
+    "many": (lambda: of_program(lambda x, z: x), "missing a required argument: 'z'"),
+    "bool": (lambda: of_program(lambda x: x > 0), "makes y of bool, where its signature says fl"),
+    "no bool": (
+        lambda: of_program(lambda x: x * 2, "x -> y: bool"),
+        "makes y of float32, where its signature says bool; cast it",
+    ),
+    "int out": (lambda: of_program(lambda x: x, "x -> y: int"), "it has the operands' dtype, or"),
+    "no dtype": (lambda: of_program(lambda x: x, "x: int -> y"), "write ': number' of an operand"),
+    "rows": (lambda: of_program(lambda x: x / x.sum()), "with row_sum, and its signature has no"),
+    "fails": (lambda: of_program(lambda x: x.foo), "test_own_ops.py:"),
+    "array": (lambda: of_program(lambda x: x * X), "computes mul of a ndarray; it takes expr"),
+    "default": (lambda: of_numpy(body=lambda x, y, *, n=[1]: 0), "needs n as a number of 64 bits"),
+    "no dy": (lambda: of_program(abs_of, gradient=lambda dz: dz), "takes 'dz'; it may take dy, x"),
+    "and z": (
+        lambda: of_program(abs_of, gradient=lambda dy, z: dy),
+        "takes 'z'; it may take dy, x, y",
+    ),
+    "only x": (lambda: of_program(abs_of, gradient=lambda x: x), "takes no output's gradient"),
+    "an attribute": (
+        lambda: of_program(abs_of, gradient=lambda dy, *, k: dy),
+        "takes the attribute 'k'; it may take none",
+    ),
+    "numpy, no dy": (lambda: of_numpy(lambda dz: dz), "takes 'dz'; it may take dy, x, y"),
+    "numpy, stars": (lambda: of_numpy(lambda *dy: dy), "takes 'dy'; it may take dy, x, y"),
+    "numpy, k": (lambda: of_numpy(lambda dy, *, q: dy), "takes the attribute 'q'; it may take k"),
+    "numpy, 5": (lambda: of_numpy(5), "needs a function written in Python, got 5"),
+}
+
+
+def abs_of(x):
+    return abs(x) + 1
+
+
+@pytest.mark.parametrize("case", DEFINED)
+def test_what_makes_no_op_is_refused_where_it_is_defined(case):
+    make, message = DEFINED[case]
+    with pytest.raises(af.CompileError, match=r"^[\w/]*test_own_ops\.py:\d+: ") as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def typed(result):
+    """Return an op whose types are stated by a function."""
+    return of_numpy(types=lambda t: result)
+
+
+TYPE = TensorType(DType.FLOAT32, (2,))
+CALLED = {
+    "integers": (lambda: of_program(lambda x: x / 2, "x: number -> y"), "div, needs other dtypes"),
+    "no type": (lambda: typed(None), "types function that returns None, expected a TensorType"),
+    "no types": (lambda: typed(()), "types function that returns None, expected a TensorType"),
+    "numpy's dtype": (lambda: typed(TensorType(np.int8, (2,))), "expected a TensorType(DType, t"),
+    "a negative extent": (lambda: typed(TensorType(DType.INT8, (-2,))), "returns TensorType(dtype"),
+    "two types": (lambda: typed((TYPE, TYPE)), "of (x, y, *, k: float = 1.0), which cannot be c"),
+    "types fail": (lambda: of_numpy(types=lambda t: t[3]), "types function that fails at "),
+    "types of two": (lambda: of_numpy(types=lambda t, u: t), "missing 1 required positional"),
+    "a list": (lambda: lambda x: of_numpy()(x, k=[1]), "needs k as a number of 64 bits"),
+    "too large": (lambda: lambda x: of_numpy()(x, k=1 << 70), "needs k as a number of 64 bits"),
+    "a text": (lambda: lambda x: of_numpy()(x, k="1"), "needs k of type float, got '1'"),
+    "unknown": (lambda: lambda x: of_numpy()(x, q=1), "knows no attribute 'q'; it has ['k']"),
+}
+
+
+@pytest.mark.parametrize("case", CALLED)
+def test_what_an_op_cannot_take_is_told_with_the_line_that_calls_it(case):
+    make, message = CALLED[case]
+    array = X.astype("i8") if case == "integers" else X
+    with pytest.raises(af.CompileError, match=r"^[\w/]*test_own_ops\.py:\d+: ") as caught:
+        shown(make(), array)
+    assert message in str(caught.value)
+
+
+PULLED = {
+    "two of one": (lambda: of_numpy(lambda dy: (dy, dy)), "returns 2 results, expected one for ea"),
+    "none of one": (lambda: of_numpy(lambda dy: ()), "returns 0 results, expected one for each"),
+    "a number": (lambda: of_numpy(lambda dy: 0.0), "returns a float for x, expected a tensor of"),
+    "a shape": (lambda: of_numpy(lambda dy: dy.sum()), "returns float32[] for x, which is float"),
+    "a failure": (lambda: of_numpy(lambda dy: dy.foo), "fails at "),
+    "a name": (lambda: of_numpy(lambda dx: dx, lambda t: t), "takes 'dx'; it may take x, y"),
+    "random": (lambda: of_numpy(lambda dy: af.dropout(dy, 0.5)), "a gradient draws random numbers"),
+    "of program": (lambda: of_program(abs_of, gradient=lambda dy: (dy, dy)), "returns 2 results"),
+    "bool": (
+        lambda: of_program(abs_of, gradient=lambda dy: dy > 0),
+        "returns bool for x, which is",
+    ),
+    "float": (lambda: of_program(abs_of, gradient=lambda dy: 1.0), "returns a float for x, no exp"),
+}
+
+
+@pytest.mark.parametrize("case", PULLED)
+def test_a_gradient_that_gives_something_else_is_told_with_the_line_of_the_call(case):
+    make, message = PULLED[case]
+    with pytest.raises(af.CompileError, match=r"test_own_ops\.py:\d+: ") as caught:
+        pulled(make())
+    assert message in str(caught.value)
+
+
+def writes(x, y):
+    x += 1
+
+
+RUN = {
+    "a result": (lambda x, y: x * 2, "returned an array of float32[4, 6]: a function of af.num"),
+    "nothing": (lambda x, y: None, "left its output 1 as it was: a function of af.numpy_op fills"),
+    "an operand": (writes, "read-only"),
+    "another shape": (lambda x, y: y.__setitem__(..., np.ones(7)), "could not broadcast"),
+}
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_a_numpy_function_that_fills_no_output_fails_the_step(case):
+    body, message = RUN[case]
+    with pytest.raises(af.ActorFailed, match=r"test_own_ops\.py:\d+") as caught:
+        shown(of_numpy(body=body), X)
+    assert message in str(caught.value)
+
+
+ONE = np.float32(1)
+
+
+def scaled(x, *, by: float | None = None, plus=ONE):
+    return (x if by is None else x * by) + plus
+
+
+def two(x, y, z):
+    y[...], z[...] = 2 * x, (x * x).sum(-1)
+
+
+TWO = af.numpy_op("x[*, D] -> y[*, D], z[*]", gradient=lambda dy, dz, x: 2 * (dy + column(dz) * x))(
+    two
+)
+
+
+def column(x):
+    return x.reshape(-1, 1)
+
+
+def test_odd_statements_that_are_right_compute_what_they_say():
+    op = of_program(scaled)
+    np.testing.assert_allclose(shown(lambda x: op(x, by=np.float64(2)), X), 2 * X + 1, 1e-6)
+    np.testing.assert_allclose(shown(lambda x: op(x, plus=3.0), X), X + 3, 1e-6)
+    np.testing.assert_allclose(shown(of_program(lambda x: np.float32(2) * x), X), 2 * X, 1e-6)
+    np.testing.assert_array_equal(shown(of_numpy(body=np_copy), X), X)
+    np.testing.assert_array_equal(shown(of_program(lambda x: x > 0, "x -> y: bool"), X), X > 0)
+
+
+def np_copy(x, y):
+    return np.add(x, 0, out=y)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (of_numpy(lambda dy, x, k=3.0: k * x * x * dy), 3 * X * X),
+        (of_numpy(lambda dy, x: [3 * x * x * dy]), 3 * X * X),
+        (
+            of_numpy(lambda dy, x: 3 * x * x * dy, body=lambda *xs: np.power(xs[0], 3, xs[1])),
+            3 * X * X,
+        ),
+        (lambda x: TWO(x)[0], np.full_like(X, 2)),
+        (lambda x: TWO(x)[1], 2 * X),
+        (lambda x: x * of_numpy()(x.detach()), X**3),
+    ],
+)
+def test_a_gradient_of_tensors_is_taken_as_it_is_stated(function, expected):
+    np.testing.assert_allclose(pulled(function), expected, 1e-4, 1e-5)
+
+
+def test_a_function_that_another_cell_defines_anew_is_another_op():
+    cells = [f"@af.op('x -> y')\ndef of_a_cell(x):\n    return x * {k}\n" for k in (2, 3)]
+    space = {"af": af, "__name__": "__main__"}
+    made = []
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"<cell {number}>", "exec"), space)
+        made.append(space["of_a_cell"])
+    np.testing.assert_array_equal(shown(lambda x: made[0](x) + made[1](x), X), 2 * X + 3 * X)
