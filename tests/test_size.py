@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 22_800,
     "compiler": 17_500,
     "memory": 5_300,
-    "tests": 47_350,
+    "tests": 47_620,
     "benchmarks": 7_300,
 }
 """Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""
