@@ -1,208 +1,34 @@
-"""How tests call a kernel: as a plan would, among guard bytes, with garbage in the scratch."""
+"""What tests of kernels share: paths, small pieces, and the module `kernel_calls`."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import kernel_calls
 import numpy as np
 import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.interpret import blocks
-from actors.kernels.kernel import Operand
 from actors.kernels.native import chunks
-from compiler.fusion import fuse
-from compiler.fusion.expansion import expand
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.shape import BROADCAST_TO, RESHAPE
-from compiler.ops.sources import INPUT
-from compiler.registry import all_ops, find_op
-from compiler.types import DType, TensorType
-
-GUARD = 0x5A
-MARGIN = 128
-
-
-def operand(array):
-    return Operand(TensorType(DType(array.dtype.name), array.shape), 0, array.strides)
-
-
-def garbage(size_bytes):
-    """Scratch of 0xFF, NaN as floats, aligned to 64 bytes; and the guard bytes behind it."""
-    raw = np.full(size_bytes + 64 + MARGIN, GUARD, np.uint8)
-    start = -raw.ctypes.data % 64
-    raw[start : start + size_bytes] = 0xFF
-    return raw[start : start + size_bytes], raw[start + size_bytes :]
-
-
-def guarded(array):
-    """Return a copy with the same strides among guard bytes, and a check that those still stand.
-
-    Bytes between the elements are guards as well.
-    """
-    spans = [(n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True) if n]
-    size = (sum(spans) + array.itemsize) if array.size else 0
-    raw = np.full(size + 2 * MARGIN, GUARD, np.uint8)
-    copy = np.ndarray(array.shape, array.dtype, raw, MARGIN, array.strides)
-    used = np.zeros(raw.size, bool)
-    for byte in range(array.itemsize):
-        flags = np.ndarray(array.shape, bool, used, MARGIN + byte, array.strides)
-        flags[...] = True
-    copy[...] = array
-
-    def check():
-        assert (raw[~used] == GUARD).all(), "bytes outside of the output were written"
-
-    return copy, check
-
-
-def fused(op, attrs, inputs, dtypes=None):
-    """Return the op, attributes and operands of a call as a plan has them.
-
-    An op with a program is a fused kernel; rows of its operands that lie unevenly are dense there.
-    """
-    found = find_op(op) if op in {o.name for o in all_ops()} else None
-    if found is None or not expand.has(found):
-        return op, attrs, tuple(inputs)
-    b = GraphBuilder()
-    dtypes = dtypes or [x.dtype.name for x in inputs]
-    given = [
-        b.one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
-        for i, (x, dtype) in enumerate(zip(inputs, dtypes, strict=True))
-    ]
-    b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
-    nodes = [n for n in fuse.run(b.freeze()).nodes if n.op not in (INPUT, RESHAPE, BROADCAST_TO)]
-    if [n.op.name for n in nodes] != ["fused"]:
-        return op, attrs, tuple(inputs)
-    (node,) = nodes
-    arrays = [inputs[given.index(v)] for v in node.inputs]
-    return "fused", dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
-
-
-def bind(op, attrs, inputs, outputs):
-    """Choose and bind; returns (launch, needs, workspace)."""
-    op, attrs, inputs = fused(op, attrs, inputs)
-    name, needs = catalogue.choose(
-        op, attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs))
-    )
-    workspace = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
-    launch = catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), workspace)
-    return launch, needs, workspace
-
-
-def spoiled(shape, dtype):
-    """Return an array whose content shows when a kernel leaves a hole."""
-    out = np.empty(shape, dtype)
-    out.view(np.uint8 if out.ndim else out.dtype)[...] = 0x7E if out.ndim else 77
-    return out
-
-
-def run(op, attrs, inputs, outputs, launches=2):
-    """Run a kernel on given arrays; returns the outputs. Checks that inputs are left alone."""
-    before = [x.copy() for x in inputs]
-    launch, _, workspace = bind(op, attrs, inputs, outputs)
-    for _ in range(launches):
-        if workspace is not None:
-            workspace[:] = 0xFF
-        launch()
-    for x, old in zip(inputs, before, strict=True):
-        np.testing.assert_array_equal(x, old)
-    return outputs
-
-
-def call(op, attrs, inputs, types):
-    """Run a kernel into fresh dense outputs of these (shape, dtype) pairs."""
-    return run(op, attrs, inputs, tuple(spoiled(shape, dtype) for shape, dtype in types))
-
-
-def bind_kernel(kernel, attrs, inputs, outputs):
-    """Bind one kernel; returns (launch, needs, check), where each launch finds garbage in scratch.
-
-    The check is that no byte behind the scratch was written.
-    """
-    needs = kernel.query(attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs)))
-    assert needs is not None, f"{kernel.name} does not take the call"
-    workspace, behind = garbage(needs.workspace_bytes)
-    bound = kernel.bind(
-        attrs, tuple(inputs), tuple(outputs), workspace if needs.workspace_bytes else None
-    )
-
-    def launch():
-        workspace[:] = 0xFF
-        bound()
-
-    def check():
-        assert (behind == GUARD).all(), "bytes behind the scratch were written"
-
-    return launch, needs, check
-
-
-def call_kernel(kernel, attrs, inputs, outputs, launches=2):
-    """Run one kernel into outputs laid out like the given ones; returns copies of them.
-
-    Checks that the inputs, and all bytes around outputs and scratch, are left alone.
-    """
-    before = [x.copy() for x in inputs]
-    made = [guarded(out) for out in outputs]
-    arrays = tuple(array for array, _ in made)
-    launch, _, check_scratch = bind_kernel(kernel, attrs, inputs, arrays)
-    for _ in range(launches):
-        launch()
-    for check in (check_scratch, *[check for _, check in made]):
-        check()
-    for x, old in zip(inputs, before, strict=True):
-        np.testing.assert_array_equal(x, old)
-    return arrays
-
-
-def in_place(kernel, attrs, inputs, pairs, launches=1):
-    """Run a kernel whose outputs lie over inputs: pairs of (output, input); returns the outputs."""
-    arrays = [x.copy() for x in inputs]
-    outputs = tuple(arrays[index] for _, index in pairs)
-    launch, needs, _ = bind_kernel(kernel, attrs, arrays, outputs)
-    assert needs.in_place == tuple(pairs)
-    for _ in range(launches):
-        launch()
-    return outputs
-
-
-def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
-    """Return random values in an array of the layout `kind`."""
-    values = rng.standard_normal(shape) if values is None else np.asarray(values)
-    if kind == "transposed" and len(shape) >= 2:
-        array = np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
-    elif kind == "sliced" and len(shape) >= 1:
-        array = np.empty((*shape[:-1], shape[-1] * 2 + 3), dtype)[..., 1 : 1 + 2 * shape[-1] : 2]
-    elif kind == "windowed" and len(shape) >= 1:
-        array = np.empty((*shape[:-1], shape[-1] + 5), dtype)[..., 2 : 2 + shape[-1]]
-    elif kind == "permuted" and len(shape) >= 3:
-        array = np.empty((shape[1], shape[0], *shape[2:]), dtype).swapaxes(0, 1)
-    elif kind == "broadcast" and len(shape) >= 1:
-        return np.broadcast_to(values[..., :1].astype(dtype), shape)
-    else:
-        array = np.empty(shape, dtype)
-    array[...] = values
-    return array
-
-
-KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")
 
 
 @pytest.fixture(scope="session")
 def harness():
-    """The functions above, for tests (importlib mode has no sibling imports)."""
-    return SimpleNamespace(
-        operand=operand, bind=bind, fused=fused, spoiled=spoiled, run=run, call=call,
-        strided=strided,
-    )  # fmt: skip
+    """The module that calls kernels, whichever the catalogue chooses."""
+    return kernel_calls
 
 
 @pytest.fixture(scope="session")
 def native_call():
     """How one kernel is called, not the one that the catalogue chooses."""
-    return SimpleNamespace(operand=operand, bind=bind_kernel, call=call_kernel, in_place=in_place)
+    return SimpleNamespace(
+        operand=kernel_calls.operand,
+        bind=kernel_calls.bind_kernel,
+        call=kernel_calls.call_kernel,
+        in_place=kernel_calls.in_place,
+    )
 
 
 @pytest.fixture(params=["numpy", "native"])

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_calls import run_typed
 
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.interpret.fused import NumpyFusedKernel
-from actors.kernels.kernel import Operand
 from actors.kernels.native import runtime
+from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.ops.random import dropout_mask
-from compiler.types import DType, TensorType
+from compiler.types import DType, TensorType, numpy_dtype
 
 F32, FULL = DType.FLOAT32, Kind.FULL
 ONES = {Kind.FULL: (1, 1), Kind.ROW: (1, 0), Kind.COLUMN: (0, 1), Kind.SCALAR: (0, 0)}
@@ -77,25 +78,11 @@ _UFUNCS = {
 _REDUCTIONS = {"row_sum": np.sum, "row_max": np.max, "row_min": np.min}
 
 
-def bf16_to_float(bits):
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def float_to_bf16(values):
-    """Round float32 to the nearest bfloat16; ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def numpy_type(dtype):
-    return np.dtype(np.uint16 if dtype.value == "bfloat16" else dtype.value)
-
-
 def interpret(program, rows, columns, arrays):
     """Return the outputs in float64 (floats) or their own type, as [rows or 1, columns or 1]."""
     values = []
     for entry, array in zip(program.inputs, arrays, strict=True):
-        x = bf16_to_float(array) if entry.dtype.value == "bfloat16" else array
+        x = from_bits(array) if entry.dtype.value == "bfloat16" else array
         x = x.astype(np.float64) if entry.dtype.value.startswith(("float", "bf")) else x
         if entry.kind in (Kind.FULL, Kind.ROW):
             own = np.arange(rows) // entry.every
@@ -142,27 +129,6 @@ def _step(instruction, operands, rows, columns):
     return np.asarray(_UFUNCS[op](*operands)).astype(np.bool_ if dtype is DType.BOOL else wide)
 
 
-GUARD = 0xA5
-
-
-class Guarded:
-    """An array with bytes around it that show when somebody writes there."""
-
-    def __init__(self, shape, dtype, fill=0x7E):
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        self.raw = np.full(size + 192, GUARD, np.uint8)
-        start = -self.raw.ctypes.data % 64 + 64
-        inner = self.raw[start : start + size]
-        inner[:] = fill
-        self.start, self.end = start, start + size
-        self.array = inner.view(dtype).reshape(shape)
-
-    def is_whole(self):
-        return bool(
-            (self.raw[: self.start] == GUARD).all() and (self.raw[self.end :] == GUARD).all()
-        )
-
-
 def shape_of(kind, rows, columns, own_rows=None):
     own = rows if own_rows is None else own_rows
     return {
@@ -170,37 +136,19 @@ def shape_of(kind, rows, columns, own_rows=None):
     }[kind]  # fmt: skip
 
 
-def operand(dtype, array):
-    return Operand(TensorType(dtype, array.shape), 0, array.strides)
-
-
-def run(kernel, program, rows, columns, arrays, in_place=(), launches=2, outputs=None):
-    """Query, bind and run a kernel; returns (outputs, needs). Checks guards, and inputs."""
-    attrs = {"program": program, "rows": rows, "columns": columns}
-    kinds = [program.kind_of(v) for v in program.outputs]
-    dtypes = [program.dtype_of(v) for v in program.outputs]
-    guarded = [
-        Guarded(shape_of(kind, rows, columns), numpy_type(dtype))
-        for kind, dtype in zip(kinds, dtypes, strict=True)
+def results_of(program, rows, columns):
+    """Return the types of a program's outputs."""
+    return [
+        TensorType(program.dtype_of(v), shape_of(program.kind_of(v), rows, columns))
+        for v in program.outputs
     ]
-    outs = [g.array for g in guarded] if outputs is None else outputs
-    given = [x.copy() if any(i == n for _, i in in_place) else x for n, x in enumerate(arrays)]
-    for out, index in in_place:
-        outs[out] = given[index]
-    inputs = tuple(operand(e.dtype, x) for e, x in zip(program.inputs, given, strict=True))
-    results = tuple(operand(d, x) for d, x in zip(dtypes, outs, strict=True))
-    needs = kernel.query(attrs, inputs, results)
-    assert needs is not None
-    assert set(in_place) <= set(needs.in_place)
-    space = Guarded((needs.workspace_bytes,), np.uint8, fill=0xFF)
-    workspace = space.array if needs.workspace_bytes else None
-    launch = kernel.bind(attrs, tuple(given), tuple(outs), workspace)
-    for _ in range(1 if in_place else launches):
-        space.array[:] = 0xFF
-        launch()
-    assert space.is_whole()
-    assert all(g.is_whole() for g in guarded)
-    return outs, needs
+
+
+def run(kernel, program, rows, columns, arrays, **options):
+    """Run a kernel of a program, see `run_typed`; returns (outputs, needs)."""
+    attrs = {"program": program, "rows": rows, "columns": columns}
+    dtypes = [entry.dtype for entry in program.inputs]
+    return run_typed(kernel, attrs, dtypes, arrays, results_of(program, rows, columns), **options)
 
 
 def compare(program, got, expected, tolerance):
@@ -208,7 +156,7 @@ def compare(program, got, expected, tolerance):
     has_single = F32 in [program.dtype_of(v) for v in range(program.num_values)]
     for value, y, reference in zip(program.outputs, got, expected, strict=True):
         dtype = program.dtype_of(value)
-        y = bf16_to_float(y) if dtype.value == "bfloat16" else y
+        y = from_bits(y) if dtype.value == "bfloat16" else y
         want = reference.reshape(y.shape) if reference.size == y.size else reference
         want = np.broadcast_to(want, y.shape)
         if not dtype.value.startswith(("float", "bf")):
@@ -225,13 +173,13 @@ def operands(program, rows, columns, seed=0, scale=1.0):
     arrays = []
     for entry in program.inputs:
         shape = shape_of(entry.kind, rows, columns, entry.count or None)
-        dtype = numpy_type(entry.dtype)
+        dtype = numpy_dtype(entry.dtype)
         if entry.dtype.is_integer:
             arrays.append(np.asarray(rng.integers(0, max(columns, 1), shape), dtype))
         elif entry.dtype is DType.BOOL:
             arrays.append(np.asarray(rng.random(shape) < 0.5))
         elif entry.dtype.value == "bfloat16":
-            arrays.append(float_to_bf16(rng.standard_normal(shape) * scale))
+            arrays.append(to_bits(rng.standard_normal(shape) * scale))
         else:
             arrays.append(np.asarray(rng.standard_normal(shape) * scale, dtype))
     return arrays
@@ -263,7 +211,6 @@ def kernel(request):
 def groups():
     """The functions above, for tests (importlib mode has no sibling imports)."""
     return SimpleNamespace(
-        Builder=Builder, interpret=interpret, run=run, compare=compare, shape_of=shape_of,
-        numpy_type=numpy_type, float_to_bf16=float_to_bf16, bf16_to_float=bf16_to_float,
-        operand=operand, Guarded=Guarded, operands=operands, check=check, prepare=prepare,
+        Builder=Builder, interpret=interpret, run=run, compare=compare, results_of=results_of,
+        operands=operands, check=check, prepare=prepare,
     )  # fmt: skip

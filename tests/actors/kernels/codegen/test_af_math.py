@@ -10,6 +10,7 @@ import pytest
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import address, native_launch
 from actors.kernels.native.runtime import CFunction
+from compiler.bfloat16 import from_bits, to_bits
 
 ERRORS = {"af_expf": 1.1, "af_logf": 1.0, "af_tanhf": 2.6, "af_erff": 2.5}
 """The table of the header: units in the last place of the float32 result."""
@@ -112,14 +113,14 @@ def test_bfloat16_is_rounded_to_the_nearest_and_to_even(apply, groups):
     x = np.concatenate([patterns, ties]).view(np.float32)
     got = apply("af_to_bf16", x)
     is_number = ~np.isnan(x)
-    np.testing.assert_array_equal(got[is_number], groups.float_to_bf16(x)[is_number])
-    assert np.isnan(groups.bf16_to_float(got[~is_number])).all()
+    np.testing.assert_array_equal(got[is_number], to_bits(x)[is_number])
+    assert np.isnan(from_bits(got[~is_number])).all()
 
 
 def test_bfloat16_is_read_without_a_change(apply, groups):
     bits = np.arange(2**16, dtype=np.uint32).astype(np.uint16)
     got = apply("af_from_bf16", bits)
-    np.testing.assert_array_equal(got.view(np.uint32), groups.bf16_to_float(bits).view(np.uint32))
+    np.testing.assert_array_equal(got.view(np.uint32), from_bits(bits).view(np.uint32))
 
 
 def test_the_generator_makes_the_bits_of_numpys(native):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_calls import run_typed
 
 from actors.kernels.codegen.chunked import ChunkedKernel
 from actors.kernels.codegen.emit import emit
@@ -17,6 +18,7 @@ from actors.kernels.codegen.region_arrays import buffers_of
 from actors.kernels.interpret.chunked import NumpyChunkedKernel
 from actors.kernels.interpret.upcast import WidenedKernel
 from actors.kernels.native import runtime
+from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion.check import ProgramError
 from compiler.fusion.program import Kind
 from compiler.fusion.region import Held, Region, Step, StepKind, check_region
@@ -82,25 +84,22 @@ def loss_region(groups, dtype, rows, columns, width, chunk_rows, wanted, has_bia
     return region, wanted
 
 
-def loss_operands(groups, dtype, rows, columns, width, has_bias, seed=0):
+def loss_operands(dtype, rows, columns, width, has_bias, seed=0):
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal((rows, width)), rng.standard_normal((columns, width)) / 2
     labels = rng.integers(0, columns, rows)
     bias = [rng.standard_normal(columns)] if has_bias else []
     own = numpy_dtype(F32 if dtype is BF16 else dtype)
     if dtype is BF16:
-        x, w = groups.float_to_bf16(x), groups.float_to_bf16(w)
+        x, w = to_bits(x), to_bits(w)
     else:
         x, w = x.astype(own), w.astype(own)
     scale = np.asarray(0.25, own)
     return [x, w.T, w, labels, scale, *[v.astype(own) for v in bias]]
 
 
-def expected(groups, dtype, arrays):
-    x, _, w = [
-        groups.bf16_to_float(a) if dtype is BF16 else a
-        for a in map(np.ascontiguousarray, arrays[:3])
-    ]
+def expected(dtype, arrays):
+    x, _, w = [from_bits(a) if dtype is BF16 else a for a in map(np.ascontiguousarray, arrays[:3])]
     x, w, labels, scale = x.astype(np.float64), w.astype(np.float64), arrays[3], float(arrays[4])
     z = x @ w.T + (arrays[5] if len(arrays) > 5 else 0)
     largest = z.max(1, keepdims=True)
@@ -114,23 +113,8 @@ def expected(groups, dtype, arrays):
     }  # fmt: skip
 
 
-def run(groups, kernel, region, dtypes, arrays, workers=None):
-    """Query, bind and run a kernel twice, with guards around results and scratch."""
-    attrs = {"region": region}
-    guarded = [groups.Guarded(t.shape, groups.numpy_type(t.dtype)) for t in region.outputs]
-    outs = tuple([g.array for g in guarded])
-    inputs = tuple([groups.operand(d, a) for d, a in zip(dtypes, arrays, strict=True)])
-    results = tuple([groups.operand(t.dtype, a) for t, a in zip(region.outputs, outs, strict=True)])
-    needs = kernel.query(attrs, inputs, results)
-    assert needs is not None
-    space = groups.Guarded((needs.workspace_bytes,), np.uint8, fill=0xFF)
-    launch = kernel.bind(attrs, tuple(arrays), outs, space.array)
-    for _ in range(2):
-        space.array[:] = 0xFF
-        launch()
-    assert space.is_whole()
-    assert all([g.is_whole() for g in guarded])
-    return [np.array(x) for x in outs], needs
+def run(kernel, region, dtypes, arrays):
+    return run_typed(kernel, {"region": region}, dtypes, arrays, region.outputs)
 
 
 def kernels(dtype):
@@ -163,9 +147,9 @@ CASES = [
 def test_a_region_has_the_results_of_all_its_rows_at_once(groups, native, name, case):
     dtype, rows, columns, width, _, _, has_bias = case
     region, wanted = loss_region(groups, *case)
-    arrays = loss_operands(groups, dtype, rows, columns, width, has_bias)
-    got, _ = run(groups, kernels(dtype)[name], region, dtypes_of(dtype, len(arrays)), arrays)
-    want = expected(groups, dtype, arrays)
+    arrays = loss_operands(dtype, rows, columns, width, has_bias)
+    got, _ = run(kernels(dtype)[name], region, dtypes_of(dtype, len(arrays)), arrays)
+    want = expected(dtype, arrays)
     own = {F32: 2e-5, F64: 1e-12, BF16: 2e-2}[dtype]
     for key, array in zip(wanted, got, strict=True):
         np.testing.assert_allclose(array, want[key], rtol=own, atol=own, err_msg=key)
@@ -173,12 +157,12 @@ def test_a_region_has_the_results_of_all_its_rows_at_once(groups, native, name, 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_bits_do_not_depend_on_threads_nor_rows_on_the_chunk(groups, native, dtype):
-    arrays = loss_operands(groups, dtype, 90, 700, 24, False)
+    arrays = loss_operands(dtype, 90, 700, 24, False)
     given = dtypes_of(dtype, len(arrays))
     region, _ = loss_region(groups, dtype, 90, 700, 24, 32, ("losses", "dx", "dw"))
-    first, _ = run(groups, ChunkedKernel(), region, given, arrays)
+    first, _ = run(ChunkedKernel(), region, given, arrays)
     with runtime.as_one_thread():
-        alone, _ = run(groups, ChunkedKernel(), region, given, arrays)
+        alone, _ = run(ChunkedKernel(), region, given, arrays)
     for a, b in zip(first, alone, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -186,10 +170,10 @@ def test_bits_do_not_depend_on_threads_nor_rows_on_the_chunk(groups, native, dty
 @pytest.mark.parametrize("name", ["c", "numpy"])
 def test_a_bad_label_is_named_with_its_place_among_all_rows(groups, native, name):
     region, _ = loss_region(groups, F32, 20, 17, 4, 6, ("losses", "dx"))
-    arrays = loss_operands(groups, F32, 20, 17, 4, False)
+    arrays = loss_operands(F32, 20, 17, 4, False)
     arrays[3][14] = 17
     with pytest.raises(IndexError, match=r"label 17 at position 14 is outside 0\.\.16"):
-        run(groups, kernels(F32)[name], region, dtypes_of(F32, 5), arrays)
+        run(kernels(F32)[name], region, dtypes_of(F32, 5), arrays)
 
 
 def hidden_region(groups, rows, columns, width, chunk_rows):
@@ -210,7 +194,7 @@ def test_a_hidden_layer_is_a_region_as_well(groups, native, name):
     first = rng.standard_normal((18, 200)).astype(np.float32) / 4
     second = rng.standard_normal((200, 18)).astype(np.float32)
     region = hidden_region(groups, 35, 200, 18, 16)
-    (got,), _ = run(groups, kernels(F32)[name], region, [F32] * 3, [x, first, second])
+    (got,), _ = run(kernels(F32)[name], region, [F32] * 3, [x, first, second])
     wide = np.tanh(x.astype(np.float64) @ first)
     np.testing.assert_allclose(got, wide @ second, rtol=2e-5, atol=2e-5)
 
@@ -218,9 +202,9 @@ def test_a_hidden_layer_is_a_region_as_well(groups, native, name):
 def test_scratch_is_one_chunk_and_the_gradient_lies_over_the_logits(groups, native):
     region, _ = loss_region(groups, F32, 512, 4096, 8, 32, ("losses", "dx", "dw"))
     assert len(buffers_of(region).dtypes) == 1
-    arrays = loss_operands(groups, F32, 512, 4096, 8, False)
+    arrays = loss_operands(F32, 512, 4096, 8, False)
     for kernel in kernels(F32).values():
-        _, needs = run(groups, kernel, region, dtypes_of(F32, 5), arrays)
+        _, needs = run(kernel, region, dtypes_of(F32, 5), arrays)
         assert 32 * 4096 * 4 <= needs.workspace_bytes < 2 * 32 * 4096 * 4 + (5 << 20)
 
 

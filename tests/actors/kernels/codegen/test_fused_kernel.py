@@ -7,6 +7,7 @@ import ctypes
 import msgpack
 import numpy as np
 import pytest
+from kernel_calls import garbage, operand
 
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.emit import emit, is_taken
@@ -272,8 +273,8 @@ def test_rows_that_are_not_evenly_spaced_are_declined(kernel, groups, axes):
     shape = (4, 6, 6)
     x = np.zeros(shape, np.float32).transpose(axes)
     attrs = {"program": program, "rows": 24, "columns": 6}
-    result = groups.operand(F32, np.zeros(shape, np.float32))
-    assert kernel.query(attrs, (groups.operand(F32, x),), (result,)) is None
+    result = operand(np.zeros(shape, np.float32))
+    assert kernel.query(attrs, (operand(x),), (result,)) is None
 
 
 def test_a_bad_index_fails_the_launch_and_is_named(kernel, groups):
@@ -292,7 +293,7 @@ def test_rows_given_by_a_caller_make_the_launch(native, groups):
     expected, needs = groups.run(KERNEL, program, rows, columns, arrays)
     attrs = {"program": program, "rows": rows, "columns": columns}
     outputs = tuple(np.zeros_like(x) for x in expected)
-    space = groups.Guarded((needs.workspace_bytes,), np.uint8).array
+    space = garbage(needs.workspace_bytes)[0]
     launch = KERNEL.bind(attrs, tuple(arrays), outputs, space)
     name = emit(program).name
     library = next(x for x in runtime._state.libraries if hasattr(x, name))
@@ -319,8 +320,8 @@ def test_a_program_without_c_is_declined(native, groups):
     program = b.program(b.op("add", x, x))
     array = np.zeros((2, 2), np.float16)
     attrs = {"program": program, "rows": 2, "columns": 2}
-    operand = groups.operand(DType.FLOAT16, array)
-    assert KERNEL.query(attrs, (operand,), (operand,)) is None
+    x = operand(array)
+    assert KERNEL.query(attrs, (x,), (x,)) is None
 
 
 def test_more_random_bits_than_the_stack_holds_are_declined(groups):
@@ -336,7 +337,7 @@ def test_more_random_bits_than_the_stack_holds_are_declined(groups):
 
 def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch):
     program = softmax(groups)
-    x = groups.operand(F32, np.zeros((3, 4), np.float32))
+    x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": program, "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is not None
     monkeypatch.setattr(runtime, "is_broken", lambda f: f.name == emit(program).name)
@@ -345,7 +346,7 @@ def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch)
 
 def test_without_a_compiler_every_program_is_declined(groups):
     runtime.turn_off()
-    x = groups.operand(F32, np.zeros((3, 4), np.float32))
+    x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": softmax(groups), "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is None
 

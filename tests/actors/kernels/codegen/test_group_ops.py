@@ -10,6 +10,7 @@ from actors.kernels.codegen.emit import is_taken
 from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.interpret.upcast import upcast
+from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion.program import ELEMENTWISE, Kind
 from compiler.types import DType
 
@@ -141,14 +142,14 @@ def test_bfloat16_is_computed_in_float32_and_rounded_where_it_leaves(native, gro
     program = b.program(h, b.op("tanh", y), total, b.reduce("column_sum", y), b.cast(x, F32))
     arrays = groups.operands(program, 30, 50)
     got, needs = groups.run(KERNEL, program, 30, 50, arrays)
-    wide = [groups.bf16_to_float(array) for array in arrays]
-    stored = groups.float_to_bf16(wide[0] + wide[1])
+    wide = [from_bits(array) for array in arrays]
+    stored = to_bits(wide[0] + wide[1])
     np.testing.assert_array_equal(got[0], stored)
-    seen = groups.bf16_to_float(stored)  # those who read h see what is stored
+    seen = from_bits(stored)  # those who read h see what is stored
     np.testing.assert_allclose(got[2], seen.sum(1), rtol=1e-5, atol=1e-5)
     product = seen * wide[2]
-    np.testing.assert_allclose(groups.bf16_to_float(got[1]), np.tanh(product), rtol=0.004)
-    sums = groups.bf16_to_float(got[3])
+    np.testing.assert_allclose(from_bits(got[1]), np.tanh(product), rtol=0.004)
+    sums = from_bits(got[3])
     np.testing.assert_allclose(sums, product.sum(0), rtol=0.004, atol=1e-5)
     np.testing.assert_array_equal(got[4], wide[0])
     assert {(0, 0), (0, 1)} <= set(needs.in_place)
@@ -162,8 +163,8 @@ def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
     arrays = groups.operands(program, 5, 8)
     (kernel,) = upcast([NumpyFusedKernel()])
     got, _ = groups.run(kernel, program, 5, 8, arrays)
-    product = groups.bf16_to_float(arrays[0]) * groups.bf16_to_float(arrays[1])
-    np.testing.assert_array_equal(got[0], groups.float_to_bf16(product))
+    product = from_bits(arrays[0]) * from_bits(arrays[1])
+    np.testing.assert_array_equal(got[0], to_bits(product))
     np.testing.assert_allclose(got[1], product.sum(1), rtol=1e-5, atol=1e-5)
 
 

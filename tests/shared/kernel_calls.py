@@ -1,0 +1,238 @@
+"""How tests call a kernel: as a plan would, among guard bytes, with garbage in the scratch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import compiler.ops.standard  # noqa: F401  # registers the ops
+from actors.kernels import catalogue
+from actors.kernels.kernel import Operand
+from compiler.fusion import fuse
+from compiler.fusion.expansion import expand
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.shape import BROADCAST_TO, RESHAPE
+from compiler.ops.sources import INPUT
+from compiler.registry import all_ops, find_op
+from compiler.types import DType, TensorType, numpy_dtype
+
+GUARD = 0x5A
+MARGIN = 128
+
+
+def operand(array, dtype=None):
+    return Operand(TensorType(dtype or DType(array.dtype.name), array.shape), 0, array.strides)
+
+
+def low_operand(array):
+    """Return the operand of an array where 16 bits are bfloat16."""
+    return operand(array, DType.BFLOAT16 if array.dtype == np.uint16 else None)
+
+
+def garbage(size_bytes):
+    """Scratch of 0xFF, NaN as floats, aligned to 64 bytes; and the guard bytes behind it."""
+    raw = np.full(size_bytes + 64 + MARGIN, GUARD, np.uint8)
+    start = -raw.ctypes.data % 64
+    raw[start : start + size_bytes] = 0xFF
+    return raw[start : start + size_bytes], raw[start + size_bytes :]
+
+
+def guarded(array):
+    """Return a copy with the same strides among guard bytes, and a check that those still stand.
+
+    Bytes between the elements are guards as well.
+    """
+    spans = [(n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True) if n]
+    size = (sum(spans) + array.itemsize) if array.size else 0
+    raw = np.full(size + 2 * MARGIN, GUARD, np.uint8)
+    copy = np.ndarray(array.shape, array.dtype, raw, MARGIN, array.strides)
+    used = np.zeros(raw.size, bool)
+    for byte in range(array.itemsize):
+        flags = np.ndarray(array.shape, bool, used, MARGIN + byte, array.strides)
+        flags[...] = True
+    copy[...] = array
+
+    def check():
+        assert (raw[~used] == GUARD).all(), "bytes outside of the output were written"
+
+    return copy, check
+
+
+def fused(op, attrs, inputs, dtypes=None):
+    """Return the op, attributes and operands of a call as a plan has them.
+
+    An op with a program is a fused kernel; rows of its operands that lie unevenly are dense there.
+    """
+    found = find_op(op) if op in {o.name for o in all_ops()} else None
+    if found is None or not expand.has(found):
+        return op, attrs, tuple(inputs)
+    b = GraphBuilder()
+    dtypes = dtypes or [x.dtype.name for x in inputs]
+    given = [
+        b.one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
+        for i, (x, dtype) in enumerate(zip(inputs, dtypes, strict=True))
+    ]
+    b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
+    nodes = [n for n in fuse.run(b.freeze()).nodes if n.op not in (INPUT, RESHAPE, BROADCAST_TO)]
+    if [n.op.name for n in nodes] != ["fused"]:
+        return op, attrs, tuple(inputs)
+    (node,) = nodes
+    arrays = [inputs[given.index(v)] for v in node.inputs]
+    return "fused", dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
+
+
+def chosen(op, attrs, inputs, outputs, of=operand):
+    """Return the kernel that the catalogue chooses, and what it needs."""
+    name, needs = catalogue.choose(op, attrs, tuple(map(of, inputs)), tuple(map(of, outputs)))
+    return catalogue.binders()[name], needs
+
+
+def bind(op, attrs, inputs, outputs):
+    """Choose and bind; returns (launch, needs, workspace)."""
+    op, attrs, inputs = fused(op, attrs, inputs)
+    kernel, needs = chosen(op, attrs, inputs, outputs)
+    workspace = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
+    launch = kernel.bind(attrs, tuple(inputs), tuple(outputs), workspace)
+    return launch, needs, workspace
+
+
+def spoiled(shape, dtype):
+    """Return an array whose content shows when a kernel leaves a hole."""
+    out = np.empty(shape, dtype)
+    out.view(np.uint8 if out.ndim else out.dtype)[...] = 0x7E if out.ndim else 77
+    return out
+
+
+def run(op, attrs, inputs, outputs, launches=2):
+    """Run a kernel on given arrays; returns the outputs. Checks that inputs are left alone."""
+    before = [x.copy() for x in inputs]
+    launch, _, workspace = bind(op, attrs, inputs, outputs)
+    for _ in range(launches):
+        if workspace is not None:
+            workspace[:] = 0xFF
+        launch()
+    for x, old in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(x, old)
+    return outputs
+
+
+def call(op, attrs, inputs, types):
+    """Run a kernel into fresh dense outputs of these (shape, dtype) pairs."""
+    return run(op, attrs, inputs, tuple(spoiled(shape, dtype) for shape, dtype in types))
+
+
+def bind_kernel(kernel, attrs, inputs, outputs, of=operand):
+    """Bind one kernel; returns (launch, needs, check), where each launch finds garbage in scratch.
+
+    The check is that no byte behind the scratch was written.
+    """
+    needs = kernel.query(attrs, tuple(map(of, inputs)), tuple(map(of, outputs)))
+    assert needs is not None, f"{kernel.name} does not take the call"
+    workspace, behind = garbage(needs.workspace_bytes)
+    bound = kernel.bind(
+        attrs, tuple(inputs), tuple(outputs), workspace if needs.workspace_bytes else None
+    )
+
+    def launch():
+        workspace[:] = 0xFF
+        bound()
+
+    def check():
+        assert (behind == GUARD).all(), "bytes behind the scratch were written"
+
+    return launch, needs, check
+
+
+def call_kernel(kernel, attrs, inputs, outputs, launches=2, of=operand):
+    """Run one kernel into outputs laid out like the given ones; returns copies of them.
+
+    Checks that the inputs, and all bytes around outputs and scratch, are left alone.
+    """
+    before = [x.copy() for x in inputs]
+    made = [guarded(out) for out in outputs]
+    arrays = tuple(array for array, _ in made)
+    launch, _, check_scratch = bind_kernel(kernel, attrs, inputs, arrays, of)
+    for _ in range(launches):
+        launch()
+    for check in (check_scratch, *[check for _, check in made]):
+        check()
+    for x, old in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(x, old)
+    return arrays
+
+
+class Declined(AssertionError):
+    """A kernel does not take the call."""
+
+
+def typed(dtypes, arrays):
+    """Return the operands that arrays are with these element types."""
+    return tuple([operand(a, d) for d, a in zip(dtypes, arrays, strict=True)])
+
+
+def run_typed(
+    kernel, attrs, dtypes, arrays, results, *, in_place=(), launches=2, outputs=None, between=None
+):
+    """Query, bind and run a kernel as a plan does; returns (outputs, needs).
+
+    `results` are the types of the outputs, which may be given; pairs of `in_place` lay an output
+    over an input; `between` is called before the launch is bound. Checks that inputs, and all bytes
+    around outputs and scratch, are left alone.
+    """
+    before = [x.copy() for x in arrays]
+    made = [guarded(spoiled(t.shape, numpy_dtype(t.dtype))) for t in results]
+    outs = [array for array, _ in made] if outputs is None else outputs
+    given = before if in_place else arrays
+    for out, index in in_place:
+        outs[out] = given[index]
+    needs = kernel.query(attrs, typed(dtypes, given), typed([t.dtype for t in results], outs))
+    if needs is None:
+        raise Declined(f"{kernel.name} does not take the call")
+    assert {*in_place} <= {*needs.in_place}
+    if between is not None:
+        between()
+    workspace, behind = garbage(needs.workspace_bytes)
+    scratch = workspace if needs.workspace_bytes else None
+    launch = kernel.bind(attrs, tuple(given), tuple(outs), scratch)
+    for _ in range(1 if in_place else launches):
+        workspace[:] = 0xFF
+        launch()
+    assert (behind == GUARD).all(), "bytes behind the scratch were written"
+    for _, check in made:
+        check()
+    if not in_place:
+        for x, old in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(x, old)
+    return outs, needs
+
+
+def in_place(kernel, attrs, inputs, pairs, launches=1):
+    """Run a kernel whose outputs lie over inputs: pairs of (output, input); returns the outputs."""
+    arrays = [x.copy() for x in inputs]
+    outputs = tuple(arrays[index] for _, index in pairs)
+    launch, needs, _ = bind_kernel(kernel, attrs, arrays, outputs)
+    assert needs.in_place == tuple(pairs)
+    for _ in range(launches):
+        launch()
+    return outputs
+
+
+def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
+    """Return random values in an array of the layout `kind`."""
+    values = rng.standard_normal(shape) if values is None else np.asarray(values)
+    if kind == "transposed" and len(shape) >= 2:
+        array = np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-1, -2)
+    elif kind == "sliced" and len(shape) >= 1:
+        array = np.empty((*shape[:-1], shape[-1] * 2 + 3), dtype)[..., 1 : 1 + 2 * shape[-1] : 2]
+    elif kind == "windowed" and len(shape) >= 1:
+        array = np.empty((*shape[:-1], shape[-1] + 5), dtype)[..., 2 : 2 + shape[-1]]
+    elif kind == "permuted" and len(shape) >= 3:
+        array = np.empty((shape[1], shape[0], *shape[2:]), dtype).swapaxes(0, 1)
+    elif kind == "broadcast" and len(shape) >= 1:
+        return np.broadcast_to(values[..., :1].astype(dtype), shape)
+    else:
+        array = np.empty(shape, dtype)
+    array[...] = values
+    return array
+
+
+KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")
