@@ -4,15 +4,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+from kernel_calls import bind_kernel, low_operand, operand
 
 from actors.kernels.interpret import attention_blocks
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
-from actors.kernels.kernel import Operand
 from actors.kernels.native import attention
 from actors.kernels.native.attention import ATTENTION_KERNELS as NATIVE_KERNELS
 from compiler.bfloat16 import from_bits, to_bits
-from compiler.types import DType, TensorType
 
 SHAPES = [
     # leading axes, queries, keys, width of keys, width of values
@@ -223,25 +222,13 @@ def test_gradients_of_native_kernels_may_lie_over_operands(over, causal, native,
     inputs = [dy, q, k, v, *(x.astype(np.float32) for x in (y, lse))]
     expected = pull(dy, q, k, v, 0.5, causal)
     attrs = {"scale": 0.5, "causal": causal}
-    shapes = tuple(map(as_operand, inputs)), tuple(map(as_operand, (q, k, v)))
-    needs = BACKWARD.query(attrs, *shapes)
-    assert {*enumerate(over)} <= {*needs.in_place}
     outputs = tuple([inputs[index] for index in over])
-    launch = BACKWARD.bind(attrs, tuple(inputs), outputs, scratch_of(needs))
+    launch, needs, check = bind_kernel(BACKWARD, attrs, tuple(inputs), outputs)
+    assert {*enumerate(over)} <= {*needs.in_place}
     launch()
+    check()
     for array, right in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(array, right, rtol=2e-5, atol=2e-5)
-
-
-def as_operand(array, dtype=None):
-    kind = dtype or DType(array.dtype.name)
-    return Operand(TensorType(kind, array.shape), 0, array.strides)
-
-
-def scratch_of(needs):
-    raw = np.full(needs.workspace_bytes + 64, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + needs.workspace_bytes]
 
 
 @both_masks
@@ -273,12 +260,9 @@ def expect_rounded(got, formula, a, b):
 
 
 def run_in_place(kernel, attrs, inputs, outputs):
-    types = [
-        tuple([as_operand(x, DType.BFLOAT16 if x.itemsize == 2 else None) for x in group])
-        for group in (inputs, outputs)
-    ]
-    needs = kernel.query(attrs, *types)
-    kernel.bind(attrs, inputs, outputs, scratch_of(needs))()
+    launch, _, check = bind_kernel(kernel, attrs, inputs, outputs, low_operand)
+    launch()
+    check()
 
 
 def columns(batch, heads, rows, width, parts=3):
@@ -320,16 +304,16 @@ DECLINED = {
 
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_it_does_not_take_is_left_to_others(name, native, harness):
-    q, k, v, dy = map(as_operand, DECLINED[name](harness))
-    lse = as_operand(np.empty(q.shape[:-1], np.float32))
+    q, k, v, dy = map(operand, DECLINED[name](harness))
+    lse = operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
     assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is None
     assert BACKWARD.query(attrs, (dy, q, k, v, dy, lse), (q, k, v)) is None
 
 
 def test_it_takes_no_call_while_native_kernels_are_off(native, harness):
-    q, k, v, dy = map(as_operand, operands(harness, SHAPES[0]))
-    lse = as_operand(np.empty(q.shape[:-1], np.float32))
+    q, k, v, dy = map(operand, operands(harness, SHAPES[0]))
+    lse = operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
     assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is not None
     native.turn_off()
@@ -338,8 +322,8 @@ def test_it_takes_no_call_while_native_kernels_are_off(native, harness):
 
 def test_scratch_grows_with_the_lengths_not_with_their_product(native, harness):
     def scratch(kernel, length):
-        q, k, v, dy = map(as_operand, operands(harness, ((1,), length, length, 64, 64)))
-        lse = as_operand(np.empty(q.shape[:-1], np.float32))
+        q, k, v, dy = map(operand, operands(harness, ((1,), length, length, 64, 64)))
+        lse = operand(np.empty(q.shape[:-1], np.float32))
         attrs = {"scale": 1.0, "causal": True}
         if kernel is FORWARD:
             return kernel.query(attrs, (q, k, v), (dy, lse)).workspace_bytes

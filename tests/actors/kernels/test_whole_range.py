@@ -1,29 +1,22 @@
 """No NaN where torch has none: every op of floats, on every path, over the range of every type.
 
-The oracle is torch's results, stored with the script that made them (tests/data/whole_range.py).
+The oracle is torch's results, stored with the script that made them (tests/shared/whole_range.py).
 """
-
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
+import whole_range as ranges
+from graph_oracles import pull, walked
+from kernel_calls import garbage, typed
 
 import compiler.ops.standard as standard
 from actors.kernels import catalogue
-from actors.kernels.kernel import Operand
 from compiler.fusion import fuse as fuse
 from compiler.graph import GraphBuilder, Output
 from compiler.ops.elementwise import cast_to
 from compiler.ops.sources import INPUT
 from compiler.registry import Op, find_op, reference
-from compiler.rules import gradient
 from compiler.types import DType, numpy_dtype
-
-_SCRIPT = Path(__file__).parents[2] / "data" / "whole_range.py"
-_SPEC = importlib.util.spec_from_file_location("whole_range", _SCRIPT)
-ranges = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(ranges)
 
 PATHS = ("reference", "numpy", "native")
 VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "split", "constant")
@@ -52,14 +45,6 @@ def torchs():
         return dict(table)
 
 
-@pytest.fixture
-def path(request):
-    """Turn native kernels on where the path has them."""
-    if request.param.startswith("native"):
-        request.getfixturevalue("native")
-    return request.param
-
-
 def differentiated(name, dtype, arrays, attrs):
     """Return the graph of an op on operands cast to dtype, and of its gradients, cast back."""
     b = GraphBuilder()
@@ -74,14 +59,8 @@ def differentiated(name, dtype, arrays, attrs):
     made = b.emit(find_op(name), given, attrs)
     shape = b.type_of(made[0]).shape
     seed = b.one(INPUT, name="seed", dtype=ranges.wide(dtype), shape=shape)
-    grads = {made[0]: cast_to(b, seed, DType(dtype))}
-    for node in reversed(list(b.nodes)[first:]):
-        flowing = tuple(grads.get(v) for v in node.outputs)
-        if all(g is None for g in flowing) or node.op is INPUT:
-            continue
-        for v, grad in zip(node.inputs, gradient.get(node.op)(b, node, flowing), strict=True):
-            if grad is not None:
-                grads[v] = b.one(find_op("add"), grads[v], grad) if v in grads else grad
+    nodes = list(b.nodes)[first:]
+    grads = pull(b, nodes, {made[0]: cast_to(b, seed, DType(dtype))})
     wide = DType(ranges.wide(dtype))
     outputs = [made[0], *[grads[v] for v in dict.fromkeys(given) if v in grads]]
     b.outputs = [Output(str(i), cast_to(b, v, wide)) for i, v in enumerate(outputs)]
@@ -91,16 +70,15 @@ def differentiated(name, dtype, arrays, attrs):
 
 def evaluated(graph, feeds, path):
     """Return the outputs of a graph, launch by launch on a path."""
-    if path != "reference":
-        graph = fuse.run(graph)
-    held = {}
+    if path == "reference":
+        with np.errstate(all="ignore"):
+            held = walked(graph.nodes, feeds)
+        return [held[output.value] for output in graph.outputs]
+    graph, held = fuse.run(graph), {}
     for node in graph.nodes:
         inputs = [held[v] for v in node.inputs]
         if node.op is INPUT:
             made = [feeds[node.attrs["name"]]]
-        elif path == "reference":
-            with np.errstate(all="ignore"):
-                made = reference.get(node.op)(node.attrs, *inputs)
         elif node.op.name in VIEWS:
             made = [np.array(x, order="C") for x in reference.get(node.op)(node.attrs, *inputs)]
         else:
@@ -111,15 +89,13 @@ def evaluated(graph, feeds, path):
 
 def launched(node, types, inputs, graph):
     results = [graph.types[v] for v in node.outputs]
-    outputs = tuple(np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results)
-    given = tuple(Operand(t, 0, x.strides) for t, x in zip(types, inputs, strict=True))
-    taken = tuple(Operand(t, 0, x.strides) for t, x in zip(results, outputs, strict=True))
-    name, needs = catalogue.choose(node.op.name, dict(node.attrs), given, taken)
-    raw = np.full(needs.workspace_bytes + 64, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64
-    space = raw[start : start + needs.workspace_bytes]
-    kernel = catalogue.binders()[name]
-    kernel.bind(dict(node.attrs), tuple(inputs), outputs, space if space.size else None)()
+    made = [t.dtype for t in results]
+    outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results]
+    given = typed([t.dtype for t in types], inputs)
+    attrs = dict(node.attrs)
+    name, needs = catalogue.choose(node.op.name, attrs, given, typed(made, outputs))
+    space = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
+    catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), space)()
     return outputs
 
 
@@ -149,7 +125,9 @@ def test_a_nan_appears_only_where_torch_has_one(path, dtype, torchs):
         if name == "cross_entropy_rows":
             arrays = (*arrays, np.ones(len(arrays[0]), np.int64))
         if (name, dtype, path == "reference") == ("pow", "float16", False):
-            continue  # kernels compute halves in float32: there 6e-8 - 1 is no whole exponent
+            # Kernels compute halves in float32: there 6e-5 - 1 is no whole exponent.
+            kept = (arrays[1] == 0) | ~(np.abs(arrays[1]) < 1e-3)
+            arrays, wanted = [x[kept] for x in arrays], [y[kept] for y in wanted]
         graph, feeds = differentiated(name, dtype, arrays, attrs)
         results = evaluated(graph, feeds, path)
         check(results[: len(wanted)], wanted, arrays[:2], f"{name} of {dtype} on {path}")

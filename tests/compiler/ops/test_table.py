@@ -6,6 +6,7 @@ import numpy as np
 import op_table as table
 import pytest
 from graph_oracles import pull, slopes, walked
+from kernel_calls import GUARD, garbage
 
 from actors.kernels import catalogue
 from actors.kernels.interpret import blocks
@@ -213,14 +214,14 @@ def launched(node, given, inputs, types):
     kernel = catalogue.binders()[name]
 
     def bind(needs, inputs, outputs):
-        raw = np.empty(needs.workspace_bytes + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        space = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
-        bound = kernel.bind(attrs, tuple(inputs), tuple(outputs), space)
+        space, behind = garbage(needs.workspace_bytes)
+        scratch = space if needs.workspace_bytes else None
+        bound = kernel.bind(attrs, tuple(inputs), tuple(outputs), scratch)
 
         def launch():
-            raw[:] = 0xFF
+            space[:] = 0xFF
             bound()
+            assert (behind == GUARD).all()
 
         return launch
 

@@ -4,11 +4,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from kernel_calls import bind_kernel, chosen, low_operand, operand
 
 from actors.kernels import catalogue
-from actors.kernels.kernel import Operand
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.types import DType, TensorType
+from compiler.types import DType
 
 LOW = DType.BFLOAT16
 EVERY = np.arange(1 << 16, dtype=np.uint16)
@@ -37,38 +37,19 @@ def down(x):
     return np.where(np.isnan(x), found | 0x40, found).astype(np.uint16)
 
 
-def operand(array, dtype=None):
-    dtype = dtype or (LOW if array.dtype == np.uint16 else DType(array.dtype.name))
-    return Operand(TensorType(dtype, array.shape), 0, array.strides)
-
-
-def bound(op, attrs, inputs, outputs, guard=64):
-    """Choose for these operands, with uint16 as bfloat16; returns (name, launch, check)."""
-    name, needs = catalogue.choose(
-        op, attrs, tuple(map(operand, inputs)), tuple(map(operand, outputs))
-    )
-    raw = np.full(needs.workspace_bytes + 64 + guard, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64
-    workspace = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
-    launch = catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), workspace)
-
-    def check():
-        assert (raw[start + needs.workspace_bytes :] == 0xFF).all(), "wrote behind its workspace"
-
-    return name, launch, check
-
-
 def run(op, attrs, inputs, outputs):
-    name, launch, check = bound(op, attrs, inputs, outputs)
+    """Run the kernel that is chosen, with uint16 as bfloat16, twice; return its name."""
+    kernel, _ = chosen(op, attrs, inputs, outputs, low_operand)
+    launch, _, check = bind_kernel(kernel, attrs, inputs, outputs, low_operand)
     launch()
     launch()
     check()
-    return name
+    return kernel.name
 
 
 def cast_call(x, out):
     """Return the attributes of a fused kernel that is a cast."""
-    types = [operand(array).type.dtype for array in (x, out)]
+    types = [low_operand(array).type.dtype for array in (x, out)]
     given, made = ProgramInput(types[0], Kind.FULL), Instruction("cast", (0,), types[1], Kind.FULL)
     return {"program": FusedProgram((given,), (made,), (1,)), "rows": 1, "columns": x.size}
 
@@ -121,8 +102,8 @@ MOVEMENT = {
 
 def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
     """Their arithmetic would be that of uint16."""
-    x, square = operand(floats(4)), operand(floats(4, 4))
-    scalar, ids = operand(floats()), operand(np.zeros(4, np.int64))
+    x, square = low_operand(floats(4)), low_operand(floats(4, 4))
+    scalar, ids = low_operand(floats()), operand(np.zeros(4, np.int64))
     attrs = {
         "axes": (0,), "axis": 0, "keepdims": False, "scale": 1.0, "causal": False, "eps": 0.1,
         "p": 0.5, "key": 1, "every": 2, "rows": 4, "weight_decay": 0.0, "momentum": 0.9,
@@ -217,7 +198,7 @@ def test_strided_operands_and_results_are_taken_where_they_lie():
 
 def test_true_uint16_is_never_taken_for_bfloat16():
     x = np.zeros((4, 4), np.uint16)
-    low = operand(x)
+    low = low_operand(x)
     upcast = catalogue.binders()["numpy.embedding.upcast"]
     indices = [operand(x[0], DType.UINT16), operand(x[0].astype(np.int32))]
     assert [upcast.query({}, (low, i), (low,)) is None for i in indices] == [True, False]
@@ -226,11 +207,11 @@ def test_true_uint16_is_never_taken_for_bfloat16():
 @pytest.mark.parametrize("case", ["down", "up", "matmul"])
 def test_launches_allocate_nothing(case):
     x, low = np.ones((300, 400), np.float32), floats(300, 400)
-    if case == "matmul":
-        launch = bound("matmul", {}, (low, low.T), (np.empty((300, 300), np.uint16),))[1]
-    else:
+    call = ("matmul", {}, (low, low.T), (np.empty((300, 300), np.uint16),))
+    if case != "matmul":
         operands = (x, low) if case == "down" else (low, x)
-        launch = bound("fused", cast_call(*operands), operands[:1], operands[1:])[1]
+        call = ("fused", cast_call(*operands), operands[:1], operands[1:])
+    launch = bind_kernel(chosen(*call, low_operand)[0], *call[1:], low_operand)[0]
     launch()
     tracemalloc.start()
     try:

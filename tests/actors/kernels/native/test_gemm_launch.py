@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_calls import GUARD, garbage, guarded, strided
 
 from actors.kernels.library import onednn
 from actors.kernels.native import gemm, gemm_launch
@@ -12,9 +13,9 @@ from actors.kernels.native.gemm import gemm_of, view_of_array
 from actors.kernels.native.gemm_launch import Epilogue, workspace_bytes
 from actors.kernels.native.launch import NativeError
 from actors.kernels.native.matmul import LIBRARIES
+from compiler.bfloat16 import from_bits, to_bits
 from compiler.errors import InternalError
 
-GUARD = 0x5A
 BY_NAME = {library.name: library for library in LIBRARIES}
 SHAPES = [
     ((), 1, 1, 1),
@@ -32,50 +33,17 @@ SHAPES = [
 
 
 def bits(values, name):
-    """Return values as arrays of a type hold them; bfloat16 is rounded towards zero."""
-    if name == "bfloat16":
-        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(name)
+    """Return values as arrays of a type hold them."""
+    return to_bits(values) if name == "bfloat16" else values.astype(name)
 
 
 def numbers(array):
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+    return (from_bits(array) if array.dtype == np.uint16 else array).astype(np.float64)
 
 
 def matrix(rng, shape, name, kind):
     values = bits(rng.standard_normal(shape), name)
-    if kind == "transposed":
-        return np.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
-    if kind == "windowed":
-        wide = np.zeros((*shape[:-1], shape[-1] + 5), values.dtype)
-        wide[..., 2 : 2 + shape[-1]] = values
-        return wide[..., 2 : 2 + shape[-1]]
-    return values
-
-
-def guarded(shape, dtype, kind):
-    """Return an output among guard bytes, and a check that those still stand."""
-    width = shape[-1] + (5 if kind == "windowed" else 0)
-    raw = np.full((int(np.prod(shape[:-1])) * width + 64) * dtype.itemsize, GUARD, np.uint8)
-    inner = raw[32 * dtype.itemsize : -32 * dtype.itemsize].view(dtype)
-    out = inner.reshape(*shape[:-1], width)[..., : shape[-1]]
-
-    def check():
-        copy = raw.copy()
-        own = copy[32 * dtype.itemsize : -32 * dtype.itemsize].view(dtype)
-        own.reshape(*shape[:-1], width)[..., : shape[-1]].view(np.uint8)[...] = GUARD
-        assert (copy == GUARD).all(), "bytes outside of the output were written"
-
-    return out, check
-
-
-def scratch(size):
-    raw = np.full(size + 128, GUARD, np.uint8)
-    start = -raw.ctypes.data % 64
-    raw[start : start + size] = 0xFF
-    return raw[start : start + size], raw[start + size :]
+    return strided(None, shape, values.dtype, kind, values)
 
 
 def form(a, b, out):
@@ -88,7 +56,7 @@ def run(library, a, b, out, epilogue=None):
     size = workspace_bytes(library, found)
     if size is None:
         pytest.skip(f"{library.name} does not take this product")
-    workspace, behind = scratch(size)
+    workspace, behind = garbage(size)
     arrays = (b, a, out) if found.is_swapped else (a, b, out)
     launch = gemm_launch.gemm_launch(library, found, arrays, workspace, epilogue)
     for _ in range(2):
@@ -141,7 +109,7 @@ def test_every_product_agrees_with_float64(native, which, name, kinds, out_kind,
     read, made = name.split(">") * 2 if ">" not in name else name.split(">")
     for batch, m, n, k in SHAPES:
         a, b = matrix(rng, (*batch, m, k), read, kinds[0]), matrix(rng, (k, n), read, kinds[1])
-        out, check = guarded((*batch, m, n), bits(np.zeros(1), made).dtype, out_kind)
+        out, check = guarded(matrix(rng, (*batch, m, n), made, out_kind))
         found = form(a, b, out)
         if workspace_bytes(library, found) is None:
             continue

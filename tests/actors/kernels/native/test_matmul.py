@@ -2,23 +2,16 @@
 
 import numpy as np
 import pytest
+from kernel_calls import bind_kernel, low_operand, operand
 
-from actors.kernels.kernel import Operand
 from actors.kernels.library import onednn, tuning
 from actors.kernels.native import gemm_launch
-from actors.kernels.native.launch import NativeLaunch
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
-from compiler.types import DType, TensorType
 
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
     monkeypatch.setattr(tuning, "_state", tuning._TuningState())
-
-
-def operand(array, dtype=None):
-    type_ = TensorType(dtype or DType(array.dtype.name), array.shape)
-    return Operand(type_, 0, array.strides)
 
 
 def asked(a, b, out):
@@ -29,11 +22,10 @@ def asked(a, b, out):
 
 
 def run(a, b, out):
-    ((kernel, needs),) = asked(a, b, out)
-    workspace = np.empty(needs.workspace_bytes, np.uint8) if needs.workspace_bytes else None
-    launch = kernel.bind({}, (a, b), (out,), workspace)
-    assert isinstance(launch, NativeLaunch)
+    ((kernel, _),) = asked(a, b, out)
+    launch, _, check = bind_kernel(kernel, {}, (a, b), (out,))
     launch()
+    check()
     return kernel.name
 
 
@@ -115,12 +107,10 @@ def test_bfloat16_may_be_summed_into_float32(native):
         pytest.skip("oneDNN is not installed")
     ones = np.full((64, 64), 0x3F80, np.uint16)
     out = np.empty((64, 64), np.float32)
-    low, full = operand(ones, DType.BFLOAT16), operand(out)
+    low, full = low_operand(ones), operand(out)
     for kernel in NATIVE_MATMUL_KERNELS:
-        needs = kernel.query({}, (low, low), (full,))
-        if needs is not None:
-            workspace = np.empty(needs.workspace_bytes, np.uint8)
-            kernel.bind({}, (ones, ones), (out,), workspace)()
+        if kernel.query({}, (low, low), (full,)) is not None:
+            bind_kernel(kernel, {}, (ones, ones), (out,), low_operand)[0]()
             np.testing.assert_array_equal(out, 64.0)
             return
     pytest.skip("this processor has no product of bfloat16")

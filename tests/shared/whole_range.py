@@ -1,6 +1,6 @@
 """Ops over the whole range of each float type: the operands, and torch's results of them.
 
-`python tests/data/whole_range.py` writes whole_range.npz with torch (made with 2.13.0, on the CPU);
+`python tests/shared/whole_range.py` writes whole_range.npz with torch (2.13.0, on the CPU), and
 tests/actors/kernels/test_whole_range.py reads both. Operands are float64 or float32 and cast to the
 narrower types inside, here as there.
 """
