@@ -167,8 +167,6 @@ class Loop:
                 self._is_ended = True
                 self._dispatcher.command(self._dispatcher.end_admission)
 
-    stop_admission = end
-
     def give_up_sources(self) -> None:
         """Let the run finish cleanly although sources block: as if they had no more data.
 

@@ -40,7 +40,7 @@ from actors.clocks import downstream, lags_behind, watch
 from actors.conflicts import Check, Conflict, ConflictFinder, PhasedFiring
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
-from compiler.plan import PORTED, Actor, Plan, RegisterKind, View
+from compiler.plan import PORTED, Actor, Plan, RegisterKind
 
 MAX_FIRINGS = 400_000
 """Firings visited at most, in a few seconds; what comes round again is not visited."""
@@ -210,7 +210,7 @@ def check_races(
 
 def _gather(plan: Plan) -> list[_LaunchAccess]:
     """Return the accesses of all actors, each actor's in the order of its launches."""
-    extents = [_extent(view) for view in plan.views]
+    extents = [view.extent for view in plan.views]
     accesses: list[_LaunchAccess] = []
     for actor in plan.actors:
         rates = {port.register: port.rate for port in actor.inputs + actor.outputs}
@@ -231,16 +231,6 @@ def _gather(plan: Plan) -> list[_LaunchAccess]:
                     _LaunchAccess(register.arena, start, end, phase, id_, slot, op, scope, source)
                 )
     return accesses
-
-
-def _extent(view: View) -> tuple[int, int]:
-    """Return the smallest range of bytes, in the register, that holds all elements of a view."""
-    if view.type.num_elements == 0:
-        return (0, 0)
-    steps = [(n - 1) * s for n, s in zip(view.type.shape, view.strides_bytes, strict=True)]
-    start = view.offset_bytes + sum([step for step in steps if step < 0])
-    last = view.offset_bytes + sum([step for step in steps if step > 0])
-    return start, last + view.type.dtype.itemsize
 
 
 def _operands(plan: Plan, actor: Actor) -> Iterator[tuple[int, int, bool, str, str, int]]:

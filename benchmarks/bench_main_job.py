@@ -74,7 +74,7 @@ def main() -> None:
 def print_machine() -> None:
     import numpy as np
 
-    from actorflow.compile.blas import loaded_blas
+    from actors.kernels.library.openblas import loaded_blas
 
     blas = loaded_blas()
     print(

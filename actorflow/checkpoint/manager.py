@@ -22,7 +22,7 @@ from actorflow.checkpoint.errors import (
 )
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, RealFs
-from actorflow.checkpoint.layout import MAX_STEP, any_step_of, aside_step_of, new_attempt, step_name
+from actorflow.checkpoint.layout import MAX_STEP, aside_step_of, new_attempt, step_name
 from actorflow.checkpoint.lock import WriterLock
 from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, TensorEntry, encode, plain_json
 from actorflow.checkpoint.reader import LoadedCheckpoint as LoadedCheckpoint  # what `load` returns
@@ -171,18 +171,6 @@ class CheckpointManager:
                 raise
         self._collect(step)
         return final
-
-    def rollback(self, step: int) -> None:
-        """Discard every checkpoint newer than `step`, durably, before a run goes on from it.
-
-        Raises:
-            CheckpointError: the system refuses; some of the newer ones may be gone by then.
-        """
-        self._check_writer("rollback")
-        fs = self._fs
-        with writing(self.directory, f"roll back to step {step}", fs.free_bytes):
-            newer = [n for n in fs.listdir(self.directory) if any_step_of(n) > step]
-            discard(fs, self.directory, newer)
 
     def latest(self, expected: Expected | None = None) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint, loaded; None only where there never was one.

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.blas import HOLDING_VARIABLES
 from actorflow.compile.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
+from actors.kernels.library.openblas import HOLDING_VARIABLES
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
@@ -51,12 +51,6 @@ def main() -> int:
     for finding in found:
         sys.stdout.write(f"{finding}\n")
     return 1 if any(finding.is_warning for finding in found) else 0
-
-
-def report_lines(environ: Mapping[str, str], host: Host | None = None) -> list[str]:
-    """Return the report as lines; the host is this one if none is given."""
-    seen = examine(environ) if host is None else host
-    return [line for finding in findings(environ, seen) for line in str(finding).splitlines()]
 
 
 def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:

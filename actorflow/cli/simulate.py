@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from actorflow.compile.blas import loaded_blas
 from actorflow.compile.host import processor
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.library.calibration import cached_rates, calibrate, stopwatch
+from actors.kernels.library.openblas import loaded_blas
 from actors.kernels.library.recost import durations_ns
 from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, simulate_ranks
 from actors.simulate import SimulatedRun, simulate

@@ -4,5 +4,5 @@
 - `capture`: a script's plan in place of its run.
 - `plan_cache`, `dump`: plans and graphs on disk.
 - `targets`: the host's kernels as the compiler asks for them; `native` turns the compiled ones on.
-- `host`, `blas`: what can be seen of the machine.
+- `host`: what can be seen of the machine.
 """

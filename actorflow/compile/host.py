@@ -16,9 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actorflow.compile.blas import HOLDING_VARIABLES, BlasInfo, blas_without_variables, loaded_blas
 from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
+from actors.kernels.library.openblas import (
+    HOLDING_VARIABLES,
+    BlasInfo,
+    blas_without_variables,
+    loaded_blas,
+)
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")

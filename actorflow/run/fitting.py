@@ -218,13 +218,14 @@ class FitCall:
         if run.num_skipped:
             self._warn(f"{run.num_skipped} of {last - first} steps were skipped")
         is_kept = self._manager is not None
-        summary = self._reporter.finish(_ending(first, last, steps, reasons, is_kept=is_kept))
+        text = _ending(first, last, steps, reasons, is_kept=is_kept)
+        mean_loss, num_averaged = self._reporter.finish(text)
         return FitResult(
             first,
             last,
             listener.metrics,
-            summary.mean_loss,
-            summary.num_averaged,
+            mean_loss,
+            num_averaged,
             tuple(listener.evaluations),
             dict(self._runner.values.given),
             run.num_skipped,

@@ -14,7 +14,6 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,8 @@ from actorflow.run.metrics import MetricsKeeper
 _TTY_INTERVAL_S = 0.5
 _PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW = 16  # intervals over which the time left is estimated
+_LAST_LOSSES = 100
 _RESERVED = frozenset({"step", "since_step", "elapsed_s"})
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a run came to.
-
-    `items_per_s` leaves out the first step, which carries the warm-up; it and `mean_loss`, the mean
-    of the last `num_averaged` losses, are None if nothing was measured.
-    """
-
-    last_step: int
-    num_steps: int
-    elapsed_s: float
-    items_per_s: float | None
-    mean_loss: float | None
-    num_averaged: int
 
 
 class Reporter:
@@ -56,7 +40,6 @@ class Reporter:
         metrics_path: the JSON-lines file, or None for none; its folder is made.
         warn: takes what is wrong with the metrics file; None makes it a notice.
         interval_s: least time between two lines; None is 0.5 s on a terminal and 5 s elsewhere.
-        history: how many losses `mean_of_last` can look back.
         columns: width of the terminal, to which a progress line is cut; None asks the terminal.
     """
 
@@ -68,7 +51,6 @@ class Reporter:
         metrics_path: str | os.PathLike[str] | None = None,
         warn: Callable[[str], object] | None = None,
         interval_s: float | None = None,
-        history: int = 100,
         columns: int | None = None,
     ) -> None:
         self._console = console
@@ -81,14 +63,13 @@ class Reporter:
         self._file: MetricsKeeper | None = None
         self._lock = threading.Lock()
         self._shown = ""  # the progress line now on the terminal
-        self._losses: deque[float] = deque(maxlen=history)
+        self._losses: deque[float] = deque(maxlen=_LAST_LOSSES)
         self._sums: dict[str, _Sum] = {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
         self._start_s = self._due_s = 0.0
-        self._warm_s: float | None = None  # when the first step of this run was over
-        self._steps_before = self._warm_step = self._last_step = self._reported_step = 0
+        self._steps_before = self._last_step = self._reported_step = 0
 
     def start(
         self, total_steps: int | None, first_step: int, items_per_step: int, item_name: str
@@ -105,11 +86,7 @@ class Reporter:
         self._total_steps = total_steps
         self._steps_before = first_step
         self._last_step = self._reported_step = first_step
-        self._warm_s = None
         self._items_per_step, self._item_name = items_per_step, item_name
-        self._sums.clear()
-        self._marks.clear()
-        self._losses.clear()
         self._start_s = self._clock()
         if self._metrics_path is not None:
             self._file = MetricsKeeper(self._metrics_path, self._warn)
@@ -125,10 +102,7 @@ class Reporter:
         if "loss" in metrics:
             self._losses.append(float(metrics["loss"]))
         now = self._clock()
-        is_first = self._warm_s is None
-        if is_first:
-            self._warm_s, self._warm_step = now, step
-        if is_first or now >= self._due_s or step == self._total_steps:
+        if not self._marks or now >= self._due_s or step == self._total_steps:
             self._report(now)
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
@@ -141,8 +115,10 @@ class Reporter:
                 {"step": step} | {f"evaluation/{name}": value for name, value in means.items()}
             )
 
-    def finish(self, text: str = "") -> Summary:
+    def finish(self, text: str = "") -> tuple[float | None, int]:
         """Report what is still unreported, leave the progress line, close the file; may come twice.
+
+        Return the mean of the last losses of this run, at most 100, or None, and how many they are.
 
         Args:
             text: a last line to print, such as why the run ended.
@@ -159,7 +135,8 @@ class Reporter:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-        return self._summary(now)
+        count = len(self._losses)
+        return math.fsum(self._losses) / count if count else None, count
 
     def notice(self, text: str) -> None:
         """Print a line of its own above the progress line. Safe from any thread."""
@@ -169,20 +146,6 @@ class Reporter:
             else:
                 text += "\n"
             self._console.write(text, is_kept=True)
-
-    def mean_of_last(self, count: int) -> float | None:
-        """Return the mean of the last `count` losses of this run, or of all if there are fewer.
-
-        None if there is no loss yet.
-
-        Raises:
-            ValueError: `count` is below 1 or above the history that is kept.
-        """
-        kept = self._losses.maxlen or 0
-        if not 0 < count <= kept:
-            raise ValueError(f"mean_of_last: expected 1 to {kept} losses (history=), came {count}")
-        losses = list(self._losses)[-count:]
-        return math.fsum(losses) / len(losses) if losses else None
 
     def _report(self, now: float) -> None:
         rate = self._steps_per_s(now)
@@ -242,22 +205,6 @@ class Reporter:
         row[rate_name] = None if items_per_s is None else round(items_per_s, 3)
         row["elapsed_s"] = round(now - self._start_s, 3)
         self._file.append(row)
-
-    def _summary(self, now: float) -> Summary:
-        losses = len(self._losses)
-        steps, seconds = (
-            self._last_step - self._warm_step,
-            now - (now if self._warm_s is None else self._warm_s),
-        )
-        measured = steps > 0 and seconds > 0
-        return Summary(
-            last_step=self._last_step,
-            num_steps=self._last_step - self._steps_before,
-            elapsed_s=now - self._start_s,
-            items_per_s=steps * self._items_per_step / seconds if measured else None,
-            mean_loss=self.mean_of_last(self._losses.maxlen or 1) if losses else None,
-            num_averaged=losses,
-        )
 
 
 class _Sum:

@@ -71,7 +71,7 @@ def test_steps_may_be_admitted_while_the_plan_runs(pipeline):
         for step in range(5):
             loop.admit(1)
             assert arrived.get(timeout=PATIENCE) == step
-        loop.stop_admission()
+        loop.end()
         assert loop.wait(PATIENCE)
 
 

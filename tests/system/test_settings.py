@@ -48,7 +48,7 @@ def test_log_info_says_where_the_plan_came_from(run_python, tmp_path):
 
 
 def test_threads_bounds_the_threads_of_the_blas(run_python):
-    show = "\nfrom actorflow.compile.blas import loaded_blas\nprint(loaded_blas().num_threads)\n"
+    show = "\nfrom actors.kernels.library.openblas import num_threads\nprint(num_threads())\n"
     assert run_python(JOB + show, ACTORFLOW_THREADS="1").stdout.strip() == "1"
 
 

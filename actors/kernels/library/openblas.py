@@ -1,21 +1,42 @@
-"""The BLAS that numpy carries: its products, called from our own chunks.
+"""The BLAS that numpy carries: its products, called from our own chunks, and what holds it back.
 
 numpy's wheel has OpenBLAS with decorated names (scipy_cblas_sgemm64_: 64-bit integers); a build
 against the system's library has plain ones. Our pool calls it from several threads at once, each
 for its own chunk, so it is told to use one thread: two pools would fight for the cores.
 
-State of the module, and why: that number belongs to the process, and the library keeps no other, so
-what it was before we changed it is remembered here for whoever wants it back.
+OpenBLAS chooses its kernels when it is loaded, by the processor or by the variable
+OPENBLAS_CORETYPE. A value exported long ago, for another machine, silently halves every matrix
+product; only the loaded library knows. Run as a program, this file prints what it says as JSON, so
+that `doctor` can ask a child process that does not have the variables. It imports nothing of ours:
+the child must not depend on the rest.
+
+State of the module, and why: the number of threads belongs to the process, and the library keeps no
+other, so what it was before we changed it is remembered here for whoever wants it back.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+HOLDING_VARIABLES = (
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_L2_SIZE",
+)
+"""Variables that change how fast OpenBLAS is, read when it is loaded."""
+
+_CHILD_TIMEOUT_S = 30
 
 _AFFIXES = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
 """How builds of OpenBLAS decorate names: before and after. 64_ stands for 64-bit integers."""
@@ -25,6 +46,7 @@ _FUNCTIONS = (
     "cblas_dgemm",
     "openblas_set_num_threads",
     "openblas_get_num_threads",
+    "openblas_get_corename",
 )
 
 _MARKS = ("openblas", "libblas", "libblis", "libmkl_rt", "libcblas")
@@ -39,7 +61,21 @@ class Blas:
     dgemm: int
     set_num_threads: int
     get_num_threads: int
+    get_core_name: int
     integer_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlasInfo:
+    """What a BLAS says of itself; fields are None where it is no OpenBLAS and does not say.
+
+    `core_name` is the processor whose kernels are in use ("SkylakeX"), `num_threads` how many
+    threads a call may use.
+    """
+
+    library: str
+    core_name: str | None
+    num_threads: int | None
 
 
 @dataclass(slots=True)
@@ -62,6 +98,38 @@ def found() -> Blas | None:
         if blas is not None:
             return blas
     return None
+
+
+def loaded_blas() -> BlasInfo | None:
+    """Return the BLAS that numpy has loaded in this process, or None if it is not recognised."""
+    blas = found()
+    if blas is not None:
+        said = ctypes.CFUNCTYPE(ctypes.c_char_p)(blas.get_core_name)()
+        core_name = None if said is None else said.decode("ascii", "replace").strip()
+        return BlasInfo(blas.library, core_name, _num_threads(blas))
+    others = [path for path in _candidates() if path.exists()]
+    return BlasInfo(others[0].name, None, None) if others else None
+
+
+def blas_without_variables(environ: Mapping[str, str]) -> BlasInfo | None:
+    """Return the BLAS of a child process that has none of `HOLDING_VARIABLES`; None if that fails.
+
+    Takes some 0.2 s: the child imports numpy.
+    """
+    clean = {name: value for name, value in environ.items() if name not in HOLDING_VARIABLES}
+    try:
+        # -P: this folder must not come before the standard library on the child's path.
+        ended = subprocess.run(
+            [sys.executable, "-P", __file__],
+            env=clean,
+            capture_output=True,
+            timeout=_CHILD_TIMEOUT_S,
+            check=True,
+        )
+        answer = json.loads(ended.stdout)
+        return None if answer is None else BlasInfo(**answer)
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return None
 
 
 def use_threads(count: int | None) -> bool:
@@ -123,11 +191,21 @@ def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
         found = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
         if all(found):
-            sgemm, dgemm, setter, getter = found
-            return Blas(name, sgemm, dgemm, setter, getter, 64 if suffix else 32)
+            return Blas(name, *found, 64 if suffix else 32)
     return None
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def main() -> int:
+    """Print the loaded BLAS as one line of JSON."""
+    blas = loaded_blas()
+    sys.stdout.write(json.dumps(None if blas is None else asdict(blas)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

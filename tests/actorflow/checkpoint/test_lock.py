@@ -6,7 +6,6 @@ import pytest
 from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
 from actorflow.checkpoint.fs import RealFs
 from actorflow.checkpoint.lock import WriterLock
-from actorflow.checkpoint.manager import CheckpointManager
 
 
 def tree(path):
@@ -59,10 +58,9 @@ def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(
         real_run.save(1)
         lose(real_run.directory)
         before = tree(real_run.directory.parent)
-        for call in (lambda: real_run.save(2), lambda: real_run.manager.rollback(0)):
-            with pytest.raises(CheckpointLockLost, match=words) as raised:
-                call()
-            assert raised.value.directory == real_run.directory
+        with pytest.raises(CheckpointLockLost, match=words) as raised:
+            real_run.save(2)
+        assert raised.value.directory == real_run.directory
         assert tree(real_run.directory.parent) == before
 
 
@@ -142,7 +140,7 @@ def test_a_released_lock_can_be_taken_by_another(tmp_path):
     WriterLock(RealFs(), tmp_path).release()
 
 
-def test_a_system_that_cannot_say_is_an_error_of_ours(tmp_path):
+def test_a_system_that_cannot_say_is_an_error_of_ours(make_run, tmp_path):
     class Forbidding(RealFs):
         is_forbidding = False
 
@@ -152,7 +150,8 @@ def test_a_system_that_cannot_say_is_an_error_of_ours(tmp_path):
             return super().stat(path)
 
     fs = Forbidding()
-    with CheckpointManager(tmp_path, fs=fs) as manager:
+    run = make_run(fs, tmp_path)
+    with run.manager:
         fs.is_forbidding = True
         with pytest.raises(CheckpointError, match="EACCES"):
-            manager.rollback(0)
+            run.save(1)

@@ -164,19 +164,6 @@ def test_a_step_saved_again_with_other_tensors_is_replaced(memory_run):
     assert memory_run.reports == []
 
 
-def test_a_rollback_discards_the_newer_ones_only(make_run, memory_run):
-    memory_run.manager.close()
-    run = make_run(memory_run.fs, memory_run.directory, keep_last=9)
-    with run.manager:
-        for step in (1, 2, 3, 4):
-            run.save(step)
-        run.manager.rollback(2)
-        assert run.manager.steps() == (1, 2)
-        assert run.manager.latest().manifest.step == 2
-        run.manager.rollback(2)
-    assert names(run) == [".lock", "step-0000000001", "step-0000000002"]
-
-
 def test_a_second_manager_in_the_same_process_is_refused(real_run):
     second = CheckpointManager(real_run.directory)
     with real_run.manager:
@@ -230,9 +217,8 @@ def test_a_lock_refused_leaves_the_other_writers_work_alone(real_run):
 
 def test_writing_needs_an_open_manager(tmp_path, make_run):
     run = make_run(None, tmp_path / "run")
-    for call in (lambda: run.save(1), lambda: run.manager.rollback(1)):
-        with pytest.raises(CheckpointError, match=r"not its writer; call open\(\)"):
-            call()
+    with pytest.raises(CheckpointError, match=r"not its writer; call open\(\)"):
+        run.save(1)
     run.manager.close()
     assert not run.directory.exists()
 

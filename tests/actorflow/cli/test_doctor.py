@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from actorflow.cli import doctor
-from actorflow.cli.doctor import findings, report_lines
-from actorflow.compile.blas import BlasInfo
+from actorflow.cli.doctor import findings
 from actorflow.compile.host import Host
 from actorflow.settings import ENVIRONMENT
+from actors.kernels.library.openblas import BlasInfo
 
-FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", "OpenBLAS 0.3", 8)
-SLOW = BlasInfo("libscipy_openblas.so", "Haswell", "OpenBLAS 0.3", 8)
+FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", 8)
+SLOW = BlasInfo("libscipy_openblas.so", "Haswell", 8)
 SOUND = Host(
     python=(3, 11, 4),
     system="Linux x86_64",
@@ -36,6 +36,10 @@ def warnings(environ=HOME, **changes):
     """The (text, mend) of every warning."""
     found = findings(environ, replace(SOUND, **changes))
     return [(finding.text, finding.mend) for finding in found if finding.is_warning]
+
+
+def report_lines(environ, host):
+    return [line for finding in findings(environ, host) for line in str(finding).splitlines()]
 
 
 def test_a_sound_machine_has_no_warning():
@@ -113,10 +117,7 @@ def test_an_exported_cache_size_is_named():
     ("found", "text"),
     [
         (None, "not recognised: its kernels cannot be told"),
-        (
-            BlasInfo("libmkl_rt.so", None, None, None),
-            "libmkl_rt.so, not OpenBLAS: its kernels cannot",
-        ),
+        (BlasInfo("libmkl_rt.so", None, None), "libmkl_rt.so, not OpenBLAS: its kernels cannot"),
     ],
 )
 def test_another_blas_is_told_and_not_warned_of(found, text):
