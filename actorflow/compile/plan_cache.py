@@ -1,12 +1,11 @@
 """The plan cache on disk: a compiled plan is loaded again while its key is the same.
 
-One file per key, written under a temporary name and renamed, so that a reader never sees half a
-plan. The file holds its key beside the plan, under one hash, so that a file under another's name
-does not answer for it. The key covers the traced graph with its user lines, the compile options,
-the kernels' fingerprint and what native ones are chosen by, the sources of the compiler itself, and
-the files from elsewhere that added a column of an op, a kernel or a pass, so that neither a changed
-compiler nor a changed gradient serves an old plan. What such a file imports in its turn is not
-covered. A damaged file is reported and compiled anew.
+One file per key, under a seal of its name and content (`actors.kernels.native.sealed`), so that a
+reader never sees half a plan, nor that of another key. The key covers the traced graph with its
+user lines, the compile options, the kernels' fingerprint and what native ones are chosen by, the
+sources of the compiler itself, and the files from elsewhere that added a column of an op, a kernel
+or a pass, so that neither a changed compiler nor a changed gradient serves an old plan. What such a
+file imports in its turn is not covered. A damaged file is reported and compiled anew.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ import compiler.ops.standard  # noqa: F401  # fills the columns whose files a ke
 from actorflow.compile.native import build, choices
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
-from actors.kernels.native.trust import distrust_of_folder, replace_file
+from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
+from actors.kernels.native.trust import distrust_of_folder
 from compiler import added_passes
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.fusion.products import foreign_programs
@@ -36,12 +36,6 @@ _HOUSE = Path(__file__).resolve().parents[2]
 
 _PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
 """Where the sources lie that decide what a plan looks like."""
-
-_HEAD = b"actorflow cached plan 1\n"
-"""What a file begins with; then the key, the hash of key and plan, and the plan as it is saved."""
-
-_NUM_DIGITS = 32
-"""Hexadecimal digits of a key and of a hash."""
 
 _STARTED_NS = time.time_ns()
 """When this module was imported, which only that moment can tell: a file that is written later may
@@ -95,8 +89,12 @@ class PlanCache:
             return None
         path = self._directory / f"{key}.plan"
         try:
-            return Plan.from_bytes(_opened(path.read_bytes(), key, str(path)), str(path))
+            return Plan.from_bytes(read_sealed(path), str(path))
         except FileNotFoundError:
+            return None
+        except DamagedFile as error:
+            text = f"{path} is damaged, or holds the plan of another key: {error}"
+            self._report(f"plan cache: {text}; compiling again")
             return None
         except (PlanFormatError, OSError) as error:
             self._report(f"plan cache: {error}; compiling again")
@@ -107,7 +105,7 @@ class PlanCache:
         if self._directory is None:
             return
         try:
-            replace_file(self._directory / f"{key}.plan", _sealed(plan.to_bytes(), key))
+            replace_sealed(self._directory / f"{key}.plan", plan.to_bytes())
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
 
@@ -125,30 +123,6 @@ def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
         report(f"plan cache: {error}")
         return False
     return build(plan)
-
-
-def _sealed(plan: bytes, key: str) -> bytes:
-    """Return the content of the file of a plan under `key`."""
-    return b"".join((_HEAD, key.encode(), _seal(plan, key), plan))
-
-
-def _opened(content: bytes, key: str, where: str) -> bytes:
-    """Return the plan inside a file. Raises PlanFormatError when it is not that of `key`."""
-    seal_at = len(_HEAD) + _NUM_DIGITS
-    plan_at = seal_at + _NUM_DIGITS
-    if not content.startswith(_HEAD):
-        raise PlanFormatError(f"{where} is not a file of this plan cache")
-    plan = content[plan_at:]
-    holds = content[len(_HEAD) : seal_at].decode(errors="replace")
-    if content[seal_at:plan_at] != _seal(plan, holds):
-        raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
-    if holds != key:
-        raise PlanFormatError(f"{where} holds the plan of another key, {holds}")
-    return plan
-
-
-def _seal(plan: bytes, key: str) -> bytes:
-    return hashlib.blake2b(key.encode() + plan, digest_size=_NUM_DIGITS // 2).hexdigest().encode()
 
 
 @functools.cache

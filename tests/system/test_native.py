@@ -16,6 +16,7 @@ import pytest
 import actorflow as af
 from actorflow.cli.main import main
 from actors.kernels.library import tuning
+from actors.kernels.library.measured_file import read_object
 from actors.kernels.native import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -399,7 +400,7 @@ def trained(cache, tmp_path, monkeypatch, native_toolchain):
 
 def table(cache):
     (file,) = (cache / "native").glob("tuning-*.json")
-    return json.loads(file.read_text())
+    return read_object(file)
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,22 +21,15 @@ from actors.kernels import catalogue, cost
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
 from actors.kernels.interpret.blocks import BLOCK_BYTES
 from actors.kernels.kernel import Attrs, Kernel, Operand, Operands
-from actors.kernels.library.measured_file import (
-    DamagedFile,
-    read_object,
-    replace_object,
-    report_damage,
-)
+from actors.kernels.library.measured_file import read_object, replace_object, report_damage
+from actors.kernels.native.sealed import DamagedFile
 from actors.kernels.scratch import ALIGNMENT_BYTES
 from actors.kernels.work import BytePass, Work
 from actors.protocol import Array, Clock, Launch
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
 
-FORMAT = 1
-_MAX_RATE = 1e15
-"""Nanoseconds per unit of work, and flops per nanosecond, of no machine."""
-
+FORMAT = 2
 _report = logging.getLogger("actorflow").warning
 _BLOCK = BLOCK_BYTES // 4
 _LEAST_SHARE = 0.02
@@ -287,43 +279,13 @@ def cached_rates(folder: Path, machine: str, measure: Measure, *, is_fresh: bool
         try:
             found = read_object(path)
             if found is not None:
-                return from_values(found, key)
+                columns = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+                return Rates(**columns)  # type: ignore[arg-type]  # as they were written
         except DamagedFile as error:
             report_damage(path, error, "the rates of this machine are measured anew")
     rates = calibrate(measure)
     try:
-        replace_object(path, to_values(rates, key))
+        replace_object(path, asdict(rates))
     except OSError as error:
         _report("%s cannot be written (%s): the rates are not kept", path, error.strerror)
-    return rates
-
-
-def to_values(rates: Rates, key: str) -> dict[str, Any]:
-    """Return what a file of rates holds."""
-    return {"key": key, **asdict(rates)}
-
-
-def from_values(data: dict[str, Any], key: str) -> Rates:
-    """Return the rates in a file. Raises DamagedFile, also when they were made for another key."""
-    if data.get("key") != key:
-        raise DamagedFile("the rates are of another machine, or of another set of libraries")
-    try:
-        rates = Rates(
-            data["call_ns"],
-            data["loop_ns"],
-            tuple(data["pass_ns"]),
-            tuple(data["miss_ns"]),
-            tuple(data["flops_per_ns"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DamagedFile(f"{type(error).__name__}: {str(error)[:100]}") from None
-    columns = (rates.pass_ns, rates.miss_ns, rates.flops_per_ns)
-    lengths = (len(BytePass), len(DISTANCES_BYTES), len(EXTENTS) ** 3)
-    numbers: tuple[Any, ...] = (rates.call_ns, rates.loop_ns, *[x for c in columns for x in c])
-    if (
-        tuple(map(len, columns)) != lengths
-        or not all(type(x) in (int, float) and 0 <= x < _MAX_RATE for x in numbers)
-        or not all(rates.flops_per_ns)
-    ):
-        raise DamagedFile("expected a finite number for every quantity")
     return rates

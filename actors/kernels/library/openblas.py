@@ -57,12 +57,12 @@ class Blas:
     """Addresses in a loaded OpenBLAS; `integer_bits` is the width of its extents."""
 
     library: str
+    integer_bits: int
     sgemm: int
     dgemm: int
     set_num_threads: int
     get_num_threads: int
     get_core_name: int
-    integer_bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
         found = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
         if all(found):
-            return Blas(name, *found, 64 if suffix else 32)
+            return Blas(name, 64 if suffix else 32, *found)
     return None
 
 

@@ -17,23 +17,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from actors.fork_lock import forkable_lock
 from actors.kernels.library import onednn, openblas
-from actors.kernels.library.measured_file import (
-    DamagedFile,
-    read_object,
-    replace_object,
-    report_damage,
-)
+from actors.kernels.library.measured_file import read_object, replace_object, report_damage
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Gemm, Side, chunks_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
 from actors.kernels.native.launch import NativeLaunch
+from actors.kernels.native.sealed import DamagedFile
 from actors.protocol import Array
 from compiler.types import DType
 
@@ -55,8 +50,7 @@ _MAX_ELEMENTS = 1 << 28
 _RANDOM = 65_521
 """Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
 
-_FORMAT = 2
-_MAX_EPOCH = 1 << 32
+_FORMAT = "3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +248,7 @@ def _file() -> Path | None:
     if _state.options.folder is None:
         return None
     blas = openblas.found()
-    parts = (runtime.fingerprint(), onednn.fingerprint(), blas.library if blas else "")
+    parts = (_FORMAT, runtime.fingerprint(), onednn.fingerprint(), blas.library if blas else "")
     mark = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
     return _state.options.folder / f"tuning-{mark}.json"
 
@@ -262,24 +256,12 @@ def _file() -> Path | None:
 def _read(file: Path) -> tuple[int, dict[str, str]]:
     try:
         found = read_object(file)
-        return (0, {}) if found is None else _parsed(found)
+        return (0, {}) if found is None else (found["epoch"], found["products"])
     except DamagedFile as error:
         if file not in _state.told:
             _state.told.add(file)
             report_damage(file, error, "matrix products are measured anew")
         return 0, {}
-
-
-def _parsed(found: dict[str, Any]) -> tuple[int, dict[str, str]]:
-    """Return epoch and table, empty for another format. Raises DamagedFile."""
-    form, epoch, products = found.get("format"), found.get("epoch"), found.get("products")
-    if type(form) is int and form != _FORMAT:
-        return 0, {}
-    if type(form) is not int or type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
-        raise DamagedFile(f"expected format {_FORMAT} and an epoch in [0, {_MAX_EPOCH:,})")
-    if not isinstance(products, dict) or not all([isinstance(n, str) for n in products.values()]):
-        raise DamagedFile("expected the name of a library for every product")
-    return epoch, products
 
 
 def _save(key: str, name: str, names: Sequence[str]) -> None:
@@ -301,6 +283,6 @@ def _keep() -> None:
     """Replace the file by the table; or do without."""
     if _state.file is None or _state.table is None:
         return
-    found = {"format": _FORMAT, "epoch": _state.epoch, "products": _state.table}
+    found = {"epoch": _state.epoch, "products": _state.table}
     with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
         replace_object(_state.file, found)

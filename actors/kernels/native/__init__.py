@@ -4,6 +4,7 @@ The floor:
 
 toolchain   finds the C compiler, builds shared libraries, and keeps them by content
 trust       whether a folder or a file of built libraries is the user's own
+sealed      files of a cache that end with a hash of their name and content
 runtime     the process's one pool of threads, the chain runner, and the symbols of built libraries
 launch      a launch that C can make by itself: a function and its prebuilt argument block
 chain       neighbouring launches as one call

@@ -3,11 +3,7 @@
 A library is found again by the hash of all that decides its bytes: the text, the flags, the
 compiler's version, and the features of the processor. So a cache that was made on another machine
 is never run: `-march=native` code for a foreign processor would end the process with SIGILL. A file
-is written under a temporary name and renamed, so that two processes may build the same one. It ends
-with a hash of its name and the library, which is none of the loader's business: half a file, left
-by a full disk or a loss of power, would end the process with SIGBUS when it is loaded, and one
-under another's name would be run in its place. A file that is damaged, or that others may write
-(`trust`), is built anew, and a line says so.
+that is damaged (`sealed`), or that others may write (`trust`), is built anew, and a line says so.
 """
 
 from __future__ import annotations
@@ -26,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.native.trust import distrust_of_file, replace_file
+from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
+from actors.kernels.native.trust import distrust_of_file
 from compiler.errors import ActorflowError
 
 FLAGS = (
@@ -46,7 +43,6 @@ FLAGS = (
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 120
 _MAX_ERRORS = 3
-_SEAL_BYTES = 16
 _SEALED = "name and content"
 """What a seal covers: files of another way to seal have other names, and are none of ours."""
 
@@ -131,11 +127,14 @@ class Toolchain:
         """Whether a file is there, is ours, and ends as it was written under its name."""
         try:
             why = distrust_of_file(kept)
-            if why is None and _is_whole(kept):
+            if why is None:
+                read_sealed(kept)
                 return True
+        except DamagedFile:
+            why = f"{kept} is damaged"
         except OSError:
             return False
-        self.report(f"{why or f'{kept} is damaged'}: it is not loaded, but built anew")
+        self.report(f"{why}: it is not loaded, but built anew")
         with contextlib.suppress(OSError):
             kept.unlink()
         return False
@@ -224,18 +223,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
     if folder is None:
         return None
     try:
-        content = built.read_bytes()
-        replace_file(folder / name, content + _seal(name, content))
+        replace_sealed(folder / name, built.read_bytes())
     except OSError:
         return None
     return folder / name
-
-
-def _is_whole(kept: Path) -> bool:
-    """Whether a file ends as it was written under its name. Raises OSError."""
-    content = kept.read_bytes()
-    return content[-_SEAL_BYTES:] == _seal(kept.name, content[:-_SEAL_BYTES])
-
-
-def _seal(name: str, content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=name.encode()[:64]).digest()

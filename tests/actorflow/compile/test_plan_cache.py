@@ -10,6 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile import plan_cache
 from actorflow.compile.plan_cache import PlanCache
+from actors.kernels.native.sealed import replace_sealed
 from compiler import pipeline
 from compiler.types import DType, TensorType
 
@@ -83,7 +84,7 @@ def test_a_cached_plan_that_is_not_proven_is_reported_and_compiled_anew(compiles
         for a in plan.actors
     ]
     hostile = replace(plan, actors=tuple(actors))
-    file.write_bytes(plan_cache._sealed(hostile.to_bytes(), file.stem))
+    replace_sealed(file, hostile.to_bytes())
     assert compiled_at() == plan
     assert len(compiles) == 2
     assert "no such kernel here" in caplog.text

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -13,13 +12,15 @@ from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
 from actors.kernels.library.calibration import (
     cached_rates,
     calibrate,
-    from_values,
     probes,
     stopwatch,
-    to_values,
 )
+<<<<<<< HEAD
 from actors.kernels.library.measured_file import DamagedFile
 from actors.kernels.work import BytePass
+=======
+from actors.kernels.work import Pass
+>>>>>>> 5d41577 (One seal for what a cache keeps: plans, libraries, what was measured)
 
 
 def priced(rates):
@@ -101,34 +102,21 @@ def test_another_machine_or_the_wish_to_is_measured(tmp_path, machine, is_fresh)
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: text.replace('"call_ns"', '"calls_ns"'),
-        lambda text: text.replace('"loop_ns": ', '"loop_ns": -'),
-        lambda text: json.dumps({**json.loads(text), "miss_ns": [1.0]}),
-        lambda text: json.dumps({**json.loads(text), "pass_ns": 3}),
-        lambda text: json.dumps({**json.loads(text), "call_ns": "fast"}),
-        lambda text: json.dumps({**json.loads(text), "loop_ns": float("nan")}),
-        lambda text: json.dumps({**json.loads(text), "flops_per_ns": [0] * 125}),
-        lambda text: json.dumps({**json.loads(text), "call_ns": True}),
-        lambda text: json.dumps({**json.loads(text), "call_ns": 1e300}),
-        lambda text: json.dumps({**json.loads(text), "call_ns": 10**400}),
-        lambda text: json.dumps({**json.loads(text), "miss_ns": None}),
-        lambda text: json.dumps({**json.loads(text), "miss_ns": {"a": 1}}),
-        lambda text: json.dumps({**json.loads(text), "key": ["another"]}),
-        lambda text: "[" * 100_000,
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"0", b"1", 1),
+        lambda content: b"",
+        lambda content: b"[" * 100_000,
     ],
 )
 def test_damaged_rates_are_measured_anew_with_a_line(tmp_path, damage, caplog):
     rates = cached_rates(tmp_path, "this", priced(REFERENCE))
     (path,) = tmp_path.iterdir()
-    path.write_text(damage(path.read_text()))
+    path.write_bytes(damage(path.read_bytes()))
     assert cached_rates(tmp_path, "this", priced(REFERENCE)) == rates
     assert len(caplog.records) == 1
     assert f"{path} is damaged" in caplog.text
     assert "measured anew" in caplog.text
-    values = json.loads(path.read_text())
-    assert from_values(values, values["key"]) == rates
+    assert cached_rates(tmp_path, "this", None) == rates
 
 
 def test_rates_that_cannot_be_kept_are_measured_and_used(tmp_path, caplog):
@@ -140,13 +128,3 @@ def test_rates_that_cannot_be_kept_are_measured_and_used(tmp_path, caplog):
     assert "it is no regular file" in caplog.text
     assert "cannot be written" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
-
-
-@given(st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
-def test_rates_are_read_back_as_written(seed):
-    rates = random_rates(seed)
-    values = json.loads(json.dumps(to_values(rates, "k")))
-    assert from_values(values, "k") == rates
-    with pytest.raises(DamagedFile, match="another machine"):
-        from_values(values, "other")

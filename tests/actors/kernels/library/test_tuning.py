@@ -1,10 +1,10 @@
-import json
 import os
 
 import numpy as np
 import pytest
 
 from actors.kernels.library import tuning
+from actors.kernels.library.measured_file import read_object, replace_object
 from actors.kernels.native.gemm import gemm_of, view_of_array
 from actors.kernels.native.matmul import LIBRARIES
 
@@ -71,18 +71,7 @@ def test_after_retune_everything_is_measured_anew_in_another_epoch(folder, measu
     assert tuning.epoch() == epoch
 
 
-def content(**changes):
-    return json.dumps({"format": 2, "epoch": 0, "products": {}} | changes)
-
-
-ABSURD = [
-    "", "{", "[]", "3", "null", "NaN", '"text"', "\x00\xff", "[" * 100_000, '{"a":' * 50_000,
-    '{"format": 2}', content(epoch=None), content(epoch=-1), content(epoch=1.5),
-    content(epoch=True), content(epoch=float("nan")), content(epoch=float("inf")),
-    content(epoch=10**30), content(epoch=0).replace("0", "9" * 5000), content(format="2"),
-    content(format=True), content(products=3), content(products=[]), content(products={"a": 1}),
-    content(products={"a": {"b": "c"}}), content(products=None), " " * (9 << 20),
-]  # fmt: skip
+ABSURD = ["", "{", '{"epoch": 0, "products": {}}', "\x00\xff", "[" * 100_000]
 
 
 @pytest.mark.parametrize("text", ABSURD, ids=lambda text: text[:40])
@@ -94,7 +83,7 @@ def test_an_absurd_file_is_measured_anew_with_one_line_and_replaced(folder, meas
     tuning.library_for(gemm(), LIBRARIES)
     tuning.library_for(gemm(64, 64, 64), LIBRARIES)
     assert len(measured) == 3
-    assert gemm().key in json.loads(file.read_text())["products"]
+    assert gemm().key in read_object(file)["products"]
     assert len(caplog.records) == 1
     assert f"{file} is damaged" in caplog.text
     assert "matrix products are measured anew" in caplog.text
@@ -127,22 +116,11 @@ def test_what_is_no_file_costs_a_measurement_and_one_line(folder, measured, put,
     assert list(folder.iterdir()) == [file], "nothing is left behind"
 
 
-def test_a_table_of_another_version_is_no_damage(folder, measured, caplog):
-    tuning.library_for(gemm(), LIBRARIES)
-    (file,) = folder.iterdir()
-    file.write_text(content(format=1, products={gemm().key: "c"}))
-    forget(folder)
-    tuning.library_for(gemm(), LIBRARIES)
-    assert len(measured) == 2
-    assert caplog.records == []
-
-
 def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
-    content = json.loads(file.read_text())
-    content["products"] = dict.fromkeys(content["products"], "somebody")
-    file.write_text(json.dumps(content))
+    content = read_object(file)
+    replace_object(file, content | {"products": dict.fromkeys(content["products"], "somebody")})
     forget(folder)
     assert tuning.library_for(gemm(), LIBRARIES) in [library.name for library in LIBRARIES]
 
@@ -150,11 +128,11 @@ def test_a_library_that_is_gone_is_not_taken_from_the_table(folder, measured):
 def test_what_another_process_found_meanwhile_is_kept(folder, measured):
     tuning.library_for(gemm(), LIBRARIES)
     (file,) = folder.iterdir()
-    content = json.loads(file.read_text())
+    content = read_object(file)
     content["products"]["theirs"] = "c"
-    file.write_text(json.dumps(content))
+    replace_object(file, content)
     tuning.library_for(gemm(64, 64, 64), LIBRARIES)
-    assert set(json.loads(file.read_text())["products"]) >= {"theirs", gemm().key}
+    assert set(read_object(file)["products"]) >= {"theirs", gemm().key}
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement_and_no_more(folder, measured):
@@ -179,8 +157,8 @@ def test_what_another_process_measured_first_is_taken_over_before_the_answer(fol
     """A rival writes its table while the product is being measured."""
 
     def rival(gemm, libraries):
-        content = {"format": tuning._FORMAT, "epoch": 0, "products": {gemm.key: libraries[0].name}}
-        tuning._file().write_text(json.dumps(content))
+        content = {"epoch": 0, "products": {gemm.key: libraries[0].name}}
+        replace_object(tuning._file(), content)
         return libraries[-1].name
 
     monkeypatch.setattr(tuning, "_measured", rival)
@@ -188,4 +166,4 @@ def test_what_another_process_measured_first_is_taken_over_before_the_answer(fol
     assert taken[0].name != taken[-1].name
     assert tuning.library_for(gemm(), LIBRARIES) == taken[0].name
     (file,) = folder.iterdir()
-    assert json.loads(file.read_text())["products"] == {gemm().key: taken[0].name}
+    assert read_object(file)["products"] == {gemm().key: taken[0].name}
