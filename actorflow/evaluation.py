@@ -13,18 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from actorflow.arguments import came, check_count, check_listener, check_source
 from actorflow.data import Batch, DataError, DataSource, check_batch
-from actorflow.nn.module import Module
 from actorflow.run.fetching import Fetching
 from actorflow.trace.tracer import find_source
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import CompileError
-from compiler.graph import Graph
 from compiler.types import TensorType
+
+if TYPE_CHECKING:
+    from actorflow.jobs import Job
 
 Results = Mapping[str, float]
 """Mean of every scalar output over the batches of one evaluation."""
@@ -32,36 +33,7 @@ Results = Mapping[str, float]
 OnResult = Callable[[int, Results], object]
 
 
-@runtime_checkable
-class EvaluationJob(Protocol):
-    """What an evaluation needs of a job."""
-
-    @property
-    def name(self) -> str:
-        """Name of the job."""
-        ...
-
-    @property
-    def is_training(self) -> bool:
-        """Whether the job changes the model."""
-        ...
-
-    @property
-    def memory_budget(self) -> int:
-        """Bytes that the job's own arena may take; 0: as many as it needs."""
-        ...
-
-    @property
-    def precision(self) -> str:
-        """What the products of the job read: "fp32" or "bf16"."""
-        ...
-
-    def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
-        """Return the logical graph for a model and the types of a batch."""
-        ...
-
-
-def check_shared_arena(job: EvaluationJob) -> None:
+def check_shared_arena(job: Job) -> None:
     """Raise CompileError where a job has a budget of its own for an arena that it shares."""
     if job.memory_budget:
         raise CompileError(
@@ -82,7 +54,7 @@ class Evaluation:
         DataError: `data` is no data source.
     """
 
-    job: EvaluationJob
+    job: Job
     data: DataSource
     every: int
     batches: int
@@ -93,7 +65,9 @@ class Evaluation:
         check_count("batches of an Evaluation", self.batches)
         check_source(self.data, is_kept=False)
         check_listener("on_result of an Evaluation", self.on_result)
-        if not isinstance(self.job, EvaluationJob):
+        from actorflow.jobs import Job  # which imports this
+
+        if not isinstance(self.job, Job):
             raise CompileError(
                 f"{find_source()}: expected the job of an Evaluation, came {came(self.job)};"
                 " decorate a function of (model, batch) with @af.job(train=False)"

@@ -234,7 +234,7 @@ class Machine:
     def stall(self) -> str:
         """Return who waits for what, for the error about a run that cannot go on."""
         open_ = [a for a in range(self.table.num_actors) if self._state[a] != _ENDED]
-        waits = [", ".join(self.waits_for(a)) or "slots to come home" for a in open_]
+        waits = [", ".join(self.waits_for(a)) or "the end of its firing" for a in open_]
         names = [self.table.names[a] for a in open_]
         return "; ".join([f"{n!r} waits for {w}" for n, w in zip(names, waits, strict=True)])
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from actors.fork_lock import forkable_lock
 from compiler.errors import CompileError
 from compiler.graph import SourceLocation
 
+if TYPE_CHECKING:  # it loads the machine
+    from actorflow.run.live_variables import LiveVariables
+
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
@@ -40,32 +43,6 @@ _LOCK = forkable_lock()
 
 It is taken again by finalizers, which may run within.
 """
-
-
-class OpenVariables(Protocol):
-    """The variables of an open run: see `actorflow.run.live_variables`."""
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the run has a variable of this name."""
-        ...
-
-    @property
-    def pending(self) -> Mapping[str, Array]:
-        """What was written and waits for the next step."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will change the variables any more."""
-        ...
-
-    def read(self, names: Iterable[str]) -> dict[str, Array] | None:
-        """Return copies after the last finished step; None where a failure cut an update."""
-        ...
-
-    def write(self, values: Mapping[str, Array]) -> None:
-        """Write before the next step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +121,12 @@ class Lease:
         self._given = {cell: cell.array for cell in self._names}
         self._is_stepped = is_stepped
         self._loop = loop
-        self._live: OpenVariables | None = None
+        self._live: LiveVariables | None = None
         self._num_steps = 0
         self._thread: int | None = threading.get_ident()
         """Who opens the run or steps it; None between steps."""
 
-    def attach(self, live: OpenVariables) -> None:
+    def attach(self, live: LiveVariables) -> None:
         """Say where the values are from now on; before the first step.
 
         What was written since the lease was taken is written into the run.
@@ -245,7 +222,7 @@ class Lease:
             return self._live.is_over or self._thread is None or is_here
         return self._live.is_over and (is_here if self._loop is None else not self._loop.is_open)
 
-    def _values(self, live: OpenVariables, names: list[str]) -> dict[str, Array] | None:
+    def _values(self, live: LiveVariables, names: list[str]) -> dict[str, Array] | None:
         try:
             return live.read(names)
         except CompileError:

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from queue import Empty, Queue, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from actorflow.run.training_run import Run
@@ -40,33 +40,6 @@ class StopTraining(Exception):
     """
 
 
-class Stoppable(Protocol):
-    """What a stopper needs of a run; `ask` is called by what wants to end it from inside."""
-
-    ask: Callable[[str], object]
-
-    @property
-    def stopped_by(self) -> str:
-        """The words of a StopTraining that the data source raised, or nothing."""
-        ...
-
-    def wait(self) -> None:
-        """Block until the run has ended; raises what ended it."""
-        ...
-
-    def stop(self) -> None:
-        """Let the step that is being fed be the last; safe in a signal handler."""
-        ...
-
-    def give_up_sources(self) -> None:
-        """Go on as if sources that block had no more data."""
-        ...
-
-    def user_code_at(self) -> Mapping[str, str]:
-        """Return where the threads are that run functions of the user, by what they run."""
-        ...
-
-
 class Stopper:
     """Stops one run when it is asked to, and attends it until it is over.
 
@@ -78,7 +51,7 @@ class Stopper:
         self.failure: BaseException | None = None
         self._calls: dict[str, None] = {}
         self._events: SimpleQueue[str] = SimpleQueue()
-        self._run: Stoppable | None = None
+        self._run: Run | None = None
 
     def ask(self, reason: str) -> None:
         """Ask for the end. For any thread, and for signal handlers: it takes no lock."""
@@ -109,7 +82,7 @@ class Stopper:
         finally:
             del self._calls[name]
 
-    def watch(self, run: Stoppable) -> None:
+    def watch(self, run: Run) -> None:
         """Take the run that is to be stopped; it stops before its first step if that was asked."""
         self._run, run.ask = run, self.ask
         if self.reasons:
@@ -147,7 +120,7 @@ class Stopper:
         if self._run.stopped_by:
             self.reasons.append(self._run.stopped_by)
 
-    def _waited_for(self, run: Stoppable) -> str:
+    def _waited_for(self, run: Run) -> str:
         """Return which functions of the user are running, and where."""
         places = run.user_code_at().items()
         # The thread of a callback does other things too.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,9 @@ from compiler.options import SKIPPED
 from compiler.plan import Plan
 from compiler.types import TensorType
 
+if TYPE_CHECKING:
+    from actorflow.run.saving import Saver
+
 Array = np.ndarray[Any, Any]
 
 _USERS = {
@@ -56,18 +59,6 @@ _USERS = {
     "eval_metrics": ON_RESULT,
 }
 """What of the user runs in a port, by the name of its actor."""
-
-
-class SnapshotSaver(Protocol):
-    """Writes checkpoints on the checkpoint thread."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether a snapshot of this step is to be written."""
-        ...
-
-    def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
-        """Write variables by name, and the state of the data source after that step."""
-        ...
 
 
 def _ignore(*_: object) -> None:
@@ -97,7 +88,7 @@ class RunOptions:
     on_step: Callable[[int, Metrics], object]
     first_step: int = 0
     total_steps: int | None = None
-    saver: SnapshotSaver | None = None
+    saver: Saver | None = None
     on_nan: str = "raise"
     evaluation: Evaluation | None = None
     directory: Path | None = None

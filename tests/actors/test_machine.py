@@ -420,6 +420,18 @@ def test_the_last_messages_tell_each_once_when_a_flush_notes_what_it_waits_for()
     )
 
 
+def test_a_firing_before_the_flush_sends_what_it_sent_while_the_flush_runs():
+    machine = flushed(rate=1, num_slots=2)
+    machine.admit(0, 1)
+    done(machine, 0)
+    done(machine, 1)
+    machine.end_admission(0)
+    settle(machine)
+    done(machine, 2)
+    assert machine.state(1) is State.FLUSHING
+    assert "FREE 'updated' snap -> step" in machine.last_messages(1000)
+
+
 def test_a_thousand_messages_of_a_long_run_are_remembered(pair):
     pair.admit(0, 5000)
     while pair.fireable:
@@ -433,6 +445,7 @@ def test_a_stall_names_who_waits_for_what(pair):
     done(pair, 0)
     done(pair, 0)
     assert "'data' waits for 1 more tokens of 'admission', 1 more slots of 'batch'" in pair.stall()
+    assert pair.stall().endswith("'step' waits for the end of its firing")
 
 
 def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():

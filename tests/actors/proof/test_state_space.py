@@ -39,6 +39,12 @@ def test_every_number_of_steps_is_an_end_of_its_own():
         assert reach(Study(pair(), steps)).num_ends == steps + 1
 
 
+def test_an_exhausted_source_ends_alike_however_many_steps_were_permitted():
+    for steps in range(4):
+        ends = reach(Study(pair(), steps, is_exhausting=True)).num_ends
+        assert ends == (steps + 1) + steps  # by the end of admission, or for want of data
+
+
 def test_a_machine_goes_back_to_where_it_was():
     machine = _Restorable(pair())
     before = machine.snapshot()
