@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from actorflow.checkpoint import reader
 from actorflow.checkpoint.commit import commit, discard, make_durable, recover
 from actorflow.checkpoint.errors import (
     CheckpointDamaged,
@@ -20,12 +19,11 @@ from actorflow.checkpoint.errors import (
     CheckpointSpaceError,
     writing,
 )
-from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.fs import Fs, RealFs
 from actorflow.checkpoint.layout import MAX_STEP, aside_step_of, new_attempt, step_name
 from actorflow.checkpoint.lock import WriterLock
 from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, TensorEntry, encode, plain_json
-from actorflow.checkpoint.reader import LoadedCheckpoint as LoadedCheckpoint  # what `load` returns
+from actorflow.checkpoint.reader import CheckpointReader
 from actorflow.checkpoint.shard import Array, Groups, ShardSpec, plan_shards, tensor_hash
 
 _BLOCK_BYTES = 4 << 10
@@ -36,10 +34,9 @@ def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-class CheckpointManager:
-    """The checkpoints of one run directory: one writer, any number of readers.
+class CheckpointManager(CheckpointReader):
+    """The checkpoints of one run directory: a reader that may also become its one writer.
 
-    Reading (`latest`, `steps`, `verify`, `load`, `describe`) needs no lock and creates nothing.
     Writing needs `open()` or a `with` block. Not thread-safe: one thread saves.
 
     Args:
@@ -61,10 +58,8 @@ class CheckpointManager:
         if type(keep_last) is not int or keep_last < 1:
             raise CheckpointError(f"keep_last: expected an int of 1 or more, got {keep_last!r}")
         # Real path: a name is made durable by syncing the directory that truly holds it.
-        self.directory = Path(os.path.realpath(directory))
+        super().__init__(fs or RealFs(), Path(os.path.realpath(directory)), report)
         self._keep_last = keep_last
-        self._report = report
-        self._fs: Fs = RealFs() if fs is None else fs
         self._lock: WriterLock | None = None
 
     def open(self) -> Self:
@@ -172,38 +167,6 @@ class CheckpointManager:
         self._collect(step)
         return final
 
-    def latest(self, expected: Expected | None = None) -> LoadedCheckpoint | None:
-        """Return the newest valid checkpoint, loaded; None only where there never was one.
-
-        Each damaged one is reported and skipped, and so is one that is not as expected: nothing of
-        its size is reserved.
-
-        Raises:
-            NoValidCheckpoint: there are checkpoints, and none can be used.
-            CheckpointUnfit: the same, and all are whole: they are of another model or optimizer.
-        """
-        return reader.load_latest(self._fs, self.directory, self._report, expected)
-
-    def steps(self) -> tuple[int, ...]:
-        """Return the steps that have a checkpoint, ascending, valid or not."""
-        return reader.list_steps(self._fs, self.directory)
-
-    def verify(self, step: int) -> Manifest:
-        """Read every byte of a checkpoint; raise `CheckpointDamaged` if one is not as written."""
-        return reader.verify_step(self._fs, self.directory, step)
-
-    def load(self, step: int) -> LoadedCheckpoint:
-        """Return the checkpoint of a step; raise `CheckpointDamaged` if missing or damaged."""
-        return reader.load_step(self._fs, self.directory, step)
-
-    def newest_sound(self, step: int) -> int | None:
-        """Return the newest step up to one whose manifest says that it holds no NaN, or None."""
-        return reader.newest_sound(self._fs, self.directory, step)
-
-    def describe(self) -> tuple[reader.CheckpointRow, ...]:
-        """Return one row per checkpoint for a listing, from the manifests alone."""
-        return reader.describe(self._fs, self.directory)
-
     def _check_writer(self, what: str) -> WriterLock:
         if self._lock is None:
             raise CheckpointError(
@@ -223,7 +186,7 @@ class CheckpointManager:
         self, draft: Manifest, shards: tuple[ShardSpec, ...], arrays: Mapping[str, Array]
     ) -> bool:
         try:
-            found = reader.verify_step(self._fs, self.directory, draft.step)
+            found = self.verify(draft.step)
         except CheckpointDamaged as error:
             self._report(f"replacing the damaged checkpoint of step {draft.step}: {error}")
             return False

@@ -50,158 +50,160 @@ class CheckpointRow:
     problem: str
 
 
-def list_steps(fs: Fs, directory: Path) -> tuple[int, ...]:
-    """Return the steps that have a final name, ascending; none if the directory does not exist."""
-    return tuple(step for name in _names(fs, directory) if (step := step_of(name)) is not None)
+class CheckpointReader:
+    """The checkpoints of one run directory, for any number of readers.
 
-
-def _names(fs: Fs, directory: Path) -> list[str]:
-    try:
-        return fs.listdir(directory)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(f"cannot list {directory}: {os_text(error)}") from error
-
-
-def read_manifest(fs: Fs, directory: Path, step: int) -> Manifest:
-    """Return the manifest of a step, checked against its own hash and its directory's name.
-
-    Raises:
-        CheckpointDamaged: it is missing, damaged, or of another step.
+    Args:
+        fs: the file system.
+        directory: the run directory; none of its checkpoints where it does not exist.
+        report: is told what is skipped.
     """
-    path = directory / step_name(step)
-    with reading(path):
-        fd = fs.open_read(path, MANIFEST_NAME)
+
+    def __init__(self, fs: Fs, directory: Path, report: Callable[[str], None]) -> None:
+        self.directory = directory
+        self._fs = fs
+        self._report = report
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps that have a final name, ascending, valid or not."""
+        return tuple(step for name in self._names() if (step := step_of(name)) is not None)
+
+    def verify(self, step: int) -> Manifest:
+        """Read every byte of a checkpoint and compare; return its manifest.
+
+        Memory: one chunk of 8 MiB. Raises CheckpointDamaged, naming the file, where something is
+        missing or differs.
+        """
+        return self._read(step, is_kept=False).manifest
+
+    def load(self, step: int, expected: Expected | None = None) -> LoadedCheckpoint:
+        """Read, verify and return a checkpoint, in one pass over its files.
+
+        Raises:
+            CheckpointDamaged: something is missing or differs; the message names the file.
+            CheckpointUnfit: it is not what was expected; then no tensor was read.
+        """
+        return self._read(step, is_kept=True, expected=expected)
+
+    def latest(self, expected: Expected | None = None) -> LoadedCheckpoint | None:
+        """Return the newest checkpoint that is valid and as expected; None if there never was one.
+
+        Each other one is reported and skipped, and nothing of its size is reserved. One that a
+        writer removes meanwhile is passed over.
+
+        Raises:
+            NoValidCheckpoint: there are checkpoints, and none can be used.
+            CheckpointUnfit: the same, and all are whole: they are of another model or optimizer.
+            CheckpointError: the system refuses to read, which says nothing about the checkpoint.
+        """
+        loaded, problems = None, []
+        unfit: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                loaded = self.load(step, expected)
+                break
+            except CheckpointUnfit as error:
+                unfit.append(f"the checkpoint of step {step} does not fit this job: {error}")
+                problems.append(f"{unfit[-1]}; it is not used")
+            except CheckpointDamaged as error:
+                if step not in self.steps():
+                    # A writer removed it meanwhile, so there is a newer one: look again.
+                    return self.latest(expected)
+                problems.append(f"checkpoint of step {step} is damaged and not used: {error}")
+        if unfit and len(unfit) == len(problems) and loaded is None:
+            raise CheckpointUnfit(
+                f"{self.directory}: {unfit[0]}. Use another checkpoint directory, or the model and"
+                " optimizer that wrote this one"
+            )
+        for problem in problems:
+            self._report(problem)
+        if loaded is not None:
+            return loaded
+        asides = [name for name in self._names() if aside_step_of(name) is not None]
+        if problems or asides:
+            listing = "".join(f"\n  {text}" for text in [*problems, *asides])
+            raise NoValidCheckpoint(
+                f"{self.directory} has checkpoints, but none that is valid:{listing}\n"
+                "Restore one from a copy, or choose another directory to start afresh"
+            )
+        return None
+
+    def newest_sound(self, step: int) -> int | None:
+        """Return the newest step up to one whose manifest says that it holds no NaN, or None."""
+        for found in reversed([s for s in self.steps() if s <= step]):
+            try:
+                if not self._manifest(found).has_nan:
+                    return found
+            except CheckpointDamaged:
+                continue
+        return None
+
+    def describe(self) -> tuple[CheckpointRow, ...]:
+        """Return one row per step, ascending, without reading the tensors."""
+        return tuple(self._row(step) for step in self.steps())
+
+    def _names(self) -> list[str]:
         try:
-            size_bytes = fs.stat_open(fd).size_bytes
-            if size_bytes > MAX_MANIFEST_BYTES:
-                raise CheckpointDamaged(f"{path}: a manifest of {size_bytes} bytes is too large")
-            data = bytearray(size_bytes)
-            came = read_up_to(fs, fd, memoryview(data))
-        finally:
-            fs.close(fd)
-    try:
-        manifest = decode(bytes(data[:came]))
-    except CheckpointDamaged as error:
-        raise CheckpointDamaged(f"{path}: {error}") from error
-    if manifest.step != step:
-        raise CheckpointDamaged(f"{path}: its manifest is that of step {manifest.step}")
-    return manifest
+            return self._fs.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"cannot list {self.directory}: {os_text(error)}") from error
 
+    def _manifest(self, step: int) -> Manifest:
+        """Return the manifest of a step, checked against its own hash and its directory's name.
 
-def verify_step(fs: Fs, directory: Path, step: int) -> Manifest:
-    """Read every byte of a checkpoint and compare; return its manifest. Memory: one chunk of 8 MiB.
-
-    Raises:
-        CheckpointDamaged: something is missing or differs; the message names the file.
-    """
-    return _read(fs, directory, step, is_kept=False).manifest
-
-
-def load_step(
-    fs: Fs, directory: Path, step: int, expected: Expected | None = None
-) -> LoadedCheckpoint:
-    """Read, verify and return a checkpoint, in one pass over its files.
-
-    Raises:
-        CheckpointDamaged: something is missing or differs; the message names the file.
-        CheckpointUnfit: it is not what was expected; then no tensor was read.
-    """
-    return _read(fs, directory, step, is_kept=True, expected=expected)
-
-
-def _read(
-    fs: Fs, directory: Path, step: int, *, is_kept: bool, expected: Expected | None = None
-) -> LoadedCheckpoint:
-    manifest = read_manifest(fs, directory, step)
-    if expected is not None:
-        expected.check(manifest)
-    path = directory / step_name(step)
-    tensors: dict[str, Array] = {}
-    try:
+        Raises CheckpointDamaged where it is missing, damaged, or of another step.
+        """
+        fs, path = self._fs, self.directory / step_name(step)
         with reading(path):
-            for spec, digest in manifest.shards():
-                tensors.update(read_shard(fs, path, spec, digest, is_kept=is_kept))
-    except MemoryError as error:
-        size = format_bytes(sum(file.size_bytes for file in manifest.files))
-        raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error
-    if expected is not None:
-        expected.check_values(manifest, tensors)
-    return LoadedCheckpoint(manifest, tensors)
-
-
-def load_latest(
-    fs: Fs, directory: Path, report: Callable[[str], None], expected: Expected | None = None
-) -> LoadedCheckpoint | None:
-    """Return the newest checkpoint that is valid and as expected; None where there never was one.
-
-    Each other one is told to `report` and skipped. One that a writer removes meanwhile is passed
-    over.
-
-    Raises:
-        NoValidCheckpoint: there are checkpoints, and none can be used.
-        CheckpointUnfit: the same, and all are whole: they are of another model or optimizer.
-        CheckpointError: the system refuses to read, which says nothing about the checkpoint.
-    """
-    loaded, problems = None, []
-    unfit: list[str] = []
-    for step in reversed(list_steps(fs, directory)):
+            fd = fs.open_read(path, MANIFEST_NAME)
+            try:
+                size_bytes = fs.stat_open(fd).size_bytes
+                if size_bytes > MAX_MANIFEST_BYTES:
+                    raise CheckpointDamaged(
+                        f"{path}: a manifest of {size_bytes} bytes is too large"
+                    )
+                data = bytearray(size_bytes)
+                came = read_up_to(fs, fd, memoryview(data))
+            finally:
+                fs.close(fd)
         try:
-            loaded = load_step(fs, directory, step, expected)
-            break
-        except CheckpointUnfit as error:
-            unfit.append(f"the checkpoint of step {step} does not fit this job: {error}")
-            problems.append(f"{unfit[-1]}; it is not used")
+            manifest = decode(bytes(data[:came]))
         except CheckpointDamaged as error:
-            if step not in list_steps(fs, directory):
-                # A writer removed it meanwhile, so there is a newer one: look again.
-                return load_latest(fs, directory, report, expected)
-            problems.append(f"checkpoint of step {step} is damaged and not used: {error}")
-    if unfit and len(unfit) == len(problems) and loaded is None:
-        raise CheckpointUnfit(
-            f"{directory}: {unfit[0]}. Use another checkpoint directory, or the model and optimizer"
-            " that wrote this one"
-        )
-    for problem in problems:
-        report(problem)
-    if loaded is not None:
-        return loaded
-    asides = [name for name in _names(fs, directory) if aside_step_of(name) is not None]
-    if problems or asides:
-        listing = "".join(f"\n  {text}" for text in [*problems, *asides])
-        raise NoValidCheckpoint(
-            f"{directory} has checkpoints, but none that is valid:{listing}\n"
-            "Restore one from a copy, or choose another directory to start afresh"
-        )
-    return None
+            raise CheckpointDamaged(f"{path}: {error}") from error
+        if manifest.step != step:
+            raise CheckpointDamaged(f"{path}: its manifest is that of step {manifest.step}")
+        return manifest
 
-
-def newest_sound(fs: Fs, directory: Path, step: int) -> int | None:
-    """Return the newest step up to one whose manifest can be read and says that there is no NaN."""
-    for found in reversed([s for s in list_steps(fs, directory) if s <= step]):
+    def _read(
+        self, step: int, *, is_kept: bool, expected: Expected | None = None
+    ) -> LoadedCheckpoint:
+        manifest = self._manifest(step)
+        if expected is not None:
+            expected.check(manifest)
+        path = self.directory / step_name(step)
+        tensors: dict[str, Array] = {}
         try:
-            if not read_manifest(fs, directory, found).has_nan:
-                return found
-        except CheckpointDamaged:
-            continue
-    return None
+            with reading(path):
+                for spec, digest in manifest.shards():
+                    tensors.update(read_shard(self._fs, path, spec, digest, is_kept=is_kept))
+        except MemoryError as error:
+            size = format_bytes(sum(file.size_bytes for file in manifest.files))
+            raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error
+        if expected is not None:
+            expected.check_values(manifest, tensors)
+        return LoadedCheckpoint(manifest, tensors)
 
-
-def describe(fs: Fs, directory: Path) -> tuple[CheckpointRow, ...]:
-    """Return one row per step, ascending, without reading the tensors."""
-    return tuple(_row(fs, directory, step) for step in list_steps(fs, directory))
-
-
-def _row(fs: Fs, directory: Path, step: int) -> CheckpointRow:
-    path = directory / step_name(step)
-    try:
-        manifest = read_manifest(fs, directory, step)
-        with reading(path):
-            modified_ns = fs.stat(path / MANIFEST_NAME).modified_ns
-    except CheckpointError as error:
-        return CheckpointRow(step, path, 0, 0, 0, has_nan=False, problem=str(error))
-    size_bytes = sum(file.size_bytes for file in manifest.files)
-    return CheckpointRow(
-        step, path, size_bytes, len(manifest.tensors), modified_ns, manifest.has_nan, ""
-    )
+    def _row(self, step: int) -> CheckpointRow:
+        path = self.directory / step_name(step)
+        try:
+            manifest = self._manifest(step)
+            with reading(path):
+                modified_ns = self._fs.stat(path / MANIFEST_NAME).modified_ns
+        except CheckpointError as error:
+            return CheckpointRow(step, path, 0, 0, 0, has_nan=False, problem=str(error))
+        size_bytes = sum(file.size_bytes for file in manifest.files)
+        return CheckpointRow(
+            step, path, size_bytes, len(manifest.tensors), modified_ns, manifest.has_nan, ""
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.checkpoint.policy import Every
 from actorflow.data import items_of
 from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
 from actorflow.logs import logger
-from actorflow.run.broken_steps import WARN, skips
+from actorflow.run.broken_steps import skips
 from actorflow.run.listener import Listener, make_reporter
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
-from actorflow.run.saving import SavePolicy, Saver, Start, start_from
+from actorflow.run.saving import Saver, Start, start_from
 from actorflow.run.signals import StopSignals
 from actorflow.run.stopping import Stopper
 from actorflow.run.training_run import Run, RunOptions
@@ -139,16 +137,12 @@ class FitCall:
     def _saver(self, start: Start) -> Saver | None:
         if self._manager is None:
             return None
-        options = self._options
-        every = Every.parse(options.every)
         return Saver(
             self._manager,
             self._plan,
-            options.data,
+            self._options,
             seed=self._runner.seed,
             first_step=start.step,
-            policy=SavePolicy(every, options.on_nan == WARN, options.on_save_error),
-            clock_ns=time.monotonic_ns,
             report=self._warn,
         )
 

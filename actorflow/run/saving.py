@@ -7,6 +7,7 @@ hash and its kernels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from actorflow.checkpoint.expected import Expected, StoredType
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.logs import is_worth_a_line
-from actorflow.run.broken_steps import NonFiniteLoss
+from actorflow.run.broken_steps import WARN, NonFiniteLoss
 from actorflow.run.plan_facts import saved_variables, written_variables
 from compiler.errors import CompileError
 from compiler.options import SKIPPED
@@ -26,6 +27,7 @@ from compiler.plan import ActorKind, Plan
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
+    from actorflow.run.fit_options import FitOptions
 
 Array = np.ndarray[Any, Any]
 STEP = "step"
@@ -40,31 +42,16 @@ class Start:
     values: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class SavePolicy:
-    """When a run saves, and what it does where that is not possible.
-
-    `every`: when a snapshot is due. `keeps_nan`: False skips states in which training made NaN.
-    `on_error`: "raise" ends the run with the error of a save, "warn" tells it and tries again with
-    the next snapshot that is due.
-    """
-
-    every: Every
-    keeps_nan: bool = False
-    on_error: str = "raise"
-
-
 class Saver:
     """Writes the checkpoints of one run.
 
     Args:
         manager: an opened manager.
         plan: gives roles of variables and the plan's hash.
-        source: its fingerprint goes into every manifest.
+        options: of the run: when a snapshot is due, and what is to be done where it cannot be
+            saved. The fingerprint of their data goes into every manifest.
         seed: of the run.
         first_step: step that is restored or initial, so need not be saved.
-        policy: when a snapshot is due, and what is to be done where it cannot be saved.
-        clock_ns: monotonic nanoseconds.
         report: receives notices.
     """
 
@@ -72,12 +59,10 @@ class Saver:
         self,
         manager: CheckpointManager,
         plan: Plan,
-        source: DataSource,
+        options: FitOptions,
         *,
         seed: int,
         first_step: int,
-        policy: SavePolicy,
-        clock_ns: Callable[[], int],
         report: Callable[[str], None],
     ) -> None:
         self._manager = manager
@@ -88,21 +73,23 @@ class Saver:
         self._num_failures = 0
         self._plan_hash = plan.graph_hash
         self._config = dict(plan.options) | {"job": plan.name, "kernels": _kernels(plan)}
-        self._fingerprint = source.fingerprint()
+        self._fingerprint = options.data.fingerprint()
         self._seed = seed
-        self._policy = policy
+        self._every = every = Every.parse(options.every)
+        self._keeps_nan = options.on_nan == WARN
+        self._raises = options.on_save_error == "raise"
         self._last_step = first_step
-        self._last_ns = clock_ns()
-        if first_step == 0 and policy.every.seconds is not None:
+        self._last_ns = time.monotonic_ns()
+        if first_step == 0 and every.seconds is not None:
             # A new run keeps its first snapshot, so that an early kill is no fresh start.
-            self._last_ns -= int(policy.every.seconds * 1e9)
-        self._clock_ns = clock_ns
+            self._last_ns -= int(every.seconds * 1e9)
         self._report = report
 
     def is_due(self, step: int) -> bool:
         """Whether the policy wants a checkpoint of this step now."""
-        return self._policy.every.is_due(
-            step=step, now_ns=self._clock_ns(), last_step=self._last_step, last_ns=self._last_ns
+        now_ns, last_ns = time.monotonic_ns(), self._last_ns
+        return self._every.is_due(
+            step=step, now_ns=now_ns, last_step=self._last_step, last_ns=last_ns
         )
 
     def save(self, step: int, arrays: Mapping[str, Array], data_state: Mapping[str, Any]) -> None:
@@ -114,7 +101,7 @@ class Saver:
         """
         floats = [name for name in self._written if arrays[name].dtype.kind == "f"]
         broken = next((name for name in floats if np.isnan(arrays[name]).any()), None)
-        if broken is not None and not self._policy.keeps_nan:
+        if broken is not None and not self._keeps_nan:
             self._refused = (step, broken)
             self._report(f"{broken!r} holds NaN after step {step}: this state is not saved")
             return
@@ -133,12 +120,12 @@ class Saver:
                 data_fingerprint=self._fingerprint,
             )
         except CheckpointError as error:
-            if self._policy.on_error == "raise":
+            if self._raises:
                 raise
-            self._last_ns = self._clock_ns()  # the next try comes a period later
+            self._last_ns = time.monotonic_ns()  # the next try comes a period later
             self._fail(error)
             return
-        self._last_step, self._last_ns = step, self._clock_ns()
+        self._last_step, self._last_ns = step, time.monotonic_ns()
         if self._unsaved is not None:
             self._report(f"checkpoints can be saved again: that of step {step} is")
         self._unsaved, self._num_failures = None, 0
