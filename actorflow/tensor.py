@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any, NoReturn
@@ -29,6 +29,14 @@ from compiler.types import DType, TensorType, ValueId
 
 Operand = Any
 """A Tensor, a Python number or a numpy array."""
+
+
+_Infix = Callable[["Tensor", Operand], "Tensor"]
+
+
+def _infix(op: Op) -> tuple[_Infix, _Infix]:
+    """Return what an operator does with a tensor on its left, and with one on its right only."""
+    return lambda self, other: apply(op, self, other), lambda self, other: apply(op, other, self)
 
 
 class Tensor:
@@ -74,62 +82,21 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({self.type})"
 
-    def __add__(self, other: Operand) -> Tensor:
-        return apply(binary.ADD, self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return apply(binary.ADD, other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return apply(binary.SUB, self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return apply(binary.SUB, other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return apply(binary.MUL, self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return apply(binary.MUL, other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return apply(binary.DIV, self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return apply(binary.DIV, other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return apply(binary.POW, self, other)
-
-    def __rpow__(self, other: Operand) -> Tensor:
-        return apply(binary.POW, other, self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return apply(matmul.MATMUL, self, other)
-
-    def __rmatmul__(self, other: Operand) -> Tensor:
-        return apply(matmul.MATMUL, other, self)
+    __add__, __radd__ = _infix(binary.ADD)
+    __sub__, __rsub__ = _infix(binary.SUB)
+    __mul__, __rmul__ = _infix(binary.MUL)
+    __truediv__, __rtruediv__ = _infix(binary.DIV)
+    __pow__, __rpow__ = _infix(binary.POW)
+    __matmul__, __rmatmul__ = _infix(matmul.MATMUL)
+    __lt__ = _infix(binary.LESS)[0]
+    __le__ = _infix(binary.LESS_EQUAL)[0]
+    __gt__ = _infix(binary.GREATER)[0]
+    __ge__ = _infix(binary.GREATER_EQUAL)[0]
+    __eq__ = _infix(binary.EQUAL)[0]  # type: ignore[assignment]  # elementwise, as in numpy
+    __ne__ = _infix(binary.NOT_EQUAL)[0]  # type: ignore[assignment]  # elementwise, as in numpy
 
     def __neg__(self) -> Tensor:
         return apply(elementwise.NEG, self)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return apply(binary.LESS, self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return apply(binary.LESS_EQUAL, self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return apply(binary.GREATER, self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return apply(binary.GREATER_EQUAL, self, other)
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, as in numpy
-        return apply(binary.EQUAL, self, other)
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]  # elementwise, as in numpy
-        return apply(binary.NOT_EQUAL, self, other)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return a window: integers and slices with positive steps, per axis; one `...` allowed."""

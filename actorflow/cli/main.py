@@ -38,6 +38,23 @@ from compiler.printer import print_plan, summarise
 from memory.report import format_bytes
 
 
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take nothing."""
+
+
+_OTHERS = (
+    ("pack", cli_pack.add_arguments, cli_pack.run,
+     "place the buffers of a CSV file, with a certificate"),
+    ("bench", cli_bench.add_arguments, cli_bench.run, "compare with other engines, row by row"),
+    ("top", top.add_arguments, top.run, "watch a run: its actors, and what they wait for"),
+    ("ops", cli_ops.add_arguments, cli_ops.run, "print the table of ops, what is known of each"),
+    ("passes", _no_arguments, cli_passes.run, "print the passes of the compiler in order"),
+    ("doctor", _no_arguments, lambda options: doctor.main(),
+     "say what this machine offers and what holds it back"),
+)  # fmt: skip
+"""Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
@@ -129,36 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
 
-    pack = commands.add_parser(
-        "pack",
-        help="place the buffers of a CSV file, with a certificate",
-        epilog="Exit code 3 where the buffers do not fit the capacity, 1 for a file that is none.",
-    )
-    cli_pack.add_arguments(pack)
-    pack.set_defaults(command=cli_pack.run)
-
-    bench = commands.add_parser("bench", help="compare with other engines, row by row")
-    cli_bench.add_arguments(bench)
-    bench.set_defaults(command=cli_bench.run)
-
-    watch = commands.add_parser("top", help="watch a run: its actors, and what they wait for")
-    top.add_arguments(watch)
-    watch.set_defaults(command=top.run)
-
-    ckpt = commands.add_parser("ckpt", help="list or verify checkpoints")
-    cli_ckpt.add_arguments(ckpt)
-
-    ops = commands.add_parser("ops", help="print the table of ops and what is known of each")
-    cli_ops.add_arguments(ops)
-    ops.set_defaults(command=cli_ops.run)
-
-    passes = commands.add_parser("passes", help="print the passes of the compiler in order")
-    passes.set_defaults(command=cli_passes.run)
-
-    check = commands.add_parser(
-        "doctor", help="say what this machine offers and what holds it back"
-    )
-    check.set_defaults(command=lambda options: doctor.main())
+    for name, add_arguments, command, text in _OTHERS:
+        other = commands.add_parser(name, help=text)
+        add_arguments(other)
+        other.set_defaults(command=command)
+    cli_ckpt.add_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
     return parser
 
 

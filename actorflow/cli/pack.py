@@ -44,6 +44,9 @@ class _BufferColumns:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow pack` to its parser."""
+    parser.epilog = (
+        "Exit code 3 where the buffers do not fit the capacity, 1 for a file that is none."
+    )
     add = parser.add_argument
     add("file", help="a CSV file with the columns id,lower,upper,size")
     add("--capacity", type=_bytes, metavar="BYTES", help="must hold it all: 1048576, or 1MiB")

@@ -186,10 +186,6 @@ class Runner:
                 self.values.keep(stepping.run)
             raise
 
-    def hold(self, lease: Lease) -> None:
-        """Train under another lease from the next step on."""
-        self.values.hold(lease)
-
     def write(self, values: Mapping[str, Array]) -> None:
         """Give variables new values by name; a plan that is open has them in its next step.
 
