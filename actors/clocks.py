@@ -20,27 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from actors.rounds import Clock, LeftOut, Moment, Rounds, Row
+from actors.rounds import Clock, Moment, Rounds, Row
 from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
+
+if TYPE_CHECKING:
+    from actors.conflicts import Check, ConflictFinder
 
 _MAX_OPENED = 2
 """Lines for all of its stream that one actor may open; its next one is its own, for ever. So there
 are at most three per actor, whatever the graph."""
-
-
-class Watcher(Protocol):
-    """Looks at every firing of an unrolled graph, each after all that happens before it."""
-
-    def visit(self, actor: int, firing: int, moment: Moment) -> None:
-        """See the next firing."""
-        ...
-
-    def leave_out(self, rounds: LeftOut) -> None:
-        """Hear of rounds like the last one, which are not visited; at least one more comes."""
-        ...
 
 
 def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, Moment]]:
@@ -54,10 +45,15 @@ def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int,
 
 
 def watch(
-    table: MachineTable, periods: int, limit: int, phases: Sequence[int], watcher: Watcher
+    table: MachineTable,
+    periods: int,
+    limit: int,
+    phases: Sequence[int],
+    watcher: Check | ConflictFinder,
 ) -> None:
-    """Show a watcher all firings of some periods, but rounds that come round again.
+    """Show a watcher all firings of some periods, each after all that happens before it.
 
+    It hears of rounds that come round again, which are left out; at least one more comes then.
     `phases` are by actor the firings after which one is like the one before to the watcher. Stops
     once `limit` firings were visited. Raises InternalError when no actor can fire.
     """
@@ -206,4 +202,4 @@ def downstream(table: MachineTable, origin: int) -> set[int]:
     return found
 
 
-__all__ = ["Clock", "Moment", "Watcher", "downstream", "lags_behind", "unroll", "watch"]
+__all__ = ["Clock", "Moment", "downstream", "lags_behind", "unroll", "watch"]

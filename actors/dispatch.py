@@ -26,7 +26,7 @@ from operator import length_hint
 from queue import SimpleQueue
 from threading import RLock, Thread
 from traceback import clear_frames
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
@@ -34,7 +34,7 @@ from actors.failure import Failure, blamed, explain, traced
 from actors.in_flight import NOBODY, InFlight, in_flight
 from actors.launch_number import launch_number
 from actors.machine import Machine
-from actors.protocol import Chain, Clock, GivesUp, LoadedPlan
+from actors.protocol import Chain, Clock, GivesUp
 from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.transitions import KIND_MASK, Message, State, message, subject_of
@@ -42,6 +42,10 @@ from actors.visit import Rest, Visit
 from actors.worker import Job, Worker
 from compiler.errors import InternalError
 from compiler.plan import PORTED, ActorKind, Plan
+
+if TYPE_CHECKING:
+    from actors.device.plan import DevicePlan
+    from actors.load import BoundPlan
 
 _COMMAND = -1
 """In the inbox: look at the commands. Messages of the machine are never negative, and the subject
@@ -66,7 +70,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        bound: LoadedPlan,
+        bound: BoundPlan | DevicePlan,
         *,
         clock: Clock,
         timeline: Timeline | None,

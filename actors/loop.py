@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
 
 from actors.dispatch import Dispatcher
 from actors.errors import ForkedRun
-from actors.protocol import Clock, LoadedPlan
+from actors.protocol import Clock
 from actors.stall import Situation
 from actors.statistics import Statistics, collect
 from actors.timeline import Timeline
@@ -27,6 +28,10 @@ from actors.visit import Visit
 from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
 from actors.worker import Worker
 from compiler.errors import ActorflowError, DeviceError
+
+if TYPE_CHECKING:
+    from actors.device.plan import DevicePlan
+    from actors.load import BoundPlan
 
 _report = logging.getLogger("actorflow").warning
 
@@ -63,7 +68,7 @@ class Loop:
 
     def __init__(
         self,
-        bound: LoadedPlan,
+        bound: BoundPlan | DevicePlan,
         *,
         timeline: Timeline | None = None,
         clock: Clock = time.perf_counter_ns,

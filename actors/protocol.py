@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.plan import Plan
-
 Array = NDArray[np.generic]
 Arrays = tuple[Array, ...]
 Launch = Callable[[], object]
@@ -54,33 +52,6 @@ class GivesUp(Protocol):
         where it can help it, and raise. Called on the dispatcher's thread, which runs the launches
         of further firings, and that of this one again, where the port is not admitted.
         """
-        ...
-
-
-class LoadedPlan(Protocol):
-    """What a loop runs: a plan whose chains are bound, to the host's memory or to a device's."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        ...
-
-    @property
-    def ports(self) -> Mapping[str, HostPort]:
-        """The host ports by name of their actor."""
-        ...
-
-    @property
-    def chains(self) -> tuple[tuple[Chain, ...], ...]:
-        """What firing k of an actor runs: `chains[actor][k mod the number of phases]`."""
-        ...
-
-    def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
-        """Return what the last firing of a flushed actor runs, with fewer tokens on its inputs."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until all that launches began is done. Raises DeviceFailure for one that failed."""
         ...
 
 

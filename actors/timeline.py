@@ -55,21 +55,6 @@ class Timeline:
         columns = zip(self._actors, self._firings, self._starts, self._ends, strict=True)
         return tuple(sorted([row for row in columns if row[3]], key=lambda row: row[2]))
 
-    def write_chrome_trace(
-        self,
-        path: str | Path,
-        table: MachineTable,
-        *,
-        stream_names: tuple[str, ...] = (),
-        has_arrows: bool = False,
-        more: MoreEvents | None = None,
-    ) -> None:
-        """Write the rows as a Chrome trace: see the function of this name."""
-        rows = self.rows()
-        write_chrome_trace(
-            path, rows, table, stream_names=stream_names, has_arrows=has_arrows, more=more
-        )
-
 
 def write_chrome_trace(
     path: str | Path,

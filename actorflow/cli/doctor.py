@@ -17,7 +17,6 @@ from actors.kernels.library.openblas import HOLDING_VARIABLES
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
-_OLDEST_PYTHON = (3, 11)
 _COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
 _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
 
@@ -57,7 +56,6 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
     """Judge what was seen, in the order in which one would mend it."""
     return [
         *_python_findings(host),
-        *_wing_findings(host),
         *_blas_findings(environ, host),
         *_native_findings(environ, host),
         *_core_findings(host),
@@ -67,26 +65,12 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
 
 
 def _python_findings(host: Host) -> Iterator[Finding]:
-    is_old = host.python[:2] < _OLDEST_PYTHON
-    mend = "install Python 3.11 or later and make the environment with it" if is_old else ""
-    yield Finding("python", f"{'.'.join(map(str, host.python))} on {host.system}", mend)
+    yield Finding("python", f"{'.'.join(map(str, host.python))} on {host.system}")
     for name, version in host.packages.items():
         if version is None:
             yield Finding(name, "is not installed", f"python -m pip install {name}")
         else:
             yield Finding(name, version)
-
-
-def _wing_findings(host: Host) -> Iterator[Finding]:
-    for name, folder in host.wings.items():
-        if folder is None:
-            yield Finding(name, "cannot be found", "python -m pip install actorflow again")
-        elif folder != host.home / name:
-            yield Finding(
-                name,
-                f"is imported from {folder} and not from {host.home / name}",
-                f"rename or remove {folder}, or take its parent off PYTHONPATH",
-            )
 
 
 def _blas_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ what this system does not tell is None.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shlex
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actorflow.house import WINGS
 from actorflow.settings import Settings, SettingsError
 from actors.kernels.library.openblas import (
     HOLDING_VARIABLES,
@@ -34,8 +32,7 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None, `wings` package -> the folder it would come
-    from, `home` the folder they belong in.
+    `packages` is distribution -> version or None.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
@@ -45,8 +42,6 @@ class Host:
     system: str
     packages: Mapping[str, str | None]
     has_nvidia: bool
-    wings: Mapping[str, Path | None]
-    home: Path
     blas: BlasInfo | None
     free_blas: BlasInfo | None
     compiler: str | None
@@ -74,8 +69,6 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         system=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _REQUIRED_PACKAGES},
         has_nvidia=Path("/proc/driver/nvidia/version").exists(),
-        wings={name: _folder_of(name) for name in WINGS},
-        home=Path(__file__).resolve().parents[2],
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
         compiler=None if toolchain is None else _described(toolchain),
@@ -192,16 +185,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _folder_of(package: str) -> Path | None:
-    """Return the folder, or the file, that `import package` would take; imports nothing."""
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).resolve()
-    return None if spec.origin is None else Path(spec.origin).resolve()
 
 
 def _cache_is_writable(environ: Mapping[str, str]) -> bool:

@@ -47,11 +47,15 @@ def _as_json(shown: MemoryMap, caption: str) -> dict[str, object]:
     account = shown.account
     boxes = [_row(box, number(box.name)) for box in shown.boxes]
     steps = [
-        [*map(number, (step.op, step.scope, step.source, step.actor)), _PHASES.index(step.phase)]
-        for step in shown.steps
+        [
+            *(number(" + ".join(x.made_of)), number(x.scope)),
+            *(number(str(shown.plan.sources[x.source])), number(actor.name)),
+            _PHASES.index(x.phase),
+        ]
+        for actor, x in shown.steps
     ]
     return {
-        "title": shown.title,
+        "title": shown.plan.name,
         "caption": caption,
         "device": shown.device,
         "arena": account.peak_bytes,

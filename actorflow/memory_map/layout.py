@@ -84,29 +84,18 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class MapStep:
-    """One launch on the axis of time."""
-
-    actor: str
-    op: str
-    scope: str
-    source: str
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """What is drawn of an arena.
+    """What is drawn of an arena of a plan.
 
-    `horizon` is the end of time in launches, at least 1; `curve` are pairs of launch and the bytes
-    that are live from there on.
+    `steps` are the launches on the axis of time, each with its actor; `horizon` is the end of time
+    in launches, at least 1; `curve` are pairs of launch and the bytes that are live from there on.
     """
 
-    title: str
+    plan: Plan
     device: str
     account: DeviceMemory
     boxes: tuple[Box, ...]
-    steps: tuple[MapStep, ...]
+    steps: tuple[tuple[Actor, Launch], ...]
     horizon: int
     curve: tuple[tuple[int, int], ...]
 
@@ -138,18 +127,11 @@ def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
         [box.begin for box in boxes], [box.end for box in boxes], [box.size_bytes for box in boxes]
     )
     return MemoryMap(
-        title=plan.name,
+        plan=plan,
         device=str(plan.arenas[arena].device),
         account=plan.memory[arena],
         boxes=tuple(boxes),
-        steps=tuple(
-            [
-                MapStep(
-                    a.name, " + ".join(x.made_of), x.scope, str(plan.sources[x.source]), x.phase
-                )
-                for a, x in launches
-            ]
-        ),
+        steps=launches,
         horizon=max([1, len(launches), *[box.end for box in boxes]]),
         curve=tuple(zip(times.tolist(), live.tolist(), strict=True)),
     )

@@ -107,7 +107,7 @@ class _Canvas:
     def headline(self) -> None:
         shown, account = self.shown, self.shown.account
         parts = [f"{name} {format_bytes(size)}" for name, size in account.parts if size]
-        self.pen.text((30, 22), f"Memory map of plan {shown.title}", _INK, self.large)
+        self.pen.text((30, 22), f"Memory map of plan {shown.plan.name}", _INK, self.large)
         total = format_bytes(account.peak_bytes)
         self.text(30, 64, f"arena {shown.device}: {total} = {' + '.join(parts)}")
         bound = format_bytes(account.lower_bound_bytes)
@@ -130,9 +130,9 @@ class _Canvas:
 
     def strip(self) -> None:
         _, top, _, height = _MAP
-        for index, step in enumerate(self.shown.steps):
+        for index, (_, launch) in enumerate(self.shown.steps):
             corner = (self.x(index), top + height + 2, self.x(index + 1), top + height + _STRIP)
-            self.pen.rectangle(corner, PHASE_COLOURS[step.phase])
+            self.pen.rectangle(corner, PHASE_COLOURS[launch.phase])
 
     def axes(self) -> None:
         left, top, _, height = _MAP
@@ -188,7 +188,7 @@ class _Canvas:
         y += 12
         self.text(_SIDE, y, "strip below the map: phase of a launch", _SOFT)
         y += 28
-        phases = {step.phase for step in self.shown.steps}
+        phases = {launch.phase for _, launch in self.shown.steps}
         for phase in [phase for phase in PHASE_COLOURS if phase in phases]:
             self.chip(y, PHASE_COLOURS[phase], phase.value)
             y += 26

@@ -9,7 +9,7 @@ from pathlib import Path
 from actorflow.settings import SettingsError
 from actors.launch_trace import LaunchTrace
 from actors.table import MachineTable
-from actors.timeline import Timeline
+from actors.timeline import Timeline, write_chrome_trace
 from compiler.plan import Plan
 
 
@@ -32,8 +32,9 @@ class TraceFile:
     def write(self, plan: Plan, warn: Callable[[str], object]) -> None:
         """Write the file, when no launch runs any more; warn where that is not possible."""
         try:
-            self.timeline.write_chrome_trace(
+            write_chrome_trace(
                 self._path,
+                self.timeline.rows(),
                 MachineTable.of(plan),
                 stream_names=tuple(stream.name for stream in plan.streams),
                 has_arrows=True,

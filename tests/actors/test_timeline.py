@@ -58,7 +58,7 @@ def test_the_trace_has_a_track_per_stream_and_times_in_microseconds(tmp_path, ta
     for row in ROWS:
         timeline.record(*row)
     path = tmp_path / "trace.json"
-    timeline.write_chrome_trace(path, table, stream_names=("compute", "data"))
+    write_chrome_trace(path, timeline.rows(), table, stream_names=("compute", "data"))
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {0: "compute", 1: "data"}

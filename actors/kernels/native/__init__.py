@@ -8,7 +8,6 @@ sealed      files of a cache that end with a hash of their name and content
 runtime     the process's one pool of threads, the chain runner, and the symbols of built libraries
 launch      a launch that C can make by itself: a function and its prebuilt argument block
 chain       neighbouring launches as one call
-generated   what kernels with generated functions (actors.kernels.codegen) tell besides
 prepare     all that a plan needs of the compiler, before it is loaded
 kernels     all kernels in C, and the files that they call
 

@@ -1,19 +1,30 @@
 """The C of a plan, built before it is loaded: all generated functions in one start of the compiler.
 
-Files of this folder are shared by all plans. What is missing is built side by side.
+Files of this folder are shared by all plans. What is missing is built side by side. Whoever loads a
+plan first collects the functions that are made for a call, not written in a file, from its kernels.
+A kernel binds as well without: its function is built then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
-from actors.kernels.kernel import Operand, Operands
+from actors.kernels.kernel import Attrs, Operand, Operands
 from actors.kernels.native import runtime
-from actors.kernels.native.generated import Generated
 from actors.kernels.native.kernels import FILES
 from actors.kernels.native.runtime import CFunction
 from compiler.plan import Launch, Plan
+
+
+@runtime_checkable
+class Generated(Protocol):
+    """What a kernel has besides (see `kernel.Kernel`) when it generates functions."""
+
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
+        """Return the functions that `bind` needs for a call which `query` takes."""
+        ...
 
 
 def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:

@@ -1,20 +1,15 @@
 import sys
-from pathlib import Path
 
 import pytest
 
 from actorflow.compile import host
 from actorflow.compile.host import busy_cores, examine, is_writable
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-
 
 def test_this_machine_can_be_examined_without_waiting():
     waits = []
     seen = examine({"HOME": "/nowhere"}, wait=waits.append)
     assert seen.python == sys.version_info[:3]
-    assert seen.wings == {name: REPOSITORY / name for name in ("compiler", "actors", "memory")}
-    assert seen.home == REPOSITORY
     assert seen.num_cores >= 1
     assert seen.packages["numpy"]
     assert seen.free_blas is None
@@ -61,13 +56,3 @@ def test_a_folder_under_a_file_is_not_writable(tmp_path):
 def test_a_folder_without_permission_is_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(host.os, "access", lambda place, mode: place != tmp_path)
     assert not is_writable(tmp_path / "a")
-
-
-def test_a_package_is_found_without_being_imported(tmp_path, monkeypatch):
-    (tmp_path / "shadow_a").mkdir()
-    (tmp_path / "shadow_a" / "__init__.py").write_text("raise RuntimeError")
-    (tmp_path / "shadow_b.py").write_text("raise RuntimeError")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert host._folder_of("shadow_a") == tmp_path / "shadow_a"
-    assert host._folder_of("shadow_b") == tmp_path / "shadow_b.py"
-    assert host._folder_of("shadow_c") is None

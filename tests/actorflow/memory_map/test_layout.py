@@ -48,9 +48,9 @@ def test_the_writer_of_a_temporary_is_the_launch_at_its_begin(training_plan):
     assert temporary
     for box in temporary:
         assert box.writer == box.begin
-        step = shown.steps[box.writer]
-        assert step.op.removeprefix("matmul") in box.name
-        assert box.name.startswith(step.scope)
+        _, launch = shown.steps[box.writer]
+        assert " + ".join(launch.made_of).removeprefix("matmul") in box.name
+        assert box.name.startswith(launch.scope)
 
 
 def test_the_curve_is_the_sum_of_the_boxes_at_every_launch(training_plan):

@@ -14,7 +14,7 @@ from actors.kernels.codegen.emit import emit, is_taken
 from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.codegen.loops import num_rows_at_once
 from actors.kernels.native import runtime
-from actors.kernels.native.generated import Generated
+from actors.kernels.native.prepare import Generated
 from compiler.errors import InternalError, PlanFormatError
 from compiler.fusion.check import ProgramError
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
