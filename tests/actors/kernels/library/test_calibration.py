@@ -15,12 +15,7 @@ from actors.kernels.library.calibration import (
     probes,
     stopwatch,
 )
-<<<<<<< HEAD
-from actors.kernels.library.measured_file import DamagedFile
 from actors.kernels.work import BytePass
-=======
-from actors.kernels.work import Pass
->>>>>>> 5d41577 (One seal for what a cache keeps: plans, libraries, what was measured)
 
 
 def priced(rates):
