@@ -1,4 +1,6 @@
-"""Kernels made of two others: the first makes a tensor in scratch, which the second reads.
+"""Kernels made of two others: the first makes a tensor, which the second reads.
+
+It is made where the second leaves an output over it, if there is one; else in scratch.
 
 - "numpy.fused_product": the product, then the fused program that reads it. It takes the calls that
   native kernels do not: where there is no C compiler, or where it refused the program's text.
@@ -76,9 +78,11 @@ class TwoStepKernel:
         found = self._needs(attrs, inputs, outputs)
         if found is None:
             return None
+        place = _output_over_made(second, found[1])
+        pairs = [(out, second.reads[i]) for out, i in found[1].in_place if out != place]
         return KernelNeeds(
-            scratch.size_bytes(_pieces(made, found)),
-            tuple([(out, second.reads[i]) for out, i in found[1].in_place if second.reads[i] >= 0]),
+            scratch.size_bytes(_pieces(made, place, found)),
+            tuple([(out, read) for out, read in pairs if read != _MADE]),
             found[0].duration_ns + found[1].duration_ns,
             (found[0].work or Work()).then(found[1].work or Work()),
         )
@@ -90,7 +94,10 @@ class TwoStepKernel:
         found = self._needs(attrs, operands, operands_of(outputs))
         if found is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
-        between, *own = scratch.carve(workspace, _pieces(made, found))
+        place = _output_over_made(second, found[1])
+        between, *own = scratch.carve(workspace, _pieces(made, place, found))
+        if place is not None:
+            between = outputs[place].reshape(made.shape)
         return in_sequence(
             (
                 first.bind(inputs, between, (between,), own[0]),
@@ -110,10 +117,18 @@ class TwoStepKernel:
         return None if one is None or other is None else (one, other)
 
 
-def _pieces(made: TensorType, found: tuple[KernelNeeds, KernelNeeds]) -> tuple[Piece, ...]:
-    """Return what the first step makes, and the scratch of the two kernels."""
+def _output_over_made(second: SubKernel, needs: KernelNeeds) -> int | None:
+    """Return an output that may lie over what the first step makes, or None."""
+    return next((out for out, i in needs.in_place if second.reads[i] == _MADE), None)
+
+
+def _pieces(
+    made: TensorType, place: int | None, found: tuple[KernelNeeds, KernelNeeds]
+) -> tuple[Piece, ...]:
+    """Return what the first step makes, unless it has a place, and the scratch of the kernels."""
     sizes = [Piece((needs.workspace_bytes,), np.dtype(np.uint8)) for needs in found]
-    return (Piece(made.shape, numpy_dtype(made.dtype)), *sizes)
+    shape = made.shape if place is None else (0,)
+    return (Piece(shape, numpy_dtype(made.dtype)), *sizes)
 
 
 def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[SubKernel, SubKernel, TensorType]:
