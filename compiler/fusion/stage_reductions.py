@@ -1,11 +1,15 @@
-"""Cut reductions to one number in two, so that the larger part can be walked over by rows.
+"""Cut reductions in two where one walk over rows and columns cannot make them.
 
-    mean(x, all axes)  ->  mean(mean(x, last axis), the other axes)
+    sum(x[R, K, R'], axes 0 and 2)  ->  sum(sum(x, axis 2), axis 0)
+    mean(x, all axes)               ->  mean(mean(x, last axis), the other axes)
+    max(transpose(x), axis 0)       ->  max(x, the axis that this is)
 
-A fused kernel reduces rows; one row of all elements could not be shared among threads, nor walked
-over together with what made it. The mean of equally many means is the mean.
+A fused kernel reduces the last axes or the first ones, and the kernels beside it reduce neighbours,
+all of them on dense tensors. One row of all elements could not be walked over together with what
+made it. The mean of equally many means is the mean.
 
-Guarantees: the same values but for rounding; no other node changes.
+Guarantees: the same values but for rounding; reduced axes are neighbours, but in short floats,
+which would be rounded twice; no other node changes.
 """
 
 from __future__ import annotations
@@ -14,43 +18,69 @@ from dataclasses import replace
 
 from compiler.attrs import Attrs
 from compiler.graph import Graph, Node
-from compiler.ops.reduce import MAX, MEAN, SUM
-from compiler.types import TensorType, ValueId
+from compiler.ops.reduce import MAX, MEAN, SUM, reduced_shape
+from compiler.ops.shape import TRANSPOSE
+from compiler.types import DType, TensorType, ValueId
 
 
 def stage_reductions(graph: Graph) -> Graph:
-    """Return the graph with reductions of matrices to one number in two nodes. O(nodes)."""
+    """Return the graph with reductions in as many nodes as they need. O(nodes)."""
     types = list(graph.types)
+    turned = {node.outputs[0]: node for node in graph.nodes if node.op is TRANSPOSE}
     nodes: list[Node] = []
     for node in graph.nodes:
-        if _is_total(node, types):
-            nodes += _staged(node, types)
-        else:
-            nodes.append(node)
-    if len(nodes) == len(graph.nodes):
+        is_reduction = node.op in (SUM, MEAN, MAX)
+        nodes += _staged(_before_transpose(node, turned), types) if is_reduction else [node]
+    if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
-def _is_total(node: Node, types: list[TensorType]) -> bool:
-    """Whether a node reduces a float tensor with several rows and columns to one number."""
-    if node.op not in (SUM, MEAN, MAX):
-        return False
-    x = types[node.inputs[0]]
-    if x.rank < 2 or node.attrs.ints("axes") != tuple(range(x.rank)):
-        return False
-    return x.dtype.is_float and x.shape[-1] > 1 and x.num_elements > x.shape[-1]
+def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
+    """Return a reduction of what a transpose shows, where the axes that are left keep order."""
+    before, axes = turned.get(node.inputs[0]), node.attrs.ints("axes")
+    if before is None or node.attrs.bool_("keepdims"):
+        return node
+    perm = before.attrs.ints("perm")
+    left = [own for axis, own in enumerate(perm) if axis not in axes]
+    if left != sorted(left):
+        return node
+    own_axes = tuple(sorted([perm[axis] for axis in axes]))
+    attrs = Attrs({"axes": own_axes, "keepdims": False})
+    return replace(node, inputs=before.inputs, attrs=attrs)
 
 
 def _staged(node: Node, types: list[TensorType]) -> list[Node]:
-    x = types[node.inputs[0]]
-    kept = node.attrs.bool_("keepdims")
-    axes = node.attrs.ints("axes")
+    """Return the reductions that stand for one, the last axes first."""
+    x, axes = types[node.inputs[0]], node.attrs.ints("axes")
+    wide = [axis for axis, n in enumerate(x.shape) if n != 1]
+    if set(wide) <= {*axes}:
+        is_cut = x.dtype.is_float and len(wide) > 1
+        return [*_split(node, tuple(wide[-1:]), types)] if is_cut else [node]
+    last: list[int] = []
+    for axis in reversed(wide):
+        if axis in axes:
+            last.insert(0, axis)
+        elif last:
+            break
+    is_short = x.dtype in (DType.BFLOAT16, DType.FLOAT16)
+    if is_short or not {*wide} & {*axes} - {*last}:
+        return [node]
+    first, others = _split(node, tuple(last), types)
+    return [first, *_staged(others, types)]
+
+
+def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple[Node, Node]:
+    """Return the reduction over some axes of a node's, and that over the others."""
+    x, is_kept = types[node.inputs[0]], node.attrs.bool_("keepdims")
+    first = Attrs({"axes": stage, "keepdims": is_kept})
     middle = ValueId(len(types))
-    types.append(TensorType(x.dtype, (*x.shape[:-1], 1) if kept else x.shape[:-1]))
-    first = Attrs({"axes": axes[-1:], "keepdims": kept})
-    rest = Attrs({"axes": axes[:-1], "keepdims": kept})
-    return [
+    types.append(TensorType(x.dtype, reduced_shape(first, x.shape)))
+    rest = [axis for axis in node.attrs.ints("axes") if axis not in stage]
+    if not is_kept:
+        rest = [axis - len([gone for gone in stage if gone < axis]) for axis in rest]
+    others = Attrs({"axes": tuple(rest), "keepdims": is_kept})
+    return (
         replace(node, outputs=(middle,), attrs=first),
-        replace(node, inputs=(middle,), attrs=rest),
-    ]
+        replace(node, inputs=(middle,), attrs=others),
+    )

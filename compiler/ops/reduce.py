@@ -159,28 +159,31 @@ MAX_SUMMED_COLUMNS = 1 << 14
 def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     """Take reductions over the last axes."""
     (x,) = inputs
-    axes = attrs.ints("axes")
-    if not axes or not _are_last(axes, x.shape):
+    axes = _wide_axes(attrs, x.shape)
+    if not axes or not _are_reduced(range(axes[0], x.rank), axes, x.shape):
         return None
-    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), x.rank - axes[0])
+    kept = kept_shape(x.shape, attrs.ints("axes"))
+    return Frame(x.shape, (x.shape,), (kept,), x.rank - axes[0])
 
 
 @frame.of(SUM, MEAN)
 def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     """Take sums over the last axes, or over the first, whose result is write_only."""
     (x,) = inputs
-    axes = attrs.ints("axes")
-    if not axes or _are_last(axes, x.shape):
-        return _row_frame(inputs, outputs, attrs)
+    found, axes = _row_frame(inputs, outputs, attrs), _wide_axes(attrs, x.shape)
+    if found is not None or not axes:
+        return found
     columns = x.shape[axes[-1] + 1 :]
     is_first = _are_reduced(range(axes[-1] + 1), axes, x.shape)
     if not is_first or math.prod(columns) > MAX_SUMMED_COLUMNS:
         return None
-    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, axes),), len(columns), write_only=(0,))
+    kept = kept_shape(x.shape, attrs.ints("axes"))
+    return Frame(x.shape, (x.shape,), (kept,), len(columns), write_only=(0,))
 
 
-def _are_last(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return _are_reduced(range(axes[0], len(shape)), axes, shape)
+def _wide_axes(attrs: Attrs, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes that are reduced, without those of one element."""
+    return tuple([axis for axis in attrs.ints("axes") if shape[axis] != 1])
 
 
 def _are_reduced(span: range, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -211,4 +214,5 @@ def _mean(
 
 
 def _sum_name(attrs: Attrs, types: Types) -> str:
-    return "row_sum" if _are_last(attrs.ints("axes"), types[0].shape) else "column_sum"
+    """Return the instruction, as the frame of these types has it."""
+    return "row_sum" if _row_frame(types, types, attrs) is not None else "column_sum"

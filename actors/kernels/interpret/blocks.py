@@ -31,17 +31,6 @@ def rows_per_block(row_elements: int, itemsize: int) -> int:
     return max(1, block_elements(itemsize) // max(row_elements, 1))
 
 
-def expand(arrays: Sequence[Array], shape: tuple[int, ...]) -> Arrays:
-    """Return views of this shape; repeated axes get stride 0."""
-    return tuple([_expand(array, shape) for array in arrays])
-
-
-def _expand(array: Array, shape: tuple[int, ...]) -> Array:
-    if array.shape == shape:
-        return array
-    return np.broadcast_to(array, shape)
-
-
 def merge_leading(arrays: Sequence[Array], num_axes: int) -> tuple[tuple[int, ...], Arrays]:
     """Merge the first `num_axes` axes, equal in all arrays, as far as every array's strides allow.
 

@@ -14,9 +14,6 @@ MAX_CHUNKS = 256
 RUN_BYTES = 64 << 10
 """Where a dense run of one operand is cut, so that there is something to make chunks of."""
 
-SPLIT_ELEMENTS = 16 << 10
-"""Elements that a split of a reduction has, at least."""
-
 CACHED_BYTES = 1 << 20
 """What a second-level cache holds."""
 

@@ -56,7 +56,6 @@ def pieces(request, monkeypatch):
         monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
         for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
             monkeypatch.setattr(chunks, name, request.param)
-        monkeypatch.setattr(chunks, "SPLIT_ELEMENTS", 8)
 
 
 @pytest.fixture

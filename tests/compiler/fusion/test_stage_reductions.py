@@ -5,6 +5,7 @@ import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import GraphBuilder, Output
 from compiler.ops.reduce import MAX, MEAN, SUM
+from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT
 from compiler.passes.check import check
 
@@ -29,15 +30,36 @@ def staged(b, evaluate, feeds, **results):
     return [n.op.name for n in after.nodes if n.op is not INPUT]
 
 
+CASES = [
+    ((3, 4, 5), (0, 1, 2), 2), ((5,), (0,), 1), ((1, 5), (0, 1), 1), ((3, 5), (1,), 1),
+    ((3, 4, 5), (0, 2), 2), ((3, 4, 5), (1,), 1), ((3, 1, 5, 2), (0, 1), 1),
+    ((3, 4, 5, 2, 3), (1, 3), 2), ((3, 4, 5, 2, 3), (0, 2, 4), 3), ((3, 4, 5, 2), (1, 2), 1),
+]  # fmt: skip
+"""Shapes, the axes that are reduced, and in how many nodes."""
+
+
 @pytest.mark.parametrize("op", [SUM, MEAN, MAX], ids=str)
 @pytest.mark.parametrize("keepdims", [False, True])
-def test_a_matrix_is_reduced_by_rows_first(b, op, keepdims, evaluate):
-    x = np.random.default_rng(0).normal(size=(3, 4, 5))
-    y = b.one(op, input_of(b, "x", x.shape), axes=(0, 1, 2), keepdims=keepdims)
-    assert staged(b, evaluate, {"x": x}, y=y) == [op.name, op.name]
+@pytest.mark.parametrize(("shape", "axes", "count"), CASES)
+def test_what_no_kernel_walks_at_once_goes_in_stages(b, op, keepdims, shape, axes, count, evaluate):
+    x = np.random.default_rng(0).normal(size=shape)
+    y = b.one(op, input_of(b, "x", shape), axes=axes, keepdims=keepdims)
+    assert staged(b, evaluate, {"x": x}, y=y) == [op.name] * count
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((5,), (0,)), ((1, 5), (0, 1)), ((3, 5), (1,))])
-def test_one_row_and_partial_reductions_stay(b, shape, axes, evaluate):
-    y = b.one(SUM, input_of(b, "x", shape), axes=axes, keepdims=False)
-    assert staged(b, evaluate, {"x": np.ones(shape)}, y=y) == ["sum"]
+def test_short_floats_are_rounded_once(b, evaluate):
+    y = b.one(SUM, input_of(b, "x", (3, 4, 5), "float16"), axes=(0, 2), keepdims=False)
+    assert staged(b, evaluate, {"x": np.ones((3, 4, 5), np.float16)}, y=y) == ["sum"]
+
+
+@pytest.mark.parametrize(
+    ("perm", "axes", "is_seen_through"),
+    [((1, 0, 2), (0,), True), ((2, 0, 1), (0,), True), ((2, 1, 0), (0,), False)],
+)
+def test_a_reduction_reads_what_lies_before_a_transpose(b, perm, axes, is_seen_through, evaluate):
+    x = np.random.default_rng(2).normal(size=(3, 4, 5))
+    turned = b.one(TRANSPOSE, input_of(b, "x", x.shape), perm=perm)
+    y = b.one(MEAN, turned, axes=axes, keepdims=False)
+    staged(b, evaluate, {"x": x}, y=y)
+    (made,) = [n for n in stage_reductions(b.freeze()).nodes if n.op is MEAN]
+    assert (made.inputs[0] != turned) == is_seen_through

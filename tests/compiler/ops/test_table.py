@@ -324,7 +324,6 @@ def cut_small(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 96)
     for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
         monkeypatch.setattr(chunks, name, 64)
-    monkeypatch.setattr(chunks, "SPLIT_ELEMENTS", 8)
 
 
 def widened(array):

@@ -99,6 +99,8 @@ MOVEMENT = {
 }
 """Ops whose kernels move the bytes of any type."""
 
+WITH_PROGRAMS = ("fused", "fused_product", "chunked", "increment")
+
 
 def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
     """Their arithmetic would be that of uint16."""
@@ -121,12 +123,7 @@ def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
     for kernel in catalogue.HOST_KERNELS:
         if kernel.op in MOVEMENT or not kernel.name.startswith("numpy."):
             continue
-        if kernel.name.endswith(".upcast") or kernel.op in (
-            "fused",
-            "fused_product",
-            "chunked",
-            "increment",
-        ):
+        if kernel.name.endswith(".upcast") or kernel.op in WITH_PROGRAMS:
             continue
         for inputs in [call for calls_of_size in calls.values() for call in calls_of_size]:
             for outputs in ((inputs[0],), (scalar,), (inputs[0],) * 3):

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.interpret.blocks import cut, expand, merge_leading
+from actors.kernels.interpret.blocks import cut, merge_leading
 
 
 @st.composite
@@ -41,7 +41,7 @@ def test_blocks_keep_the_last_axes_whole_and_follow_row_major_order(view, limit,
 def test_dense_axes_merge_and_axes_repeated_in_one_operand_do_not():
     x = np.zeros((3, 4, 5))
     assert merge_leading((x, x), 3)[0] == (60,)
-    row, column = expand((np.zeros(5), np.zeros((3, 4, 1))), x.shape)
+    row, column = [np.broadcast_to(np.zeros(n), x.shape) for n in (5, (3, 4, 1))]
     assert merge_leading((x, row), 3)[0] == (12, 5)
     assert merge_leading((x, column), 3)[0] == (12, 5)
     assert merge_leading((x, x.transpose(0, 2, 1).copy().transpose(0, 2, 1)), 3)[0] == (3, 4, 5)
