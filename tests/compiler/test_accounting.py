@@ -2,18 +2,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.accounting import Share, account, chain_launches, shares
-from compiler.attrs import Attrs
-from compiler.graph import Accumulation, Output, SourceLocation, UpdateRule
+from compiler.graph import SourceLocation
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.softmax import SOFTMAX
 from compiler.ops.sources import SCRATCH
-from compiler.ops.update import SGD_UPDATE
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.placement import Device
@@ -149,15 +148,11 @@ def attending_job(s, every=1):
     """Training with a parameter, its gradient, workspaces of softmax and, perhaps, sums."""
     x = s.input("x", (8, 16), "float32")
     w = s.variable("w", (16, 16), "float32")
-    rate = s.constant(np.float32(0.1))
     with s.b.at("body", SourceLocation("job.py", 12)):
         h = s.b.one(EXP, s.b.one(MATMUL, x, w))
         h = s.b.one(SOFTMAX, s.b.one(MATMUL, h, w), scale=1.0, causal=False)
-        s.b.objective = s.b.one(SUM, h, axes=(0, 1), keepdims=False)
-    s.b.outputs = [Output("loss", s.b.objective)]
-    s.b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
-    if every > 1:
-        s.b.accumulation = Accumulation(every, s.variable("batches", (), "int64", SCRATCH))
+        loss = s.b.one(SUM, h, axes=(0, 1), keepdims=False)
+    descend(s.b, loss, [w], every=every)
     return s.b.freeze()
 
 

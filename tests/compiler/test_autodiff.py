@@ -1,15 +1,14 @@
 import numpy as np
 import pytest
+from graphs import descend
 
-from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Output, SourceLocation, UpdateRule
+from compiler.graph import Output, SourceLocation
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, SQUARE
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import ARGMAX, SUM
 from compiler.ops.shape import STOP_GRADIENT
-from compiler.ops.update import SGD_UPDATE
 from compiler.passes import autodiff
 from compiler.passes.check import check
 from compiler.registry import define, infer_type
@@ -17,11 +16,7 @@ from compiler.registry import define, infer_type
 
 def with_sgd(s, loss, variables, lr=0.5):
     """Finish a sketch as a training graph whose update is variable - lr * gradient."""
-    s.b.objective = loss
-    s.b.outputs = [Output("loss", loss)]
-    rate = s.constant(np.float64(lr))
-    attrs = Attrs({"weight_decay": 0.0})
-    s.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in variables]
+    descend(s.b, loss, variables, lr)
     return s.b.freeze()
 
 

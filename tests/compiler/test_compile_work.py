@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from graphs import adam, variable
 
-from compiler.attrs import Attrs
-from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder
 from compiler.graph_hash import hash_graph
 from compiler.lowering import packing
 from compiler.lowering.buffers import draft_launches
@@ -16,21 +16,14 @@ from compiler.ops.activation import TANH
 from compiler.ops.binary import ADD
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
-from compiler.ops.sources import INPUT, VARIABLE, scalar
-from compiler.ops.update import ADAMW_UPDATE, INCREMENT
+from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
 from compiler.passes import simplify
 from compiler.pipeline import PASSES
 from compiler.plan import Plan
-from compiler.types import DType
 from compiler.verify import verify_plan
 
 OPTIONS = CompileOptions("job")
-
-
-def variable(b, name, shape, role="parameter", dtype="float32"):
-    init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
 
 
 def traced(depth):
@@ -42,13 +35,7 @@ def traced(depth):
         start = x if i % 4 == 0 else value
         value = b.one(ADD, b.one(TANH, b.one(MATMUL, start, weight)), value)
     loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
-    b.objective, b.outputs = loss, [Output("loss", loss)]
-    step, rate = variable(b, "step", (), "counter", "int64"), scalar(b, 0.1, DType.FLOAT32)
-    attrs = Attrs({"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01})
-    for i, weight in enumerate(weights):
-        state = tuple([variable(b, f"{name}{i}", (4, 4), "optimizer") for name in "mv"])
-        b.updates.append(UpdateRule(ADAMW_UPDATE, weight, state, (rate, step), attrs))
-    b.writes = [Write(step, b.one(INCREMENT, step))]
+    adam(b, loss, weights)
     return b.freeze()
 
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from graphs import launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import fuse as fuse
 from compiler.graph import GraphBuilder, Output
-from compiler.lowering.storage import assign_storage
 from compiler.ops.sources import INPUT
 from compiler.passes.check import check
 from compiler.registry import find_op
@@ -36,9 +36,8 @@ def graph_of(name, arrays, attrs):
     return b.freeze(), {str(i): a for i, a in enumerate(arrays)}
 
 
-def launches(graph):
-    storage = assign_storage(graph)
-    return [n.op.name for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
+def names(graph):
+    return [n.op.name for n in launches(graph)]
 
 
 def assert_same(evaluate, before, after, feeds, rtol=1e-11):
@@ -86,7 +85,7 @@ def test_a_label_out_of_range_fails_in_a_group_too(label, evaluate):
 )
 def test_reductions_that_no_group_takes_stay_as_they_are(name, arrays, attrs):
     graph, _ = graph_of(name, arrays, attrs)
-    assert launches(fuse.run(graph)) == [name]
+    assert names(fuse.run(graph)) == [name]
 
 
 @st.composite

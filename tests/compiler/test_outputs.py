@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from compiler.attrs import Attrs
-from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder, Output, Write
 from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.binary import ADD, MUL
@@ -59,11 +59,7 @@ def seen(graph, storage, memory, value):
 def product_job(s, shape=()):
     """The loss a * b under SGD: the gradient of a is b itself, and that of b is a."""
     a, b = s.variable("a", shape), s.variable("b", shape)
-    loss = s.b.one(MUL, a, b)
-    s.b.objective, s.b.outputs = loss, [Output("loss", loss)]
-    rate = s.constant(np.float64(0.1))
-    attrs = Attrs({"weight_decay": 0.0})
-    s.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in (a, b)]
+    descend(s.b, s.b.one(MUL, a, b), [a, b])
     return s.b.freeze()
 
 

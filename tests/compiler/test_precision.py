@@ -4,12 +4,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from graphs import descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
-from compiler.graph import GraphBuilder, Output, SourceLocation, UpdateRule
+from compiler.graph import GraphBuilder, Output, SourceLocation
 from compiler.ops.activation import GELU, RELU, SILU, TANH
 from compiler.ops.attention import ATTENTION, ATTENTION_GRAD
 from compiler.ops.binary import ADD, LESS, MUL, SUB, WHERE, scaled
@@ -50,9 +50,7 @@ class Job:
     def weight(self, shape=(N, N)):
         name = f"w{len(self.trained)}"
         self.feeds[name] = np.random.default_rng(100 + len(self.feeds)).normal(size=shape) / 2
-        init = (("kind", "zeros"),)
-        attrs = {"name": name, "dtype": "float32", "shape": shape, "role": "parameter"}
-        self.trained.append(self.b.one(VARIABLE, **attrs, init=init))
+        self.trained.append(variable(self.b, name, shape))
         return self.trained[-1]
 
     def linear(self, x, bias=False):
@@ -69,12 +67,11 @@ class Job:
         """Return the differentiated graph of the mean square of a value."""
         axes = tuple(range(self.b.type_of(result).rank))
         loss = self.b.one(MEAN, self.b.one(SQUARE, result), axes=axes, keepdims=False)
-        self.b.objective = loss
         self.b.outputs = [Output("loss", loss)]
-        rate, attrs = scalar(self.b, 1.0, WIDE), Attrs({"weight_decay": 0.0})
         used = {n.attrs["name"] for n in nodes_of(simplify.prune(self.b.freeze()), VARIABLE)}
+        self.b.outputs = []
         trained = [v for v in self.trained if self.b.producer_of(v).attrs["name"] in used]
-        self.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in trained]
+        descend(self.b, loss, trained, 1.0)
         return simplify.run(autodiff.run(self.b.freeze()))
 
 

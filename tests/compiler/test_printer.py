@@ -1,15 +1,13 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from graphs import descend
 
-from compiler.attrs import Attrs
-from compiler.graph import Output, SourceLocation, UpdateRule
+from compiler.graph import SourceLocation
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.softmax import SOFTMAX
-from compiler.ops.update import SGD_UPDATE
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.plan import Recomputation
@@ -20,12 +18,10 @@ from compiler.printer import arena_lines, print_plan, summarise
 def plan(sketch, fake_target, op_by_op):
     x = sketch.input("x", (64, 64), "float32")
     w = sketch.variable("w", (64, 64), "float32")
-    rate = sketch.constant(np.float32(0.1))
     with sketch.b.at("body", SourceLocation("job.py", 12)):
         h = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, x, w), scale=1.0, causal=False)
-        sketch.b.objective = sketch.b.one(SUM, h, axes=(0, 1), keepdims=False)
-    sketch.b.outputs = [Output("loss", sketch.b.objective)]
-    sketch.b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+        loss = sketch.b.one(SUM, h, axes=(0, 1), keepdims=False)
+    descend(sketch.b, loss, [w])
     return compile_graph(sketch.b.freeze(), fake_target, CompileOptions("job", snapshot_every=2))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from graphs import counter, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,18 +12,13 @@ from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, U
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import CAST, EXP, NEG
 from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
+from compiler.ops.sources import INPUT, SCRATCH, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT, SGD_UPDATE
 from compiler.passes import autodiff, rates, simplify
 from compiler.passes.check import check
 from compiler.rates import batches_per_step, needed_per_batch, needed_per_step
 from compiler.registry import is_source
 from compiler.types import DType
-
-
-def variable(b, name, shape, dtype="float64", role="parameter"):
-    init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
 
 
 def rate_of(b, step):
@@ -34,23 +30,18 @@ def rate_of(b, step):
 def job(every=3, *, is_rate_a_metric=True, reads_batch=False):
     """A training graph: loss = sum(x * w), SGD by `rate_of`, sums over `every` batches."""
     b = GraphBuilder()
-    x, w = b.one(INPUT, name="x", dtype="float64", shape=(4,)), variable(b, "w", (4,))
-    step = variable(b, "step", (), "int64", "counter")
+    x, w = b.one(INPUT, name="x", dtype="float64", shape=(4,)), variable(b, "w", (4,), "float64")
+    step = counter(b)
     with b.at("body", SourceLocation("job.py", 7)):
         loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
     rate = rate_of(b, step)
-    b.objective, b.outputs = loss, [Output("loss", loss)]
-    if is_rate_a_metric:
-        b.outputs.append(Output("rate", rate))
+    metrics = [Output("rate", rate)] if is_rate_a_metric else []
     if reads_batch:
         with b.at("optimizer", SourceLocation("job.py", 9)):
             rate = b.one(SUM, b.one(INPUT, name="lr", dtype="float64", shape=(1,)),
                          axes=(0,), keepdims=False)  # fmt: skip
-    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
-    b.writes = [Write(step, b.one(INCREMENT, step))]
-    if every > 1:
-        batches = variable(b, "batches", (), "int64", SCRATCH)
-        b.accumulation = Accumulation(every, batches)
+    descend(b, loss, [w], rate, every=every)
+    b.outputs += metrics
     return b.freeze()
 
 
@@ -128,7 +119,7 @@ def shared_graphs(draw):
     loss = x
     b.updates = []
     for i in range(draw(st.integers(1, 3))):
-        w = variable(b, f"w{i}", ())
+        w = variable(b, f"w{i}", (), "float64")
         factor = draw(st.sampled_from([x, *pool]))
         loss = b.one(ADD, loss, b.one(MUL, w, factor))
         rate = draw(st.sampled_from(pool))

@@ -4,41 +4,33 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from graphs import Target, counter, descend, variable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.race import RaceError, check_races
-from compiler.attrs import Attrs
 from compiler.errors import InternalError
-from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT, VARIABLE, scalar
-from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.plan import ActorKind, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
-from compiler.target import KernelInfo
-from compiler.types import DType
 from compiler.verify import verify_plan
 
 
-class SlowTarget:
+def slow_target(rng):
     """Kernels that take between nothing and five messages, at random by a seed; some want bytes."""
-
-    device_kind = "fake"
-    fingerprint = "slow-1"
-
-    def __init__(self, rng):
-        self._rng = rng
-
-    def query(self, call):
-        in_place = ((0, 0),) if call.op in ("add", "mul", "neg", "exp") else ()
-        duration = self._rng.choice((1e2, 1e4, 5e4, 1e5))
-        return KernelInfo(f"slow.{call.op}", self._rng.choice((0, 0, 200)), in_place, duration)
+    return Target(
+        "slow",
+        ("add", "mul", "neg", "exp"),
+        lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)),
+        lambda call: rng.choice((0, 0, 200)),
+    )
 
 
 def tangle(rng):
@@ -48,8 +40,7 @@ def tangle(rng):
     pool = [b.one(INPUT, name=n, dtype="float32", shape=shape) for n in ("a", "b")]
     weights = []
     for i in range(rng.randint(1, 3)):
-        attrs = {"name": f"w{i}", "dtype": "float32", "shape": shape, "role": "parameter"}
-        weights.append(b.one(VARIABLE, **attrs, init=(("kind", "zeros"),)))
+        weights.append(variable(b, f"w{i}", shape))
         pool.append(b.one(MATMUL, rng.choice(pool[:2]), weights[-1]))
     for _ in range(rng.randint(3, 10)):
         op = rng.choice((NEG, EXP, ADD, MUL, MATMUL))
@@ -59,21 +50,15 @@ def tangle(rng):
     for value in pool[2:-1]:
         total = b.one(ADD, total, value)
     loss = b.one(SUM, total, axes=(0, 1), keepdims=False)
-    b.objective = loss
-    b.outputs = [Output("loss", loss)]
-    step = b.one(VARIABLE, name="step", dtype="int64", shape=(), role="counter",
-                 init=(("kind", "zeros"),))  # fmt: skip
-    rate = scalar(b, 0.1, DType.FLOAT32)
-    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))
-                 for w in weights]  # fmt: skip
-    b.writes = [Write(step, b.one(INCREMENT, step))]
+    descend(b, loss, weights)
+    counter(b)
     return b.freeze()
 
 
 def planned(seed, streams):
     rng = Random(seed)
     options = CompileOptions("tangle", num_streams=streams)
-    return compile_graph(tangle(rng), SlowTarget(rng), options)
+    return compile_graph(tangle(rng), slow_target(rng), options)
 
 
 # -- oracles ---------------------------------------------------------------------------------------

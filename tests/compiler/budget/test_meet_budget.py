@@ -1,6 +1,7 @@
 """Which way a budget is met, by what the link costs and by what recomputation costs."""
 
 import pytest
+from graphs import Target
 
 import compiler.budget.meet_budget as budget_module
 from compiler.attrs import Attrs
@@ -14,7 +15,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.update import MOMENTUM_UPDATE
 from compiler.options import CompileOptions
 from compiler.passes import autodiff, outputs, simplify
-from compiler.target import KernelInfo, Link
+from compiler.target import Link
 from compiler.types import Phase
 from compiler.verify import verify_plan
 
@@ -22,18 +23,10 @@ N = 4096
 TENSOR = 4 * N * N
 
 
-class LinkedTarget:
-    """A device whose kernels take a millisecond, with a link of so many bytes per nanosecond."""
-
-    device_kind = "fake"
-
-    def __init__(self, bytes_per_ns):
-        self.link = Link(bytes_per_ns, bytes_per_ns, 1000.0) if bytes_per_ns else None
-        self.fingerprint = f"linked-{bytes_per_ns}"
-
-    def query(self, call):
-        in_place = ((0, 0),) if call.op in ("exp", "mul") else ()
-        return KernelInfo(f"linked.{call.op}", 0, in_place, 1e6)
+def linked(bytes_per_ns):
+    """Kernels that take a millisecond, with a link of so many bytes per nanosecond."""
+    link = Link(bytes_per_ns, bytes_per_ns, 1000.0) if bytes_per_ns else None
+    return Target(f"linked-{bytes_per_ns}", ("exp", "mul"), lambda call: 1e6, link=link)
 
 
 @pytest.fixture
@@ -68,7 +61,7 @@ def graph(sketch):
 def plan_for(budget_trials):
     def make(graph, bytes_per_ns, **options):
         given = CompileOptions("budgeted", verify=True, **options)
-        _, plan = meet_budget(budget_trials(graph, LinkedTarget(bytes_per_ns), given))
+        _, plan = meet_budget(budget_trials(graph, linked(bytes_per_ns), given))
         verify_plan(plan)
         return plan
 

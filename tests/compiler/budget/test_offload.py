@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from graphs import Target, adam, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from compiler.budget import offload, spill
 from compiler.budget.choice import BudgetChoice
 from compiler.budget.choose_offload import choose_offload
 from compiler.errors import CompileError, InternalError
-from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder, Output
 from compiler.lowering.lower import lower
 from compiler.ops.activation import TANH
 from compiler.ops.binary import MUL
@@ -25,15 +26,13 @@ from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
 from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
-from compiler.ops.update import ADAMW_UPDATE, INCREMENT
+from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
 from compiler.passes.check import check
 from compiler.pipeline import with_choice
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
-from compiler.target import KernelInfo, Link, link_of
-from compiler.types import DType
+from compiler.target import Link, link_of
 from compiler.verify import verify_plan
 
 WIDTH = 8
@@ -43,27 +42,15 @@ pytestmark = pytest.mark.usefixtures("op_by_op")
 FAST, SLOW = Link(1000.0, 1000.0, 0.0), Link(1e-4, 1e-4, 0.0)
 
 
-class LinkedTarget:
+def linked(link=None, matmul_ns=1e6):
     """A matmul takes a millisecond, everything else ten microseconds."""
-
-    device_kind = "fake"
-    fingerprint = "linked-1"
-
-    def __init__(self, link=None, matmul_ns=1e6):
-        self.link = link
-        self._matmul_ns = matmul_ns
-
-    def query(self, call):
-        in_place = ((0, 0),) if call.op in ("mul", "exp", "tanh", "copy") else ()
-        duration_ns = self._matmul_ns if call.op == "matmul" else 1e4
-        return KernelInfo(
-            f"fake.{call.op}", 64 if call.op == "matmul" else 0, in_place, duration_ns
-        )
-
-
-def variable(b, name, shape, role="parameter", dtype="float32"):
-    init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+    return Target(
+        "fake",
+        ("mul", "exp", "tanh", "copy"),
+        lambda call: matmul_ns if call.op == "matmul" else 1e4,
+        lambda call: 64 if call.op == "matmul" else 0,
+        link,
+    )
 
 
 def adam_job(depth=4, every=1, rng=None, ranks=1):
@@ -77,16 +64,7 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
         if rng is not None and rng.random() < 0.5:
             value = b.one(MUL, value, b.one(TRANSPOSE, b.one(EXP, value), perm=(1, 0)))
     loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
-    b.objective, b.outputs = loss, [Output("loss", loss)]
-    step = variable(b, "step", (), "counter", "int64")
-    rate = scalar(b, 0.1, DType.FLOAT32)
-    attrs = Attrs({"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01})
-    for i, weight in enumerate(weights):
-        state = tuple([variable(b, f"{name}{i}", (WIDTH, WIDTH), "optimizer") for name in "mv"])
-        b.updates.append(UpdateRule(ADAMW_UPDATE, weight, state, (rate, step), attrs))
-    b.writes = [Write(step, b.one(INCREMENT, step))]
-    if every > 1:
-        b.accumulation = Accumulation(every, variable(b, "batches", (), SCRATCH, "int64"))
+    adam(b, loss, weights, every)
     graph = b.freeze()
     for step_ in [p for p in pipeline.PASSES if p.is_wanted(CompileOptions("job"))]:
         graph = check(step_.run(graph), step_.name)
@@ -124,12 +102,12 @@ def copies(plan, name):
 
 def test_without_anything_to_move_the_graph_is_the_same_object():
     graph = adam_job()
-    assert offload.run(graph, (), LinkedTarget()) is graph
-    assert spill.run(graph, (), LinkedTarget()) is graph
+    assert offload.run(graph, (), linked()) is graph
+    assert spill.run(graph, (), linked()) is graph
 
 
 def test_a_plan_without_offload_has_one_arena_and_no_stream_for_copies():
-    plan = planned(adam_job(), LinkedTarget(FAST), snapshot_every=2)
+    plan = planned(adam_job(), linked(FAST), snapshot_every=2)
     assert len(plan.arenas) == len(plan.memory) == 1
     assert {s.name for s in plan.streams} == {"compute", "data", "metrics", "checkpoint"}
     assert all([register.arena == 0 for register in plan.registers])
@@ -146,7 +124,7 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
     seed, depth, bucket, every, evaluate_graphs
 ):
     rng = Random(seed)
-    graph, target = adam_job(depth, every, rng), LinkedTarget(FAST)
+    graph, target = adam_job(depth, every, rng), linked(FAST)
     values = feeds(graph, seed)
     names = [name for name in offload.state_names(graph) if rng.random() < 0.7]
     idle = [i.value for i in spill.idle_values(graph, target) if rng.random() < 0.6]
@@ -162,7 +140,7 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
 
 
 def test_only_copies_touch_what_lives_on_the_host():
-    graph, target = adam_job(), LinkedTarget(FAST)
+    graph, target = adam_job(), linked(FAST)
     moved = offload.run(graph, offload.state_names(graph), target)
     on_host = host_values(moved)
     touching = [
@@ -173,7 +151,7 @@ def test_only_copies_touch_what_lives_on_the_host():
 
 
 def test_a_late_reader_of_a_view_reads_the_same_view_of_the_copy():
-    graph, target = adam_job(), LinkedTarget(FAST)
+    graph, target = adam_job(), linked(FAST)
     hidden = [n.outputs[0] for n in graph.nodes if n.op is TANH]
     moved = spill.run(graph, hidden, target)
     late = [n for n in moved.nodes if n.op is TRANSPOSE and moved.producers()[n.inputs[0]] >= 0]
@@ -184,7 +162,7 @@ def test_a_late_reader_of_a_view_reads_the_same_view_of_the_copy():
 @pytest.mark.parametrize("name", ["w0", "step", "nonsense"])
 def test_what_cannot_live_on_the_host_is_named_with_what_can(name):
     with pytest.raises(CompileError, match=rf"variable '{name}' cannot live in host memory: .* m0"):
-        offload.run(adam_job(), [name], LinkedTarget())
+        offload.run(adam_job(), [name], linked())
 
 
 def test_state_that_something_else_reads_stays_on_the_device():
@@ -195,13 +173,13 @@ def test_state_that_something_else_reads_stays_on_the_device():
     graph = watching.freeze()
     assert offload.state_names(graph) == ("v0",)
     with pytest.raises(CompileError, match="'m0' cannot live in host memory"):
-        offload.run(graph, ["m0"], LinkedTarget())
+        offload.run(graph, ["m0"], linked())
 
 
 def test_an_output_cannot_be_taken_out():
     graph = adam_job()
     with pytest.raises(CompileError, match=rf"value %{graph.outputs[0].value} cannot go to host"):
-        spill.run(graph, [graph.outputs[0].value], LinkedTarget())
+        spill.run(graph, [graph.outputs[0].value], linked())
 
 
 def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
@@ -211,7 +189,7 @@ def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
         for n in graph.nodes
     ]
     with pytest.raises(InternalError, match=r"adamw_update at .* reads a value in host memory"):
-        planned(replace(graph, nodes=tuple(nodes)), LinkedTarget())
+        planned(replace(graph, nodes=tuple(nodes)), linked())
 
 
 def test_copies_have_the_type_of_what_they_copy():
@@ -219,7 +197,7 @@ def test_copies_have_the_type_of_what_they_copy():
     x = b.one(INPUT, name="x", dtype="float32", shape=(3,))
     host = b.one(COPY_OUT, x, bucket=0)
     assert b.type_of(b.one(COPY_IN, host, bucket=0)) == b.type_of(x)
-    other = variable(b, "m", (4,), "optimizer")
+    other = variable(b, "m", (4,), role="optimizer")
     with pytest.raises(
         CompileError, match=r"needs variable of type float32\[3\], got float32\[4\]"
     ):
@@ -229,15 +207,15 @@ def test_copies_have_the_type_of_what_they_copy():
 def test_a_link_takes_its_latency_and_the_time_of_the_bytes():
     link = Link(in_bytes_per_ns=2.0, out_bytes_per_ns=4.0, latency_ns=100.0)
     assert (link.in_ns(1000), link.out_ns(1000)) == (600.0, 350.0)
-    assert link_of(LinkedTarget(link)) is link
-    assert link_of(LinkedTarget(None)) is None
+    assert link_of(linked(link)) is link
+    assert link_of(linked(None)) is None
 
 
 # -- the plan ------------------------------------------------------------------------------------
 
 
 def moved_plan(depth=8, bucket=2 * MATRIX_BYTES, link=FAST, *, spilled=False, every=1, **options):
-    graph, target = adam_job(depth, every), LinkedTarget(link)
+    graph, target = adam_job(depth, every), linked(link)
     moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=bucket)
     if spilled:
         idle = [i.value for i in spill.idle_values(graph, target) if i.idle_ns > 3e6]
@@ -248,7 +226,7 @@ def moved_plan(depth=8, bucket=2 * MATRIX_BYTES, link=FAST, *, spilled=False, ev
 
 def test_state_lives_in_the_host_arena_and_two_buckets_of_it_in_the_devices():
     depth = 8
-    plain = planned(adam_job(depth), LinkedTarget(FAST))
+    plain = planned(adam_job(depth), linked(FAST))
     plan = moved_plan(depth)
     state = 2 * depth * MATRIX_BYTES
     assert [plan.arenas[1].size_bytes, plan.memory[1].peak_bytes] == [state, state]
@@ -266,7 +244,7 @@ def test_the_state_of_a_plan_has_the_same_names_roles_types_and_initialisers_as_
     def state(plan):
         return [(v.name, v.role, plan.views[v.view].type, v.init) for v in plan.state]
 
-    assert state(moved_plan()) == state(planned(adam_job(8), LinkedTarget(FAST)))
+    assert state(moved_plan()) == state(planned(adam_job(8), linked(FAST)))
 
 
 def test_copies_are_actors_of_their_own_on_a_stream_for_each_direction():
@@ -322,7 +300,7 @@ def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_who
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_gradients_meet_the_other_ranks_before_state_comes_in_for_them(every):
-    graph, target = adam_job(6, every, ranks=4), LinkedTarget(Link(0.1, 0.1, 0.0))
+    graph, target = adam_job(6, every, ranks=4), linked(Link(0.1, 0.1, 0.0))
     moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES)
     plan = planned(moved, target, accumulate=every, num_ranks=4)
     check_races(plan)
@@ -355,7 +333,7 @@ def test_first_copies_begin_after_the_forward_pass_has_begun():
 
 @pytest.mark.parametrize("spilled", [False, True])
 def test_copies_hide_behind_compute_on_a_fast_link_and_delay_the_step_on_a_slow_one(spilled):
-    plain = simulate(planned(adam_job(8), LinkedTarget(FAST)), 4).period_ns
+    plain = simulate(planned(adam_job(8), linked(FAST)), 4).period_ns
     fast = simulate(moved_plan(link=FAST, spilled=spilled), 4).period_ns
     plan = moved_plan(link=SLOW, spilled=spilled)
     slow = simulate(plan, 4)
@@ -382,7 +360,7 @@ def test_copies_and_compute_overlap_in_time():
 def test_the_estimated_step_is_that_of_the_simulation(budget_trials):
     graph = adam_job(8)
     for link in (FAST, Link(1e-2, 1e-2, 0.0), SLOW):
-        target = LinkedTarget(link)
+        target = linked(link)
         moved = offload.run(
             graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES
         )
@@ -431,8 +409,8 @@ def device_bytes(graph, target):
 
 def test_nothing_is_chosen_where_all_fits_or_there_is_nowhere_to_go(chosen):
     graph = adam_job()
-    size = device_bytes(graph, LinkedTarget(FAST))
-    for target, budget in ((LinkedTarget(FAST), size), (LinkedTarget(None), size // 2)):
+    size = device_bytes(graph, linked(FAST))
+    for target, budget in ((linked(FAST), size), (linked(None), size // 2)):
         choice = chosen(graph, target, budget)
         assert (choice.state, choice.activations, choice.arena_bytes) == ((), (), size)
         assert choice.graph is graph
@@ -442,7 +420,7 @@ def test_nothing_is_chosen_where_all_fits_or_there_is_nowhere_to_go(chosen):
 def test_the_choice_brings_the_arena_under_the_budget_without_a_longer_step(
     share, chosen, small_pieces
 ):
-    graph, target = adam_job(12), LinkedTarget(FAST)
+    graph, target = adam_job(12), linked(FAST)
     size = device_bytes(graph, target)
     choice = chosen(graph, target, int(share * size))
     moved = choice.graph
@@ -453,7 +431,7 @@ def test_the_choice_brings_the_arena_under_the_budget_without_a_longer_step(
 
 
 def test_more_bytes_mean_no_more_copies(chosen, small_pieces):
-    graph, target = adam_job(12), LinkedTarget(FAST)
+    graph, target = adam_job(12), linked(FAST)
     size = device_bytes(graph, target)
     counts = [len(chosen(graph, target, int(s * size)).state) for s in (0.7, 0.85, 0.95, 1.0)]
     assert counts == sorted(counts, reverse=True)
@@ -461,7 +439,7 @@ def test_more_bytes_mean_no_more_copies(chosen, small_pieces):
 
 
 def test_a_budget_out_of_reach_gives_the_smallest_arena_found(chosen, small_pieces):
-    graph, target = adam_job(6), LinkedTarget(FAST)
+    graph, target = adam_job(6), linked(FAST)
     choice = chosen(graph, target, 1)
     assert 1 < choice.arena_bytes < device_bytes(graph, target)
 
@@ -472,18 +450,18 @@ def test_state_goes_and_activations_stay_where_the_link_is_slower_than_making_th
 ):
     """A copy there and back takes longer than a matmul, and longer than the forward pass."""
     graph = adam_job(6)
-    slow = LinkedTarget(Link(1e-6, 1e-6, 0.0))
+    slow = linked(Link(1e-6, 1e-6, 0.0))
     choice = chosen(graph, slow, 1)
     assert choice.state
     assert not choice.activations
-    fast = chosen(graph, LinkedTarget(FAST), 1)
+    fast = chosen(graph, linked(FAST), 1)
     assert fast.activations
 
 
 def test_state_far_from_other_updates_goes_first(chosen, small_pieces):
     """Before the first update lies the forward pass, between two others only their matmuls."""
     graph, link = adam_job(6), Link(MATRIX_BYTES / 1e6, MATRIX_BYTES / 1e6, 0.0)
-    target = LinkedTarget(link, matmul_ns=2.5e6)
+    target = linked(link, matmul_ns=2.5e6)
     size = device_bytes(graph, target)
     choice = chosen(graph, target, int(0.97 * size))
     moved = choice.graph

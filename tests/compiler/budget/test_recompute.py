@@ -4,13 +4,14 @@ from random import Random
 
 import numpy as np
 import pytest
+from graphs import Target, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.attrs import Attrs
 from compiler.budget import recompute
 from compiler.budget.recompute import describe
-from compiler.graph import GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder, Output, Write
 from compiler.lowering import order
 from compiler.lowering.buffers import assign_buffers, draft_launches
 from compiler.lowering.storage import assign_storage, old_reads
@@ -23,10 +24,9 @@ from compiler.ops.random import DROPOUT
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE
-from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.ops.update import INCREMENT
 from compiler.passes import autodiff, outputs, simplify
 from compiler.passes.check import check
-from compiler.target import KernelInfo
 from compiler.types import Phase
 from memory.offsets import plan_offsets
 from memory.recompute.problem import check_sequence
@@ -36,21 +36,13 @@ ALIGNMENT = 64
 N = 8
 
 
-class PickyTarget:
-    """Kernels with scratch, in-place pairs and times that differ from op to op."""
-
-    device_kind = "fake"
-    fingerprint = "picky-1"
-
-    def query(self, call):
-        in_place = ((0, 0),) if call.op in ("add", "mul", "neg", "exp", "relu", "relu_grad") else ()
-        scratch = {"matmul": 1000, "exp": 40}.get(call.op, 0)
-        return KernelInfo(f"picky.{call.op}", scratch, in_place, 1000.0 + len(call.op))
-
-
-def variable(b, name, shape, dtype="float64", role="parameter"):
-    init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+PICKY = Target(
+    "picky",
+    ("add", "mul", "neg", "exp", "relu", "relu_grad"),
+    lambda call: 1000.0 + len(call.op),
+    lambda call: {"matmul": 1000, "exp": 40}.get(call.op, 0),
+)
+"""Kernels with scratch, in-place pairs and times that differ from op to op."""
 
 
 def training_graph(rng, num_ops=8, shared=True):
@@ -58,13 +50,13 @@ def training_graph(rng, num_ops=8, shared=True):
     b = GraphBuilder()
     seed, step = (variable(b, n, (), "int64", "counter") for n in ("seed", "step"))
     values = [b.one(INPUT, name="x", dtype="float64", shape=(N, N))]
-    weights = [variable(b, "w0", (N, N))]
+    weights = [variable(b, "w0", (N, N), "float64")]
     for i in range(num_ops):
         x = rng.choice(values[-3:])
         kind = rng.choice(("matmul", "matmul", "relu", "exp", "dropout", "skip", "turned"))
         if kind == "matmul":
             if not (shared and rng.random() < 0.3):
-                weights.append(variable(b, f"w{i + 1}", (N, N)))
+                weights.append(variable(b, f"w{i + 1}", (N, N), "float64"))
             x = b.one(MATMUL, x, rng.choice(weights[-2:]))
         elif kind == "relu":
             x = b.one(RELU, x)
@@ -82,10 +74,8 @@ def training_graph(rng, num_ops=8, shared=True):
     loss = b.one(SUM, b.one(MUL, values[-1], values[-1]), axes=(0, 1), keepdims=False)
     side = b.one(SUM, values[1], axes=(0, 1), keepdims=False)
     rate = variable(b, "rate", (), "float64", "counter")
-    b.objective, b.outputs = loss, [Output("loss", loss), Output("side", side)]
-    b.updates = [
-        UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.1})) for w in weights
-    ]
+    descend(b, loss, weights, rate, decay=0.1)
+    b.outputs.append(Output("side", side))
     b.writes.append(Write(step, b.one(INCREMENT, step)))
     graph = b.freeze()
     for run in (autodiff.run, simplify.run, outputs.run, order.run):
@@ -105,7 +95,7 @@ def feeds_for(graph, rng):
 
 
 def described(graph):
-    drafts = draft_launches(graph, assign_storage(graph), PickyTarget())
+    drafts = draft_launches(graph, assign_storage(graph), PICKY)
     return describe(graph, drafts, ALIGNMENT)
 
 
@@ -120,7 +110,7 @@ def forgetful(rng, problem, share):
 def packed_bytes(graph):
     """What the lowering packs for the launches of a graph, in their order."""
     storage = assign_storage(graph)
-    drafts = draft_launches(graph, storage, PickyTarget())
+    drafts = draft_launches(graph, storage, PICKY)
     fixed = {o.value for o in graph.outputs}
     fixed |= {n.outputs[0] for n in graph.nodes if n.op in (INPUT, VARIABLE)}
     buffers = assign_buffers(graph, storage, drafts, fixed).buffers
@@ -212,13 +202,13 @@ def test_what_runs_again_waits_for_the_node_before_it_that_does_not(sequence_wit
 def test_what_first_runs_among_backward_nodes_waits_there_too():
     b = GraphBuilder()
     x = b.one(INPUT, name="x", dtype="float64", shape=(N, N))
-    w = variable(b, "w", (N, N))
+    w = variable(b, "w", (N, N), "float64")
     h = b.one(MATMUL, x, w)
-    b.objective = b.one(SUM, b.one(EXP, h), axes=(0, 1), keepdims=False)
+    loss = b.one(SUM, b.one(EXP, h), axes=(0, 1), keepdims=False)
     aside = b.one(SUM, b.one(NEG, x), axes=(0, 1), keepdims=False)
-    b.outputs = [Output("loss", b.objective), Output("aside", aside)]
     rate = variable(b, "rate", (), "float64", "counter")
-    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+    descend(b, loss, [w], rate)
+    b.outputs.append(Output("aside", aside))
     graph = b.freeze()
     for run in (autodiff.run, simplify.run, outputs.run, order.run):
         graph = run(graph)

@@ -2,19 +2,19 @@
 
 import numpy as np
 import pytest
+from graphs import Net
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import chunk_wide
 from compiler.fusion import fuse as fuse
 from compiler.fusion.region import StepKind
-from compiler.graph import GraphBuilder, Output
+from compiler.graph import Output
 from compiler.ops.activation import GELU
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.loss import CROSS_ENTROPY_ROWS
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN, SUM
 from compiler.ops.shape import reshape_to, swap_last_axes
-from compiler.ops.sources import INPUT
 from compiler.passes.check import check
 from compiler.registry import find_op
 from compiler.rules import gradient
@@ -22,22 +22,11 @@ from compiler.rules import gradient
 ROWS, WIDTH, COLUMNS = 12, 3, 20
 
 
-class Net:
-    def __init__(self):
-        self.b, self.feeds = GraphBuilder(), {}
-
-    def input(self, *shape, high=0):
-        name, rng = f"in{len(self.feeds)}", np.random.default_rng(len(self.feeds))
-        array = rng.integers(0, high, shape) if high else rng.normal(size=shape)
-        self.feeds[name] = array
-        return self.b.one(INPUT, name=name, dtype=str(array.dtype), shape=shape)
-
-
 def loss(net, results, *, bias=False, turned=False, factor=None):
     """A loss with its gradients; `factor` of the losses' gradient may be their own mean."""
     b = net.b
     x, w = net.input(3, ROWS // 3, WIDTH), net.input(COLUMNS, WIDTH)
-    labels = net.input(ROWS, high=COLUMNS)
+    labels = net.labels(ROWS, below=COLUMNS)
     wide = b.one(MATMUL, x, swap_last_axes(b, w))
     wide = b.one(ADD, wide, net.input(COLUMNS)) if bias else wide
     logits = reshape_to(b, wide, (ROWS, COLUMNS))

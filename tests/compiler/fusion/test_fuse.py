@@ -1,24 +1,19 @@
 import numpy as np
 import pytest
+from graphs import Net, descend, launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
 from compiler.fusion import fuse as fuse
 from compiler.fusion.members import Members
 from compiler.fusion.program import Kind
 from compiler.graph import (
-    Accumulation,
     Graph,
-    GraphBuilder,
-    Output,
     SourceLocation,
-    UpdateRule,
     Write,
 )
 from compiler.lowering import order
-from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, RELU, TANH
 from compiler.ops.binary import ADD, MUL, SUB
 from compiler.ops.elementwise import EXP, NEG, SQUARE
@@ -27,7 +22,7 @@ from compiler.ops.norm import LAYER_NORM
 from compiler.ops.reduce import MEAN, SUM
 from compiler.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
 from compiler.ops.slicing import SLICE
-from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
+from compiler.ops.sources import VARIABLE
 from compiler.ops.update import INCREMENT, SGD_UPDATE
 from compiler.passes import autodiff, outputs, rates, simplify
 from compiler.passes.check import check
@@ -36,40 +31,9 @@ from compiler.rates import needed_per_step
 R, C = 6, 8
 
 
-class Net:
-    """A graph under construction whose inputs get numbers as they are made."""
-
-    def __init__(self):
-        self.b = GraphBuilder()
-        self.feeds = {}
-
-    def input(self, *shape, dtype="float64"):
-        name = f"in{len(self.feeds)}"
-        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape).astype(dtype)
-        return self.b.one(INPUT, name=name, dtype=dtype, shape=shape)
-
-    def variable(self, *shape, dtype="float64", role="parameter"):
-        name = f"var{len(self.feeds)}"
-        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape).astype(dtype)
-        init = (("kind", "zeros"),)
-        return self.b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
-
-    def number(self, value):
-        return self.b.one(CONSTANT, dtype="float64", shape=(), data=np.float64(value).tobytes())
-
-    def done(self, **named):
-        self.b.outputs = [Output(name, value) for name, value in named.items()]
-        return outputs.run(self.b.freeze())
-
-
 @pytest.fixture
 def net():
     return Net()
-
-
-def launches(graph):
-    storage = assign_storage(graph)
-    return [n for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
 
 
 def members(graph):
@@ -221,15 +185,8 @@ def test_a_group_stops_growing_at_its_limits(net, evaluate):
 
 
 def trained(net, loss, trained_variables, every=1):
-    net.b.objective = loss
-    net.b.outputs = [Output("loss", loss)]
-    rate = net.number(0.1)
-    attrs = Attrs({"weight_decay": 0.0})
-    net.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in trained_variables]
-    if every > 1:
-        batches = net.variable(dtype="int64", role=SCRATCH)
-        net.feeds[net.b.producer_of(batches).attrs["name"]] = np.array(0)
-        net.b.accumulation = Accumulation(every, batches)
+    descend(net.b, loss, trained_variables, every=every)
+    net.feeds["batches"] = np.array(0)
     return outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
 
 
@@ -358,10 +315,7 @@ def test_the_groups_of_a_transformer_block_are_these(net, evaluate):
     y = block(net, 8, 6)
     loss = net.b.one(MEAN, net.b.one(SQUARE, y), axes=(0, 1, 2), keepdims=False)
     variables = [n.outputs[0] for n in net.b.nodes if n.op is VARIABLE]
-    rate = net.b.one(CONSTANT, dtype="float32", shape=(), data=np.float32(1).tobytes())
-    net.b.objective, net.b.outputs = loss, [Output("loss", loss)]
-    attrs = Attrs({"weight_decay": 0.0})
-    net.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in variables]
+    descend(net.b, loss, variables, 1.0)
     graph = outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
     after = fused(graph, net.feeds, evaluate, rtol=1e-3)
     assert [line for line in described(after) if "sgd_update" not in line] == GOLDEN.splitlines()

@@ -1,37 +1,26 @@
 import numpy as np
 import pytest
+from graphs import Net, launches
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import fuse as fuse
 from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.program import Kind
-from compiler.graph import GraphBuilder, Output
+from compiler.graph import Output
 from compiler.lowering import order
-from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, RELU
 from compiler.ops.binary import ADD, MUL, SUB
 from compiler.ops.matmul import MATMUL
 from compiler.ops.norm import LAYER_NORM
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import RESHAPE
-from compiler.ops.sources import INPUT
 from compiler.passes.check import check
 
 M, K, N = 6, 5, 8
 
 
-class Net:
-    def __init__(self):
-        self.b = GraphBuilder()
-        self.feeds = {}
-
-    def input(self, *shape):
-        name = f"in{len(self.feeds)}"
-        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape)
-        return self.b.one(INPUT, name=name, dtype="float64", shape=shape)
-
-    def product(self):
-        return self.b.one(MATMUL, self.input(M, K), self.input(K, N))
+def product(net):
+    return net.b.one(MATMUL, net.input(M, K), net.input(K, N))
 
 
 @pytest.fixture
@@ -51,17 +40,12 @@ def fused(net, evaluate, **results):
     return after
 
 
-def launches(graph):
-    storage = assign_storage(graph)
-    return [n for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
-
-
 def names(graph):
     return [n.op.name for n in launches(graph)]
 
 
 def test_bias_and_activation_go_along_with_the_product(net, evaluate):
-    h = net.b.one(GELU, net.b.one(ADD, net.product(), net.input(N)))
+    h = net.b.one(GELU, net.b.one(ADD, product(net), net.input(N)))
     after = fused(net, evaluate, h=h)
     (node,) = launches(after)
     assert node.op.name == "fused_product"
@@ -81,14 +65,14 @@ def test_the_product_is_operand_0_wherever_the_group_had_it(net, evaluate):
 
 def test_operands_of_the_group_keep_their_order_behind_the_product(net, evaluate):
     row, column = net.input(M, 1), net.input(N)
-    h = net.b.one(SUB, net.b.one(MUL, row, column), net.product())
+    h = net.b.one(SUB, net.b.one(MUL, row, column), product(net))
     after = fused(net, evaluate, h=h)
     kinds = [i.kind for i in launches(after)[-1].attrs["program"].inputs]
     assert kinds in ([Kind.FULL, Kind.ROW, Kind.COLUMN], [Kind.FULL, Kind.FULL])
 
 
 def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
-    x = net.b.one(ADD, net.b.one(RESHAPE, net.product(), shape=(2, 3, N)), net.input(2, 3, N))
+    x = net.b.one(ADD, net.b.one(RESHAPE, product(net), shape=(2, 3, N)), net.input(2, 3, N))
     y, _, rstd = net.b.emit(LAYER_NORM, (x, net.input(N), net.input(N)), {"eps": 1e-5})
     total = net.b.one(SUM, x, axes=(0, 1), keepdims=False)
     after = fused(net, evaluate, x=x, y=y, rstd=rstd, total=total)
@@ -96,35 +80,35 @@ def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
 
 
 def test_a_flat_group_takes_the_rows_and_columns_of_its_product(net, evaluate):
-    after = fused(net, evaluate, h=net.b.one(RELU, net.product()))
+    after = fused(net, evaluate, h=net.b.one(RELU, product(net)))
     (node,) = launches(after)
     assert (node.attrs["rows"], node.attrs["columns"]) == (M, N)
 
 
 def test_of_two_products_one_stays(net, evaluate):
-    after = fused(net, evaluate, h=net.b.one(MUL, net.product(), net.product()))
+    after = fused(net, evaluate, h=net.b.one(MUL, product(net), product(net)))
     assert names(after) == ["matmul", "fused_product"]
 
 
 def test_a_product_that_others_read_stays(net, evaluate):
-    y = net.product()
+    y = product(net)
     h = net.b.one(GELU, y)
     after = fused(net, evaluate, h=h, again=net.b.one(MATMUL, y, net.input(N, K)))
     assert sorted(names(after)) == ["fused", "matmul", "matmul"]
 
 
 def test_a_product_that_the_job_returns_stays(net, evaluate):
-    y = net.product()
+    y = product(net)
     assert names(fused(net, evaluate, y=y, h=net.b.one(GELU, y))) == ["matmul", "fused"]
 
 
 def test_products_of_batches_and_repeated_ones_stay(net, evaluate):
     batch = net.b.one(MATMUL, net.input(2, M, K), net.input(2, K, N))
-    tall = net.b.one(ADD, net.input(3, M, N), net.product())
+    tall = net.b.one(ADD, net.input(3, M, N), product(net))
     after = fused(net, evaluate, h=net.b.one(GELU, batch), tall=tall)
     assert sorted(names(after)) == ["fused", "fused", "matmul", "matmul"]
 
 
 def test_without_the_switch_products_stay(net):
-    net.b.outputs = [Output("h", net.b.one(GELU, net.product()))]
+    net.b.outputs = [Output("h", net.b.one(GELU, product(net)))]
     assert names(fuse.run(net.b.freeze())) == ["matmul", "fused"]

@@ -1,34 +1,22 @@
 import numpy as np
 import pytest
+from graphs import Net
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion.narrow_broadcasts import narrow_broadcasts
-from compiler.graph import GraphBuilder, Output
+from compiler.graph import Output
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.shape import BROADCAST_TO, RESHAPE
-from compiler.ops.sources import CONSTANT, INPUT
+from compiler.ops.sources import CONSTANT
 from compiler.passes.check import check
 
 R, C = 4, 6
 
 
-class Net:
-    def __init__(self):
-        self.b = GraphBuilder()
-        self.feeds = {}
-
-    def input(self, *shape):
-        name = f"in{len(self.feeds)}"
-        self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape)
-        return self.b.one(INPUT, name=name, dtype="float64", shape=shape)
-
-    def number(self, value):
-        return self.b.one(CONSTANT, dtype="float64", shape=(), data=np.float64(value).tobytes())
-
-    def wide(self, value):
-        return self.b.one(BROADCAST_TO, value, shape=(R, C))
+def wide(net, value):
+    return net.b.one(BROADCAST_TO, value, shape=(R, C))
 
 
 @pytest.fixture
@@ -51,7 +39,7 @@ def shapes_of(graph, op):
 
 def test_what_is_computed_of_broadcasts_alone_is_computed_before_them(net, evaluate):
     row, column = net.input(R, 1), net.input(R, 1)
-    h = net.b.one(MUL, net.wide(row), net.wide(column))
+    h = net.b.one(MUL, wide(net, row), wide(net, column))
     after = narrowed(net, evaluate, net.b.one(ADD, net.input(R, C), net.b.one(EXP, h)))
     assert shapes_of(after, MUL) == [(R, 1)]
     assert shapes_of(after, EXP) == [(R, 1)]
@@ -60,24 +48,24 @@ def test_what_is_computed_of_broadcasts_alone_is_computed_before_them(net, evalu
 
 def test_numbers_of_constants_become_constants(net, evaluate):
     share = net.b.one(RESHAPE, net.number(0.25), shape=(1, 1))
-    h = net.b.one(MUL, net.wide(share), net.number(2.0))
+    h = net.b.one(MUL, wide(net, share), net.number(2.0))
     after = narrowed(net, evaluate, net.b.one(MUL, net.input(R, C), h))
     assert shapes_of(after, MUL) == [(R, C)]
     assert shapes_of(after, CONSTANT)[-1] == (1, 1)
 
 
 def test_what_only_an_approximation_computes_is_left_to_the_kernel(net, evaluate):
-    h = net.b.one(EXP, net.wide(net.number(2.0)))
+    h = net.b.one(EXP, wide(net, net.number(2.0)))
     after = narrowed(net, evaluate, net.b.one(MUL, net.input(R, C), h))
     assert shapes_of(after, EXP) == [()]
 
 
 def test_what_other_kernels_read_stays_wide(net, evaluate):
-    h = net.b.one(EXP, net.wide(net.input(R, 1)))
+    h = net.b.one(EXP, wide(net, net.input(R, 1)))
     after = narrowed(net, evaluate, net.b.one(MATMUL, h, net.input(C, R)))
     assert shapes_of(after, EXP) == [(R, C)]
 
 
 def test_an_output_of_the_job_stays_wide(net, evaluate):
-    after = narrowed(net, evaluate, net.b.one(EXP, net.wide(net.input(R, 1))))
+    after = narrowed(net, evaluate, net.b.one(EXP, wide(net, net.input(R, 1))))
     assert shapes_of(after, EXP) == [(R, C)]

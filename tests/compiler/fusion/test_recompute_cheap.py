@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
+from graphs import descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
 from compiler.fusion import fuse as fuse
 from compiler.fusion.recompute_cheap import recompute_cheap
-from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule
+from compiler.graph import GraphBuilder, Output, SourceLocation
 from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
 from compiler.ops.activation import GELU, SILU, TANH
@@ -16,8 +16,7 @@ from compiler.ops.elementwise import EXP, NEG, RSQRT, SQUARE
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
 from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE
-from compiler.ops.update import SGD_UPDATE
+from compiler.ops.sources import INPUT, VARIABLE
 from compiler.passes import autodiff, outputs, rates, simplify
 from compiler.passes.check import check
 from compiler.prune import prune
@@ -36,14 +35,10 @@ class Job:
         self.x = self.b.one(INPUT, name="x", dtype="float64", shape=(ROWS, WIDTH))
         self.trained = []
 
-    def variable(self, name, shape, dtype="float64", role="parameter"):
-        init = (("kind", "zeros"),)
-        return self.b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
-
     def weight(self, *shape):
         name = f"weight{len(self.trained)}"
         self.feeds[name] = np.random.default_rng(len(self.trained)).normal(size=shape)
-        self.trained.append(self.variable(name, shape))
+        self.trained.append(variable(self.b, name, shape, "float64"))
         return self.trained[-1]
 
     def linear(self, x):
@@ -64,15 +59,8 @@ class Job:
     def graph(self, result, every=1, **also):
         """Return the graph that the pass gets, for a loss that reads the whole result."""
         objective = self.mean(self.apply(SQUARE, result), (0, 1), False)
-        self.b.objective = objective
-        self.b.outputs = [Output("loss", objective)]
+        descend(self.b, objective, self.trained, 1.0, every=every)
         self.b.outputs += [Output(name, value) for name, value in also.items()]
-        rate = self.b.one(CONSTANT, dtype="float64", shape=(), data=np.float64(1).tobytes())
-        attrs = Attrs({"weight_decay": 0.0})
-        self.b.updates = [UpdateRule(SGD_UPDATE, v, (), (rate,), attrs) for v in self.trained]
-        if every > 1:
-            batches = self.variable("batches", (), "int64", SCRATCH)
-            self.b.accumulation = Accumulation(every, batches)
         return outputs.run(rates.run(simplify.run(autodiff.run(self.b.freeze()))))
 
 

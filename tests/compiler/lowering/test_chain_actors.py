@@ -4,46 +4,31 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from graphs import Target, counter, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.attrs import Attrs
-from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
+from compiler.graph import GraphBuilder, Output
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT, SCRATCH, VARIABLE, scalar
-from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.placement import HOST
 from compiler.plan import ActorKind, RegisterKind
-from compiler.target import KernelInfo
-from compiler.types import DType, StreamId
+from compiler.types import StreamId
 from compiler.verify import edges_of
 
 STEPS = 4
 
 
-class SlowTarget:
+def slow_target(rng):
     """Kernels that take up to five messages, at random by a seed."""
-
-    device_kind = "fake"
-    fingerprint = "slow-1"
-
-    def __init__(self, rng):
-        self._rng = rng
-
-    def query(self, call):
-        return KernelInfo(f"slow.{call.op}", 0, (), self._rng.choice((1e2, 1e4, 5e4, 1e5)))
-
-
-def variable(b, name, shape, dtype="float32", role="parameter"):
-    init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+    return Target("slow", duration_ns=lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)))
 
 
 def towers(rng, every=1):
@@ -58,13 +43,9 @@ def towers(rng, every=1):
         ends.append(value)
     loss = b.one(SUM, b.one(MUL, *ends), axes=(0, 1), keepdims=False)
     side = b.one(SUM, b.one(ADD, ends[0], ends[0]), axes=(0, 1), keepdims=False)
-    b.objective, b.outputs = loss, [Output("loss", loss), Output("side", side)]
-    rate, attrs = scalar(b, 0.1, DType.FLOAT32), Attrs({"weight_decay": 0.0})
-    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), attrs) for w in weights]
-    step = variable(b, "step", (), "int64", "counter")
-    b.writes = [Write(step, b.one(INCREMENT, step))]
-    if every > 1:
-        b.accumulation = Accumulation(every, variable(b, "batches", (), "int64", SCRATCH))
+    descend(b, loss, weights, every=every)
+    b.outputs.append(Output("side", side))
+    counter(b)
     return b.freeze()
 
 
@@ -84,9 +65,8 @@ def planned(seed, streams, *, evaluate=(0, 0), **options):
         **options,
     )  # fmt: skip
     graph = towers(rng, settings_.accumulate)
-    return compile_graph(
-        graph, SlowTarget(rng), settings_, evaluation=judge() if evaluate[0] else None
-    )
+    evaluation = judge() if evaluate[0] else None
+    return compile_graph(graph, slow_target(rng), settings_, evaluation=evaluation)
 
 
 def by_prefix(plan, *prefixes):
@@ -197,7 +177,7 @@ def is_path(edges, first, last):
 def test_collectives_are_actors_of_a_stream_of_their_own_that_updates_wait_for():
     plan = compile_graph(
         replace(towers(Random(1)), num_ranks=4),
-        SlowTarget(Random(2)),
+        slow_target(Random(2)),
         CompileOptions("t", num_ranks=4),
     )
     comm = [a for a in plan.actors if a.kind is ActorKind.COMM]

@@ -1,11 +1,10 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from graphs import descend
 
-from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Accumulation, Output, SourceLocation, UpdateRule, Write
+from compiler.graph import Accumulation, Output, SourceLocation, Write
 from compiler.lowering.snapshots import MAX_SNAPSHOT_RATE
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG, SIN
@@ -13,7 +12,7 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH
-from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.ops.update import INCREMENT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph, hash_graph
 from compiler.plan import ActorKind, RegisterKind
@@ -33,10 +32,7 @@ def small_job(s, depth=3):
         for _ in range(depth):
             h = s.b.one(EXP, s.b.one(NEG, s.b.one(MATMUL, h, w)))
         loss = s.b.one(SUM, h, axes=(0, 1), keepdims=False)
-    s.b.objective = loss
-    s.b.outputs = [Output("loss", loss)]
-    rate = s.constant(np.float32(0.1))
-    s.b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}))]
+    descend(s.b, loss, [w])
     s.b.writes = [Write(step, s.b.one(INCREMENT, step))]
     return s.b.freeze()
 
