@@ -35,7 +35,7 @@ OnResult = Callable[[int, Results], object]
 
 def check_shared_arena(job: Job) -> None:
     """Raise CompileError where a job has a budget of its own for an arena that it shares."""
-    if job.memory_budget:
+    if job.options.memory_budget is not None:
         raise CompileError(
             f"{find_source()}: job {job.name!r} has a memory_budget, but evaluates in the arena of"
             " the training: give the budget to the training job, which counts the evaluation too"
@@ -72,7 +72,7 @@ class Evaluation:
                 f"{find_source()}: expected the job of an Evaluation, came {came(self.job)};"
                 " decorate a function of (model, batch) with @af.job(train=False)"
             )
-        if self.job.is_training:
+        if self.job.options.train:
             raise CompileError(
                 f"{find_source()}: job {self.job.name!r} trains, so it cannot evaluate; decorate"
                 " the function with @af.job(train=False)"

@@ -296,27 +296,12 @@ class Job:
             num_ranks=ranks,
             evaluate_every=evaluation.every if evaluation else 0,
             evaluate_batches=evaluation.batches if evaluation else 0,
-            memory_budget=self.memory_budget,
+            memory_budget=self.options.budget_bytes,
             recompute=self.options.recompute,
             offload=self.options.offload,
             precision=self.options.precision,
-            evaluate_precision=evaluation.job.precision if evaluation else "fp32",
+            evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
         )
-
-    @property
-    def is_training(self) -> bool:
-        """Whether the job changes the model."""
-        return self.options.train
-
-    @property
-    def memory_budget(self) -> int:
-        """Bytes that the arena of the job's plans may take; 0: as many as they need."""
-        return self.options.budget_bytes
-
-    @property
-    def precision(self) -> str:
-        """What the products of the job read: "fp32" or "bf16"."""
-        return self.options.precision
 
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.

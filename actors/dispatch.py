@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from actors.load import BoundPlan
 
 _COMMAND = -1
-"""In the inbox: look at the commands. Messages of the machine are never negative, and the subject
-of this one is -1: the last entry of the columns that count waits."""
+"""In the inbox: look at the commands. Messages of the machine are never negative."""
 
 
 Item = TypeVar("Item")
@@ -63,9 +62,8 @@ class Dispatcher:
 
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
     what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
-    time in launches by actor. `num_waits` and `wait_ns` count the dispatcher's waits by the actor
-    whose message ended them; the last entry is that of commands. `ported` are sources and sinks;
-    `given_up` the sources for which nobody waits any more.
+    time in launches by actor. `ported` are sources and sinks; `given_up` the sources for which
+    nobody waits any more.
     """
 
     def __init__(
@@ -83,8 +81,6 @@ class Dispatcher:
         self.failure: BaseException | None = None
         self.is_closing = False
         self.busy_ns = [0] * self.table.num_actors
-        self.num_waits = [0] * (self.table.num_actors + 1)
-        self.wait_ns = [0] * (self.table.num_actors + 1)
         self.open_ports = dict(bound.ports)
         self._bound = bound
         self._clock = clock
@@ -321,11 +317,8 @@ class Dispatcher:
             else:
                 self._check_progress()
                 actor = NOBODY
-                before = clock()
                 code = inbox.get()
                 since = clock()
-                self.num_waits[subject_of(code)] += 1
-                self.wait_ns[subject_of(code)] += since - before
                 self._take(code)
 
     def _take(self, code: int) -> None:

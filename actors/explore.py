@@ -29,11 +29,9 @@ class Observer(Protocol):
 
     def started(self, actor: int, firing: int) -> None:
         """Begin a firing: read and write slots from now on."""
-        ...
 
     def finished(self, actor: int, firing: int) -> Message:
         """End a firing with DONE, FAILED or EXHAUSTED."""
-        ...
 
 
 def channel_of(code: int) -> int:

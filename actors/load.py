@@ -39,7 +39,6 @@ class KernelBinder(Protocol):
         workspace: Array | None,
     ) -> Launch:
         """Return the launch for these operands; `workspace` is a view of bytes, or None."""
-        ...
 
 
 class BoundPlan:

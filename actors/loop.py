@@ -279,8 +279,6 @@ class Loop:
             elapsed_ns=end_ns - self._start_ns,
             busy_ns=dispatcher.busy_ns,
             thread_waits={worker.name: worker.num_waits for worker in dispatcher.workers},
-            dispatcher_waits=dispatcher.num_waits,
-            dispatcher_wait_ns=dispatcher.wait_ns,
         )
 
     def ended_firings(self) -> tuple[int, ...]:

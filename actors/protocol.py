@@ -34,11 +34,9 @@ class HostPort(Protocol):
         A source's launch fills the arrays, or raises `SourceExhausted` when there is no more data.
         A sink's launch reads them. A flushed sink may be bound with fewer tokens than its rate.
         """
-        ...
 
     def close(self) -> None:
         """Make a launch that blocks return or raise soon; called once, from another thread."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +50,6 @@ class GivesUp(Protocol):
         where it can help it, and raise. Called on the dispatcher's thread, which runs the launches
         of further firings, and that of this one again, where the port is not admitted.
         """
-        ...
 
 
 class Clock(Protocol):
@@ -60,4 +57,3 @@ class Clock(Protocol):
 
     def __call__(self) -> int:
         """Return the time now."""
-        ...

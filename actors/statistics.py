@@ -55,18 +55,6 @@ class StreamStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class DispatcherWaits:
-    """How often and how long the dispatcher waited until a message of `cause` came.
-
-    `cause` is an actor's name, or "command" (steps admitted, the end asked for).
-    """
-
-    cause: str
-    count: int
-    wait_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Statistics:
     """A run until now, or until its end; approximate while it goes on.
 
@@ -76,7 +64,6 @@ class Statistics:
     elapsed_ns: int
     actors: tuple[ActorStatistics, ...]
     streams: tuple[StreamStatistics, ...]
-    dispatcher: tuple[DispatcherWaits, ...]
 
     @property
     def firings(self) -> int:
@@ -87,11 +74,6 @@ class Statistics:
     def busy_ns(self) -> int:
         """Time in launches of all actors; streams overlap, so it may exceed `elapsed_ns`."""
         return sum([actor.busy_ns for actor in self.actors])
-
-    @property
-    def dispatcher_wait_ns(self) -> int:
-        """Time for which the dispatcher had nothing to run."""
-        return sum([wait.wait_ns for wait in self.dispatcher])
 
     def busy_share(self, stream: int, since: Statistics | None = None) -> float:
         """Return the share of time in which a stream was busy, from `since` (or the start) on."""
@@ -109,16 +91,11 @@ def collect(
     elapsed_ns: int,
     busy_ns: Sequence[int],
     thread_waits: Mapping[str, int],
-    dispatcher_waits: Sequence[int],
-    dispatcher_wait_ns: Sequence[int],
 ) -> Statistics:
     """Return the record of a run from its columns. Linear in actors and edges.
 
-    `busy_ns` is by actor, `thread_waits` by name of the streams with a thread of their own; the
-    dispatcher's columns are by actor with one entry more, for commands.
+    `busy_ns` is by actor, `thread_waits` by name of the streams with a thread of their own.
     """
-    names = (*machine.table.names, "command")
-    waits = zip(names, dispatcher_waits, dispatcher_wait_ns, strict=True)
     actors = tuple([_actor(plan, machine, a, busy_ns[a]) for a in range(machine.table.num_actors)])
     streams = [
         StreamStatistics(
@@ -128,8 +105,7 @@ def collect(
         )
         for stream in plan.streams
     ]
-    ended_by = tuple([DispatcherWaits(*row) for row in waits if row[1]])
-    return Statistics(elapsed_ns, actors, tuple(streams), ended_by)
+    return Statistics(elapsed_ns, actors, tuple(streams))
 
 
 def _actor(plan: Plan, machine: Machine, actor: int, busy_ns: int) -> ActorStatistics:

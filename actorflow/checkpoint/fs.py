@@ -60,67 +60,51 @@ class Fs(Protocol):
         Raises:
             BlockingIOError: somebody else holds it; `strerror` says who.
         """
-        ...
 
     def create(self, path: Path) -> int:
         """Create a file that must not exist; return a descriptor to write it."""
-        ...
 
     def open_read(self, directory: Path, name: str) -> int:
         """Open the regular file `name` in `directory`, following no symbolic link at either."""
-        ...
 
     def write(self, fd: int, data: memoryview) -> int:
         """Append from `data`; return how many bytes were taken, which may be fewer than offered."""
-        ...
 
     def readinto(self, fd: int, buffer: memoryview) -> int:
         """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
-        ...
 
     def stat_open(self, fd: int) -> FileStat:
         """Return what an open descriptor leads to."""
-        ...
 
     def fsync(self, fd: int) -> None:
         """Make the bytes of a file durable."""
-        ...
 
     def close(self, fd: int) -> None:
         """Close a descriptor; releases the lock if it holds one."""
-        ...
 
     def fsync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        ...
 
     def mkdir(self, path: Path) -> None:
         """Create a directory whose parent exists."""
-        ...
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file or directory another name, atomically."""
-        ...
 
     def unlink(self, path: Path) -> None:
         """Remove a name that is not a directory."""
-        ...
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
-        ...
 
     def listdir(self, path: Path) -> list[str]:
         """Return the names in a directory, sorted."""
-        ...
 
     def stat(self, path: Path) -> FileStat:
         """Return what a name leads to, without following a symbolic link."""
-        ...
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left for us on the file system of `path`."""
-        ...
 
 
 class RealFs:

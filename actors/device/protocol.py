@@ -30,11 +30,9 @@ class DeviceEvent(Protocol):
     @property
     def is_done(self) -> bool:
         """Whether the latest record is done, or there is none; never blocks."""
-        ...
 
     def synchronize(self) -> None:
         """Block this thread until the latest record is done. Raises DeviceFault."""
-        ...
 
 
 class DeviceStream(Protocol):
@@ -42,15 +40,12 @@ class DeviceStream(Protocol):
 
     def enqueue(self, launch: Launch) -> None:
         """Execute a launch after all that is on this stream."""
-        ...
 
     def record(self, event: DeviceEvent) -> None:
         """Mark the end of all that is on this stream."""
-        ...
 
     def wait(self, event: DeviceEvent) -> None:
         """Execute what comes after this only once the event's latest record is done."""
-        ...
 
 
 class DeviceDriver(Protocol):
@@ -58,15 +53,12 @@ class DeviceDriver(Protocol):
 
     def make_stream(self, name: str) -> DeviceStream:
         """Return a new stream; the name is for messages."""
-        ...
 
     def make_event(self) -> DeviceEvent:
         """Return a new event, never recorded."""
-        ...
 
     def synchronize(self) -> None:
         """Block this thread until every stream is empty. Raises DeviceFault."""
-        ...
 
 
 class DeviceFault(ActorflowError):

@@ -92,23 +92,6 @@ class WaitTable:
     num_events: tuple[int, ...]
     throttles: tuple[Throttle, ...]
 
-    def describe(self, table: MachineTable) -> tuple[str, ...]:
-        """Return the waits in words, one line per actor that has any."""
-        lines = []
-        for actor, (needed, every) in enumerate(zip(self.needed, self.all, strict=True)):
-            if every:
-                reasons = [
-                    f"{table.names[w.actor]!r} ({'token' if w.is_input else 'slot'} of"
-                    f" {table.edges[w.edge].name!r})"
-                    for w in needed
-                ]
-                implied = len(every) - len(needed)
-                lines.append(
-                    f"{table.names[actor]!r} waits for {', '.join(reasons)}"
-                    + (f"; {implied} more are implied" if implied else "")
-                )
-        return tuple(lines)
-
 
 def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: int) -> WaitTable:
     """Return the waits of all actors, those on `device_streams` being asynchronous.

@@ -24,7 +24,6 @@ class Generated(Protocol):
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the functions that `bind` needs for a call which `query` takes."""
-        ...
 
 
 def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
