@@ -315,7 +315,6 @@ class Loop:
             is_halted=machine.is_halted,
             now_ns=self._clock(),
             messages=machine.last_messages(MESSAGES_TOLD),
-            peer_of=self._watch.peer_of,
         )
 
     def _run(self) -> None:

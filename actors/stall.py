@@ -10,7 +10,7 @@ Source: waits-for graphs (Holt, "Some Deadlock Properties of Computer Systems", 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -53,8 +53,7 @@ class Situation:
 
     `lacks` are the messages that an actor waits for (`Machine.lacks`); `in_flight` says what runs,
     by actor; `is_delivered` is False where a thread has ended a firing whose message the dispatcher
-    has not taken. `dispatcher` is the actor whose chain it runs, or None. `peer_of` returns the
-    rank that a COMM actor waits for, if that is known.
+    has not taken. `dispatcher` is the actor whose chain it runs, or None.
     """
 
     plan: Plan
@@ -68,7 +67,6 @@ class Situation:
     is_halted: bool
     now_ns: int
     messages: tuple[str, ...] = ()
-    peer_of: Callable[[int], int | None] = lambda actor: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +255,7 @@ def _doing(situation: Situation, waits: tuple[Lack, ...], actor: int) -> str:
         if running.where:
             text += f", now at {running.where}"
         if waits:
-            rank = situation.peer_of(actor)
-            text += f"; it waits for {'another rank' if rank is None else f'rank {rank}'}"
+            text += "; it waits for another rank"
         return text
     if waits:
         return "waits for " + " and ".join([_words(names, wait) for wait in waits])

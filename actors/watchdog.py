@@ -30,13 +30,11 @@ class Watch:
         seconds: without a firing before a stall is reported; 0 does not watch.
         on_stall: called on the watchdog's thread with every report.
         folder: gets every report with its messages at the end of `stall.txt`, or None.
-        peer_of: the rank that a COMM actor waits for, or None when it is not known.
     """
 
     seconds: float = 60.0
     on_stall: Callable[[Stall], object] | None = None
     folder: Path | None = None
-    peer_of: Callable[[int], int | None] = lambda actor: None
 
 
 class Watchdog:

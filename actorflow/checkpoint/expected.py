@@ -17,30 +17,20 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class StoredType:
-    """numpy's name of a dtype, and a shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-@dataclass(frozen=True, slots=True)
 class Expected:
-    """The tensors that a checkpoint must have, and those it may have besides.
+    """The types of tensors that a checkpoint must have, and the names of those it may lack or have.
 
-    `counter` names the tensor that counts the steps, which must say what the manifest says.
+    A type is a text, such as "float32[2, 3]". `counter` names the tensor that counts the steps,
+    which must say what the manifest says.
     """
 
-    tensors: Mapping[str, StoredType]
+    tensors: Mapping[str, str]
     optional: frozenset[str] = frozenset()
     counter: str = ""
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointUnfit when the tensors of a manifest are others."""
-        found = {t.name: StoredType(t.dtype, t.shape) for t in manifest.tensors}
+        found = {t.name: f"{t.dtype}{list(t.shape)}" for t in manifest.tensors}
         missing = [n for n in self.tensors if n not in found and n not in self.optional]
         unknown = [n for n in found if n not in self.tensors and n not in self.optional]
         if missing or unknown:

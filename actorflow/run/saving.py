@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actorflow.checkpoint.errors import CheckpointError
-from actorflow.checkpoint.expected import Expected, StoredType
+from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.logs import is_worth_a_line
@@ -234,7 +234,6 @@ def expected_of(plan: Plan) -> Expected:
     Whether steps may be skipped is a choice of each run: the count of them is not asked for.
     """
     saved = saved_variables(plan)
-    types = {v.name: plan.views[v.view].type for v in plan.state if v.name in saved}
-    tensors = {name: StoredType(t.dtype.value, t.shape) for name, t in types.items()}
+    tensors = {v.name: str(plan.views[v.view].type) for v in plan.state if v.name in saved}
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED,)), counter)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType
 
@@ -92,15 +92,9 @@ class Trace:
         with self.builder.at(self._scope, find_source()):
             return self.builder.emit(op, inputs, attrs)
 
-    @contextmanager
-    def inside(self, module: object) -> Iterator[None]:
+    def inside(self, module: object) -> AbstractContextManager[None]:
         """Give nodes the path of `module` while its `__call__` runs."""
-        saved = self._scope
-        self._scope = self._module_paths.get(id(module), saved)
-        try:
-            yield
-        finally:
-            self._scope = saved
+        return self.scope(self._module_paths.get(id(module), self._scope))
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

@@ -2,14 +2,10 @@ import numpy as np
 import pytest
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointUnfit, NoValidCheckpoint
-from actorflow.checkpoint.expected import Expected, StoredType
+from actorflow.checkpoint.expected import Expected
 from compiler.errors import CompileError
 
-TENSORS = {
-    "w": StoredType("float32", (3, 2)),
-    "m": StoredType("float32", (3, 2)),
-    "step": StoredType("int64", ()),
-}
+TENSORS = {"w": "float32[3, 2]", "m": "float32[3, 2]", "step": "int64[]"}
 EXPECTED = Expected(TENSORS, frozenset({"skipped"}), "step")
 
 
