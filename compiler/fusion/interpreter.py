@@ -18,6 +18,7 @@ from compiler.bfloat16 import rounded
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.fusion.spaces import Space
+from compiler.fusion.ufuncs import UFUNCS
 from compiler.ops.indices import check_indices
 from compiler.ops.random import dropout_mask
 from compiler.ops.reduce import total
@@ -26,38 +27,9 @@ from compiler.types import DType, numpy_dtype
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "mod": np.mod,
-    "neg": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "reciprocal": lambda x: 1 / x,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
+    **UFUNCS,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "tanh": np.tanh,
     "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
-    "sin": np.sin,
-    "cos": np.cos,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
     "select": np.where,
     "row_sum": lambda x: total(x, 1, keepdims=True),
     "row_max": lambda x: x.max(axis=1, keepdims=True),

@@ -29,7 +29,7 @@ from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.interpret.steps import BYTE
-from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
+from actors.kernels.interpret.sums import WIDE, column_sums
 from actors.kernels.kernel import (
     Attrs,
     KernelNeeds,
@@ -130,7 +130,7 @@ class _NumpySteps:
             sizes = [found.workspace_bytes for found in needs if found is not None]
             return max(sizes) if len(sizes) == len(needs) else None
         if step.kind is StepKind.COLUMN_SUM:
-            return scratch.size_bytes(_sum_pieces(region))
+            return Piece((region.columns,), WIDE).size_bytes
         if step.kind is StepKind.PRODUCT:
             return 0
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
@@ -168,12 +168,11 @@ class _NumpySteps:
 
     def _column_sum(self, step: Step, first: int, last: int) -> Iterator[Launch]:
         (value,), (made,) = step.reads, step.makes
-        wide, totals, parts, ones = scratch.carve(self.space, _sum_pieces(self.region))
+        (part,) = scratch.carve(self.space, (Piece((self.region.columns,), WIDE),))
         total, x = self.bound.totals[made], self.bound.rows(value, first, last)
-        yield partial(ones.fill, 1)
         if first == 0:
             yield partial(total.fill, 0)
-        yield from column_sums(x, 1, ones, total, SumScratch(wide, totals, parts))
+        yield from column_sums(x, total, part, np.empty(0, x.dtype))
         if last == self.region.rows:
             out = self.bound.arrays[made].reshape(-1)
             yield partial(np.copyto, out, total, casting="unsafe")
@@ -217,11 +216,6 @@ def _checks(region: Region) -> list[tuple[int, int]]:
         for i in step.program.instructions
         if i.op == "check_index" and i.operands[0] < len(step.reads)
     ]
-
-
-def _sum_pieces(region: Region) -> tuple[Piece, ...]:
-    size = region.chunk_rows * region.columns
-    return (*sum_pieces(size, region.columns), Piece((region.chunk_rows,), WIDE))
 
 
 def _work(region: Region, inputs: Operands) -> Work:

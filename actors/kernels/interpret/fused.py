@@ -37,7 +37,7 @@ from actors.kernels.interpret.steps import (
     reduction_start,
     step_calls,
 )
-from actors.kernels.interpret.sums import WIDE, SumScratch, column_sums, sum_pieces
+from actors.kernels.interpret.sums import WIDE, column_sums
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import BytePass, Work, over_blocks
@@ -226,14 +226,12 @@ class _Walk:
                 self._add("value", v, self.rows, 1)
                 self._add("part", v, self.rows, 1)
             for v in phase.column_sums:
+                own = held_dtype(program.dtype_of(v))
+                added_in = own if program.dtype_of(v).is_integer else WIDE
                 self._add("value", v, 1, self.space.columns)
-                if program.dtype_of(v).is_integer:
-                    self._add("part", v, 1, self.columns)
-                    continue
-                pieces = sum_pieces(self.rows * self.columns, self.columns)
-                extents = (self.space.columns, self.rows, pieces[0].shape[0], self.columns)
-                for what, extent in zip(("total", "ones", "wide", "parts"), extents, strict=True):
-                    self.places[what, v] = ((1, extent), WIDE)
+                self.places["total", v] = ((1, self.space.columns), added_in)
+                self.places["part", v] = ((1, self.columns), added_in)
+                self.places["trees", v] = ((self.rows // 8 * 4, self.columns), own)
         wide = [held_dtype(i.dtype).itemsize for i in program.instructions if i.op == "select"]
         if wide:
             self.places["mask", 0] = ((1, self.rows * self.columns * max(wide)), BYTE)
@@ -312,10 +310,7 @@ class _Binding:
         for v in self.plan.scalars:
             self._compute(v, self.held["value", v])
         for v in self.plan.column_sums:
-            is_float = ("total", v) in self.held
-            self._call(self.held["total" if is_float else "value", v].fill, 0)
-            if is_float:
-                self._call(self.held["ones", v].fill, 1)
+            self._call(self.held["total", v].fill, 0)
         for phase in self.plan.phases:
             for v in [v for v in phase.body if op_of(program, v) == "philox"]:
                 seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)]
@@ -422,16 +417,9 @@ class _Binding:
         return scratch.window(self.held["value", value].reshape(-1), (1, shape[1]))
 
     def _add_columns(self, value: int, x: Array, columns: slice) -> None:
-        if ("total", value) in self.held:
-            names = ("ones", "total", "wide", "parts")
-            ones, totals, wide, parts = [self.held[name, value][0] for name in names]
-            total = totals[columns]
-            self.launches += column_sums(x, 1, ones, total, SumScratch(wide, total, parts))
-            return
-        part = scratch.window(self.held["part", value].reshape(-1), (1, x.shape[1]))
-        self._call(np.add.reduce, x, axis=0, out=part[0])
-        total = self.held["value", value][:, columns]
-        self._call(np.add, total, part, out=total)
+        names = ("total", "part", "trees")
+        total, part, trees = [self.held[name, value].reshape(-1) for name in names]
+        self.launches += column_sums(x, total[columns], part[: x.shape[1]], trees)
 
     def _kept(self, value: int, num_rows: int) -> Array:
         return self.held["kept", value][:num_rows]
@@ -457,8 +445,7 @@ class _Binding:
                 self.values[v] = self.inputs[v]
         for v in self.plan.column_sums:
             self.values[v] = self.held["value", v]
-            if ("total", v) in self.held:
-                self._call(np.copyto, self.values[v], self.held["total", v], casting="unsafe")
+            self._call(np.copyto, self.values[v], self.held["total", v], casting="unsafe")
         for v in self.plan.late:
             if op_of(self.program, v) == "column_index":
                 self.values[v] = np.arange(self.walk.space.columns, dtype=np.int32)[None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,40 +10,9 @@ import numpy as np
 
 from actors.protocol import Array, Arrays, Launch
 from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction
+from compiler.fusion.ufuncs import UFUNCS
 from compiler.types import DType, numpy_dtype
 
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "mod": np.remainder,
-    "neg": np.negative,
-    "abs": np.absolute,
-    "sign": np.sign,
-    "reciprocal": np.reciprocal,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-}
 _REDUCTIONS: dict[str, np.ufunc] = {
     "row_sum": np.add,
     "row_max": np.maximum,
@@ -95,7 +63,7 @@ def step_calls(
         return [partial(np.sqrt, operands[0], out=out), partial(np.reciprocal, out, out=out)]
     if op == "erf":
         return [partial(_erf, operands[0], out)]
-    return [partial(_UFUNCS[op], *operands, out=out)]
+    return [partial(UFUNCS[op], *operands, out=out)]
 
 
 def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
