@@ -67,8 +67,7 @@ def region_launch(precision: str) -> tuple[Plan, Launch]:
         return af.cross_entropy(model(), batch.y)
 
     plan = train.compile(Head(), {"y": TensorType(DType.INT32, (ROWS,))})
-    launches = [x for actor in plan.actors for x in actor.launches if x.op == "chunked"]
-    return plan, launches[0]
+    return plan, next(x for a in plan.actors for x in a.launches if x.kernel == "c.chunked")
 
 
 def chunks_of(precision: str) -> int:
@@ -86,7 +85,7 @@ def bound(precision: str) -> tuple[NativeLaunch, tuple[np.ndarray, ...]]:
     arrays = tuple([_array(operand) for operand in operands])
     count = len(launch.inputs)
     name, needs = catalogue.choose(
-        "chunked", attrs, tuple(operands[:count]), tuple(operands[count:])
+        "region", attrs, tuple(operands[:count]), tuple(operands[count:])
     )
     kernel = catalogue.binders()[name]
     assert isinstance(kernel, ChunkedKernel), name

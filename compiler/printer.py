@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiler.accounting import chain_launches
+from compiler.fusion.region import Region
 from compiler.graph import Graph
 from compiler.labels import made_of
 from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind
@@ -93,6 +94,8 @@ def print_graph(graph: Graph) -> list[str]:
         attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
         if "program" in attrs:
             attrs = {k: attrs[k] for k in ("rows", "columns")}
+        elif isinstance(region := attrs.get("region"), Region):
+            attrs = {"rows": region.rows, "columns": region.columns}
         shown = f" {attrs}" if attrs else ""
         if node.after:
             shown += f" after {', '.join(f'%{v}' for v in node.after)}"

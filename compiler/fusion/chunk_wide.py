@@ -1,7 +1,7 @@
 """Let values that are far wider than what makes and reads them exist a chunk of rows at a time.
 
     logits = x @ w; losses = fused(logits, labels); dlogits = fused(logits, ...); dx = dlogits @ w
-        ->  losses, dx, dw = chunked(x, w, labels)
+        ->  losses, dx, dw = region(x, w, labels)
 
 A language model's logits are its largest tensor: 8,192 rows of 50,257 float32 are 1.6 GB, and as
 much again for their gradient. Such a value is taken where a product makes it, and only fused
@@ -31,10 +31,10 @@ from compiler.fusion.region_steps import Wide, make_region, names_of
 from compiler.fusion.spaces import Space
 from compiler.graph import Graph, GraphBuilder, Node, consumers
 from compiler.lowering.storage import write_after_read
-from compiler.ops.chunked import CHUNKED, chunked_attrs
 from compiler.ops.fused import FUSED, program_of, space_of
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
+from compiler.ops.region import REGION, region_attrs
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.prune import prune
 from compiler.rates import needed_per_step
@@ -268,8 +268,8 @@ def _replaced(
     with b.at(template.scope, template.source, phase):
         region, inputs = make_region(b, nodes, wide, wanted, chunk_rows)
     new_views = b.nodes[len(graph.nodes) :]
-    attrs = chunked_attrs(region, names_of(nodes))
-    node = Node(CHUNKED, inputs, wanted, attrs, template.scope, template.source, phase)
+    attrs = region_attrs(region, names_of(nodes))
+    node = Node(REGION, inputs, wanted, attrs, template.scope, template.source, phase)
     return _placed(replace(graph, types=tuple(b.types)), removed, new_views, node)
 
 

@@ -1,6 +1,6 @@
 """Let the fused kernel that alone reads a matrix product work on it while it is made.
 
-    y = a @ b; h = fused(y, bias)  ->  h = fused_product(a, b, bias)
+    y = a @ b; h = fused(y, bias)  ->  h = region(a, b, bias)
 
 wherever the product has the rows and columns of the kernel's space. No cycle can arise: nothing but
 the kernel reads the product, so no path leads from one to the other around it. Of several products
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.attrs import Attrs
-from compiler.fusion.program import FusedProgram, Instruction, Kind
+from compiler.fusion.program import Kind
+from compiler.fusion.region_steps import Wide, make_region, names_of
 from compiler.fusion.spaces import Space
-from compiler.graph import Graph, Node, sole_readers
+from compiler.graph import Graph, GraphBuilder, Node, sole_readers
 from compiler.ops.fused import FUSED, program_of, space_of
-from compiler.ops.fused_product import FUSED_PRODUCT
 from compiler.ops.matmul import MATMUL
+from compiler.ops.region import REGION, region_attrs
 from compiler.prune import prune
 from compiler.rates import needed_per_step
 
@@ -31,7 +31,7 @@ def fuse_products(graph: Graph) -> Graph:
     if not any([node.op is FUSED for node in graph.nodes]):
         return graph
     producers, per_step, alone = graph.producers(), needed_per_step(graph), sole_readers(graph)
-    nodes: list[Node] = []
+    b, nodes = GraphBuilder.continuing(graph), list[Node]()
     for index, node in enumerate(graph.nodes):
         if node.op is FUSED:
             inputs = [
@@ -43,11 +43,12 @@ def fuse_products(graph: Graph) -> Graph:
             ]
             for producer, position in sorted(inputs, reverse=True):
                 if _fits(graph, graph.nodes[producer], node, position):
-                    node = _with_product(graph.nodes[producer], node, position, graph)
+                    node = _with_product(b, graph.nodes[producer], node)
                     break
         nodes.append(node)
     fused = replace(graph, nodes=tuple(nodes))
-    return prune(fused) if len([n for n in nodes if n.op is FUSED_PRODUCT]) else graph
+    is_same = all([before is after for before, after in zip(graph.nodes, nodes, strict=True)])
+    return graph if is_same else prune(fused)
 
 
 def _fits(graph: Graph, product: Node, kernel: Node, position: int) -> bool:
@@ -64,38 +65,9 @@ def _fits(graph: Graph, product: Node, kernel: Node, position: int) -> bool:
     return Space(*shape) == space_of(kernel.attrs)
 
 
-def _with_product(product: Node, kernel: Node, position: int, graph: Graph) -> Node:
-    rows, columns = graph.types[product.outputs[0]].shape
-    program = _with_first(program_of(kernel.attrs), position)
-    attrs = {
-        **product.attrs,
-        **kernel.attrs,
-        "program": program,
-        "rows": rows,
-        "columns": columns,
-        "members": (product.op.name, *kernel.attrs.texts("members")),
-    }
-    others = (*kernel.inputs[:position], *kernel.inputs[position + 1 :])
-    return replace(
-        kernel,
-        op=FUSED_PRODUCT,
-        inputs=(*product.inputs, *others),
-        attrs=Attrs(attrs),
-    )
-
-
-def _with_first(program: FusedProgram, position: int) -> FusedProgram:
-    """Return a program whose input at a position is the first one."""
-    num = len(program.inputs)
-    order = [position, *[i for i in range(num) if i != position]]
-    number = {old: new for new, old in enumerate(order)}
-
-    def moved(value: int) -> int:
-        return number.get(value, value)
-
-    instructions = [
-        Instruction(i.op, tuple([moved(v) for v in i.operands]), i.dtype, i.kind, i.constants)
-        for i in program.instructions
-    ]
-    inputs = tuple([program.inputs[i] for i in order])
-    return FusedProgram(inputs, tuple(instructions), program.outputs)
+def _with_product(b: GraphBuilder, product: Node, kernel: Node) -> Node:
+    (made,), space = product.outputs, space_of(kernel.attrs)
+    wide = Wide(space.rows, space.columns, {made: made}, frozenset())
+    nodes = (product, kernel)
+    region, inputs = make_region(b, nodes, wide, kernel.outputs, chunk_rows=0)
+    return replace(kernel, op=REGION, inputs=inputs, attrs=region_attrs(region, names_of(nodes)))

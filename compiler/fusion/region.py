@@ -1,12 +1,16 @@
-"""A region: a wide value that exists a chunk of rows at a time, and all that makes and reads it.
+"""A region: a wide value that exists some rows at a time, and all that makes and reads it.
 
     wide = x @ w; losses, dwide = program(wide, labels); dx = dwide @ w; dw = dwide^T @ x
+    wide = x @ w; h = program(wide, bias)
 
 A region has `rows` rows. Per chunk of `chunk_rows` of them its steps run in order: products that
 make wide rows, fused programs over these, products that consume them. Values are numbered: inputs,
 then those held inside, then outputs. An input or an output lies by rows (a row of it belongs to a
 row of the region), is read whole by every chunk (a weight), or is added up over the chunks (its
 gradient): which one follows from the steps alone.
+
+With `chunk_rows` 0 a kernel cuts as suits it: into pieces for threads, such as stay in cache. Then
+no step adds up over rows; what a program sums over all of them it sums itself.
 
 Nothing of it says what is computed: the loss of a language model is one instance.
 
@@ -29,12 +33,13 @@ from compiler.types import DType, TensorType
 Types = tuple[TensorType, ...]
 
 _Count = Annotated[int, Bounds(1, 1 << 48)]
+_CountOrNone = Annotated[int, Bounds(0, 1 << 48)]
 
 MIN_WIDE_BYTES = 8 << 20
 """Wide values up to here exist as a whole: they fit into a cache, and others set the peak."""
 
 OF_WHOLE_ROWS = ("column_sum", "row_index", "philox")
-"""Instructions that look beyond the rows of a chunk: no program of a region has them."""
+"""Instructions that look beyond the rows of a chunk: a program has them where a kernel cuts."""
 
 
 class StepKind(Enum):
@@ -78,7 +83,7 @@ class Region(Structure):
 
     rows: _Count
     columns: _Count
-    chunk_rows: _Count
+    chunk_rows: _CountOrNone
     num_inputs: Place
     held: tuple[Held, ...]
     outputs: tuple[TensorType, ...]
@@ -101,8 +106,17 @@ class Region(Structure):
 
     def chunks(self) -> list[tuple[int, int]]:
         """Return the first row of every chunk, and the row behind its last."""
-        step = self.chunk_rows
+        step = self.chunk_rows or self.rows
         return [(row, min(row + step, self.rows)) for row in range(0, self.rows, step)]
+
+    def looks_at_all_rows(self) -> bool:
+        """Whether a program needs more of its operands than the rows of a chunk."""
+        programs = [step.program for step in self.steps if step.program is not None]
+        return any([not _is_by_rows(program, self.rows) for program in programs])
+
+    def num_reads(self, value: int) -> int:
+        """Return how many operands of steps a value is."""
+        return sum([step.reads.count(value) for step in self.steps])
 
     def last_reads(self) -> dict[int, int]:
         """Return the last step that reads each value."""
@@ -153,6 +167,7 @@ class _Checker:
         if step.kind is StepKind.PRODUCT:
             self._check_product(step)
         else:
+            _expect(self.region.chunk_rows > 0, "chunks to add up")
             self._check_sum(step)
             self.sums.update(step.makes)
 
@@ -184,25 +199,27 @@ class _Checker:
         if program is None:
             raise ProgramError("needs a program")
         check_program(program)
-        _expect(not set(_ops(program)) & set(OF_WHOLE_ROWS), "instructions of single rows")
+        is_cut = region.chunk_rows > 0
+        _expect(not is_cut or _is_by_rows(program, region.rows), "instructions of single rows")
         _expect(len(step.reads) == len(program.inputs), "an operand for each of the program's")
         for entry, value in zip(program.inputs, step.reads, strict=True):
-            _expect(entry.every == 1 and entry.count in (0, region.rows), "rows of their own")
-            self._expect_operand(value, entry.dtype, entry.kind)
+            self._expect_operand(value, entry.dtype, entry.kind, entry.count)
         _expect(len(step.makes) == len(program.outputs), "a value for each output")
         for number, value in zip(program.outputs, step.makes, strict=True):
-            _expect(program.kind_of(number) in (Kind.FULL, Kind.ROW), "outputs by rows")
-            self._expect_operand(value, program.dtype_of(number), program.kind_of(number))
+            kind = program.kind_of(number)
+            _expect(not is_cut or kind in (Kind.FULL, Kind.ROW), "outputs by rows")
+            self._expect_operand(value, program.dtype_of(number), kind)
 
-    def _expect_operand(self, value: int, dtype: DType, kind: Kind) -> None:
+    def _expect_operand(self, value: int, dtype: DType, kind: Kind, count: int = 0) -> None:
         region, held = self.region, self.region.held_at(value)
         _expect(self._dtype(value) is dtype, f"value {value} to be of {dtype}")
         if held is not None:
-            _expect(held.kind is kind, f"value {value} to be {kind.value}")
-            return
-        sizes = {Kind.ROW: region.rows, Kind.COLUMN: region.columns, Kind.SCALAR: 1}
-        is_so = self._type_of(value).num_elements == sizes.get(kind, -1)
-        _expect(is_so, f"value {value} to be {kind.value}, and of the chunk if it is full")
+            is_so = held.kind is kind and count in (0, region.rows)
+        else:
+            rows, columns = count or region.rows, region.columns
+            sizes = {Kind.FULL: rows * columns, Kind.ROW: rows, Kind.COLUMN: columns}
+            is_so = self._type_of(value).num_elements == sizes.get(kind, 1)
+        _expect(is_so, f"value {value} to be {kind.value}")
 
     def _expect_made(self, value: int, rows: int, columns: int) -> None:
         held = self.region.held_at(value)
@@ -231,8 +248,10 @@ class _Checker:
         return self._type_of(value).dtype if held is None else held.dtype
 
 
-def _ops(program: FusedProgram) -> tuple[str, ...]:
-    return tuple([instruction.op for instruction in program.instructions])
+def _is_by_rows(program: FusedProgram, rows: int) -> bool:
+    """Whether a program can work on some of the rows alone."""
+    is_plain = all([e.every == 1 and e.count in (0, rows) for e in program.inputs])
+    return is_plain and not any([i.op in OF_WHOLE_ROWS for i in program.instructions])
 
 
 def _expect(is_so: bool, wanted: str) -> None:

@@ -51,11 +51,18 @@ def make_region(
 ) -> tuple[Region, tuple[ValueId, ...]]:
     """Return the region that makes the `wanted` values, and its operands.
 
-    `nodes` are the region's, in order; views that it needs of operands are emitted into `b`.
+    `nodes` are the region's, in order; views that it needs of operands are emitted into `b`. With
+    `chunk_rows` 0 programs stay as they are.
     """
     drafts: list[_RegionDraft] = []
     for node in nodes:
-        drafts += _program_drafts(node, wide) if node.op is FUSED else [_draft(b, node, wide)]
+        if node.op is not FUSED:
+            drafts.append(_draft(b, node, wide))
+        elif chunk_rows:
+            drafts += _program_drafts(node, wide)
+        else:
+            program = program_of(node.attrs)
+            drafts.append(_RegionDraft(StepKind.PROGRAM, node.inputs, node.outputs, program))
     drafts = _needed(_merged(drafts), wanted)
     made = [v for draft in drafts for v in draft.makes]
     inputs = list(dict.fromkeys([v for d in drafts for v in d.reads if v not in made]))

@@ -8,8 +8,7 @@ In reading order:
   of reductions and moves, apart as they are written in terms of the others.
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
-- `fused`, `fused_product`, `chunked`: many ops in one launch, with the interpreter as their
-  meaning.
+- `fused`, `region`: many ops in one launch, with the interpreter as their meaning.
 - `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
   ranks; `copies`: between device and host memory.
 

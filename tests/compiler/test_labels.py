@@ -11,12 +11,12 @@ from compiler.labels import launch_label
         ("fused", ("gelu",), "blocks.0", "blocks.0: gelu"),
         ("fused", ("add", "sum"), "", "add + sum"),
         (
-            "fused_product",
+            "region",
             ("matmul", "add", "gelu"),
             "blocks.0.mlp.up",
             "blocks.0.mlp.up + add + gelu",
         ),
-        ("fused_product", ("matmul", "gelu"), "", "matmul + gelu"),
+        ("region", ("matmul", "gelu"), "", "matmul + gelu"),
     ],
 )
 def test_a_launch_is_called_by_its_place_and_what_it_is_made_of(op, members, scope, label):

@@ -82,7 +82,8 @@ def ops_of(plan):
 
 
 def regions_of(plan):
-    return [dict(x.attrs)["region"] for x in launches_of(plan) if x.op == "chunked"]
+    regions = [dict(x.attrs)["region"] for x in launches_of(plan) if x.op == "region"]
+    return [region for region in regions if region.chunk_rows]
 
 
 def train(make, options, steps=6):

@@ -30,6 +30,7 @@ from actors.kernels.codegen.fused_kernel import (
 from actors.kernels.codegen.programs import function_of
 from actors.kernels.codegen.region_arrays import (
     RegionArrays,
+    check_once,
     held_pieces,
     made_of_step,
     program_attrs,
@@ -54,7 +55,7 @@ from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
 from actors.protocol import Arrays
 from compiler.errors import InternalError
-from compiler.fusion.region import PRODUCTS, Region, Step, StepKind, check_region
+from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
 
 LIBRARIES: tuple[Library, ...] = (OneDnn(), OpenBlas())
 """In tiles: with 256 rows of 50,257 columns the fastest, or within 5 % of it, for all three
@@ -65,17 +66,18 @@ _SUMMED = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class ChunkedKernel:
-    """`chunked`: the operands of a region in order."""
+    """`region`: those that are cut into chunks, their operands in order."""
 
     name: str = "c.chunked"
-    op: str = "chunked"
+    op: str = "region"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take regions with C for every program and a library for every product."""
         region = region_of(attrs, "region")
-        check_region(region, tuple([x.type for x in inputs]))
-        is_known = views_of((*inputs, *outputs)) is not None
-        if not runtime.is_on() or not is_known or not all([x.is_dense for x in outputs]):
+        check_once(region, tuple([x.type for x in inputs]))
+        if not runtime.is_on() or not region.chunk_rows or views_of((*inputs, *outputs)) is None:
+            return None
+        if not all([x.is_dense for x in outputs]):
             return None
         steps = _NativeSteps(RegionArrays.planned(region, unread(inputs), unread(outputs)))
         if not steps.are_taken():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.kernels import cost, scratch
-from actors.kernels.attributes import integer
+from actors.kernels.attributes import region as region_of
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.chunks import Chunks
 from actors.kernels.codegen.fused_kernel import (
@@ -23,7 +23,8 @@ from actors.kernels.codegen.fused_kernel import (
     pieces_of,
     program_work,
 )
-from actors.kernels.codegen.programs import Made, function_of, made_of
+from actors.kernels.codegen.programs import Made, function_of
+from actors.kernels.codegen.region_arrays import check_once, made_of_step, program_attrs
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, row_strides
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.library import tuning
@@ -44,6 +45,7 @@ from actors.kernels.scratch import Piece
 from actors.protocol import Arrays
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
+from compiler.fusion.region import Region, Step, StepKind
 from compiler.types import TensorType
 
 
@@ -51,10 +53,11 @@ from compiler.types import TensorType
 class _Call:
     """A call that is taken: the product with its chunks, and the program's space.
 
-    `pairs` are outputs and operands of the program that may share bytes; the product goes to
-    output `target`, or with -1 to the workspace.
+    `pairs` are outputs and inputs of the region that may share bytes; the product goes to output
+    `target`, or with -1 to the workspace.
     """
 
+    region: Region
     made: Made
     function: CFunction
     gemm: Gemm
@@ -82,15 +85,15 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class FusedProductKernel:
-    """`fused_product` by one library that cuts products into whole rows."""
+    """`region` of a product and a program, by one library that cuts products into whole rows."""
 
     library: Library
-    op: str = "fused_product"
+    op: str = "region"
 
     @property
     def name(self) -> str:
         """Name in the plan: "onednn.rows.fused_product"."""
-        return f"{self.library.name}.{self.op}"
+        return f"{self.library.name}.fused_product"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the products that this library is chosen for, with C for the program."""
@@ -109,19 +112,19 @@ class FusedProductKernel:
     def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
         if not runtime.is_on():
             return None
-        call = _call_of(self.library, attrs, views_of((*inputs, *outputs)), len(inputs))
+        call = _call_of(self.library, attrs, views_of((*inputs, *outputs)))
         return None if call is None or runtime.is_broken(call.function) else call
 
     def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
-        shared = [(out, i + 1) for out, i in call.pairs if i and out != call.target]
         own = program_work(call.made.program, call.space.rows, call.space.columns)
         work = replace(product_work(call.gemm), passes=own.passes)
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
-        return cost.needs(inputs, outputs, work, size, tuple(shared))
+        return cost.needs(inputs, outputs, work, size, call.pairs)
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the one function of the program."""
-        function = function_of(attrs)
+        steps = _steps_of(region_of(attrs, "region"))
+        function = None if steps is None else _function(attrs, steps[1])
         return () if function is None else (function,)
 
     def bind(
@@ -129,7 +132,7 @@ class FusedProductKernel:
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the program."""
         views = views_of((*inputs, *outputs))
-        call = _call_of(self.library, attrs, views, len(inputs))
+        call = _call_of(self.library, attrs, views)
         if call is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
         workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
@@ -141,55 +144,78 @@ class FusedProductKernel:
             product = outputs[call.target].reshape(extents)
         else:
             product = made.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
-        arrays = (product, *inputs[2:], *outputs)
+        values = (*inputs, product, *outputs)
+        first, second = call.region.steps
+        read = tuple([values[v] for v in second.reads])
+        arrays = (*read, *[values[v] for v in second.makes])
         block, kept = argument_words(call.made, call.space, extents[0], arrays, scratched)
         rows = runtime.address_of(call.function, "_rows")
         epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
-        operands = (inputs[0], inputs[1], product)
+        operands = (values[first.reads[0]], values[first.reads[1]], product)
         gemm = gemm_launch(self.library, call.gemm, operands, own, epilogue, workers)
         return native_launch(
             runtime.address_in("fused_product.c", "af_fused_product"),
             [gemm.function, gemm.arguments, _finish(call), ctypes.addressof(block), words.STATUS],
             (gemm, block, kept, arrays),
-            functools.partial(_explain, call.made.program, (product, *inputs[2:]), block, gemm),
+            functools.partial(_explain, call.made.program, read, block, gemm),
         )
 
 
 _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
 
 
-def _call_of(
-    library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | None, num_inputs: int
-) -> _Call | None:
+def _steps_of(region: Region) -> tuple[Step, Step] | None:
+    """Return the product and the program of a region that has nothing else."""
+    kinds = [step.kind for step in region.steps]
+    if region.chunk_rows or kinds != [StepKind.PRODUCT, StepKind.PROGRAM] or len(region.held) != 1:
+        return None
+    first, second = region.steps
+    return (first, second) if region.num_reads(region.num_inputs) == 1 else None
+
+
+def _function(attrs: Attrs, program: Step) -> CFunction | None:
+    return function_of({**attrs, **program_attrs(program)})
+
+
+def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | None) -> _Call | None:
     """Return what a call comes to; None for one that is not taken."""
-    made, function = made_of(attrs), function_of(attrs)
-    if function is None or known is None:
+    region = region_of(attrs, "region")
+    steps = _steps_of(region)
+    if steps is None or known is None:
         return None
-    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-    product = MatrixView(made.program.inputs[0].dtype, (rows, columns), (columns, 1))
-    gemm = gemm_of(known[0], known[1], product)
-    if gemm is None or gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
+    check_once(region, tuple([TensorType(x.dtype, x.shape) for x in known[: region.num_inputs]]))
+    (first, second), (rows, columns) = steps, (region.rows, region.columns)
+    made, function = made_of_step(second), _function(attrs, second)
+    product = MatrixView(region.held[0].dtype, (rows, columns), (columns, 1))
+    views = (*known[: region.num_inputs], product, *known[region.num_inputs :])
+    gemm = gemm_of(views[first.reads[0]], views[first.reads[1]], product)
+    if function is None or gemm is None:
         return None
-    program_views = [product, *known[2:]]
-    layouts = tuple([(view.shape, view.strides) for view in program_views])
+    if gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
+        return None
+    operands = [_operand(views[v]) for v in (*second.reads, *second.makes)]
+    layouts = tuple([(views[v].shape, views[v].strides) for v in (*second.reads, *second.makes)])
     strides = row_strides(made.program, columns, layouts)
     chunks = chunks_of(gemm, library.cut)
     needed = library.scratch(gemm, chunks)
     if strides is None or needed is None:
         return None
     cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
-    operands = [_operand(view) for view in program_views]
-    num_operands = num_inputs - 1
-    pairs = in_place_pairs(
-        made.program,
-        made.schedule,
-        rows,
-        tuple(operands[:num_operands]),
-        tuple(operands[num_operands:]),
-    )
-    target = next((out for out, index in pairs if index == 0), -1)
     space = LoopSpace(rows, columns, tuple(strides), cut)
-    return _Call(made, function, gemm, chunks, needed, space, pairs, target)
+    count = len(second.reads)
+    found = in_place_pairs(
+        made.program, made.schedule, rows, tuple(operands[:count]), tuple(operands[count:])
+    )
+    pairs = [(second.makes[out] - region.first_output, second.reads[i]) for out, i in found]
+    target = next((out for out, value in pairs if value == region.num_inputs), -1)
+    shared = tuple(
+        [
+            (out, value)
+            for out, value in pairs
+            if out != target and value < region.num_inputs and region.num_reads(value) == 1
+        ]
+    )
+    return _Call(region, made, function, gemm, chunks, needed, space, shared, target)
 
 
 def _operand(view: MatrixView) -> Operand:

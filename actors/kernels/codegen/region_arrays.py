@@ -10,6 +10,7 @@ and strides and nothing behind them (`unread`): what is asked for and what is bo
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from actors.kernels.kernel import Attrs, Operand, Operands
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
 from actors.protocol import Array, Arrays
 from compiler.fusion.program import Kind
-from compiler.fusion.region import Region, Step, StepKind
+from compiler.fusion.region import Region, Step, StepKind, check_region
 from compiler.types import contiguous_strides, numpy_dtype
 
 
@@ -83,6 +84,10 @@ def program_attrs(step: Step) -> Attrs:
 def made_of_step(step: Step) -> Made:
     """Return the program of a step with its schedule."""
     return made_of(program_attrs(step))
+
+
+check_once = functools.lru_cache(maxsize=1024)(check_region)
+"""Several kernels are asked for one region."""
 
 
 def unread(operands: Operands | tuple[Piece, ...]) -> Arrays:

@@ -1,6 +1,8 @@
-"""The kernel "numpy.chunked": the steps of a region by numpy, chunk after chunk.
+"""The kernel "numpy.region": the steps of a region by numpy, chunk after chunk.
 
 It takes the calls that native kernels do not. bfloat16 is computed in float32, as in "numpy.fused".
+A region that is cut by its kernel has chunks that stay in cache, but where a program looks at all
+rows.
 
 numpy's product cannot add to its output. The first chunk writes a sum of products; the others add a
 product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twice.
@@ -8,6 +10,7 @@ product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -19,6 +22,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.attributes import region as region_of
 from actors.kernels.codegen.region_arrays import (
     RegionArrays,
+    check_once,
     held_pieces,
     made_of_step,
     program_attrs,
@@ -50,38 +54,44 @@ from actors.kernels.work import (
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.fusion.program import Kind
-from compiler.fusion.region import Region, Step, StepKind, check_region
+from compiler.fusion.region import Region, Step, StepKind
 from compiler.types import DType
 
 PRODUCT_BYTES = 4 << 20
 """Bytes of a product that is added to a sum: between 1 and 8 MiB the time is the same, and the
 fewer calls the better. [50257, 768], 960 rows in chunks of 160: 0.41 s; without adding, 0.39 s."""
 
+PIECE_BYTES = 1 << 20
+"""Bytes of the wide value of a chunk where the kernel cuts."""
+
 _FUSED = NumpyFusedKernel()
 
 
 @dataclass(frozen=True, slots=True)
-class NumpyChunkedKernel:
-    """`chunked`: the operands of a region in order."""
+class NumpyRegionKernel:
+    """`region`: its operands in order."""
 
-    name: str = "numpy.chunked"
-    op: str = "chunked"
+    name: str = "numpy.region"
+    op: str = "region"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every region on operands whose rows are evenly spaced, with dense outputs."""
-        region: Region = _widened(region_of(attrs, "region"))
+        region = _widened_region(region_of(attrs, "region"))
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
             return None
-        check_region(region, tuple([x.type for x in inputs]))
-        planned = RegionArrays.planned(region, unread(inputs), unread(outputs))
-        pieces = _NumpySteps(planned).pieces()
+        check_once(region, tuple([x.type for x in inputs]))
+        region = _cut(region)
+        steps = _NumpySteps(RegionArrays.planned(region, unread(inputs), unread(outputs)))
+        pieces = steps.pieces()
         if pieces is None:
             return None
-        return cost.needs(inputs, outputs, _work(region, inputs), scratch.size_bytes(pieces))
+        pairs = [(out, x) for out, x in steps.in_place_pairs() if inputs[x].is_dense]
+        size = scratch.size_bytes(pieces)
+        return cost.needs(inputs, outputs, _work(region, inputs), size, tuple(pairs))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
-        region: Region = _widened(region_of(attrs, "region"))
+        region = _cut(_widened_region(region_of(attrs, "region")))
         pieces = _NumpySteps(RegionArrays.planned(region, inputs, outputs)).pieces()
         if pieces is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
@@ -91,8 +101,14 @@ class NumpyChunkedKernel:
         return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
 
 
-def _widened(part: Any) -> Any:
+@functools.lru_cache(maxsize=1024)
+def _widened_region(region: Region) -> Region:
     """Return a region that computes in float32 where it says bfloat16: so `upcast` calls it."""
+    found: Region = _widened(region)
+    return found
+
+
+def _widened(part: Any) -> Any:
     if part is DType.BFLOAT16:
         return DType.FLOAT32
     if isinstance(part, tuple):
@@ -100,6 +116,15 @@ def _widened(part: Any) -> Any:
     if not is_dataclass(part) or isinstance(part, type):
         return part
     return replace(part, **{f.name: _widened(getattr(part, f.name)) for f in fields(part)})
+
+
+def _cut(region: Region) -> Region:
+    """Return a region with chunks: of its own, or in place of none such as stay in cache."""
+    rows = region.chunk_rows or region.rows
+    if not region.chunk_rows and not region.looks_at_all_rows():
+        item = max([held.dtype.itemsize for held in region.held])
+        rows = min(rows, max(1, PIECE_BYTES // (item * region.columns)))
+    return replace(region, chunk_rows=rows)
 
 
 class _NumpySteps:
@@ -117,7 +142,7 @@ class _NumpySteps:
         found = [size for size in sizes if size is not None]
         if len(found) < len(sizes):
             return None
-        checks = [p for _ in _checks(self.region) for p in index_pieces(self.region.rows)]
+        checks = [p for _ in self._checks() for p in index_pieces(self.region.rows)]
         return (*held_pieces(self.region), *checks, Piece((max(found, default=0),), BYTE))
 
     def _step_bytes(self, step: Step) -> int | None:
@@ -135,12 +160,23 @@ class _NumpySteps:
             return 0
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
 
+    def in_place_pairs(self) -> list[tuple[int, int]]:
+        """Return pairs (output, input): the input is read by nothing but the program's chunk."""
+        region, pairs = self.region, []
+        for step in region.steps:
+            if step.kind is StepKind.PROGRAM:
+                needs = self._program_needs(step, *region.chunks()[0])
+                for out, position in needs.in_place if needs is not None else ():
+                    made, value = step.makes[out] - region.first_output, step.reads[position]
+                    if made >= 0 and value < region.num_inputs and region.num_reads(value) == 1:
+                        pairs.append((made, value))
+        return pairs
+
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""
-        for (value, extent), dense, extremes in zip(
-            _checks(self.region), self.checks[::2], self.checks[1::2], strict=True
-        ):
-            yield checked("label", self._by_rows(value), extent, dense, extremes)
+        checks = zip(self._checks(), self.checks[::2], self.checks[1::2], strict=True)
+        for (labels, extent), dense, extremes in checks:
+            yield checked("label", labels, extent, dense, extremes)
         for first, last in self.region.chunks():
             for step in self.region.steps:
                 yield from self._calls(step, first, last)
@@ -187,35 +223,44 @@ class _NumpySteps:
 
     def _operands(self, step: Step, first: int, last: int) -> tuple[Arrays, Arrays]:
         """Return what a program reads and makes of the rows of a chunk."""
-        program, operands = made_of_step(step).program, []
-        kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
-        for value, kind in zip((*step.reads, *step.makes), kinds, strict=True):
-            if kind is Kind.FULL:
-                operands.append(self.bound.rows(value, first, last))
-            elif kind is Kind.ROW:
-                operands.append(self._by_rows(value)[first:last])
-            else:
-                operands.append(self.bound.arrays[value])
+        operands = [
+            self.bound.arrays[value][: last - first] if self.region.is_wide(value) else rows
+            for value, rows in zip(
+                (*step.reads, *step.makes), self._by_rows(step, first, last), strict=True
+            )
+        ]
         count = len(step.reads)
         return tuple(operands[:count]), tuple(operands[count:])
 
-    def _by_rows(self, value: int) -> Array:
-        """Return a tensor with one element for each row, evenly spaced, as a vector of them."""
-        array = self.bound.arrays[value]
-        axes = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n > 1]
-        step = axes[-1][1] if axes else array.itemsize
-        return np.lib.stride_tricks.as_strided(array, (self.region.rows,), (step,))
+    def _by_rows(self, step: Step, first: int, last: int) -> Iterator[Array]:
+        """Yield the operands of a program, of those that lie by rows some."""
+        program, strides = made_of_step(step).program, self.bound.strides(step)
+        if strides is None:
+            raise InternalError("a program of a region is bound that numpy does not take")
+        places = (*range(len(program.inputs)), *program.outputs)
+        for x, place, apart in zip(
+            self.bound.of((*step.reads, *step.makes)), places, strides, strict=True
+        ):
+            kind, item = program.kind_of(place), x.itemsize
+            if kind not in (Kind.FULL, Kind.ROW) or last - first == self.region.rows:
+                yield x  # as it is: its rows may be repeated
+                continue
+            width = (self.region.columns,) * (kind is Kind.FULL)
+            shape, step_bytes = (self.region.rows, *width), (apart * item, *[item] * len(width))
+            yield np.lib.stride_tricks.as_strided(x, shape, step_bytes)[first:last]
 
-
-def _checks(region: Region) -> list[tuple[int, int]]:
-    """Return which operands hold indices, and the extent that they are held to."""
-    return [
-        (step.reads[i.operands[0]], int(i.constants[0]))
-        for step in region.steps
-        if step.program is not None
-        for i in step.program.instructions
-        if i.op == "check_index" and i.operands[0] < len(step.reads)
-    ]
+    def _checks(self) -> list[tuple[Array, int]]:
+        """Return labels that a program of several chunks checks, and their extent."""
+        rows = self.region.rows
+        if self.region.chunk_rows == rows:
+            return []
+        return [
+            (list(self._by_rows(step, 0, rows))[i.operands[0]], int(i.constants[0]))
+            for step in self.region.steps
+            if step.program is not None
+            for i in step.program.instructions
+            if i.op == "check_index" and i.operands[0] < len(step.reads)
+        ]
 
 
 def _work(region: Region, inputs: Operands) -> Work:
@@ -243,4 +288,4 @@ def _work(region: Region, inputs: Operands) -> Work:
     return work
 
 
-CHUNKED_KERNELS = (NumpyChunkedKernel(),)
+REGION_KERNELS = (NumpyRegionKernel(),)

@@ -2,10 +2,8 @@
 
 It is made where the second leaves an output over it, if there is one; else in scratch.
 
-- "numpy.fused_product": the product, then the fused program that reads it. It takes the calls that
-  native kernels do not: where there is no C compiler, or where it refused the program's text.
-- "numpy.embedding_sgd_update": the gradient of the whole table, then plain descent. numpy cannot
-  add equal ids up without a table or fresh arrays; what the op saves in traffic it saves in C.
+"numpy.embedding_sgd_update": the gradient of the whole table, then plain descent. numpy cannot add
+equal ids up without a table or fresh arrays; what the op saves in traffic it saves in C.
 """
 
 from __future__ import annotations
@@ -16,10 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.kernels import scratch
-from actors.kernels.attributes import integer
 from actors.kernels.interpret.embedding import EmbeddingGradKernel
-from actors.kernels.interpret.fused import NumpyFusedKernel
-from actors.kernels.interpret.matmul import MatmulKernel
 from actors.kernels.interpret.update import SGD
 from actors.kernels.kernel import (
     Attrs,
@@ -131,14 +126,6 @@ def _pieces(
     return (Piece(shape, numpy_dtype(made.dtype)), *sizes)
 
 
-def _fused_product(attrs: Attrs, inputs: Operands) -> tuple[SubKernel, SubKernel, TensorType]:
-    """A [M, K], b [K, N], and the operands of the program but for its first."""
-    product = SubKernel(MatmulKernel(), attrs, (0, 1))
-    program = SubKernel(NumpyFusedKernel(), attrs, (_MADE, *range(2, len(inputs))))
-    extents = (integer(attrs, "rows"), integer(attrs, "columns"))
-    return product, program, TensorType(inputs[0].type.dtype, extents)
-
-
 def _embedding_sgd_update(
     attrs: Attrs, inputs: Operands
 ) -> tuple[SubKernel, SubKernel, TensorType]:
@@ -148,5 +135,4 @@ def _embedding_sgd_update(
     return gradient, SubKernel(SGD, {"weight_decay": 0.0}, (0, _MADE, 3)), table
 
 
-FUSED_PRODUCT = TwoStepKernel("fused_product", _fused_product)
 EMBEDDING_SGD_UPDATE = TwoStepKernel("embedding_sgd_update", _embedding_sgd_update)

@@ -32,6 +32,12 @@ REGION = Region(
     ),
 )  # fmt: skip
 
+PIECES = Region(
+    384, 64, 0, 3, (Held(F32, Kind.FULL),),
+    (TensorType(F32, (384, 64)), TensorType(F32, (384,))),
+    (Step(StepKind.PRODUCT, (0, 1), (3,)), Step(StepKind.PROGRAM, (3, 2), (4, 5), FUSED)),
+)  # fmt: skip
+
 
 def floats(*shape):
     return np.random.default_rng(len(shape)).standard_normal(shape, dtype=np.float32)
@@ -107,9 +113,9 @@ def cases():
     yield "embedding_sgd_update", {}, rows, f32((50, 64))
     group = {"program": FUSED, "rows": 384, "columns": 64}
     yield "fused", group, (flat, row), f32((384, 64), (384,))
-    yield "fused_product", group, (flat, floats(64, 64), row), f32((384, 64), (384,))
+    yield "region", {"region": PIECES}, (flat, floats(64, 64), row), f32((384, 64), (384,))
     operands = (floats(384, 32), floats(32, 64), floats(64, 32), row)
-    yield "chunked", {"region": REGION}, operands, f32((384,), (384, 32), (64, 32), (64,))
+    yield "region", {"region": REGION}, operands, f32((384,), (384, 32), (64, 32), (64,))
     yield "non_finite", {}, (x, step), types(((), "int64"))
     yield "increment", {}, (step,), types(((), "int64"))
     yield "accumulate", {"every": 2}, (x, y, step), f32(SHAPE)

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "softmax_grad": "the gradient of softmax",
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),
     "layer_norm_grad": "same",
-    **dict.fromkeys(("fused", "fused_product", "chunked"), "made of the others"),
+    **dict.fromkeys(("fused", "region"), "made of the others"),
     **dict.fromkeys(
         ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "argmax"),
         "no float comes out",

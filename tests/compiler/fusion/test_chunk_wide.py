@@ -62,7 +62,7 @@ def chunked(net, results, evaluate, limit=0):
     got, _ = evaluate(after, net.feeds)
     for name in results:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-12, atol=1e-12)
-    return [node.attrs["region"] for node in after.nodes if node.op.name == "chunked"]
+    return [node.attrs["region"] for node in after.nodes if node.op.name == "region"]
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": True}, {"turned": True}], ids=str)

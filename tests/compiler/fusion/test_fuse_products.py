@@ -6,6 +6,7 @@ import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import fuse as fuse
 from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.program import Kind
+from compiler.fusion.region import StepKind
 from compiler.graph import Output
 from compiler.lowering import order
 from compiler.ops.activation import GELU, RELU
@@ -48,27 +49,23 @@ def test_bias_and_activation_go_along_with_the_product(net, evaluate):
     h = net.b.one(GELU, net.b.one(ADD, product(net), net.input(N)))
     after = fused(net, evaluate, h=h)
     (node,) = launches(after)
-    assert node.op.name == "fused_product"
+    assert node.op.name == "region"
     assert node.attrs["members"] == ("matmul", "add", "gelu")
-    assert [i.kind for i in node.attrs["program"].inputs] == [Kind.FULL, Kind.COLUMN]
+    region = node.attrs["region"]
+    assert [step.kind for step in region.steps] == [StepKind.PRODUCT, StepKind.PROGRAM]
+    assert (region.rows, region.columns, region.chunk_rows) == (M, N, 0)
+    assert [i.kind for i in region.steps[1].program.inputs] == [Kind.FULL, Kind.COLUMN]
 
 
-def test_the_product_is_operand_0_wherever_the_group_had_it(net, evaluate):
+def test_the_product_goes_along_wherever_the_program_reads_it(net, evaluate):
     first = net.b.one(GELU, net.input(M, N))
     second = net.b.one(MATMUL, net.b.one(MATMUL, first, net.input(N, K)), net.input(K, N))
     after = fused(net, evaluate, h=net.b.one(SUB, first, second))
-    assert names(after) == ["fused", "matmul", "fused_product"]
+    assert names(after) == ["fused", "matmul", "region"]
     node = launches(after)[-1]
     assert node.attrs["members"] == ("matmul", "sub")
-    assert node.attrs["program"].instructions[0].operands == (1, 0)
-
-
-def test_operands_of_the_group_keep_their_order_behind_the_product(net, evaluate):
-    row, column = net.input(M, 1), net.input(N)
-    h = net.b.one(SUB, net.b.one(MUL, row, column), product(net))
-    after = fused(net, evaluate, h=h)
-    kinds = [i.kind for i in launches(after)[-1].attrs["program"].inputs]
-    assert kinds in ([Kind.FULL, Kind.ROW, Kind.COLUMN], [Kind.FULL, Kind.FULL])
+    region = node.attrs["region"]
+    assert region.steps[1].reads.index(region.num_inputs) == 1
 
 
 def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
@@ -76,18 +73,18 @@ def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
     y, _, rstd = net.b.emit(LAYER_NORM, (x, net.input(N), net.input(N)), {"eps": 1e-5})
     total = net.b.one(SUM, x, axes=(0, 1), keepdims=False)
     after = fused(net, evaluate, x=x, y=y, rstd=rstd, total=total)
-    assert names(after) == ["fused_product"]
+    assert names(after) == ["region"]
 
 
 def test_a_flat_group_takes_the_rows_and_columns_of_its_product(net, evaluate):
     after = fused(net, evaluate, h=net.b.one(RELU, product(net)))
     (node,) = launches(after)
-    assert (node.attrs["rows"], node.attrs["columns"]) == (M, N)
+    assert (node.attrs["region"].rows, node.attrs["region"].columns) == (M, N)
 
 
 def test_of_two_products_one_stays(net, evaluate):
     after = fused(net, evaluate, h=net.b.one(MUL, product(net), product(net)))
-    assert names(after) == ["matmul", "fused_product"]
+    assert names(after) == ["matmul", "region"]
 
 
 def test_a_product_that_others_read_stays(net, evaluate):

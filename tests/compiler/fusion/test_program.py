@@ -1,6 +1,5 @@
 """The ops of groups: what they refuse, what they cost, and how they are shown."""
 
-import numpy as np
 import pytest
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
@@ -11,10 +10,10 @@ from compiler.fusion.program import Kind, ProgramInput
 from compiler.fusion.spaces import Space
 from compiler.graph import GraphBuilder, Output, SourceLocation
 from compiler.ops.fused import FUSED, fused_attrs
-from compiler.ops.fused_product import FUSED_PRODUCT
+from compiler.ops.region import REGION
 from compiler.ops.sources import INPUT
 from compiler.printer import print_graph
-from compiler.registry import OpTypeError, cost, infer_type, recompute, reference
+from compiler.registry import OpTypeError, cost, infer_type, recompute
 from compiler.types import DType, TensorType
 
 F32 = DType.FLOAT32
@@ -55,14 +54,6 @@ def test_an_output_of_another_size_is_refused():
         infer_type.get(FUSED)((FULL, COLUMN), attrs)
 
 
-def test_a_product_of_other_rows_and_columns_is_refused():
-    a, b = TensorType(F32, (5, 7)), TensorType(F32, (7, 4))
-    with pytest.raises(OpTypeError, match="needs a product of 6 rows and 4 columns, got"):
-        infer_type.get(FUSED_PRODUCT)((a, b, COLUMN), biased())
-    with pytest.raises(OpTypeError, match="expects a, b and the operands of a program, got 1"):
-        infer_type.get(FUSED_PRODUCT)((a,), biased())
-
-
 def test_a_wrong_operand_is_told_with_the_users_line():
     b = GraphBuilder()
     x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
@@ -77,16 +68,9 @@ def test_a_group_costs_its_operands_and_heavy_instructions_eight_times():
     assert found.flops == 24 * (1 + 8)
 
 
-def test_the_product_is_operand_0_of_its_group():
-    rng = np.random.default_rng(0)
-    a, b, bias = (rng.normal(size=s).astype(np.float32) for s in ((6, 5), (5, 4), (4,)))
-    (got,) = reference.get(FUSED_PRODUCT)(biased(), a, b, bias)
-    np.testing.assert_allclose(got, np.exp(a @ b + bias).reshape(2, 3, 4), 1e-6)
-
-
 def test_groups_may_run_again():
     assert recompute.get(FUSED)
-    assert recompute.get(FUSED_PRODUCT)
+    assert recompute.get(REGION)
 
 
 def test_a_group_is_shown_by_what_it_is_made_of():

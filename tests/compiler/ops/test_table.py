@@ -28,8 +28,7 @@ LOW = DType.BFLOAT16
 ELSEWHERE = {
     "constant": "tests/compiler/test_ops.py",
     "fused": "made of the others; tests/actors/kernels/codegen",
-    "fused_product": "made of the others; tests/actors/kernels/codegen",
-    "chunked": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
+    "region": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
 }
 """Ops that have a reference and no row, and where they are tested instead."""
 

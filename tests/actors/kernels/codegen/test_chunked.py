@@ -15,7 +15,7 @@ from kernel_calls import run_typed
 from actors.kernels.codegen.chunked import ChunkedKernel
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.region_arrays import buffers_of
-from actors.kernels.interpret.chunked import NumpyChunkedKernel
+from actors.kernels.interpret.chunked import NumpyRegionKernel
 from actors.kernels.interpret.upcast import WidenedKernel
 from actors.kernels.native import runtime
 from compiler.bfloat16 import from_bits, to_bits
@@ -118,7 +118,7 @@ def run(kernel, region, dtypes, arrays):
 
 
 def kernels(dtype):
-    numpys = NumpyChunkedKernel()
+    numpys = NumpyRegionKernel()
     return {"c": ChunkedKernel(), "numpy": WidenedKernel(numpys) if dtype is BF16 else numpys}
 
 

@@ -11,13 +11,14 @@ from kernel_calls import Declined, garbage, run_typed, spoiled, typed
 
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
-from actors.kernels.interpret.two_steps import FUSED_PRODUCT
+from actors.kernels.interpret.chunked import NumpyRegionKernel
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.errors import InternalError
 from compiler.fusion.program import Kind
+from compiler.fusion.region import Held, Region, Step, StepKind
 from compiler.types import DType, numpy_dtype
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -146,9 +147,22 @@ def expected(groups, program, shape, arrays):
     return groups.interpret(of_wide, *shape[:2], [a @ b, *arrays[2:]])
 
 
+def region_of(groups, program, shape):
+    """Return the region of a product and what reads it; a kernel may cut it as it likes."""
+    (rows, columns, _), num_inputs = shape, 1 + len(program.inputs)
+    outputs = groups.results_of(program, rows, columns)
+    made = tuple(range(num_inputs + 1, num_inputs + 1 + len(outputs)))
+    steps = (
+        Step(StepKind.PRODUCT, (0, 1), (num_inputs,)),
+        Step(StepKind.PROGRAM, (num_inputs, *range(2, num_inputs)), made, program),
+    )
+    held = (Held(program.inputs[0].dtype, FULL),)
+    return Region(rows, columns, 0, num_inputs, held, outputs, steps)
+
+
 def call_of(groups, program, shape):
     """Return the attributes, the types of the operands' elements, and those of the results."""
-    attrs = {"program": program, "rows": shape[0], "columns": shape[1]}
+    attrs = {"region": region_of(groups, program, shape)}
     dtype = program.inputs[0].dtype
     dtypes = (dtype, dtype, *[entry.dtype for entry in program.inputs[1:]])
     return attrs, dtypes, groups.results_of(program, *shape[:2])
@@ -193,11 +207,11 @@ def built(native_toolchain, groups):
     runtime.turn_off()
 
 
-@pytest.fixture(params=[*sorted(NATIVE), "numpy.fused_product"])
+@pytest.fixture(params=[*sorted(NATIVE), "numpy.region"])
 def kernel(request, monkeypatch):
     """Every library, chosen for every product that it takes; numpy's needs no compiler."""
-    if request.param == "numpy.fused_product":
-        return FUSED_PRODUCT
+    if request.param == "numpy.region":
+        return NumpyRegionKernel()
     request.getfixturevalue("built")
     request.getfixturevalue("native")
     found = NATIVE[request.param]
@@ -245,8 +259,8 @@ def test_bfloat16_products_are_taken_and_rounded(built, native, groups, make, na
 
 
 def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
-    (kernel,) = upcast([FUSED_PRODUCT])
-    assert kernel.name == "numpy.fused_product.upcast"
+    (kernel,) = upcast([NumpyRegionKernel()])
+    assert kernel.name == "numpy.region.upcast"
     check(groups, kernel, normed(groups, BF16), (33, 40, 17), tolerance=0.02)
 
 
@@ -255,7 +269,6 @@ def test_a_bfloat16_product_may_leave_its_float32_sums_unrounded(native, groups,
     kernel, program, shape = NATIVE["onednn.rows.fused_product"], bias_gelu(groups), (70, 48, 64)
     arrays = operands(groups, program, shape)
     attrs, dtypes, results = call_of(groups, program, shape)
-    attrs |= {"out_dtype": "float32"}
     arrays[:2] = [to_bits(x) for x in arrays[:2]]
     outputs, _ = run_typed(kernel, attrs, (BF16, BF16, *dtypes[2:]), arrays, results)
     groups.compare(program, outputs, expected(groups, program, shape, arrays), 1e-5)

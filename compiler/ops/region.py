@@ -1,4 +1,4 @@
-"""A region as an op: what is far wider than its operands exists a chunk of rows at a time.
+"""A region as an op: products and programs over rows that are worked on some at a time.
 
 The reference computes every wide value whole: what a region means, and what kernels are measured
 against.
@@ -19,11 +19,11 @@ from compiler.ops.reduce import total
 from compiler.ops.signature import Array, Types
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 
-CHUNKED = define("chunked")
+REGION = define("region")
 """The operands of a region -> its outputs. Attrs: region, members (names of the ops)."""
 
 
-def chunked_attrs(region: Region, members: tuple[str, ...]) -> Attrs:
+def region_attrs(region: Region, members: tuple[str, ...]) -> Attrs:
     """Return the attributes of a region."""
     return Attrs({"region": region, "members": members})
 
@@ -33,8 +33,8 @@ def region_of(attrs: Attrs) -> Region:
     return attrs.structure("region", Region)
 
 
-@infer_type.of(CHUNKED)
-def _chunked_type(inputs: Types, attrs: Attrs) -> Types:
+@infer_type.of(REGION)
+def _region_type(inputs: Types, attrs: Attrs) -> Types:
     region = region_of(attrs)
     try:
         check_region(region, inputs)
@@ -43,8 +43,8 @@ def _chunked_type(inputs: Types, attrs: Attrs) -> Types:
     return region.outputs
 
 
-@reference.of(CHUNKED)
-def _chunked_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+@reference.of(REGION)
+def _region_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     region = region_of(attrs)
     values: dict[int, Array] = dict(enumerate(inputs))
     for step in region.steps:
@@ -64,8 +64,8 @@ def _execute(region: Region, step: Step, operands: list[Array]) -> tuple[Array, 
     return evaluate(_program(step), Space(region.rows, region.columns), tuple(operands))
 
 
-@cost.of(CHUNKED)
-def _chunked_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+@cost.of(REGION)
+def _region_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     region = region_of(attrs)
     flops = 0.0
     for step in region.steps:
