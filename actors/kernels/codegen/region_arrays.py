@@ -11,6 +11,7 @@ and strides and nothing behind them (`unread`): what is asked for and what is bo
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,24 +35,33 @@ class HeldBuffers:
     of_value: dict[int, int]
 
 
-def buffers_of(region: Region) -> HeldBuffers:
+Over = Mapping[int, int]
+NOWHERE: Over = {}
+"""Wide values that lie where an output will be, and that output."""
+
+
+def buffers_of(region: Region, over: Over = NOWHERE) -> HeldBuffers:
     """Return the buffers of a region's wide values. O(steps x buffers)."""
     dtypes: list[np.dtype[np.generic]] = []
     of_value: dict[int, int] = {}
     free: list[int] = []
     last = region.last_reads()
     for index, step in enumerate(region.steps):
-        dying = [v for v in dict.fromkeys(step.reads) if region.is_wide(v) and last[v] == index]
-        for value in [v for v in step.makes if region.is_wide(v)]:
+        read, made = [
+            [v for v in dict.fromkeys(values) if region.is_wide(v) and v not in over]
+            for values in (step.reads, step.makes)
+        ]
+        dying = [v for v in read if last[v] == index]
+        for value in made:
             wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
-            over = next(
+            under = next(
                 (v for v in dying if dtypes[of_value[v]] == wanted and _may_lie(step, value, v)),
                 None,
             )
             place = next((b for b in free if dtypes[b] == wanted), None)
-            if over is not None:
-                dying.remove(over)
-                place = of_value[over]
+            if under is not None:
+                dying.remove(under)
+                place = of_value[under]
             elif place is not None:
                 free.remove(place)
             else:
@@ -59,7 +69,7 @@ def buffers_of(region: Region) -> HeldBuffers:
                 dtypes.append(wanted)
             of_value[value] = place
         free += [of_value[v] for v in dying]
-        free += [of_value[v] for v in step.makes if region.is_wide(v) and v not in last]
+        free += [of_value[v] for v in made if v not in last]
     return HeldBuffers(tuple(dtypes), of_value)
 
 
@@ -98,22 +108,34 @@ def unread(operands: Operands | tuple[Piece, ...]) -> Arrays:
 class RegionArrays:
     """The operands of a region, and its held values in `held`: the arrays of `held_pieces`."""
 
-    def __init__(self, region: Region, inputs: Arrays, outputs: Arrays, held: Arrays) -> None:
-        self.region = region
-        buffers, own = buffers_of(region), iter(held)
+    def __init__(
+        self,
+        region: Region,
+        inputs: Arrays,
+        outputs: Arrays,
+        held: Arrays,
+        over: Over = NOWHERE,
+    ) -> None:
+        self.region, self.over = region, over
+        buffers, own = buffers_of(region, over), iter(held)
         wide = [next(own)[:, : region.columns] for _ in buffers.dtypes]
         self.arrays: dict[int, Array] = dict(enumerate(inputs))
-        for value, of in enumerate(region.held, region.num_inputs):
-            is_wide = of.kind is Kind.FULL
-            self.arrays[value] = wide[buffers.of_value[value]] if is_wide else next(own)
         self.arrays.update(enumerate(outputs, region.first_output))
+        for value, of in enumerate(region.held, region.num_inputs):
+            if value in over:
+                self.arrays[value] = self.arrays[over[value]].reshape(region.rows, region.columns)
+            else:
+                is_wide = of.kind is Kind.FULL
+                self.arrays[value] = wide[buffers.of_value[value]] if is_wide else next(own)
         self.totals = {v: next(own) for v in _column_sums(region)}
         """Sums over rows under way, in float64."""
 
     @staticmethod
-    def planned(region: Region, inputs: Arrays, outputs: Arrays) -> RegionArrays:
+    def planned(
+        region: Region, inputs: Arrays, outputs: Arrays, over: Over = NOWHERE
+    ) -> RegionArrays:
         """Return the arrays before there is scratch."""
-        return RegionArrays(region, inputs, outputs, unread(held_pieces(region)))
+        return RegionArrays(region, inputs, outputs, unread(held_pieces(region, over)), over)
 
     def of(self, values: tuple[int, ...]) -> Arrays:
         """Return the arrays of some values, with all the rows that there are."""
@@ -122,7 +144,7 @@ class RegionArrays:
     def rows(self, value: int, first: int, last: int) -> Array:
         """Return some rows of a value that lies by rows, as a matrix."""
         array = self.arrays[value]
-        if self.region.is_wide(value):
+        if self.region.is_wide(value) and value not in self.over:
             return array[: last - first]
         is_made = value >= self.region.first_output
         return (array.reshape(self.region.rows, -1) if is_made else array)[first:last]
@@ -147,10 +169,10 @@ class RegionArrays:
         return left.T, right, self.arrays[step.makes[0]].reshape(extents)
 
 
-def held_pieces(region: Region) -> tuple[Piece, ...]:
+def held_pieces(region: Region, over: Over = NOWHERE) -> tuple[Piece, ...]:
     """Return the scratch of wide values, each row at a cache line; of values by rows; of sums."""
     pieces = []
-    for dtype in buffers_of(region).dtypes:
+    for dtype in buffers_of(region, over).dtypes:
         per_line = ALIGNMENT_BYTES // dtype.itemsize
         pieces.append(Piece((region.chunk_rows, -(-region.columns // per_line) * per_line), dtype))
     by_rows = [held for held in region.held if held.kind is Kind.ROW]

@@ -80,8 +80,7 @@ class NumpyRegionKernel:
         if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
             return None
         check_once(region, tuple([x.type for x in inputs]))
-        region = _cut(region)
-        steps = _NumpySteps(RegionArrays.planned(region, unread(inputs), unread(outputs)))
+        steps = _planned(_cut(region), unread(inputs), unread(outputs))
         pieces = steps.pieces()
         if pieces is None:
             return None
@@ -92,12 +91,13 @@ class NumpyRegionKernel:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
         region = _cut(_widened_region(region_of(attrs, "region")))
-        pieces = _NumpySteps(RegionArrays.planned(region, inputs, outputs)).pieces()
+        steps = _planned(region, inputs, outputs)
+        pieces, over = steps.pieces(), steps.bound.over
         if pieces is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
         own = list(scratch.carve(workspace, pieces))
-        count = len(held_pieces(region))
-        bound = RegionArrays(region, inputs, outputs, tuple(own[:count]))
+        count = len(held_pieces(region, over))
+        bound = RegionArrays(region, inputs, outputs, tuple(own[:count]), over)
         return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
 
 
@@ -127,6 +127,13 @@ def _cut(region: Region) -> Region:
     return replace(region, chunk_rows=rows)
 
 
+def _planned(region: Region, inputs: Arrays, outputs: Arrays) -> _NumpySteps:
+    """Return the steps before there is scratch; what can lies where an output will be."""
+    first = _NumpySteps(RegionArrays.planned(region, inputs, outputs))
+    over = {v: out for out, v in reversed(first.pairs()) if region.is_wide(v)}
+    return _NumpySteps(RegionArrays.planned(region, inputs, outputs, over)) if over else first
+
+
 class _NumpySteps:
     """The steps of a region on its arrays, with scratch for a step and for checks of indices."""
 
@@ -143,7 +150,8 @@ class _NumpySteps:
         if len(found) < len(sizes):
             return None
         checks = [p for _ in self._checks() for p in index_pieces(self.region.rows)]
-        return (*held_pieces(self.region), *checks, Piece((max(found, default=0),), BYTE))
+        held = held_pieces(self.region, self.bound.over)
+        return (*held, *checks, Piece((max(found, default=0),), BYTE))
 
     def _step_bytes(self, step: Step) -> int | None:
         region = self.region
@@ -161,16 +169,22 @@ class _NumpySteps:
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
 
     def in_place_pairs(self) -> list[tuple[int, int]]:
-        """Return pairs (output, input): the input is read by nothing but the program's chunk."""
+        """Return pairs (output, input) that may share bytes, counted each for itself."""
+        taken, region = self.bound.over.values(), self.region
+        pairs = [(out, v) for out, v in self.pairs() if v < region.num_inputs and out not in taken]
+        return [(out - region.first_output, v) for out, v in pairs]
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return pairs of an output and a value that it may lie over: only its program reads it."""
         region, pairs = self.region, []
         for step in region.steps:
-            if step.kind is StepKind.PROGRAM:
+            if step.program is not None:
                 needs = self._program_needs(step, *region.chunks()[0])
-                for out, position in needs.in_place if needs is not None else ():
-                    made, value = step.makes[out] - region.first_output, step.reads[position]
-                    if made >= 0 and value < region.num_inputs and region.num_reads(value) == 1:
-                        pairs.append((made, value))
-        return pairs
+                found = () if needs is None else needs.in_place
+                pairs += [(step.makes[out], step.reads[position]) for out, position in found]
+        return [
+            (out, v) for out, v in pairs if out >= region.first_output and region.num_reads(v) == 1
+        ]
 
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""
@@ -224,7 +238,7 @@ class _NumpySteps:
     def _operands(self, step: Step, first: int, last: int) -> tuple[Arrays, Arrays]:
         """Return what a program reads and makes of the rows of a chunk."""
         operands = [
-            self.bound.arrays[value][: last - first] if self.region.is_wide(value) else rows
+            self.bound.rows(value, first, last) if self.region.is_wide(value) else rows
             for value, rows in zip(
                 (*step.reads, *step.makes), self._by_rows(step, first, last), strict=True
             )
@@ -242,7 +256,7 @@ class _NumpySteps:
             self.bound.of((*step.reads, *step.makes)), places, strides, strict=True
         ):
             kind, item = program.kind_of(place), x.itemsize
-            if kind not in (Kind.FULL, Kind.ROW) or last - first == self.region.rows:
+            if kind not in (Kind.FULL, Kind.ROW) or self.region.chunk_rows == self.region.rows:
                 yield x  # as it is: its rows may be repeated
                 continue
             width = (self.region.columns,) * (kind is Kind.FULL)
