@@ -18,12 +18,12 @@ from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import REGION_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
+from actors.kernels.interpret.embedding_sgd import EMBEDDING_SGD_UPDATE
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
-from actors.kernels.interpret.two_steps import EMBEDDING_SGD_UPDATE
 from actors.kernels.interpret.upcast import upcast
 from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands

@@ -1,7 +1,7 @@
 """The host's kernels in numpy: every op has one, and fused programs are followed here.
 
 - `fused`, `steps`: a fused program, block by block; `chunked`: with products before and after it,
-  chunk by chunk of rows; `two_steps`: two kernels in a row.
+  chunk by chunk of rows.
 - `blocks`: how a tensor is cut into pieces that stay in cache; `sums`: sums that lose little;
   `rows`: what several kernels over rows share.
 - `upcast`: kernels for bfloat16 made of those for float32; `bfloat16`: the conversions.

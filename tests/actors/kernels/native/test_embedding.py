@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.two_steps import EMBEDDING_SGD_UPDATE
+from actors.kernels.interpret.embedding_sgd import EMBEDDING_SGD_UPDATE
 from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.native import chunks
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
