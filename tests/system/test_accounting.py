@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from jobs import GPT
 
 import actorflow as af
 from actorflow import nn
@@ -48,19 +49,6 @@ print(json.dumps({"settled": now - before - code, "most": most - before - code, 
 """
 
 
-class GPT(nn.Module):
-    def __init__(self, width=192, seq=128):
-        self.emb, self.pos = nn.Embedding(64, width), nn.Embedding(seq, width)
-        self.blocks = [nn.TransformerBlock(width, heads=4, causal=True) for _ in range(4)]
-        self.head = nn.Linear(width, 64)
-
-    def __call__(self, x):
-        h = self.emb(x) + self.pos.weight
-        for block in self.blocks:
-            h = block(h)
-        return self.head(h)
-
-
 class MLP(nn.Module):
     def __init__(self, width, depth):
         self.first = nn.Linear(8, width)
@@ -81,7 +69,8 @@ def loss(model, batch):
 def of_gpt():
     """Activations: 24 sequences of 128 through four blocks."""
     tokens = TensorType(DType.INT32, (24, 128))
-    return af.job(loss, optimizer=af.optim.AdamW(1e-3)).compile(GPT(), {"x": tokens, "y": tokens})
+    model = GPT(64, seq=128, width=192, layers=4, heads=4)
+    return af.job(loss, optimizer=af.optim.AdamW(1e-3)).compile(model, {"x": tokens, "y": tokens})
 
 
 def of_mlp():

@@ -5,6 +5,7 @@ import signal
 
 import numpy as np
 import pytest
+from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -160,15 +161,6 @@ def masks(**options):
     return train
 
 
-def rows_of_fit(train, model, source, steps, **options):
-    rows = []
-    result = train.fit(
-        model, source, steps=steps, progress=False,
-        on_step=lambda step, metrics: rows.append((step, metrics["loss"])), **options,
-    )  # fmt: skip
-    return rows, result
-
-
 def test_every_batch_of_a_step_draws_a_mask_of_its_own():
     by_batch, _ = rows_of_fit(masks(), Scale(), Counted(), 12)
     drawn = [loss for _, loss in by_batch]
@@ -208,8 +200,7 @@ def test_a_run_that_is_killed_at_any_step_resumes_bit_by_bit(
         job(), mlp(dropout=0.4), classification(), 7, checkpoint=run, every=1
     )
     assert rows == whole[result.first_step :]
-    for name, array in expected.variables.items():
-        np.testing.assert_array_equal(result.variables[name], array, err_msg=name)
+    assert_same(result.variables, expected.variables)
 
 
 def test_a_run_in_parts_equals_one_in_whole_and_saves_no_scratch(
@@ -226,8 +217,7 @@ def test_a_run_in_parts_equals_one_in_whole_and_saves_no_scratch(
     assert rows == whole
     assert result.variables.keys() == expected.variables.keys()
     assert not [n for n in result.variables if n == "batches" or n.startswith("gradient/")]
-    for name, array in expected.variables.items():
-        np.testing.assert_array_equal(result.variables[name], array, err_msg=name)
+    assert_same(result.variables, expected.variables)
 
 
 def rows_with(count):
@@ -249,8 +239,7 @@ def test_a_step_that_the_end_of_the_data_cuts_short_is_dropped(
     assert result.last_step == whole_steps
     assert f"the data ended after step {whole_steps} of 10" in capsys.readouterr().out
     _, expected = rows_of_fit(classify(accumulate=3), mlp(), source(9), whole_steps)
-    for name, array in expected.variables.items():
-        np.testing.assert_array_equal(result.variables[name], array, err_msg=name)
+    assert_same(result.variables, expected.variables)
 
 
 def test_a_run_resumes_behind_the_last_whole_step_of_data_that_ended(mlp, classify, tmp_path):

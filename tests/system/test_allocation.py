@@ -4,19 +4,9 @@ import tracemalloc
 from itertools import pairwise
 
 import numpy as np
+from jobs import GPT
 
 import actorflow as af
-from actorflow import nn
-
-
-class GPT(nn.Module):
-    def __init__(self):
-        self.emb, self.pos = nn.Embedding(64, 32), nn.Embedding(32, 32)
-        self.block = nn.TransformerBlock(32, heads=4, causal=True, dropout=0.1)
-        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64)
-
-    def __call__(self, x):
-        return self.head(self.norm(self.block(self.emb(x) + self.pos.weight)))
 
 
 @af.job(optimizer=af.optim.AdamW(1e-3))
@@ -38,7 +28,13 @@ def test_steady_state_steps_allocate_less_than_64_kib_net_and_at_their_peak():
             tracemalloc.reset_peak()
 
     try:
-        train.fit(GPT(), data, steps=warmup + measured, progress=False, on_step=watch)
+        train.fit(
+            GPT(64, 32, 32, heads=4, dropout=0.1),
+            data,
+            steps=warmup + measured,
+            progress=False,
+            on_step=watch,
+        )
     finally:
         tracemalloc.stop()
     settled = seen[5:]

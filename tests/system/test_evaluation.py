@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -40,12 +41,6 @@ def means_by_hand(evaluate, model, data, batches):
     return {name: math.fsum(row[name] for row in rows) / batches for name in ("loss", "spread")}
 
 
-def same_variables(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
-
-
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
 @pytest.mark.parametrize(("every", "batches"), [(1, 1), (3, 2), (2, 5)])
 def test_results_equal_an_independent_evaluation_after_the_same_steps(
@@ -68,14 +63,10 @@ def test_training_is_the_same_bit_by_bit_with_and_without_evaluation(
 ):
     runs = []
     for watched in (None, evaluation(2, 3)):
-        losses = []
-        result = classify(**options).fit(
-            mlp(dropout=0.3), classification(), steps=9, progress=False, evaluation=watched,
-            on_step=lambda step, metrics, losses=losses: losses.append((step, metrics["loss"])),
-        )  # fmt: skip
-        runs.append((losses, result.variables))
+        model, source = mlp(dropout=0.3), classification()
+        runs.append(rows_of_fit(classify(**options), model, source, 9, evaluation=watched))
     assert runs[0][0] == runs[1][0]
-    same_variables(runs[0][1], runs[1][1])
+    assert_same(runs[0][1].variables, runs[1][1].variables)
 
 
 def test_every_evaluation_sees_the_same_batches(mlp, classification, evaluate):
@@ -118,7 +109,7 @@ def test_a_resumed_run_evaluates_at_the_steps_of_an_uninterrupted_one(
         rows += result.evaluations
     assert [step for step, _ in rows] == [5, 10, 15]
     assert tuple(rows) == whole.evaluations
-    same_variables(result.variables, whole.variables)
+    assert_same(result.variables, whole.variables)
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
@@ -327,5 +318,5 @@ def test_a_parameter_that_only_the_evaluation_reads_is_no_part_of_a_checkpoint(
     second = fit(9, checkpoint=tmp_path / "run", every=2)
     assert second.evaluations == whole.evaluations[1:]
     assert first.evaluations == (whole.evaluations[:1] if is_first_watched else ())
-    same_variables(second.variables, whole.variables)
+    assert_same(second.variables, whole.variables)
     assert fit(10, is_watched=False, checkpoint=tmp_path / "run", every=2).first_step == 9

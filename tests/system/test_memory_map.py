@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from jobs import GPT
 
 import actorflow as af
-from actorflow import nn
 from actorflow.memory_map.html import render_html
 from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
 
@@ -33,26 +33,14 @@ for (const view of views) {
 """
 
 
-class GPT(nn.Module):
-    def __init__(self):
-        self.emb = nn.Embedding(64, 32)
-        self.blocks = [nn.TransformerBlock(32, heads=4, causal=True) for _ in range(2)]
-        self.head = nn.Linear(32, 64)
-
-    def __call__(self, x):
-        h = self.emb(x)
-        for block in self.blocks:
-            h = block(h)
-        return self.head(h)
-
-
 def loss(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
 
 def compiled(**options):
     job = af.job(loss, optimizer=af.optim.AdamW(1e-3), **options)
-    return job.compile(GPT(), af.data.Tokens(np.arange(5000) % 64, seq=32, batch=8), every="5s")
+    model = GPT(64, seq=32, width=32, layers=2, heads=4)
+    return job.compile(model, af.data.Tokens(np.arange(5000) % 64, seq=32, batch=8), every="5s")
 
 
 @pytest.fixture
@@ -106,7 +94,7 @@ def test_the_scripts_of_the_page_run_and_pointing_at_a_box_tells_who_it_is(brows
         f"offset {box.offset_bytes:,} B",
         f"[{box.begin}, {box.end})",
         f"launch {box.writer}",
-        "test_memory_map.py:",
+        "jobs.py:",
     ):
         assert word in told
 

@@ -2,18 +2,10 @@
 
 import numpy as np
 import pytest
+from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
-
-
-def rows_of_fit(train, model, source, steps, **options):
-    rows = []
-    result = train.fit(
-        model, source, steps=steps, progress=False,
-        on_step=lambda step, metrics: rows.append((step, metrics["loss"])), **options,
-    )  # fmt: skip
-    return rows, result
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}], ids=str)
@@ -29,8 +21,7 @@ def test_every_step_arrives_in_order_with_the_outputs_it_has_alone(
     assert [step for step, _ in rows] == list(range(1, steps + 1))
     assert rows == expected
     assert (together.last_step, together.mean_loss) == (alone.last_step, alone.mean_loss)
-    for name, array in alone.variables.items():
-        np.testing.assert_array_equal(together.variables[name], array, err_msg=name)
+    assert_same(together.variables, alone.variables)
 
 
 def test_a_step_that_the_end_of_the_data_cuts_short_is_no_row(mlp, classify):

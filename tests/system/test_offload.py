@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -61,20 +62,9 @@ def moving(monkeypatch, tmp_path):
     return switch
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
-
-
 def run(steps, **options):
     fit = {k: options.pop(k) for k in ("checkpoint", "every", "evaluation") if k in options}
-    rows = []
-    result = job(**options).fit(
-        Net(), data(), steps=steps, progress=False,
-        on_step=lambda step, metrics: rows.append((step, metrics["loss"])), **fit,
-    )  # fmt: skip
-    return rows, result
+    return rows_of_fit(job(**options), Net(), data(), steps, **fit)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +79,7 @@ def test_losses_and_variables_are_the_same_bits_as_with_all_on_the_device(option
     assert len(plan.arenas) == 2
     rows, moved = run(7, **options)
     assert rows == expected
-    same(moved.variables, plain.variables)
+    assert_same(moved.variables, plain.variables)
 
 
 def test_checkpoints_and_evaluations_are_the_same_and_a_run_goes_on_either_way(moving, tmp_path):
@@ -106,7 +96,7 @@ def test_checkpoints_and_evaluations_are_the_same_and_a_run_goes_on_either_way(m
         evaluations += result.evaluations
     assert rows == expected
     assert evaluations == plain.evaluations
-    same(result.variables, plain.variables)
+    assert_same(result.variables, plain.variables)
 
 
 def test_the_state_read_right_after_a_step_is_that_of_the_step(moving):
@@ -122,7 +112,7 @@ def test_the_state_read_right_after_a_step_is_that_of_the_step(moving):
             states.append({name: array.copy() for name, array in model.state().items()})
         train.close(model)
     for plain, moved in zip(states[:6], states[6:], strict=True):
-        same(moved, plain)
+        assert_same(moved, plain)
 
 
 def test_a_plan_file_with_two_memories_runs_without_the_model(moving, tmp_path):
@@ -131,7 +121,7 @@ def test_a_plan_file_with_two_memories_runs_without_the_model(moving, tmp_path):
     job().compile(Net(), data()).save(tmp_path / "net.plan")
     runner = af.Runner(af.Plan.load(tmp_path / "net.plan"), seed=3)
     result = runner.fit(data(), steps=5, progress=False)
-    same(result.variables, plain.variables)
+    assert_same(result.variables, plain.variables)
 
 
 @pytest.mark.parametrize("call", range(40, 52))
@@ -157,7 +147,7 @@ def test_a_copy_back_that_fails_leaves_no_half_updated_variables(call, moving, m
     model = Net()
     with pytest.raises(af.ActorFailed, match="copy_back"):
         job().fit(model, data(), steps=9, progress=False)
-    same(model.state(), fresh.state())
+    assert_same(model.state(), fresh.state())
 
 
 def test_a_job_may_keep_all_optimizer_state_in_host_memory_and_trains_to_the_same_bits():
@@ -165,7 +155,7 @@ def test_a_job_may_keep_all_optimizer_state_in_host_memory_and_trains_to_the_sam
     models = Net(), Net()
     for one, model in zip((plain, moved), models, strict=True):
         one.fit(model, data(), steps=5, progress=False)
-    same(models[0].state(), models[1].state())
+    assert_same(models[0].state(), models[1].state())
     plan = moved.compile(Net(), data())
     device, host = plan.memory
     assert device.optimizer_bytes == 0

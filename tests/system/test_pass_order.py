@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -15,19 +16,6 @@ from compiler.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
 EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True, memory_budget=1)
-
-
-class GPT(nn.Module):
-    def __init__(self):
-        self.emb, self.pos = nn.Embedding(VOCAB, WIDTH), nn.Embedding(SEQ, WIDTH)
-        self.blocks = [nn.TransformerBlock(WIDTH, heads=2, causal=True, dropout=0.1)]
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
-
-    def __call__(self, x):
-        h = self.emb(x) + self.pos.weight
-        for block in self.blocks:
-            h = block(h)
-        return self.head(self.norm(h))
 
 
 class Lookups(nn.Module):
@@ -42,10 +30,11 @@ class Lookups(nn.Module):
         return self.down(af.gelu(self.up(h)))
 
 
+TRANSFORMER = partial(GPT, VOCAB, SEQ, WIDTH, dropout=0.1)
 JOBS = {
-    "transformer": (GPT, {"optimizer": af.optim.AdamW(1e-2)}),
-    "in bfloat16": (GPT, {"optimizer": af.optim.AdamW(1e-2), "precision": "bf16"}),
-    "accumulating": (GPT, {"optimizer": af.optim.AdamW(1e-2), "accumulate": 2}),
+    "transformer": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2)}),
+    "in bfloat16": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "precision": "bf16"}),
+    "accumulating": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "accumulate": 2}),
     "lookups": (Lookups, {"optimizer": af.optim.SGD(1e-1)}),
 }
 
@@ -92,7 +81,7 @@ def trained(kind, passes, monkeypatch):
     def train(model, batch):
         return af.cross_entropy(model(batch.x), batch.y)
 
-    model, losses = make(), []
+    model = make()
     rng = np.random.default_rng(1)
     for _, parameter in model.named_parameters():
         parameter.load(rng.normal(0, 0.1, parameter.type.shape).astype(np.float32))
@@ -100,9 +89,7 @@ def trained(kind, passes, monkeypatch):
         np.random.default_rng(3).integers(0, VOCAB, 2000).astype(np.uint8), seq=SEQ, batch=BATCH,
         seed=0,
     )  # fmt: skip
-    train.fit(
-        model, data, steps=STEPS, progress=False, on_step=lambda _, m: losses.append(m["loss"])
-    )
+    losses = losses_of_fit(train, model, data, STEPS)
     return [float(loss).hex() for loss in losses], {
         n: a.tobytes() for n, a in model.state().items()
     }

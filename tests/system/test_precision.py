@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -15,24 +16,9 @@ from compiler.types import DType, TensorType
 VOCAB, WIDTH, SEQ, BATCH = 29, 32, 16, 4
 
 
-class GPT(nn.Module):
-    def __init__(self, layers=2, dropout=0.0):
-        self.emb, self.pos = nn.Embedding(VOCAB, WIDTH), nn.Embedding(SEQ, WIDTH)
-        self.blocks = [
-            nn.TransformerBlock(WIDTH, heads=4, causal=True, dropout=dropout) for _ in range(layers)
-        ]
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
-
-    def __call__(self, x):
-        h = self.emb(x) + self.pos.weight
-        for block in self.blocks:
-            h = block(h)
-        return self.head(self.norm(h))
-
-
 def make_model(dropout=0.0):
     """Return a model whose weights are the same in every call."""
-    model = GPT(dropout=dropout)
+    model = GPT(VOCAB, SEQ, WIDTH, layers=2, heads=4, dropout=dropout)
     rng = np.random.default_rng(1)
     for name, parameter in model.named_parameters():
         shape = parameter.type.shape
@@ -58,12 +44,7 @@ def make_job(precision, **options):
 
 
 def losses_of(job, model, steps=10, **options):
-    losses = []
-    job.fit(
-        model, tokens(), steps=steps, progress=False,
-        on_step=lambda step, metrics: losses.append(float(metrics["loss"])), **options,
-    )  # fmt: skip
-    return losses
+    return losses_of_fit(job, model, tokens(), steps, **options)
 
 
 def launches_of(plan):
@@ -258,6 +239,7 @@ def test_a_plan_says_its_precision_and_the_types_of_its_operands(numpys_kernels)
 def test_a_deep_model_takes_four_fifths_of_the_bytes_of_a_step(numpys_kernels):
     spec = {name: TensorType(DType.INT32, (128, SEQ)) for name in ("x", "y")}
     exact, low = (
-        make_job(p).compile(GPT(layers=8), spec).memory[0].step_bytes for p in ("fp32", "bf16")
+        make_job(p).compile(GPT(VOCAB, SEQ, WIDTH, layers=8, heads=4), spec).memory[0].step_bytes
+        for p in ("fp32", "bf16")
     )
     assert low < 0.8 * exact

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -13,19 +14,12 @@ from compiler.types import Phase
 STEPS = 4
 
 
-class GPT(nn.Module):
-    def __init__(self, layers=4, dim=16, dropout=0.1):
-        self.emb, self.pos = nn.Embedding(17, dim), nn.Embedding(24, dim)
-        self.blocks = [
-            nn.TransformerBlock(dim, heads=2, causal=True, dropout=dropout) for _ in range(layers)
-        ]
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 17)
+class TokenGPT(GPT):
+    def __init__(self, layers=4):
+        super().__init__(17, seq=24, width=16, layers=layers, dropout=0.1)
 
     def __call__(self, batch):
-        h = self.emb(batch.x) + self.pos.weight
-        for block in self.blocks:
-            h = block(h)
-        return af.cross_entropy(self.head(self.norm(h)), batch.y)
+        return af.cross_entropy(super().__call__(batch.x), batch.y)
 
 
 class UNet(nn.Module):
@@ -59,7 +53,7 @@ class Shared(nn.Module):
         return af.square(h).mean()
 
 
-MODELS = {"gpt": GPT, "unet": UNet, "shared": Shared}
+MODELS = {"gpt": TokenGPT, "unet": UNet, "shared": Shared}
 
 
 def tokens(batch=64):
@@ -78,12 +72,15 @@ def make_job(**options):
 def train(name, steps=STEPS, **options):
     """Return the plan, and hashes of losses and trained parameters."""
     job, model, data = make_job(**options), MODELS[name](), tokens()
-    losses = []
-    job.fit(model, data, steps=steps, progress=False, on_step=lambda _, m: losses.append(m["loss"]))
+    losses = losses_of_fit(job, model, data, steps)
+    return job.compile(model, tokens()), digest_of(losses, model)
+
+
+def digest_of(losses, model):
     digest = hashlib.sha256(np.array(losses).tobytes())
-    for parameter_name, array in sorted(model.state().items()):
-        digest.update(parameter_name.encode() + array.tobytes())
-    return job.compile(model, tokens()), digest.hexdigest()
+    for name, array in sorted(model.state().items()):
+        digest.update(name.encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def smallest(name, **options):
@@ -127,25 +124,25 @@ def test_the_smallest_budget_named_is_feasible_and_a_smaller_one_is_refused(name
 
 def test_an_impossible_budget_is_an_error_with_the_floor_its_line_and_what_is_feasible():
     with pytest.raises(af.BudgetError) as caught:
-        make_job(memory_budget="1KiB").compile(GPT(), tokens())
+        make_job(memory_budget="1KiB").compile(TokenGPT(), tokens())
     text = str(caught.value)
     least = caught.value.smallest_bytes
-    assert re.match(r".*test_recompute\.py:\d+: job 'train' does not fit memory_budget", text)
+    assert re.match(r".*jobs\.py:\d+: job 'train' does not fit memory_budget", text)
     assert "1.0 KiB (1,024 bytes)" in text
     assert f"({least:,} bytes)" in text
     assert "alone needs" in text
 
 
 def test_a_budget_that_is_large_enough_changes_nothing_but_the_note():
-    free = make_job().compile(GPT(), tokens())
-    plan = make_job(memory_budget=arena(free)).compile(GPT(), tokens())
+    free = make_job().compile(TokenGPT(), tokens())
+    plan = make_job(memory_budget=arena(free)).compile(TokenGPT(), tokens())
     assert plan.actors == free.actors
     assert plan.registers == free.registers
     assert plan.recomputation[0].num_launches == 0
 
 
 def test_more_budget_never_costs_more_time():
-    model, data = GPT(), tokens()
+    model, data = TokenGPT(), tokens()
     free = arena(make_job().compile(model, data))
     least = smallest("gpt")
     extras = []
@@ -165,9 +162,9 @@ def test_blocks_recomputes_every_block_without_a_budget():
 
 
 def test_a_job_that_may_not_recompute_says_what_it_needs():
-    free = make_job().compile(GPT(), tokens())
+    free = make_job().compile(TokenGPT(), tokens())
     with pytest.raises(af.BudgetError, match="without recomputation") as caught:
-        make_job(memory_budget=arena(free) - 1, recompute="none").compile(GPT(), tokens())
+        make_job(memory_budget=arena(free) - 1, recompute="none").compile(TokenGPT(), tokens())
     assert caught.value.smallest_bytes == arena(free)
 
 
@@ -189,33 +186,22 @@ def test_a_budget_holds_with_rates_and_streams_and_changes_no_bits(options):
 def test_a_run_continues_under_another_budget_with_the_same_bits(tmp_path):
     _, expected = train("gpt", steps=6)
     least = smallest("gpt")
-    model = GPT()
+    model = TokenGPT()
     losses = []
     for steps, budget in ((3, None), (6, int(1.3 * least))):
         job = make_job(memory_budget=budget)
-        job.fit(
-            model,
-            tokens(),
-            steps=steps,
-            checkpoint=tmp_path / "run",
-            every=1,
-            progress=False,
-            on_step=lambda _, m: losses.append(m["loss"]),
-        )
-    digest = hashlib.sha256(np.array(losses).tobytes())
-    for name, array in sorted(model.state().items()):
-        digest.update(name.encode() + array.tobytes())
-    assert digest.hexdigest() == expected
+        losses += losses_of_fit(job, model, tokens(), steps, checkpoint=tmp_path / "run", every=1)
+    assert digest_of(losses, model) == expected
 
 
 def test_a_budget_includes_the_evaluation_between_steps():
     job_of = make_job(memory_budget=1)
     valid = af.Evaluation(make_job(optimizer=None, train=False), tokens(64), every=2, batches=1)
     with pytest.raises(af.BudgetError) as caught:
-        job_of.compile(GPT(), tokens(), evaluation=valid)
+        job_of.compile(TokenGPT(), tokens(), evaluation=valid)
     assert caught.value.smallest_bytes > smallest("gpt")
     job = make_job(memory_budget=caught.value.smallest_bytes)
-    plan = job.compile(GPT(), tokens(), evaluation=valid)
+    plan = job.compile(TokenGPT(), tokens(), evaluation=valid)
     assert arena(plan) <= caught.value.smallest_bytes
 
 
@@ -223,7 +209,7 @@ def test_a_budget_of_the_evaluation_is_refused_for_it_shares_the_trainings_arena
     valid = make_job(optimizer=None, train=False, memory_budget="1GiB")
     with pytest.raises(af.CompileError, match="give the budget to the training job"):
         make_job().compile(
-            GPT(), tokens(), evaluation=af.Evaluation(valid, tokens(), every=2, batches=1)
+            TokenGPT(), tokens(), evaluation=af.Evaluation(valid, tokens(), every=2, batches=1)
         )
 
 

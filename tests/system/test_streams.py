@@ -1,10 +1,10 @@
 """Steps on several compute streams: the same bits, and the same errors, as on one."""
 
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from jobs import GPT, assert_same, losses_of_fit, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -40,15 +40,12 @@ class TwoTowers(nn.Module):
         return af.square(score - batch.y).mean()
 
 
-class TinyGPT(nn.Module):
+class TinyGPT(GPT):
     def __init__(self):
-        self.emb, self.pos = nn.Embedding(17, 12), nn.Embedding(6, 12)
-        self.block = nn.TransformerBlock(12, heads=3, causal=True, dropout=0.2)
-        self.head = nn.Linear(12, 17)
+        super().__init__(17, seq=6, width=12, heads=3, dropout=0.2)
 
     def __call__(self, batch):
-        logits = self.head(self.block(self.emb(batch.x) + self.pos.weight))
-        return af.cross_entropy(logits, batch.y)
+        return af.cross_entropy(super().__call__(batch.x), batch.y)
 
 
 class Classifier(nn.Module):
@@ -88,24 +85,13 @@ def evaluate(model, batch):
 
 def run(train, name, steps, **options):
     make, data = MODELS[name]
-    rows = []
-    result = train.fit(
-        make(), data(), steps=steps, progress=False,
-        on_step=lambda step, metrics: rows.append((step, metrics["loss"])), **options,
-    )  # fmt: skip
-    return rows, result
+    return rows_of_fit(train, make(), data(), steps, **options)
 
 
 def compute_streams(plan):
     chosen = (ActorKind.COMPUTE, ActorKind.COPY)
     names = {plan.streams[a.stream].name for a in plan.actors if a.kind in chosen and a.launches}
     return sorted(names)
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -120,7 +106,7 @@ def test_losses_and_variables_are_the_same_bits_on_any_number_of_streams(name, o
         assert len(compute_streams(train.compile(make(), data()))) > 1
         rows, result = run(train, name, 6)
         assert rows == expected
-        same(result.variables, first.variables)
+        assert_same(result.variables, first.variables)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,7 +126,7 @@ def test_checkpoints_and_evaluations_are_the_same_bits_too_and_resume(name, stre
         evaluations += result.evaluations
     assert rows == expected
     assert evaluations == first.evaluations
-    same(result.variables, first.variables)
+    assert_same(result.variables, first.variables)
 
 
 def test_a_run_may_go_on_with_another_number_of_streams(tmp_path):
@@ -150,7 +136,7 @@ def test_a_run_may_go_on_with_another_number_of_streams(tmp_path):
         part, result = run(job(streams), "towers", steps, checkpoint=tmp_path / "run", every=1)
         rows += part
     assert rows == expected
-    same(result.variables, first.variables)
+    assert_same(result.variables, first.variables)
 
 
 def test_step_and_stream_run_on_several_streams():
@@ -188,13 +174,10 @@ def test_outputs_that_several_streams_make_arrive_as_one_step():
     assert rows[1] == rows[2]
 
 
-@dataclass(frozen=True)
 class FailingOnce:
     """A kernel that raises once, at its third launch on a thread of the second stream."""
 
-    failed_on: list[str]
-    name: str = "elsewhere.tanh"
-    op: str = "tanh"
+    name, op, failed_on = "elsewhere.tanh", "tanh", []
 
     def query(self, attrs, inputs, outputs):
         return KernelNeeds(duration_ns=1e6)
@@ -217,10 +200,9 @@ class FailingOnce:
 
 @pytest.fixture
 def failing():
-    kernel = FailingOnce([])
-    af.kernel(lambda: kernel)
-    yield kernel
-    catalogue.unregister(kernel.name)
+    FailingOnce.failed_on.clear()
+    yield af.kernel(FailingOnce)
+    catalogue.unregister(FailingOnce.name)
 
 
 class Rough(TwoTowers):
@@ -230,12 +212,7 @@ class Rough(TwoTowers):
 
 
 def losses_of_rough(train):
-    losses = []
-    train.fit(
-        Rough(), pairs(), steps=6, progress=False,
-        on_step=lambda step, metrics: losses.append(metrics["loss"]),
-    )  # fmt: skip
-    return losses
+    return losses_of_fit(train, Rough(), pairs(), 6)
 
 
 def test_a_kernel_that_raises_on_a_second_stream_reaches_the_caller_and_the_job_runs_again(
@@ -274,7 +251,7 @@ def test_the_state_read_right_after_a_step_is_that_of_a_run_that_ended_there(opt
     for steps in (1, 5, 12):
         ended = TwoTowers()
         job(**options).fit(ended, pairs(), steps=steps, progress=False)
-        same(ended.state(), states[steps - 1])
+        assert_same(ended.state(), states[steps - 1])
 
 
 @pytest.mark.parametrize("options", [{"streams": 2}, {"streams": 2, "accumulate": 3}])

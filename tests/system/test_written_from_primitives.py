@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import losses_of_fit
 
 import actorflow as af
 from actorflow import nn
@@ -134,10 +135,9 @@ def compiled_and_trained(function):
     def train(model, batch):
         return af.cross_entropy(model(batch.x), batch.y)
 
-    model, losses = Net(function), []
+    model = Net(function)
     plan = train.compile(model, source)
-    train.fit(model, source, steps=5, progress=False, on_step=lambda _, m: losses.append(m["loss"]))
-    return plan, losses
+    return plan, losses_of_fit(train, model, source, 5)
 
 
 def launches_and_bytes(plan):
