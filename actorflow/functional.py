@@ -24,7 +24,6 @@ from compiler.fusion.expressions import Expression
 from compiler.ops import activation, binary, elementwise, loss, norm, random, slicing
 from compiler.ops import embedding as embedding_ops
 from compiler.ops import softmax as softmax_ops
-from compiler.ops import split as split_ops
 from compiler.ops.sources import SCRATCH
 from compiler.types import DType, TensorType
 
@@ -117,9 +116,16 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """Cut a tensor into `sections` dense parts of equal extent along `axis`."""
+    """Cut a tensor into `sections` parts of equal extent along `axis`."""
     x, parts = as_tensor(x), checked_size(sections, "the number of sections")
-    return apply_many(split_ops.SPLIT, x, axis=checked_axis(x, axis), sections=parts)
+    axis = checked_axis(x, axis)
+    if parts < 1 or x.shape[axis] % parts:
+        raise CompileError(
+            f"{find_source()}: cannot cut extent {x.shape[axis]} of axis {axis} into {parts} equal"
+            " parts"
+        )
+    before, extent = (slice(None),) * axis, x.shape[axis] // parts
+    return tuple([x[(*before, slice(i * extent, (i + 1) * extent))] for i in range(parts)])
 
 
 def softmax(x: Tensor, *, scale: float = 1.0, causal: bool = False) -> Tensor:

@@ -114,14 +114,6 @@ def over_blocks(
     return Work(num_blocks * calls, loops, swept, products)
 
 
-def broadcast_strides(
-    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the strides of an operand seen in the shape it is broadcast to."""
-    own = [0 if extent == 1 else step for extent, step in zip(shape, strides, strict=True)]
-    return (0,) * (len(target) - len(shape)) + tuple(own)
-
-
 def over_operands(
     shape: tuple[int, ...],
     strides: Sequence[tuple[int, ...]],

@@ -4,7 +4,7 @@ In reading order:
 
 - `signature`: the checks that `infer_type` functions share. `sources`: input, variable, constant.
 - `rule`: how most cells are written.
-- `elementwise`, `binary`, `reduce`, `shape`, `slicing`, `split`: the core; `core_gradients`: those
+- `elementwise`, `binary`, `reduce`, `shape`, `slicing`: the core; `core_gradients`: those
   of reductions and moves, apart as they are written in terms of the others.
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.

@@ -20,7 +20,6 @@ from compiler.ops import (
     matmul,
     shape,
     slicing,
-    split,
 )
 from compiler.ops.random import DROPOUT
 from compiler.registry import OpAttr
@@ -62,7 +61,7 @@ precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
 
 FOLLOWING = (
     *(shape.RESHAPE, shape.TRANSPOSE, shape.BROADCAST_TO, shape.STOP_GRADIENT, shape.COPY),
-    *(slicing.SLICE, slicing.PAD, slicing.CONCAT, split.SPLIT),
+    *(slicing.SLICE, slicing.PAD, slicing.CONCAT),
     *(binary.ADD, binary.SUB, binary.MUL, binary.DIV, binary.MAXIMUM, binary.MINIMUM),
     binary.WHERE,
     *(elementwise.NEG, elementwise.ABS, elementwise.SQUARE),

@@ -76,8 +76,14 @@ def _differentiate(
 
 
 def _sum(b: GraphBuilder, one: ValueId, other: ValueId) -> ValueId:
+    """Emit a sum of gradients; those of slices that lie side by side are joined before."""
     joined = joined_pads(b, one, other)
-    return b.one(ADD, one, other) if joined is None else joined
+    if joined is not None:
+        return joined
+    before = b.producer_of(one)
+    if before.op is ADD:
+        joined = joined_pads(b, before.inputs[1], other)
+    return b.one(ADD, one, other) if joined is None else b.one(ADD, before.inputs[0], joined)
 
 
 def _pull(

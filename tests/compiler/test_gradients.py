@@ -71,7 +71,7 @@ SOFT = {"scale": 0.7, "causal": False}
 TWICE = (
     *("neg", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh"),
     *("sigmoid", "abs", "relu", "div", "pow", "mean", "max", "transpose", "slice", "pad"),
-    *("split", "embedding", "dropout", "mul", "matmul"),
+    *("embedding", "dropout", "mul", "matmul"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Kernels that move elements, in C: copies of views, reshape, pad and concat.
+"""Kernels that move elements, in C: copy, reshape, pad and concat.
 
 Each is a list of strided copies (`copy.c`); the views that numpy's kernels make say from where to
 where. A fill is a copy of one element, repeated.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.kernels import cost
-from actors.kernels.interpret.shape import COPY_KERNELS, CopiesOf, Copy
+from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
@@ -40,7 +40,7 @@ class MoveKernel:
         """Take operands of up to 8 axes."""
         if not (runtime.is_on() and all([_is_movable(x) for x in (*inputs, *outputs)])):
             return None
-        if self.op == "reshape" and not (inputs[0].is_dense or outputs[0].is_dense):
+        if not can_copy(self.op, inputs, outputs):
             return None
         moved = float(sum([x.type.size_bytes for x in outputs]))
         return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),)))
@@ -107,13 +107,4 @@ def _part(target: Array, source: Array) -> _MovedPart:
     return _MovedPart(words, num_blocks)
 
 
-def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
-    (x,), (out,) = inputs, outputs
-    dense = out.flags.c_contiguous
-    return [[(out.reshape(x.shape), x) if dense else (out, x.reshape(out.shape))]]
-
-
-MOVEMENT_KERNELS = (
-    *[MoveKernel(kernel.op, kernel.copies) for kernel in COPY_KERNELS],
-    MoveKernel("reshape", _reshaped),
-)
+MOVEMENT_KERNELS = tuple([MoveKernel(kernel.op, kernel.copies) for kernel in SHAPE_KERNELS])

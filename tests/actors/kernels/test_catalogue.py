@@ -13,10 +13,9 @@ from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
-    "accumulate adamw_update argmax attention attention_grad broadcast_to concat "
-    "copy embedding embedding_grad embedding_sgd_update fused "
-    "increment matmul max mean momentum_update non_finite pad region reshape sgd_update slice "
-    "stop_gradient sum transpose "
+    "accumulate adamw_update argmax attention attention_grad concat copy embedding "
+    "embedding_grad embedding_sgd_update fused increment matmul max mean momentum_update "
+    "non_finite pad region reshape sgd_update sum"
 )
 
 

@@ -19,7 +19,7 @@ from compiler.registry import Op, find_op, reference
 from compiler.types import DType, numpy_dtype
 
 PATHS = ("reference", "numpy", "native")
-VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "split", "constant")
+VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "constant")
 ELSEWHERE = {
     **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
     **dict.fromkeys(("matmul", "all_reduce", "embedding_grad", "accumulate"), "sums of products"),
