@@ -26,11 +26,12 @@ class Attrs(Mapping[str, AttrValue]):
     Two are equal where a file would hold the same bytes of them: 0.0 is not -0.0, 1 is not True.
     """
 
-    __slots__ = ("_data", "_packed")
+    __slots__ = ("_data", "_hash", "_packed")
 
     def __init__(self, data: Mapping[str, AttrValue] | None = None) -> None:
         self._data = dict(sorted(data.items())) if data else {}
         self._packed: bytes | None = None  # most are never compared
+        self._hash: int | None = None
 
     def __getitem__(self, key: str) -> AttrValue:
         return self._data[key]
@@ -49,7 +50,9 @@ class Attrs(Mapping[str, AttrValue]):
         return self._packed
 
     def __hash__(self) -> int:
-        return hash(self.packed)
+        if self._hash is None:
+            self._hash = hash(self.packed)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Attrs) and self.packed == other.packed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
@@ -220,8 +221,7 @@ class GraphBuilder:
             raise CompileError(
                 f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
             ) from error.__cause__
-        first = len(self.types)
-        outputs = tuple([ValueId(first + i) for i in range(len(output_types))])
+        outputs = numbers(len(self.types), len(output_types))
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))
         self.nodes.append(
@@ -237,8 +237,7 @@ class GraphBuilder:
         `types` are those of its outputs there: inputs of the same types give the same. The node
         itself is appended where it has the same ids here, as most of a rewritten graph has.
         """
-        first = len(self.types)
-        outputs = tuple([ValueId(first + i) for i in range(len(types))])
+        outputs = numbers(len(self.types), len(types))
         if inputs != node.inputs or outputs != node.outputs:
             node = node.with_values(inputs, outputs)
         self.types.extend(types)
@@ -304,6 +303,11 @@ class GraphBuilder:
         b.updates, b.writes = list(graph.updates), list(graph.writes)
         b.accumulation, b.num_ranks = graph.accumulation, graph.num_ranks
         return b
+
+
+def numbers(first: int, count: int) -> tuple[ValueId, ...]:
+    """Return the next values; not one call for each, for a compilation makes very many."""
+    return cast("tuple[ValueId, ...]", tuple(range(first, first + count)))
 
 
 def _in_scope(scope: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.graph import Graph, GraphBuilder, Node
+from compiler.graph import Graph, GraphBuilder, Node, numbers
 from compiler.types import ValueId
 
 
@@ -21,11 +21,10 @@ def prune(graph: Graph) -> Graph:
     types, nodes = b.types, b.nodes
     for node in kept:
         inputs = tuple([new_id[v] for v in node.inputs])
-        first = len(types)
-        for value in node.outputs:
-            new_id[value] = ValueId(len(types))
+        outputs = numbers(len(types), len(node.outputs))
+        for value, new in zip(node.outputs, outputs, strict=True):
+            new_id[value] = new
             types.append(graph.types[value])
-        outputs = tuple([ValueId(v) for v in range(first, len(types))])
         is_same = inputs == node.inputs and outputs == node.outputs
         nodes.append(node if is_same else node.with_values(inputs, outputs))
     return b.freeze_as(graph, new_id)

@@ -65,8 +65,9 @@ def _check(
     dtypes = tuple([program.dtype_of(v) for v in operands])
     late = any([is_late[v] for v in operands])
     if op in ELEMENTWISE:
-        came = ", ".join([dtype.value for dtype in dtypes])
-        _expect(op, dtypes == _operand_dtypes(op, dtypes), f"other dtypes than ({came})")
+        if dtypes != _operand_dtypes(op, dtypes):
+            came = ", ".join([dtype.value for dtype in dtypes])
+            raise ProgramError(f"{op}, needs other dtypes than ({came})")
         _expect_result(instruction, _dtype_of(op, dtypes), joined(list(kinds)))
     elif op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
         _expect(op, len(kinds) == 1, "one operand")
@@ -141,13 +142,13 @@ def _range_of(dtype: DType) -> tuple[int, int]:
 
 
 def _expect_whole(op: str, number: float, low: int, high: int) -> None:
-    is_whole = isinstance(number, int) and low <= number <= high
-    _expect(op, is_whole, f"a whole number from {low} to {high}, not {number!r}")
+    if not (isinstance(number, int) and low <= number <= high):
+        raise ProgramError(f"{op}, needs a whole number from {low} to {high}, not {number!r}")
 
 
 def _expect_result(instruction: Instruction, dtype: DType, kind: Kind) -> None:
-    is_so = (instruction.dtype, instruction.kind) == (dtype, kind)
-    _expect(instruction.op, is_so, f"a result of {dtype}, {kind.value}")
+    if instruction.dtype is not dtype or instruction.kind is not kind:
+        raise ProgramError(f"{instruction.op}, needs a result of {dtype}, {kind.value}")
 
 
 def _expect(op: str, is_so: bool, wanted: str) -> None:

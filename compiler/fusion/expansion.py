@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
@@ -50,8 +51,12 @@ Takes the types of the node's inputs, and the inputs as values in the program, i
 
 def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     """Return the frame of an op that acts on each element alone, with numpy's broadcasting."""
-    shape = outputs[0].shape
-    return Frame(shape, tuple([t.shape for t in inputs]), (shape,) * len(outputs))
+    return _pointwise(outputs[0].shape, tuple([t.shape for t in inputs]), len(outputs))
+
+
+@lru_cache(maxsize=4096)  # a graph has few of them, and each is looked at in every pass
+def _pointwise(shape: Shape, inputs: tuple[Shape, ...], num_outputs: int) -> Frame:
+    return Frame(shape, inputs, (shape,) * num_outputs)
 
 
 expand = OpAttr[Expand](

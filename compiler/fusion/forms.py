@@ -110,7 +110,14 @@ def register_program(op: Op, found: Fused, where: str) -> None:
         if not is_elementwise:
             return made
         wide = joined([p.kind_of(v) for v in values])  # a lesser value where an operand is unused
-        return tuple([output_of(p, Expression(p, v), wide) for v in made])
+        return tuple(
+            [
+                v
+                if p.kind_of(v) is wide and not p.is_input(v)
+                else output_of(p, Expression(p, v), wide)
+                for v in made
+            ]
+        )
 
     @lru_cache(maxsize=512)  # asked again and again, in every pass
     def frame(inputs: Types, outputs: Types, attrs: Attrs) -> expansion.Frame | None:
@@ -178,14 +185,16 @@ def _interpret(form: Form, program: FusedProgram, arrays: list[Array]) -> tuple[
     return tuple([a.reshape(e.of(s.kind)) for a, s in zip(made, form.outputs, strict=True)])
 
 
-_SCALARS = {dtype: TensorType(dtype, ()) for dtype in DType}
-
-
 def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     """Return the program of one call; the same one again for a call like it."""
     if found.signature.is_elementwise:  # one for all shapes
-        inputs = tuple([_SCALARS[t.dtype] for t in inputs])
+        return _traced_elementwise(found, tuple([t.dtype for t in inputs]), attrs)
     return _traced(found, inputs, attrs)
+
+
+@lru_cache(maxsize=4096)
+def _traced_elementwise(found: Fused, dtypes: tuple[DType, ...], attrs: Attrs) -> FusedProgram:
+    return _traced(found, tuple([TensorType(dtype, ()) for dtype in dtypes]), attrs)
 
 
 @lru_cache(maxsize=4096)

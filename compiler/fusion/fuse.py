@@ -346,12 +346,15 @@ def _is_alike(state: _Assignment, block: _Block, clusters: list[Cluster]) -> boo
 
 def _is_small(state: _Assignment, clusters: list[Cluster], members: list[Member]) -> bool:
     weight = sum([g.weight for g in clusters]) + sum([state.members.weight_of(m) for m in members])
+    if weight > MAX_INSTRUCTIONS:
+        return False
     full = {v for g in clusters for v in g.full_bases}
     full.update([v for member in members for v in _full_bases(member)])
+    if len(full) <= MAX_FULL_INPUTS:
+        return True
     inside = {v for member in members for v in state.members.graph.nodes[member.node].outputs}
     made = {v for g in clusters for v in g.made}
-    num_full = len([v for v in full if v not in made and v not in inside])
-    return weight <= MAX_INSTRUCTIONS and num_full <= MAX_FULL_INPUTS
+    return len([v for v in full if v not in made and v not in inside]) <= MAX_FULL_INPUTS
 
 
 def _full_bases(member: Member) -> list[ValueId]:

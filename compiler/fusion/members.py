@@ -100,6 +100,9 @@ class Members:
         self.producers = graph.producers()
         self._frames = frames(graph)
         self._weights: dict[Op, int] = {}
+        # By the identity of a frame, which layers share: to compare two takes as long as to see it.
+        self._spaces: dict[int, Space] = {}
+        self._places: dict[tuple[int, int, int], tuple[Place, ...]] = {}
 
     def frame_of(self, index: int) -> Frame | None:
         """Return the frame of a node, or None for one that no program computes."""
@@ -114,11 +117,10 @@ class Members:
         found = self.frame_of(index)
         if found is None:
             return None
-        shape = found.shape
-        if found.num_trailing is None and shape[-1:] in ((), (1,)):
-            return Space(1, math.prod(shape))
-        first = len(shape) - (1 if found.num_trailing is None else found.num_trailing)
-        return Space(math.prod(shape[:first]), math.prod(shape[first:]))
+        space = self._spaces.get(id(found))
+        if space is None:
+            space = self._spaces[id(found)] = _natural_space(found)
+        return space
 
     def is_rare(self, index: int) -> bool:
         """Whether a node has operands of which generated code knows nothing."""
@@ -134,7 +136,11 @@ class Members:
         found = self.frame_of(index)
         if found is None:
             return None
-        for place in _places(found, space):
+        key = id(found), space.rows, space.columns
+        places = self._places.get(key)
+        if places is None:
+            places = self._places[key] = tuple(_places(found, space))
+        for place in places:
             member = self._placed(index, place, space, made)
             if member is not None:
                 return member
@@ -187,6 +193,8 @@ class Members:
         if base in made:
             is_same = canonical(access.kind, space) is made[base] and not access.count
             return Read(base, access) if is_same else None
+        if self.storage.root[base] == base:  # dense, as whatever has bytes of its own
+            return Read(base, access)
         type_, layout = self.graph.types[base], self.storage.layout[base]
         return Read(base, access) if has_even_rows(type_, layout, access, space.columns) else None
 
@@ -215,6 +223,14 @@ def _keeps_order(node: Node, shape: tuple[int, ...]) -> bool:
         return node.op in (RESHAPE, STOP_GRADIENT)
     perm = [axis for axis in node.attrs.ints("perm") if shape[axis] != 1]
     return perm == sorted(perm)
+
+
+def _natural_space(found: Frame) -> Space:
+    shape = found.shape
+    if found.num_trailing is None and shape[-1:] in ((), (1,)):
+        return Space(1, math.prod(shape))
+    first = len(shape) - (1 if found.num_trailing is None else found.num_trailing)
+    return Space(math.prod(shape[:first]), math.prod(shape[first:]))
 
 
 def _places(found: Frame, space: Space) -> Iterator[Place]:

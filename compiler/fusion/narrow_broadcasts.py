@@ -43,7 +43,11 @@ def narrow_broadcasts(graph: Graph) -> Graph:
             numbers[node.outputs[0]] = numbers[node.inputs[0]]
         elif node.op is BROADCAST_TO:
             narrow[node.outputs[0]] = narrow.get(node.inputs[0], node.inputs[0])
-        elif _is_pointwise(node) and node.outputs[0] not in roots:
+        elif (
+            any([v in narrow for v in node.inputs])
+            and _is_pointwise(node)
+            and node.outputs[0] not in roots
+        ):
             inputs = tuple([narrow.get(v, v) for v in node.inputs])
             type_ = types[node.outputs[0]]
             shape = broadcast_shape(*[types[v].shape for v in inputs])

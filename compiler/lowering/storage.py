@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compiler.errors import InternalError
 from compiler.facts import fact
-from compiler.graph import Graph, Node
+from compiler.graph import Graph
 from compiler.registry import Layout, is_source, view, writes
 from compiler.types import TensorType, ValueId, contiguous_strides
 
@@ -72,16 +72,21 @@ def is_dense(type_: TensorType, layout: Layout) -> bool:
 @fact
 def assign_storage(graph: Graph) -> Storage:
     """Resolve views and updates of a graph. O(nodes)."""
-    root: list[ValueId] = [ValueId(-1)] * len(graph.types)
-    layout: list[Layout] = [Layout(0, ())] * len(graph.types)
+    types = graph.types
+    root: list[ValueId] = [ValueId(-1)] * len(types)
+    layout: list[Layout] = [Layout(0, ())] * len(types)
     is_launch: list[bool] = []
     for node in graph.nodes:
-        is_view = _place_view(graph, node, root, layout)
-        is_launch.append(not is_view and not is_source.get(node.op))
-        if is_view:
-            continue
+        if view.has(node.op):
+            source, target = node.inputs[0], node.outputs[0]
+            placed = view.get(node.op)(types[source], layout[source], types[target], node.attrs)
+            if placed is not None:
+                root[target], layout[target] = root[source], placed
+                is_launch.append(False)
+                continue
+        is_launch.append(not is_source.get(node.op))
         for value in node.outputs:
-            layout[value] = dense_layout(graph.types[value])
+            layout[value] = dense_layout(types[value])
             root[value] = value
         for output, over in writes.get(node.op):
             root[node.outputs[output]] = root[node.inputs[over]]
@@ -127,17 +132,14 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
             writer_of[variable] = index
     if not writer_of:
         return ()
-    reads: list[OldRead] = []
     written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
-    is_after = _values_after(graph, storage, written)
-    root = storage.root
+    is_after, root = _values_after(graph, storage, written), storage.root
+    is_old = [root[v] in writer_of and not is_after[v] for v in range(len(graph.types))]
+    reads: list[OldRead] = []
     for index, node in enumerate(graph.nodes):
         for position, value in enumerate(node.inputs):
-            writer = writer_of.get(root[value])
-            if writer is None or is_after[value]:
-                continue
-            if position not in [over for _, over in writes.get(node.op)]:
-                reads.append(OldRead(index, position, writer))
+            if is_old[value] and position not in [over for _, over in writes.get(node.op)]:
+                reads.append(OldRead(index, position, writer_of[root[value]]))
     return tuple(reads)
 
 
@@ -149,14 +151,3 @@ def _values_after(graph: Graph, storage: Storage, written: set[ValueId]) -> list
             is_view = not storage.is_launch[index] and bool(node.inputs)
             is_after[value] = value in written or (is_view and is_after[node.inputs[0]])
     return is_after
-
-
-def _place_view(graph: Graph, node: Node, root: list[ValueId], layout: list[Layout]) -> bool:
-    if not view.has(node.op):
-        return False
-    source, target = node.inputs[0], node.outputs[0]
-    placed = view.get(node.op)(graph.types[source], layout[source], graph.types[target], node.attrs)
-    if placed is None:
-        return False
-    root[target], layout[target] = root[source], placed
-    return True

@@ -44,12 +44,14 @@ class ValueVersions:
 
     def read(self, value: ValueId) -> int:
         """Return what a launch that reads a value states: see `Launch.reads`."""
-        version, types = self.of(value), self._graph.types
-        shown, layout = self._shown[value], self._storage.layout[value]
+        version, shown = self.of(value), self._shown[value]
+        if value == shown:
+            return version
+        types, layout = self._graph.types, self._storage.layout[value]
         made = self._storage.layout[shown]
         is_whole = types[value].size_bytes == types[shown].size_bytes
         are_dense = is_dense(types[value], layout) and is_dense(types[shown], made)
-        if value == shown or (is_whole and are_dense):
+        if is_whole and are_dense:
             return version
         offset_bytes = layout.offset_bytes - made.offset_bytes
         return self._plan.part(version, offset_bytes, layout.strides_bytes)

@@ -46,6 +46,8 @@ def sum_to(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
     The adjoint of broadcasting; emits nothing when the shapes are equal.
     """
     wide = b.type_of(value).shape
+    if wide == shape:
+        return value
     narrow = (1,) * (len(wide) - len(shape)) + shape
     axes = tuple(i for i, (n, m) in enumerate(zip(wide, narrow, strict=True)) if n != m)
     if axes:

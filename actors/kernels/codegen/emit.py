@@ -22,7 +22,7 @@ from __future__ import annotations
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import expression, load, rounded, store, sum_type_of, takes
 from actors.kernels.codegen.loops import REDUCTIONS, num_rows_at_once, phase_lines
-from actors.kernels.codegen.phases import LoopPhase, operands_of, schedule
+from actors.kernels.codegen.phases import LoopPhase, Schedule, operands_of, schedule
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.native.runtime import CFunction, unique_name
 from compiler.fusion.program import OTHERS, FusedProgram, Instruction, Kind
@@ -43,9 +43,12 @@ def is_taken(program: FusedProgram) -> bool:
     return num_random <= _MOST_RANDOM and all([_has_form(program, i) for i in program.instructions])
 
 
-def emit(program: FusedProgram) -> CFunction:
-    """Return the function of a program. Raises ValueError where `is_taken` is false."""
-    text = "\n".join(_CEmitter(program).lines())
+def emit(program: FusedProgram, plan: Schedule | None = None) -> CFunction:
+    """Return the function of a program, walked as planned.
+
+    Raises ValueError where `is_taken` is false.
+    """
+    text = "\n".join(_CEmitter(program, plan or schedule(program)).lines())
     name = unique_name("fused", text)
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
@@ -66,9 +69,9 @@ def _has_form(program: FusedProgram, instruction: Instruction) -> bool:
 class _CEmitter:
     """The text of one program, with NAME for its name."""
 
-    def __init__(self, program: FusedProgram) -> None:
+    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
         self.program = program
-        self.plan = schedule(program)
+        self.plan = plan
         self.values = Values(program, self.plan)
         self.num_rows = num_rows_at_once(program)
         self.has_columns = any([program.kind_of(v) is Kind.COLUMN for v in program.outputs])

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from compiler.fusion.program import Instruction
 from compiler.types import DType
 
-BFLOAT16 = "bfloat16"
-
-_FLOATS = ("float32", "float64", BFLOAT16)
+_FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
 _LOGIC = {"and": "&", "or": "|"}
@@ -47,17 +45,17 @@ _FLOAT_UNARY = {
 
 def is_float(dtype: DType) -> bool:
     """Return whether values are computed as float or double."""
-    return dtype.value in _FLOATS
+    return dtype in _FLOATS
 
 
 def takes(dtype: DType) -> bool:
     """Return whether generated code has this element type."""
-    return dtype.value in _FLOATS or dtype is DType.BOOL or dtype.is_integer
+    return dtype in _FLOATS or dtype is DType.BOOL or dtype.is_integer
 
 
 def type_of(dtype: DType) -> str:
     """Return the type in which values of a dtype are computed."""
-    if dtype.value == "float64":
+    if dtype is DType.FLOAT64:
         return "double"
     if is_float(dtype):
         return "float"
@@ -66,7 +64,7 @@ def type_of(dtype: DType) -> str:
 
 def storage_of(dtype: DType) -> str:
     """Return the type of the elements in memory."""
-    if dtype.value == BFLOAT16:
+    if dtype is DType.BFLOAT16:
         return "uint16_t"
     return "uint8_t" if dtype is DType.BOOL else type_of(dtype)
 
@@ -78,19 +76,19 @@ def sum_type_of(dtype: DType) -> str:
 
 def load(dtype: DType, place: str) -> str:
     """Return the value of an element in memory."""
-    if dtype.value == BFLOAT16:
+    if dtype is DType.BFLOAT16:
         return f"af_from_bf16({place})"
     return f"{place} != 0" if dtype is DType.BOOL else place
 
 
 def store(dtype: DType, value: str) -> str:
     """Return what is put into memory for a value."""
-    return f"af_to_bf16({value})" if dtype.value == BFLOAT16 else value
+    return f"af_to_bf16({value})" if dtype is DType.BFLOAT16 else value
 
 
 def rounded(dtype: DType, value: str) -> str:
     """Return a value as it will be read back from memory."""
-    return f"af_from_bf16(af_to_bf16({value}))" if dtype.value == BFLOAT16 else value
+    return f"af_from_bf16(af_to_bf16({value}))" if dtype is DType.BFLOAT16 else value
 
 
 def literal(number: float, dtype: DType) -> str:

@@ -119,6 +119,10 @@ class _Scheduler:
         self.program = program
         self.keep_above = keep_above
         self.live = _live(program)
+        live = sorted(self.live)
+        self.of_kind = {kind: [v for v in live if program.kind_of(v) is kind] for kind in Kind}
+        ends = (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
+        self.reductions = [v for v in live if op_of(program, v) in ends]
         self.late = _late(program, self.live)
         self.levels = _levels(program)
         self.stored = {v: out for out, v in reversed(tuple(enumerate(program.outputs)))}
@@ -129,24 +133,20 @@ class _Scheduler:
         phases = [self._phase(index) for index in reversed(range(self.num_phases))]
         phases.reverse()
         return Schedule(
-            tuple([v for v in self._of_kind(Kind.SCALAR) if op_of(self.program, v)]),
+            tuple([v for v in self.of_kind[Kind.SCALAR] if op_of(self.program, v)]),
             tuple([self._rows(level) for level in range(self.num_phases + 1)]),
             tuple(phases),
-            tuple([v for v in self._of_kind(Kind.COLUMN) if v in self.late]),
+            tuple([v for v in self.of_kind[Kind.COLUMN] if v in self.late]),
             tuple(sorted({v for kept in self.keeps for v in kept})),
-            tuple([v for v in self._of_kind(Kind.COLUMN) if self._is_column_sum(v)]),
+            tuple([v for v in self.of_kind[Kind.COLUMN] if self._is_column_sum(v)]),
         )
-
-    def _of_kind(self, kind: Kind) -> tuple[int, ...]:
-        values = range(self.program.num_values)
-        return tuple([v for v in values if v in self.live and self.program.kind_of(v) is kind])
 
     def _rows(self, level: int) -> tuple[int, ...]:
         reductions = ROW_REDUCTIONS
         return tuple(
             [
                 v
-                for v in self._of_kind(Kind.ROW)
+                for v in self.of_kind[Kind.ROW]
                 if self.levels[v] == level and op_of(self.program, v) not in reductions
             ]
         )
@@ -154,19 +154,15 @@ class _Scheduler:
     def _is_column_sum(self, value: int) -> bool:
         return op_of(self.program, value) in COLUMN_REDUCTIONS
 
-    def _reductions(self) -> list[int]:
-        ends = (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
-        return [v for v in sorted(self.live) if op_of(self.program, v) in ends]
-
     def _roots(self) -> list[int]:
         """Return every value that some phase must have: reduced, or stored."""
-        reduced = [operands_of(self.program, v)[0] for v in self._reductions()]
+        reduced = [operands_of(self.program, v)[0] for v in self.reductions]
         outputs = [v for v in self.program.outputs if self.program.kind_of(v) is Kind.FULL]
         return [*reduced, *outputs]
 
     def _phase(self, index: int) -> LoopPhase:
         program, levels = self.program, self.levels
-        ends = [v for v in self._reductions() if levels[operands_of(program, v)[0]] == index]
+        ends = [v for v in self.reductions if levels[operands_of(program, v)[0]] == index]
         stores = [
             out
             for out, v in enumerate(program.outputs)

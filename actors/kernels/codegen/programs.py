@@ -45,5 +45,5 @@ def _made(program: FusedProgram) -> Made:
 
 @functools.lru_cache(maxsize=4096)
 def _function(program: FusedProgram) -> CFunction | None:
-    check_program(program)
-    return emit(program) if is_taken(program) else None
+    made = _made(program)
+    return emit(program, made.schedule) if is_taken(program) else None
