@@ -42,8 +42,8 @@ from actorflow.checkpoint.layout import (
     tmp_name,
     trash_name,
 )
-from actorflow.checkpoint.manifest import FileEntry, Manifest, TensorEntry, encode
-from actorflow.checkpoint.shard import Array, ShardSpec, write_shard
+from actorflow.checkpoint.manifest import Manifest, encode
+from actorflow.checkpoint.shard import Array, FileEntry, ShardSpec, TensorEntry, write_shard
 
 
 def make_durable(fs: Fs, directory: Path) -> None:
@@ -155,13 +155,10 @@ def _write_content(
     tensors: list[TensorEntry] = []
     has_nan = False
     for shard in shards:
-        digest, shard_has_nan = write_shard(fs, tmp, shard, arrays)
+        file, entries, shard_has_nan = write_shard(fs, tmp, shard, arrays)
         has_nan = has_nan or shard_has_nan
-        files.append(FileEntry(shard.name, shard.size_bytes(), digest.file))
-        tensors += [
-            TensorEntry(t.name, shard.name, t.dtype, t.shape, digest.tensors[t.name])
-            for t in shard.in_file_order()
-        ]
+        files.append(file)
+        tensors += entries
     data = encode(replace(draft, files=tuple(files), tensors=tuple(tensors), has_nan=has_nan))
     fd = fs.create(tmp / MANIFEST_NAME)
     try:

@@ -7,6 +7,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from actorflow.checkpoint.errors import (
 from actorflow.checkpoint.fs import Fs, RealFs
 from actorflow.checkpoint.layout import MAX_STEP, aside_step_of, new_attempt, step_name
 from actorflow.checkpoint.lock import WriterLock
-from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, TensorEntry, encode, plain_json
+from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, encode, plain_json
 from actorflow.checkpoint.reader import CheckpointReader
 from actorflow.checkpoint.shard import Array, Groups, ShardSpec, plan_shards, tensor_hash
 
@@ -191,7 +192,7 @@ class CheckpointManager(CheckpointReader):
             self._report(f"replacing the damaged checkpoint of step {draft.step}: {error}")
             return False
         ours = {
-            t.name: TensorEntry(t.name, shard.name, t.dtype, t.shape, tensor_hash(arrays[t.name]))
+            t.name: replace(t, xxh3_128=tensor_hash(arrays[t.name]))
             for shard in shards
             for t in shard.tensors
         }

@@ -20,7 +20,7 @@ import xxhash
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.fs import is_safe_name
 from actorflow.checkpoint.layout import MANIFEST_NAME, MAX_STEP
-from actorflow.checkpoint.shard import FORMAT_DTYPES, ShardDigest, ShardSpec, TensorSpec
+from actorflow.checkpoint.shard import FORMAT_DTYPES, FileEntry, ShardSpec, TensorEntry
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
@@ -32,26 +32,6 @@ _MAX_SIZE = 1 << 62
 _MAX_SEED = 1 << 128
 _MAX_RANK = 32
 _MAX_DEPTH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One shard: its size and the hash of all its bytes."""
-
-    name: str
-    size_bytes: int
-    xxh3_128: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """One tensor: where it is, what it is, and the hash of its bytes (row-major, little-endian)."""
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3_128: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +56,12 @@ class Manifest:
     versions: Mapping[str, str]
     has_nan: bool
 
-    def shards(self) -> tuple[tuple[ShardSpec, ShardDigest], ...]:
-        """Return each file with its tensors and the hashes to expect."""
-        specs: dict[str, list[TensorSpec]] = {file.name: [] for file in self.files}
-        hashes: dict[str, dict[str, str]] = {file.name: {} for file in self.files}
-        for t in self.tensors:
-            specs[t.file].append(TensorSpec(t.name, t.dtype, t.shape))
-            hashes[t.file][t.name] = t.xxh3_128
-        return tuple(
-            (
-                ShardSpec(file.name, tuple(specs[file.name])),
-                ShardDigest(file.xxh3_128, hashes[file.name]),
-            )
-            for file in self.files
-        )
+    def shards(self) -> tuple[tuple[FileEntry, ShardSpec], ...]:
+        """Return each file with its tensors."""
+        held: dict[str, list[TensorEntry]] = {file.name: [] for file in self.files}
+        for tensor in self.tensors:
+            held[tensor.file].append(tensor)
+        return tuple((file, ShardSpec(file.name, tuple(held[file.name]))) for file in self.files)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -208,7 +180,7 @@ def _manifest_of(value: Any) -> Manifest:
         versions=versions,
         has_nan=fields.boolean("has_nan"),
     )
-    for file, (spec, _) in zip(files, manifest.shards(), strict=True):
+    for file, spec in manifest.shards():
         if spec.size_bytes() != file.size_bytes:
             raise CheckpointDamaged(
                 f"{MANIFEST_NAME}: {file.name} is listed with {file.size_bytes} bytes, "

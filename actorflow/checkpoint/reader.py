@@ -186,8 +186,8 @@ class CheckpointReader:
         tensors: dict[str, Array] = {}
         try:
             with reading(path):
-                for spec, digest in manifest.shards():
-                    tensors.update(read_shard(self._fs, path, spec, digest, is_kept=is_kept))
+                for file, spec in manifest.shards():
+                    tensors.update(read_shard(self._fs, path, file, spec, is_kept=is_kept))
         except MemoryError as error:
             size = format_bytes(sum(file.size_bytes for file in manifest.files))
             raise CheckpointError(f"no memory for {path}, whose tensors take {size}") from error

@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,27 @@ FORMAT_DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Name, numpy dtype name and shape of one tensor in a shard."""
+class FileEntry:
+    """One shard as it was written: its size and the hash of all its bytes."""
 
     name: str
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a shard: where it is, what it is, and the hash of its bytes.
+
+    `dtype` is numpy's name. The bytes are row-major, little-endian; before they are written the
+    hash is empty.
+    """
+
+    name: str
+    file: str
     dtype: str
     shape: tuple[int, ...]
+    xxh3_128: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -64,9 +79,9 @@ class ShardSpec:
     """
 
     name: str
-    tensors: tuple[TensorSpec, ...]
+    tensors: tuple[TensorEntry, ...]
 
-    def in_file_order(self) -> tuple[TensorSpec, ...]:
+    def in_file_order(self) -> tuple[TensorEntry, ...]:
         """Return the tensors as their bytes follow each other."""
         return tuple(sorted(self.tensors, key=lambda t: (-np.dtype(t.dtype).itemsize, t.name)))
 
@@ -91,14 +106,6 @@ class ShardSpec:
         return len(self.header()) + sum(t.size_bytes for t in self.tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDigest:
-    """Hashes (xxh3_128, hexadecimal) of a file and of each tensor's bytes by name."""
-
-    file: str
-    tensors: Mapping[str, str]
-
-
 def plan_shards(groups: Groups, max_bytes: int = MAX_SHARD_BYTES) -> tuple[ShardSpec, ...]:
     """Return which tensor goes into which file; pure, whatever the order of the mappings.
 
@@ -119,11 +126,12 @@ def plan_shards(groups: Groups, max_bytes: int = MAX_SHARD_BYTES) -> tuple[Shard
         specs = [_spec_of(group, name, groups[group][name], owner) for name in groups[group]]
         ordered = ShardSpec("", tuple(specs)).in_file_order()
         for number, tensors in enumerate(_fill(ordered, max_bytes), start=1):
-            shards.append(ShardSpec(f"{group}-{number:05d}.safetensors", tensors))
+            file = f"{group}-{number:05d}.safetensors"
+            shards.append(ShardSpec(file, tuple([replace(t, file=file) for t in tensors])))
     return tuple(shards)
 
 
-def _spec_of(group: str, name: str, value: object, owner: dict[str, str]) -> TensorSpec:
+def _spec_of(group: str, name: str, value: object, owner: dict[str, str]) -> TensorEntry:
     where = f"checkpoint tensor {name!r} of group {group!r}"
     if not isinstance(name, str) or not name or name == "__metadata__":
         raise CheckpointError(f"{where}: expected a name that is not empty or reserved")
@@ -139,12 +147,12 @@ def _spec_of(group: str, name: str, value: object, owner: dict[str, str]) -> Ten
             f"{where}: dtype {value.dtype} cannot be stored; expected one of "
             f"{', '.join(FORMAT_DTYPES)}"
         )
-    return TensorSpec(name, value.dtype.name, value.shape)
+    return TensorEntry(name, "", value.dtype.name, value.shape)
 
 
-def _fill(ordered: tuple[TensorSpec, ...], max_bytes: int) -> list[tuple[TensorSpec, ...]]:
-    files: list[tuple[TensorSpec, ...]] = []
-    current: list[TensorSpec] = []
+def _fill(ordered: tuple[TensorEntry, ...], max_bytes: int) -> list[tuple[TensorEntry, ...]]:
+    files: list[tuple[TensorEntry, ...]] = []
+    current: list[TensorEntry] = []
     used = 0
     for tensor in ordered:
         if current and used + tensor.size_bytes > max_bytes:
@@ -165,14 +173,14 @@ def tensor_hash(array: Array) -> str:
 
 def write_shard(
     fs: Fs, directory: Path, spec: ShardSpec, tensors: Mapping[str, Array]
-) -> tuple[ShardDigest, bool]:
-    """Write one file and make its bytes durable; return its hashes, and whether a float is NaN.
+) -> tuple[FileEntry, list[TensorEntry], bool]:
+    """Write one file and make its bytes durable; return what is in it, and whether a float is NaN.
 
     Needs no memory beyond a copy of one tensor, and that only if it is not contiguous
     little-endian.
     """
     whole = xxhash.xxh3_128()
-    per_tensor: dict[str, str] = {}
+    written: list[TensorEntry] = []
     has_nan = False
     fd = fs.create(directory / spec.name)
     try:
@@ -187,11 +195,11 @@ def write_shard(
                 whole.update(data)
                 hasher.update(data)
                 write_all(fs, fd, data)
-            per_tensor[tensor.name] = hasher.hexdigest()
+            written.append(replace(tensor, xxh3_128=hasher.hexdigest()))
         fs.fsync(fd)
     finally:
         fs.close(fd)
-    return ShardDigest(whole.hexdigest(), per_tensor), has_nan
+    return FileEntry(spec.name, spec.size_bytes(), whole.hexdigest()), written, has_nan
 
 
 def _chunks(array: Array) -> list[Array]:
@@ -213,7 +221,7 @@ def _has_nan(chunk: Array) -> bool:
 
 
 def read_shard(
-    fs: Fs, directory: Path, spec: ShardSpec, digest: ShardDigest, *, is_kept: bool
+    fs: Fs, directory: Path, file: FileEntry, spec: ShardSpec, *, is_kept: bool
 ) -> dict[str, Array]:
     """Read one file once, check every byte of it, and return its tensors if `is_kept` (else none).
 
@@ -248,16 +256,16 @@ def read_shard(
                 found = _read_tensor(fs, fd, tensor, whole, _bytes_of(array.reshape(-1)))
             else:
                 found = _read_tensor(fs, fd, tensor, whole, scratch)
-            if found != digest.tensors[tensor.name]:
+            if found != tensor.xxh3_128:
                 raise CheckpointDamaged(f"{path}: the bytes of tensor {tensor.name!r} are damaged")
     finally:
         fs.close(fd)
-    if whole.hexdigest() != digest.file:
-        raise CheckpointDamaged(f"{path}: its hash is {whole.hexdigest()}, not {digest.file}")
+    if whole.hexdigest() != file.xxh3_128:
+        raise CheckpointDamaged(f"{path}: its hash is {whole.hexdigest()}, not {file.xxh3_128}")
     return kept
 
 
-def _read_tensor(fs: Fs, fd: int, tensor: TensorSpec, whole: Any, buffer: memoryview) -> str:
+def _read_tensor(fs: Fs, fd: int, tensor: TensorEntry, whole: Any, buffer: memoryview) -> str:
     # The buffer is the tensor itself, filled front to back, or a chunk that is used again and
     # again.
     hasher = xxhash.xxh3_128()

@@ -11,8 +11,8 @@ import pytest
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.checkpoint.manifest import FileEntry, decode, encode
-from actorflow.checkpoint.shard import ShardSpec, TensorSpec
+from actorflow.checkpoint.manifest import decode, encode
+from actorflow.checkpoint.shard import FileEntry, ShardSpec
 from actorflow.checkpoint.testing import LogFs
 
 RUN = Path("/disk/run")
@@ -133,7 +133,7 @@ def test_a_signed_tensor_larger_than_any_memory_is_a_typed_error(saved):
     manifest = decode(bytes(content(saved, 2, FILES[0])))
     (w,) = [t for t in manifest.tensors if t.name == "w"]
     w = replace(w, dtype="float64", shape=(2**58,))
-    spec = ShardSpec(w.file, (TensorSpec(w.name, w.dtype, w.shape),))
+    spec = ShardSpec(w.file, (w,))
     lie = replace(manifest, files=(FileEntry(w.file, spec.size_bytes(), "0" * 32),), tensors=(w,))
     content(saved, 2, FILES[0])[:] = encode(lie)
     content(saved, 2, w.file)[:] = spec.header()

@@ -11,16 +11,15 @@ from actorflow.checkpoint import manifest
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
 from actorflow.checkpoint.manifest import (
     FORMAT_VERSION,
-    FileEntry,
     Manifest,
-    TensorEntry,
     decode,
     encode,
 )
-from actorflow.checkpoint.shard import ShardSpec, TensorSpec
+from actorflow.checkpoint.shard import FileEntry, ShardSpec, TensorEntry
 
 HASH = "0123456789abcdef0123456789abcdef"
-SPEC = ShardSpec("model-00001.safetensors", (TensorSpec("w", "float32", (2, 3)),))
+TENSOR = TensorEntry("w", "model-00001.safetensors", "float32", (2, 3), HASH)
+SPEC = ShardSpec(TENSOR.file, (TENSOR,))
 MANIFEST = Manifest(
     format_version=FORMAT_VERSION,
     attempt=HASH,
@@ -29,7 +28,7 @@ MANIFEST = Manifest(
     plan_hash="abc",
     config={"lr": 0.1, "betas": [0.9, 0.95]},
     files=(FileEntry(SPEC.name, SPEC.size_bytes(), HASH),),
-    tensors=(TensorEntry("w", SPEC.name, "float32", (2, 3), HASH),),
+    tensors=(TENSOR,),
     data_state={"kind": "tokens", "batches": 3},
     data_fingerprint="def",
     versions={"numpy": "2"},
