@@ -6,8 +6,7 @@ measure.py    a row: first steps, equal losses, interleaved rounds, a busy neigh
 results.py    what was measured, as values and as JSON
 report.py     as Markdown
 picture.py    as PNG
-flops.py      arithmetic of a job, counted from its graph
-launches.py   arithmetic and time of each launch of a plan
 
-The models and the engines' own halves are in `benchmarks/rows` and `benchmarks/engines`.
+The models and the engines' own halves are in `benchmarks/rows` and `benchmarks/engines`, and with
+ours the arithmetic of a job and of each launch of a plan.
 """

@@ -16,9 +16,6 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 from rows.row import Row  # noqa: E402
 
 import actorflow as af  # noqa: E402
-from actorflow.bench.flops import model_flops  # noqa: E402
-from actorflow.bench.launch_times import launch_times_ns  # noqa: E402
-from actorflow.bench.launches import launch_table  # noqa: E402
 from actorflow.compile.native import ready_native  # noqa: E402
 from actorflow.settings import Settings  # noqa: E402
 from actors.kernels.native import runtime  # noqa: E402
@@ -26,6 +23,8 @@ from actors.kernels.native.gemm import gemm_of, view_of_array  # noqa: E402
 from actors.kernels.native.gemm_launch import gemm_launch, workspace_bytes  # noqa: E402
 from actors.kernels.native.matmul import LIBRARIES  # noqa: E402
 from engines.actorflow_models import Running, start  # noqa: E402
+from engines.flops import model_flops  # noqa: E402
+from engines.launches import launch_table, launch_times_ns  # noqa: E402
 from engines.serve import gemm_operands, serve  # noqa: E402
 
 

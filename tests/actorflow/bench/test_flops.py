@@ -1,8 +1,14 @@
+import sys
+from pathlib import Path
+
 import actorflow as af
 from actorflow import nn
-from actorflow.bench.flops import model_flops
-from actorflow.bench.launches import launch_table
 from compiler.types import DType, TensorType
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from engines.flops import model_flops
+from engines.launches import launch_table
 
 X = {"x": TensorType(DType.FLOAT32, (4, 8))}
 TEXT = {"x": TensorType(DType.FLOAT32, (2, 16, 8))}
