@@ -10,7 +10,6 @@ the first ones of its source.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -172,47 +171,6 @@ def _clear(views: Token) -> None:
     """Fill a slot with what every op can read: its bytes may have been others' meanwhile."""
     for view in views.values():
         view[...] = 0
-
-
-class EvaluationPort:
-    """Averages the scalar outputs of an evaluation and hands them on.
-
-    Args:
-        first_step: steps done before this run.
-        every: steps between two evaluations.
-        listeners: called in order as (step, means) on this port's thread.
-        data: where its batches come from; an evaluation that lacks some is not told.
-    """
-
-    def __init__(
-        self, first_step: int, every: int, listeners: tuple[OnResult, ...], data: EvaluationDataPort
-    ) -> None:
-        self._data = data
-        self._num_read = 0
-        self._step = first_step - first_step % every
-        self._every = every
-        self._listeners = listeners
-
-    def bind(self, tokens: tuple[Token, ...]) -> Launch:
-        """Return the launch that reads the outputs of all batches of one evaluation."""
-        scalars = [{n: v for n, v in token.items() if v.ndim == 0} for token in tokens]
-
-        def read() -> None:
-            self._step += self._every
-            self._num_read += 1
-            if self._num_read > self._data.num_whole:
-                return
-            means = {
-                name: math.fsum([float(token[name]) for token in scalars]) / len(scalars)
-                for name in scalars[0]
-            }
-            for listener in self._listeners:
-                listener(self._step, means)
-
-        return read
-
-    def close(self) -> None:
-        """Nothing blocks here."""
 
 
 def check_evaluation(evaluation: object) -> None:

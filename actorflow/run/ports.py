@@ -200,14 +200,15 @@ class DataPort:
 class MetricsPort:
     """Hands each step's outputs to a listener.
 
-    The outputs of a step of several batches are the means of theirs; those of a step that the end
-    of the data cut short are dropped, for it updated nothing.
+    The outputs of a step of several batches are the means of its scalars; those of a step that the
+    end of the data cut short are dropped, for it updated nothing. An evaluation is such a step.
 
     Args:
         on_step: called as (step, outputs) on this port's thread.
         first_step: number of the step before the first one.
         watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
         batches_per_step: tokens that make one step.
+        is_mean: whether outputs are means also where one token makes a step.
     """
 
     def __init__(
@@ -217,9 +218,11 @@ class MetricsPort:
         *,
         watch: Callable[[int, dict[str, Any]], None] | None = None,
         batches_per_step: int = 1,
+        is_mean: bool = False,
     ) -> None:
         self._on_step = on_step
         self._batches_per_step = batches_per_step
+        self._is_mean = is_mean or batches_per_step > 1
         self._step = first_step
         self._watch = watch
 
@@ -231,7 +234,7 @@ class MetricsPort:
         def read() -> None:
             for batches in steps:
                 self._step += 1
-                outputs = _outputs(batches[0]) if each == 1 else _means(batches)
+                outputs = _means(batches) if self._is_mean else _outputs(batches[0])
                 if self._watch is not None:
                     self._watch(self._step, outputs)
                 self._on_step(self._step, outputs)
@@ -247,10 +250,9 @@ def _outputs(token: Token) -> dict[str, Any]:
 
 
 def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
-    """Return the mean of every output; a training job's outputs are scalars."""
-    return {
-        name: _sum([float(token[name]) for token in tokens]) / len(tokens) for name in tokens[0]
-    }
+    """Return the mean of every output that is a scalar."""
+    scalars = [name for name, view in tokens[0].items() if view.ndim == 0]
+    return {name: _sum([float(t[name]) for t in tokens]) / len(tokens) for name in scalars}
 
 
 def _sum(values: list[float]) -> float:

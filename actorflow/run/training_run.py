@@ -15,7 +15,7 @@ import numpy as np
 
 from actorflow.compile.native import is_native
 from actorflow.data import DataError, DataSource
-from actorflow.evaluation import Evaluation, EvaluationDataPort, EvaluationPort
+from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.run.broken_steps import BrokenSteps, skips
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_credits import credits_after
@@ -298,7 +298,6 @@ class Run:
         fields, lines = batch_fields(self.plan, "eval_data")
         check_fields_of(evaluation.data, fields, lines)
         batches = self.plan.int_option("evaluate_batches", 0)
-        listeners = () if evaluation.on_result is None else (evaluation.on_result,)
         data = EvaluationDataPort(
             evaluation.data,
             fields,
@@ -307,10 +306,15 @@ class Run:
             lambda: self.ask("the evaluation's data failed"),
         )
         self._evaluated = data
-        return {
-            "eval_data": data,
-            "eval_metrics": EvaluationPort(self._first_step, every, listeners, data),
-        }
+        on_result, before = evaluation.on_result, self._first_step - self._first_step % every
+
+        def tell(number: int, means: Metrics) -> None:
+            # One whose source was given up lacks some of its batches.
+            if on_result is not None and number <= data.num_whole:
+                on_result(before + number * every, means)
+
+        metrics = MetricsPort(tell, 0, batches_per_step=batches, is_mean=True)
+        return {"eval_data": data, "eval_metrics": metrics}
 
     def _on_source_end(self) -> None:
         if self._checkpoint is not None:
