@@ -124,15 +124,15 @@ class FitCall:
             self._manager = self._stack.enter_context(manager)
 
     def _start(self) -> Start:
-        start, values = None, self._runner.values
+        start = None
         if self._manager is not None:
             data = self._options.data
             start = start_from(self._manager, self._plan, data, self._runner.seed, self._warn)
         if start is None:
-            first = values.first()
+            first = self._runner.first()
             return Start(steps_done(first), first)
         self._notice(f"resumed from the checkpoint of step {start.step}")
-        return Start(start.step, values.first(start.values))
+        return Start(start.step, self._runner.first(start.values))
 
     def _saver(self, start: Start) -> Saver | None:
         if self._manager is None:
@@ -191,7 +191,7 @@ class FitCall:
             ),
         )
         self._stack.callback(run.close)
-        self._stack.callback(self._runner.values.keep, run)
+        self._stack.callback(self._runner.keep, run)
         return run
 
     def _drive(self, run: Run, listener: Listener, first: int) -> None:
@@ -204,7 +204,7 @@ class FitCall:
         run.start()
         self._stopper.attend(self._notice if self._options.progress else logger.info)
         self._stopper.wait()
-        self._runner.values.keep(run)
+        self._runner.keep(run)
 
     def _result(self, run: Run, listener: Listener, first: int) -> FitResult:
         last, steps, reasons = listener.step, self._options.steps, self._stopper.reasons
@@ -221,7 +221,7 @@ class FitCall:
             mean_loss,
             num_averaged,
             tuple(listener.evaluations),
-            dict(self._runner.values.given),
+            dict(self._runner.given),
             run.num_skipped,
         )
 

@@ -120,7 +120,7 @@ class OpenModel:
         held = lease(self._cells, Claim(what, find_source()), is_stepped=True)
         try:
             self._take_over()
-            self.runner.values.hold(held)
+            self.runner.hold(held)
         except BaseException:
             held.end(None)
             raise

@@ -23,16 +23,16 @@ import numpy as np
 
 from actorflow.arguments import ENDLESS, came, check_source, check_steps
 from actorflow.data import DataSource
-from actorflow.initialise import steps_done
+from actorflow.initialise import check_values, initial_values, steps_done
 from actorflow.keywords import takes
 from actorflow.logs import logger
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.fit_options import FitOptions
 from actorflow.run.fitting import FitResult, fit
+from actorflow.run.live_variables import LiveVariables, frozen
 from actorflow.run.opening import make_ready
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
-from actorflow.run.runner_variables import RunnerVariables
 from actorflow.run.stepping import Stepping, batches_of_step
 from actorflow.run.stopping import drain_outputs, next_of
 from actorflow.run.training_run import Run, RunOptions
@@ -76,8 +76,12 @@ class Runner:
                 " or af.Plan.load(path)"
             )
         self.plan = plan
-        self.values = RunnerVariables(plan, values or {}, seed, lease)
+        self.given: Mapping[str, Array] = dict(values or {})
+        """What the next run begins with, of variables that do not start from their initialiser."""
+        self._lease = lease
         self._newest: Run | None = None
+        self._open: Run | None = None
+        self._live: LiveVariables | None = None
         self.seed = seed
         self.settings = settings or Settings.from_env(os.environ)
         make_ready(plan, self.settings)
@@ -119,7 +123,7 @@ class Runner:
         check_policy(self.plan, on_nan)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
-        values = self.values.first()
+        values = self.first()
         first = steps_done(values)
         run = Run(
             self.plan,
@@ -150,7 +154,7 @@ class Runner:
             finally:
                 drain()
                 atexit.unregister(drain)
-                self.values.keep(run)
+                self.keep(run)
             run.wait()
 
     def step(self, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Metrics:
@@ -172,7 +176,7 @@ class Runner:
                     f"plan {self.plan.name!r} hands the outputs of {every} steps on together, so a"
                     " single step has none; compile the job with metrics_every=1"
                 )
-            values = self.values.first()
+            values = self.first()
             self._stepping = Stepping(self.plan, values, self.settings)
             self.begin(self._stepping.run)
         try:
@@ -183,7 +187,7 @@ class Runner:
                 if not isinstance(error, Exception):  # an interrupt: the step itself is all right
                     stepping.run.end()
                     stepping.run.wait()
-                self.values.keep(stepping.run)
+                self.keep(stepping.run)
             raise
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -192,14 +196,21 @@ class Runner:
         Names that the plan does not have are left out, as those of a model that it reads in part.
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
-        self.values.write(values)
+        names = {variable.name for variable in self.plan.state}
+        known = {n: frozen(a) for n, a in values.items() if n in names}
+        check_values(self.plan, known)
+        if self._live is not None:
+            self._live.write(known)
+        self.given = {**self.given, **known}
 
     def variables(self) -> dict[str, Array]:
         """Return all variables, read-only, as they are after the last finished step.
 
         Callable from any thread, also while the plan is open.
         """
-        return self.values.read()
+        live = self._live
+        values = None if live is None else live.read(live.names)
+        return dict(self.first()) if values is None else values
 
     def statistics(self) -> Statistics | None:
         """Return what the actors of this runner's newest run have done; None before the first.
@@ -218,9 +229,47 @@ class Runner:
             with closing(stepping.run):
                 stepping.run.end()
                 stepping.run.wait()
-                self.values.keep(stepping.run)
+                self.keep(stepping.run)
 
     def begin(self, run: Run) -> None:
-        """Take a run as the newest one, before its first step."""
-        self.values.begin(run)
-        self._newest = run
+        """Have everybody read and write the variables of a run, before its first step.
+
+        Raises CompileError where another run of this runner goes on.
+        """
+        if self._live is not None and not self._live.is_over:
+            raise CompileError(
+                f"{find_source()}: a runner of plan {self.plan.name!r} was called while another"
+                " call of it goes on: of two copies of its variables one would be lost. Let the"
+                " other end first, or make a second Runner"
+            )
+        self._newest = self._open = run
+        self._live = run.variables
+        if self._lease is not None:
+            self._lease.attach(run.variables)
+
+    def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        """Return what a run begins with: restored, given or else initial values."""
+        return initial_values(self.plan, {**self.given, **(restored or {})}, self.seed)
+
+    def keep(self, run: Run) -> None:
+        """Take over what a run that began leaves, if it is whole; its threads end. Idempotent."""
+        if run is not self._open or run.loop.is_inherited:
+            return
+        variables = run.whole_variables()
+        if variables is None:
+            logger.warning(
+                "a step of plan %r failed inside its updates; the variables go back to those before"
+                " the run",
+                self.plan.name,
+            )
+        else:
+            self.given = variables
+        self._open = self._live = None
+        if self._lease is not None:
+            self._lease.end({n: frozen(a) for n, a in self.first().items()})
+
+    def hold(self, lease: Lease) -> None:
+        """Train under another lease from the next step on."""
+        self._lease = lease
+        if self._live is not None:
+            lease.attach(self._live)

@@ -8,7 +8,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run import lease, open_model, runner_variables
+from actorflow.run import lease, open_model, runner
 
 STEPS = 12
 
@@ -70,7 +70,7 @@ def test_a_part_that_is_exchanged_in_the_loop_leaves_the_trained_one_its_values(
     assert "test_hand_over.py:" in line
 
 
-FILES = {module.__file__ for module in (lease, open_model, runner_variables)}
+FILES = {module.__file__ for module in (lease, open_model, runner)}
 
 
 def interrupted(call, at):
