@@ -14,7 +14,7 @@ MODULE_LINES = 500
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 17_600,
+    "actorflow": 16_750,
     "actors": 22_800,
     "compiler": 17_500,
     "memory": 5_300,

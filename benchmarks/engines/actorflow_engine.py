@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,29 +27,20 @@ from engines.launches import launch_table, launch_times_ns  # noqa: E402
 from engines.serve import gemm_operands, serve  # noqa: E402
 
 
-@dataclass(slots=True)
-class Session:
-    running: Running
-
-    def step(self) -> float:
-        return self.running.step()
-
-    def run(self, steps: int) -> None:
-        self.running.run(steps)
-
+class Session(Running):
     def describe(self) -> dict[str, object]:
-        graph = self.running.job.graph(self.running.model, self.running.data.spec())
+        graph = self.job.graph(self.model, self.data.spec())
         return {"flops": model_flops(graph), "settings": f"actorflow {af.__version__}"}
 
     def launches(self) -> list[dict[str, object]]:
-        model, plan = self.running.model, self.running.plan()
-        values = {name: parameter.data for name, parameter in model.named_parameters()}
+        values = {name: parameter.data for name, parameter in self.model.named_parameters()}
+        plan = self.plan()
         return launch_table(plan, launch_times_ns(plan, values))
 
 
 class Actorflow:
     def prepare(self, row: Row, precision: str, variant: str) -> Session:
-        return Session(start(row, precision))
+        return start(row, precision, Session)
 
     def gemm(self) -> dict[str, Callable[[], object]]:
         a, b = gemm_operands()

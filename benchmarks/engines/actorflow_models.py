@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from rows.row import Row
@@ -180,7 +181,10 @@ class Running:
         return self.job.compile(self.model, self.data)
 
 
-def start(row: Row, precision: str) -> Running:
+R = TypeVar("R", bound=Running)
+
+
+def start(row: Row, precision: str, session: type[R]) -> R:
     """Make a row's job; it is compiled at its first step."""
     model, loss = FAMILIES[row.family](row)
     model.load(row.weights())
@@ -190,4 +194,4 @@ def start(row: Row, precision: str) -> Running:
         options["precision"] = precision
     data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
     job = af.job(loss, **options)
-    return Running(job, model, data, job.stream(model, data))
+    return session(job, model, data, job.stream(model, data))

@@ -183,9 +183,6 @@ class Session:
         chunks = ", loss in chunks" if self.row.family == "chunked_gpt" else ""
         return {"settings": f"jax {jax.__version__}, jit of the whole step, donated state{chunks}"}
 
-    def launches(self) -> list[dict[str, object]]:
-        return []
-
 
 class Jax:
     def prepare(self, row: Row, precision: str, variant: str) -> Session:

@@ -64,7 +64,7 @@ class _IdlePort:
         for token in tokens:
             for array in token.values():
                 array[...] = 0
-        return _nothing
+        return lambda: None
 
     def close(self) -> None:
         """Do nothing: no launch blocks."""
@@ -104,7 +104,3 @@ def _chains_ns(bound: BoundPlan, plan: Plan) -> list[int]:
                 item()
                 found.append(time.perf_counter_ns() - begin)
     return found
-
-
-def _nothing() -> None:
-    """Be a launch that does nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,30 +14,18 @@ from engines.actorflow_models import Running, start
 from engines.serve import serve
 
 
-@dataclass(slots=True)
-class Session:
-    running: Running
-
-    def step(self) -> float:
-        return self.running.step()
-
-    def run(self, steps: int) -> None:
-        self.running.run(steps)
-
+class Session(Running):
     def describe(self) -> dict[str, object]:
-        plan = self.running.plan()
+        plan = self.plan()
         return {
             "arena_bytes": sum([account.peak_bytes for account in plan.memory]),
             "launches": sum([len(actor.launches) for actor in plan.actors]),
         }
 
-    def launches(self) -> list[dict[str, object]]:
-        return []
-
 
 class Checkout:
     def prepare(self, row: Row, precision: str, variant: str) -> Session:
-        return Session(start(row, precision))
+        return start(row, precision, Session)
 
     def gemm(self) -> dict[str, Callable[[], object]]:
         return {}

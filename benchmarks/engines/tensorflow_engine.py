@@ -166,9 +166,6 @@ class Session:
     def describe(self) -> dict[str, object]:
         return {"settings": self.settings}
 
-    def launches(self) -> list[dict[str, object]]:
-        return []
-
 
 class TensorFlow:
     def __init__(self) -> None:

@@ -133,9 +133,6 @@ class Session:
     def describe(self) -> dict[str, object]:
         return {"settings": self.settings}
 
-    def launches(self) -> list[dict[str, object]]:
-        return []
-
 
 class Torch:
     def __init__(self) -> None:
