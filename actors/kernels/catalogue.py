@@ -30,7 +30,7 @@ from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Oper
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 
-GENERATION = 7
+GENERATION = 8
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (

@@ -24,21 +24,18 @@ from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import (
     BlockExtents,
     as_slice,
+    block_work,
     collect,
     extents_of,
     fill_mask,
     heads_per_group,
     hide,
-    is_readable,
-    shares_calls,
-    takes,
 )
 from actors.kernels.interpret.blocks import cut
-from actors.kernels.interpret.rows import sum_is_safe
+from actors.kernels.interpret.rows import are_row_floats, sum_is_safe
 from actors.kernels.interpret.sums import WIDE, row_sums
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
-from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
 from actors.protocol import Array, Arrays, Launch
 
 SAFE_SUMS = (2.0**-48, 2.0**48)
@@ -53,29 +50,26 @@ class AttentionKernel:
     op: str = "attention"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64; scratch is a block and the packed keys of a group of heads.
-
-        Groups that share their calls have their queries, values and outputs there as well.
-        """
-        if not takes(inputs, outputs):
+        """Take float32 and float64; scratch is a block, and the operands of a group of heads."""
+        if not are_row_floats((*inputs, *outputs)):
             return None
         q, k, v = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
-        layout = _layout(e, q, v)
-        work = _work(e, layout, q.dtype.itemsize)
-        return cost.needs(inputs, outputs, work, scratch.size_bytes(layout.pieces))
+        group, pieces = _layout(e, q.dtype)
+        work = block_work(e, group, 2, q.dtype.itemsize)
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over groups of heads and strips of queries."""
         q, k, v = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
-        layout = _layout(e, q, v)
-        s = _Scratch(*scratch.carve(workspace, layout.pieces))
+        group, pieces = _layout(e, q.dtype)
+        s = _Scratch(*scratch.carve(workspace, pieces))
         calls: list[Launch] = [partial(s.ones.fill, 1), *fill_mask(s.mask, s.ramp)]
         scale = np.array(number(attrs, "scale"), q.dtype)
         blocks: dict[tuple[int, ...], Launch] = {}
-        for heads in cut((*inputs, *outputs), q.ndim - 2, layout.group):
-            calls += _group(e, s, heads, scale, layout, blocks)
+        for heads in cut((*inputs, *outputs), q.ndim - 2, group):
+            calls += _group(e, s, heads, scale, blocks)
         return in_sequence(calls)
 
 
@@ -102,37 +96,14 @@ class _Scratch:
     wide_part: Array
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionLayout:
-    """The heads of a group, whether groups share their calls, what is packed; the scratch."""
-
-    group: int
-    shares: bool
-    packs_q: bool
-    packs_v: bool
-    pieces: tuple[Piece, ...]
-
-
-def _layout(e: BlockExtents, q: Operand | Array, v: Operand | Array) -> _AttentionLayout:
-    """Choose how the groups are computed. Depends on shapes, strides and dtype only."""
-    packs = not is_readable(q), not is_readable(v)
-    own = _sized(e, q.dtype, packs, shares=False)
-    num_blocks = sum([len(chunks) for _, chunks in e.strips()])
-    if not shares_calls(e, own.group, num_blocks):
-        return own
-    return _sized(e, q.dtype, (True, True), shares=True)
-
-
-def _sized(
-    e: BlockExtents, dtype: np.dtype[np.generic], packs: tuple[bool, bool], *, shares: bool
-) -> _AttentionLayout:
-    """Return the layout with the number of heads in a group, and the fields of `_Scratch`."""
+def _layout(e: BlockExtents, dtype: np.dtype[np.generic]) -> tuple[int, tuple[Piece, ...]]:
+    """Return the number of heads in a group, and the fields of `_Scratch`."""
     strip, chunk = e.blocks_of(e.rows)
     r, c = min(strip, e.rows), min(chunk, e.columns)
     per_head = (
         e.width * e.columns,
-        e.rows * max(e.width * packs[0], e.out * shares),
-        e.columns * e.out * packs[1],
+        e.rows * max(e.width, e.out),
+        e.columns * e.out,
         r * c,
         e.rows,
         e.rows,
@@ -143,8 +114,7 @@ def _sized(
     once = ((r, r), (max(2 * r - 1, 0),), (c,), (2,)) if e.causal else ((0, 0), (0,), (c,), (2,))
     shapes = (*once, *[(group * count,) for count in per_head])
     wide = Piece((group * r if c < e.columns else 0,), WIDE)
-    pieces = (*[Piece(shape, dtype) for shape in shapes], wide, wide)
-    return _AttentionLayout(group, shares, *packs, pieces)
+    return group, (*[Piece(shape, dtype) for shape in shapes], wide, wide)
 
 
 def _group(
@@ -152,31 +122,26 @@ def _group(
     s: _Scratch,
     heads: Arrays,
     scale: Array,
-    layout: _AttentionLayout,
     blocks: dict[tuple[int, ...], Launch],
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
     q, k, v, y, lse = heads
     keys = scratch.window(s.keys, (*k.shape[:-2], e.width, e.columns))
-    calls: list[Launch] = [partial(np.multiply, k.swapaxes(-1, -2), scale, out=keys)]
-    made = y
-    if layout.packs_q:
-        last = max(e.width, e.out) if layout.shares else e.width
-        panel = scratch.window(s.panel, (*q.shape[:-1], last))
-        calls.append(partial(np.copyto, panel[..., : e.width], q))
-        q = panel[..., : e.width]
-        made = panel[..., : e.out] if layout.shares else y
-    if layout.packs_v:
-        dense = scratch.window(s.values, v.shape)
-        calls.append(partial(np.copyto, dense, v))
-        v = dense
+    panel = scratch.window(s.panel, (*q.shape[:-1], max(e.width, e.out)))
+    queries, made = panel[..., : e.width], panel[..., : e.out]
+    values = scratch.window(s.values, v.shape)
     sums, largest = scratch.window(s.sums, lse.shape), scratch.window(s.largest, lse.shape)
-    if not layout.shares or lse.shape not in blocks:
-        blocks[lse.shape] = _blocks(e, s, (q, keys, v), (made, sums, largest))
-    calls.append(blocks[lse.shape])
-    if layout.shares:
-        calls.append(partial(np.copyto, y, made))
-    return [*calls, partial(np.log, sums, out=sums), partial(np.add, sums, largest, out=lse)]
+    if lse.shape not in blocks:
+        blocks[lse.shape] = _blocks(e, s, (queries, keys, values), (made, sums, largest))
+    return [
+        partial(np.multiply, k.swapaxes(-1, -2), scale, out=keys),
+        partial(np.copyto, queries, q),
+        partial(np.copyto, values, v),
+        blocks[lse.shape],
+        partial(np.copyto, y, made),
+        partial(np.log, sums, out=sums),
+        partial(np.add, sums, largest, out=lse),
+    ]
 
 
 def _blocks(e: BlockExtents, s: _Scratch, operands: Arrays, results: Arrays) -> Launch:
@@ -271,37 +236,6 @@ def _seen_product(
     for i, row in enumerate(rows):
         seen = max(0, min(columns.stop, row + e.offset + 1) - columns.start)
         np.matmul(t[..., i : i + 1, :seen], v[..., :seen, :], out=out[..., i : i + 1, :])
-
-
-def _work(e: BlockExtents, layout: _AttentionLayout, itemsize: int) -> Work:
-    """Return the work on blocks: two products and an exponential, and a sum by a product."""
-    strips = list(e.strips())
-    groups = -(-e.heads // layout.group)
-    num_blocks = sum([len(chunks) for _, chunks in strips])
-    num_scores = sum([len(rows) * len(columns) for rows, chunks in strips for columns in chunks])
-    size = float(e.heads * num_scores * itemsize)
-    weight = item_weight(itemsize) * e.heads
-    products = tuple(
-        [
-            MatrixProduct(weight, len(rows), n, k)
-            for rows, chunks in strips
-            for columns in chunks
-            for n, k in ((len(columns), e.width), (e.out, len(columns)), (1, len(columns)))
-        ]
-    )
-    ends = e.heads * e.rows * e.out * itemsize
-    copied = e.rows * e.width * layout.packs_q + e.columns * e.out * layout.packs_v
-    copied += e.rows * e.out * layout.shares
-    passes = (
-        (BytePass.EXP, size),
-        (BytePass.STRIDED, float(e.heads * e.columns * e.width * itemsize)),
-        (BytePass.SIMPLE, float(e.heads * copied * itemsize)),
-        (BytePass.DIVIDE, float(ends)),
-    )
-    calls = groups * (7 + 3 * len(strips) + num_blocks * (2 + 3 * CALLS_PER_PRODUCT))
-    # The mask of a strip, and the division of its rows by their sums, go row by row.
-    loops = e.heads * e.rows * (2 if e.causal else 1)
-    return Work(float(calls), float(loops), passes, products)
 
 
 ATTENTION_KERNELS = (AttentionKernel(),)

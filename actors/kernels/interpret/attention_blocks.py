@@ -4,15 +4,16 @@ A block of scores is a strip of queries by a chunk of keys, or the other way rou
 cache between the calls that go over it. Scratch grows with the lengths, never with their product,
 and a causal block that is wholly hidden is no block.
 
-A bound block is a dozen Python objects, which no plan accounts for. So when the groups of heads are
-many, their blocks are bound once, on scratch: a group then copies its operands there, runs the
-calls that all groups share, and copies the results from there.
+A bound block is a dozen Python objects, which no plan accounts for: the gradient of 48 heads of
+1,024 x 64 would keep 37 MB of them. So blocks are bound once, on scratch: a group of heads copies
+its operands there, runs the calls that all groups share, and copies the results from there. Calls
+of each group's own save these copies, and no time that a whole step shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,14 @@ import numpy as np
 from actors.kernels import scratch
 from actors.kernels.attributes import flag
 from actors.kernels.interpret.blocks import num_elements
-from actors.kernels.interpret.matmul import Window
-from actors.kernels.interpret.rows import are_row_floats
-from actors.kernels.kernel import Attrs, Operand, Operands
+from actors.kernels.kernel import Attrs
+from actors.kernels.work import (
+    CALLS_PER_PRODUCT,
+    BytePass,
+    MatrixProduct,
+    Work,
+    item_weight,
+)
 from actors.protocol import Array, Launch
 
 GROUP_BYTES = 5 << 19
@@ -31,13 +37,6 @@ GROUP_BYTES = 5 << 19
 
 With 1 MiB the gradient of 48 heads of 256 x 64 takes 18 % longer, with 4 MiB 8 % less: but a small
 model would notice that scratch. Other shapes change by 3 %.
-"""
-
-OWN_BLOCKS = 64
-"""Groups share their calls when that saves more bound blocks than this, of about 6 KB each.
-
-Few blocks are not worth the copies: in the gradient of 128 heads of 64 x 32 these take 8 %. The
-gradient of 48 heads of 1,024 x 64 keeps 1 MB of objects with shared calls and 37 MB without.
 """
 
 STRIPS = (32, 128)
@@ -117,29 +116,30 @@ def heads_per_group(e: BlockExtents, head_bytes: int) -> int:
     return max(1, min(e.heads, GROUP_BYTES // max(head_bytes, 1)))
 
 
-def shares_calls(e: BlockExtents, group: int, num_blocks: int) -> bool:
-    """Return whether the groups of a call share their calls, when a head has these blocks."""
-    num_groups = -(-e.heads // group)
-    return (num_groups - 1) * num_blocks > OWN_BLOCKS
+def work_of(e: BlockExtents, num_products: int, itemsize: int = 4) -> Work:
+    """Return the work of products over the visible scores, with an exponential for each."""
+    hidden = e.rows * (e.rows - 1) // 2 if e.causal else 0
+    visible = max(e.rows * e.columns - hidden, 1)
+    keys = -(-visible // max(e.rows, 1))
+    count = e.heads * num_products * item_weight(itemsize)
+    products = (MatrixProduct(count, max(e.rows, 1), keys, (e.width + e.out) // 2),)
+    size = float(itemsize * e.heads * visible)
+    return Work(1.0, 0.0, ((BytePass.PLAIN, size),), products)
 
 
-def takes(inputs: Operands, outputs: Operands) -> bool:
-    """Return whether all are floats that BLAS multiplies, with outputs that it can write."""
-    return are_row_floats(inputs) and all(_is_writable(operand) for operand in outputs)
-
-
-def _is_writable(x: Operand) -> bool:
-    """Return whether a product may go there: dense, or rows that lie apart."""
-    if x.is_dense or len(x.shape) < 2:
-        return x.is_dense
-    item = x.dtype.itemsize
-    return x.strides_bytes[-1] == item and x.strides_bytes[-2] >= x.shape[-1] * item
-
-
-def is_readable(x: Operand | Array) -> bool:
-    """Return whether BLAS reads the last two axes, as they are or transposed."""
-    strides = x.strides_bytes if isinstance(x, Operand) else x.strides
-    return Window(x.shape, strides, x.dtype).is_blas_matrix
+def block_work(e: BlockExtents, group: int, num_products: int, itemsize: int) -> Work:
+    """Return the same of numpy, whose calls go block by block, with the copies of operands."""
+    work, num_blocks = work_of(e, num_products, itemsize), 0
+    for _, chunks in e.strips():
+        num_blocks += len(chunks)
+    copied = e.heads * (e.rows + e.columns) * (e.width + e.out) * itemsize
+    (_, size), *_ = work.passes
+    return replace(
+        work,
+        calls=float(-(-e.heads // group) * num_blocks * (3 + num_products) * CALLS_PER_PRODUCT),
+        loops=2.0 * e.heads * e.rows,
+        passes=((BytePass.EXP, size), (BytePass.PLAIN, size), (BytePass.STRIDED, float(copied))),
+    )
 
 
 def as_slice(positions: range) -> slice:

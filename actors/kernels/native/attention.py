@@ -14,11 +14,10 @@ import numpy as np
 
 from actors.kernels import cost
 from actors.kernels.attributes import number
-from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
+from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of, work_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
-from actors.kernels.work import BytePass, MatrixProduct, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -189,16 +188,6 @@ def _padded(extent: int) -> int:
 
 def _bytes(pieces: Sequence[int]) -> int:
     return sum([-(-4 * count // 64) * 64 for count in pieces])
-
-
-def work_of(e: BlockExtents, num_products: int) -> Work:
-    """Return the work of products over the visible scores, with an exponential for each."""
-    hidden = e.rows * (e.rows - 1) // 2 if e.causal else 0
-    visible = max(e.rows * e.columns - hidden, 1)
-    keys = max(1, visible // max(e.rows, 1))
-    width = (e.width + e.out) // 2
-    products = (MatrixProduct(e.heads * num_products, max(e.rows, 1), keys, width),)
-    return Work(1.0, 0.0, ((BytePass.PLAIN, float(4 * e.heads * visible)),), products)
 
 
 ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())

@@ -44,11 +44,9 @@ every_case = pytest.mark.parametrize(("path", "dtype", "kind"), CASES, indirect=
 both_masks = pytest.mark.parametrize("causal", [False, True])
 
 
-@pytest.fixture(params=["tiny blocks", "tiny shared blocks", "usual blocks"])
+@pytest.fixture(params=["tiny blocks", "usual blocks"])
 def blocks(request, monkeypatch):
     """Runs a test with tiny blocks too: of 3 x 4 scores by numpy, of 6 x 16 by native kernels."""
-    if request.param == "tiny shared blocks":
-        monkeypatch.setattr(attention_blocks, "OWN_BLOCKS", 0)
     if request.param != "usual blocks":
         monkeypatch.setattr(attention_blocks, "STRIPS", (3, 3))
         monkeypatch.setattr(attention_blocks, "CHUNKS", (4, 4))
@@ -337,13 +335,9 @@ def test_scratch_grows_with_the_lengths_not_with_their_product(native, harness):
 # -- numpy's kernels -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_blocks", [0, 1 << 30])
 @pytest.mark.parametrize("kind", ["dense", "permuted"])
-def test_heads_are_right_however_they_are_grouped(
-    kind, own_blocks, harness, monkeypatch, native_call
-):
+def test_heads_are_right_however_they_are_grouped(kind, harness, monkeypatch, native_call):
     monkeypatch.setattr(attention_blocks, "STRIPS", (8, 8))
-    monkeypatch.setattr(attention_blocks, "OWN_BLOCKS", own_blocks)
     q, k, v, dy = operands(harness, ((5, 7), 20, 20, 4, 6), kind)
     k[1, 2, 1], q[1, 2, :, 0] = -50, 4  # this head needs the maxima
     attrs = {"scale": 0.5, "causal": True}

