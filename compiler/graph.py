@@ -306,8 +306,8 @@ class GraphBuilder:
 
 
 def numbers(first: int, count: int) -> tuple[ValueId, ...]:
-    """Return the next values; not one call for each, for a compilation makes very many."""
-    return cast("tuple[ValueId, ...]", tuple(range(first, first + count)))
+    """Return the next values."""
+    return tuple(cast("Iterator[ValueId]", range(first, first + count)))
 
 
 def _in_scope(scope: str) -> str:

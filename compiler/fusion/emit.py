@@ -59,6 +59,7 @@ def emit_kernels(members: Members, clusters: Sequence[Found]) -> Graph:
     for value in graph.roots():
         is_needed[value] = True
     nodes: list[Node] = []
+    written: dict[object, _Written] = {}
     for unit in reversed(_sorted(graph, _units(graph, clusters))):
         outputs = [v for n in unit.nodes for v in graph.nodes[n].outputs if is_needed[v]]
         if not outputs:
@@ -67,7 +68,9 @@ def emit_kernels(members: Members, clusters: Sequence[Found]) -> Graph:
             node = graph.nodes[unit.nodes[0]]
         else:
             found = clusters[unit.cluster]
-            node = _fused_node(members, found.space, _in_order(found.members), tuple(outputs))
+            node = _fused_node(
+                members, found.space, _in_order(found.members), tuple(outputs), written
+            )
         nodes.append(node)
         for value in node.inputs:
             is_needed[value] = True
@@ -122,16 +125,57 @@ def _sorted(graph: Graph, units: list[_Unit]) -> list[_Unit]:
     return order
 
 
+_Written = tuple[Attrs, tuple[int, ...]]
+"""The attributes of a fused kernel, and which of the values of its members are its operands."""
+
+
 def _fused_node(
-    members: Members, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
+    members: Members,
+    space: Space,
+    parts: list[Member],
+    outputs: tuple[ValueId, ...],
+    written: dict[object, _Written],
 ) -> Node:
     graph = members.graph
-    program, inputs = write_program(members, space, parts, outputs)
+    key, values = _likeness(members, space, parts, outputs)
+    if key not in written:
+        program, inputs = write_program(members, space, parts, outputs)
+        names = tuple([graph.nodes[m.node].op.name for m in parts])
+        shapes = tuple([graph.types[v].shape for v in outputs])
+        attrs = Attrs(fused_attrs(program, space, shapes, names))
+        written[key] = attrs, tuple([values.index(v) for v in inputs])
+    attrs, places = written[key]
     last = graph.nodes[parts[-1].node]
-    names = tuple([graph.nodes[m.node].op.name for m in parts])
-    shapes = tuple([graph.types[v].shape for v in outputs])
-    attrs = Attrs(fused_attrs(program, space, shapes, names))
-    return replace(last, op=FUSED, inputs=inputs, outputs=outputs, attrs=attrs)
+    inputs = tuple([values[i] for i in places])
+    return Node(FUSED, inputs, outputs, attrs, last.scope, last.source, last.phase, last.after)
+
+
+def _likeness(
+    members: Members, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
+) -> tuple[object, list[ValueId]]:
+    """Return what is equal for kernels that are alike, and the values of the members.
+
+    Layers repeat: a program is written for the first of them.
+    """
+    graph = members.graph
+    number: dict[ValueId, int] = {}
+    key: list[object] = [space.rows, space.columns]
+    for member in parts:
+        node = graph.nodes[member.node]
+        key += [node.op, node.attrs, member.kinds]
+        for value, read in zip(node.inputs, member.reads, strict=True):
+            base, access, type_ = read.base, read.access, graph.types[value]
+            if base not in number:
+                number[base] = len(number)
+                made = graph.nodes[members.producers[base]]
+                key.append(made.attrs if made.op is CONSTANT else None)
+            key += [number[base], access.kind, access.every, access.count]
+            key += [type_.dtype, type_.shape]
+        for value in node.outputs:
+            number[value] = len(number)
+    for value in outputs:
+        key += [number[value], graph.types[value].shape]
+    return tuple(key), list(number)
 
 
 def write_program(

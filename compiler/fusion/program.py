@@ -42,6 +42,8 @@ class Kind(Enum):
     COLUMN = "column"
     SCALAR = "scalar"
 
+    __hash__ = object.__hash__  # a member is equal to itself alone; Enum's own is not in C
+
 
 ELEMENTWISE = (
     *("add", "sub", "mul", "div", "max", "min", "pow", "mod"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from compiler.errors import InternalError
 from compiler.facts import fact
 from compiler.graph import Graph
-from compiler.registry import Layout, is_source, view, writes
+from compiler.registry import Layout, Op, ViewOf, is_source, view, writes
 from compiler.types import TensorType, ValueId, contiguous_strides
 
 
@@ -76,19 +76,24 @@ def assign_storage(graph: Graph) -> Storage:
     root: list[ValueId] = [ValueId(-1)] * len(types)
     layout: list[Layout] = [Layout(0, ())] * len(types)
     is_launch: list[bool] = []
+    known: dict[Op, tuple[ViewOf | None, bool, tuple[tuple[int, int], ...]]] = {}
     for node in graph.nodes:
-        if view.has(node.op):
+        op = node.op
+        if op not in known:
+            known[op] = view.get(op) if view.has(op) else None, is_source.get(op), writes.get(op)
+        place, is_made, written = known[op]
+        if place is not None:
             source, target = node.inputs[0], node.outputs[0]
-            placed = view.get(node.op)(types[source], layout[source], types[target], node.attrs)
+            placed = place(types[source], layout[source], types[target], node.attrs)
             if placed is not None:
                 root[target], layout[target] = root[source], placed
                 is_launch.append(False)
                 continue
-        is_launch.append(not is_source.get(node.op))
+        is_launch.append(not is_made)
         for value in node.outputs:
             layout[value] = dense_layout(types[value])
             root[value] = value
-        for output, over in writes.get(node.op):
+        for output, over in written:
             root[node.outputs[output]] = root[node.inputs[over]]
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
@@ -123,31 +128,23 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     Raises InternalError when two nodes write one variable. O(nodes).
     """
     storage = assign_storage(graph)
-    writer_of: dict[ValueId, int] = {}
+    root, writer_of, after = storage.root, dict[ValueId, int](), set[ValueId]()
     for index, node in enumerate(graph.nodes):
         for output, _ in writes.get(node.op):
-            variable = storage.root[node.outputs[output]]
+            variable = root[node.outputs[output]]
             if variable in writer_of:
                 raise InternalError(f"{node.op} at {node.source} writes a variable written before")
             writer_of[variable] = index
+            after.add(node.outputs[output])
+        # A view on what an update made shows the new value, too.
+        if after and not storage.is_launch[index] and node.inputs and node.inputs[0] in after:
+            after.update(node.outputs)
     if not writer_of:
         return ()
-    written = {node.outputs[output] for node in graph.nodes for output, _ in writes.get(node.op)}
-    is_after, root = _values_after(graph, storage, written), storage.root
-    is_old = [root[v] in writer_of and not is_after[v] for v in range(len(graph.types))]
+    is_old = [own in writer_of and v not in after for v, own in enumerate(root)]
     reads: list[OldRead] = []
     for index, node in enumerate(graph.nodes):
         for position, value in enumerate(node.inputs):
             if is_old[value] and position not in [over for _, over in writes.get(node.op)]:
                 reads.append(OldRead(index, position, writer_of[root[value]]))
     return tuple(reads)
-
-
-def _values_after(graph: Graph, storage: Storage, written: set[ValueId]) -> list[bool]:
-    """Mark values that already are the updated variable, or a view on it."""
-    is_after = [False] * len(graph.types)
-    for index, node in enumerate(graph.nodes):
-        for value in node.outputs:
-            is_view = not storage.is_launch[index] and bool(node.inputs)
-            is_after[value] = value in written or (is_view and is_after[node.inputs[0]])
-    return is_after
