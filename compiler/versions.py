@@ -306,8 +306,8 @@ class _Play:
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
         read = {of_view[view] for view in launch.inputs}
-        if self._places.atoms:
-            read = {atom for place in read for atom in atoms_of(place)}
+        for joint in read & self._places.atoms.keys():
+            read.update(atoms_of(joint))
         filled: list[int] = []
         for view, version in zip(launch.outputs, launch.writes, strict=True):
             self._make(version, (actor, index))
@@ -335,13 +335,15 @@ class _Play:
     def _reads_whole(self, launch: Launch, place: int) -> bool:
         """Whether all that a launch reads of the bytes of a place is the whole of it."""
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
+        # Places that lie in no other, and hold none, share no bytes with others.
+        is_nested = place in self._places.atoms or place in self._places.joints
         atoms = set(atoms_of(place))
         for view, number in zip(launch.inputs, launch.reads, strict=True):
             other = of_view[view]
             if other == place:
                 if number < 0:
                     return False
-            elif self._places.atoms and not atoms.isdisjoint(atoms_of(other)):
+            elif is_nested and not atoms.isdisjoint(atoms_of(other)):
                 return False
         return True
 
