@@ -3,6 +3,7 @@
     sum(x[R, K, R'], axes 0 and 2)  ->  sum(sum(x, axis 2), axis 0)
     mean(x, all axes)               ->  mean(mean(x, last axis), the other axes)
     max(transpose(x), axis 0)       ->  max(x, the axis that this is)
+    argmax(x, axis 0)               ->  argmax(transpose(x), last axis)
 
 A fused kernel reduces the last axes or the first ones, and the kernels beside it reduce neighbours,
 all of them on dense tensors. One row of all elements could not be walked over together with what
@@ -18,8 +19,8 @@ from dataclasses import replace
 
 from compiler.attrs import Attrs
 from compiler.graph import Graph, Node
-from compiler.ops.reduce import MAX, MEAN, SUM, reduced_shape
-from compiler.ops.shape import TRANSPOSE
+from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
+from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.types import DType, TensorType, ValueId
 
 
@@ -29,8 +30,12 @@ def stage_reductions(graph: Graph) -> Graph:
     turned = {node.outputs[0]: node for node in graph.nodes if node.op is TRANSPOSE}
     nodes: list[Node] = []
     for node in graph.nodes:
-        is_reduction = node.op in (SUM, MEAN, MAX)
-        nodes += _staged(_before_transpose(node, turned), types) if is_reduction else [node]
+        if node.op is ARGMAX:
+            nodes += _over_last_axis(node, types)
+        elif node.op in (SUM, MEAN, MAX):
+            nodes += _staged(_before_transpose(node, turned), types)
+        else:
+            nodes.append(node)
     if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
@@ -84,3 +89,21 @@ def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple
         replace(node, outputs=(middle,), attrs=first),
         replace(node, inputs=(middle,), attrs=others),
     )
+
+
+def _over_last_axis(node: Node, types: list[TensorType]) -> list[Node]:
+    """Return an argmax over the last axis, in front of which the axis is moved there."""
+    x, axis = types[node.inputs[0]], node.attrs.int_("axis")
+    if all([n == 1 for n in x.shape[axis + 1 :]]):
+        return [node]
+    perm = (*[own for own in range(x.rank) if own != axis], axis)
+    turned, places = ValueId(len(types)), ValueId(len(types) + 1)
+    shape = tuple([x.shape[own] for own in perm])
+    types += [TensorType(x.dtype, shape), TensorType(DType.INT64, shape[:-1])]
+    over = Attrs({"axis": x.rank - 1, "keepdims": False})
+    as_wanted = Attrs({"shape": types[node.outputs[0]].shape})
+    return [
+        replace(node, op=TRANSPOSE, outputs=(turned,), attrs=Attrs({"perm": perm})),
+        replace(node, inputs=(turned,), outputs=(places,), attrs=over),
+        replace(node, op=RESHAPE, inputs=(places,), attrs=as_wanted),
+    ]

@@ -153,6 +153,13 @@ def _simplify_reduction(b: GraphBuilder, node: Node, inputs: Values) -> Values |
     return (reshape_to(b, inputs[0], reduced_shape(node.attrs, shape)),)
 
 
+@frame.of(ARGMAX)
+def _argmax_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    """Take the last axis; `stage_reductions` leaves no other."""
+    over = Attrs({"axes": (attrs.int_("axis"),), "keepdims": attrs["keepdims"]})
+    return _row_frame(inputs, outputs, over)
+
+
 MAX_SUMMED_COLUMNS = 1 << 14
 """Sums over rows are kept per chunk of rows; wider ones are left to a kernel that cuts columns."""
 
@@ -196,6 +203,20 @@ def _are_reduced(span: range, axes: tuple[int, ...], shape: tuple[int, ...]) -> 
 @expand.of(MAX)
 def _max(p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]) -> tuple[int, ...]:
     return (p.reduce("row_max", values[0]),)
+
+
+@expand.of(ARGMAX)
+def _argmax(
+    p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the least number of a column that holds the maximum, which is NaN where one is."""
+    (x,) = values
+    is_largest = p.op("eq", x, p.reduce("row_max", x))
+    if types[0].dtype.is_float:
+        is_largest = p.op("or", is_largest, p.op("ne", x, x))
+    beyond = p.constant(np.iinfo(np.int32).max, DType.INT32)
+    place = p.reduce("row_min", p.op("select", is_largest, p.column_index(), beyond))
+    return (p.cast(place, DType.INT64),)
 
 
 @expand.of(SUM)

@@ -80,7 +80,6 @@ def test_a_label_out_of_range_fails_in_a_group_too(label, evaluate):
     [
         ("sum", (normal(2, 3, 4),), {"axes": (1,), "keepdims": False}),
         ("sum", (np.ones((2, 1 << 15)),), {"axes": (0,), "keepdims": False}),
-        ("argmax", (normal(3, 4),), {"axis": 1, "keepdims": False}),
     ],
 )
 def test_reductions_that_no_group_takes_stay_as_they_are(name, arrays, attrs):

@@ -139,20 +139,26 @@ def test_two_runs_have_the_same_bits(limit):
         np.testing.assert_array_equal(second[2][path], array)
 
 
-def test_an_evaluation_has_the_same_loss_by_the_chunk(limit):
-    losses = []
+def test_an_evaluation_has_the_same_loss_and_hits_by_the_chunk(limit):
+    losses, hits = [], []
     for size in (1 << 40, 0):
         limit(size)
 
         @af.job(train=False)
         def evaluate(model, batch):
-            return {"loss": af.cross_entropy(model(batch.x), batch.y)}
+            logits = model(batch.x)
+            hit = (logits.argmax(-1) == batch.y.to("int64")).to("float32")
+            return {"loss": af.cross_entropy(logits, batch.y), "hits": hit.sum()}
 
         model = Headed()
         assert len(regions_of(evaluate.compile(model, spec(4, 6)))) == (size == 0)
-        losses.append([evaluate.step(model, batch)["loss"] for batch in batches(3)])
+        steps = [evaluate.step(model, batch) for batch in batches(3)]
+        losses.append([metrics["loss"] for metrics in steps])
+        hits.append([metrics["hits"] for metrics in steps])
         evaluate.close(model)
     np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert hits[0] == hits[1]
+    assert sum(hits[0]) > 0
 
 
 def test_a_label_out_of_range_is_named_with_the_line_of_the_loss(limit):
@@ -195,5 +201,5 @@ def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit):
     assert saved > logits_bytes - chunk_wide.MOST_CHUNK_BYTES - (8 << 20)
 
 
-def test_an_accuracy_keeps_the_logits():
-    assert not regions_of(large(accuracy=True))
+def test_an_accuracy_goes_by_the_chunk_too():
+    assert len(regions_of(large(accuracy=True))) == 1

@@ -1,4 +1,4 @@
-"""Sums, means, maxima and argmax."""
+"""Sums, means and maxima over axes that no fused kernel reduces."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from actors.kernels import cost, scratch
-from actors.kernels.attributes import flag, integer, integers
+from actors.kernels.attributes import flag, integers
 from actors.kernels.interpret.bfloat16 import has_bfloat16
-from actors.kernels.interpret.blocks import cut, num_elements, rows_per_block
+from actors.kernels.interpret.blocks import cut, num_elements
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
@@ -82,50 +82,4 @@ def _reduction(x: Operand, out: Operand) -> Work:
     return Work(loops=loops, passes=((BytePass.REDUCE, float(x.type.size_bytes)),))
 
 
-@dataclass(frozen=True, slots=True)
-class ArgmaxKernel:
-    """`argmax`: position of the first maximum along an axis, int64.
-
-    numpy's argmax copies an operand that is not dense with the axis last; here a block is copied to
-    scratch instead.
-    """
-
-    name: str = "numpy.argmax"
-    op: str = "argmax"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every type with a dense output; scratch is one block of rows."""
-        (x,), (out,) = inputs, outputs
-        extent = x.shape[integer(attrs, "axis")]
-        if has_bfloat16(inputs) or not out.is_dense:
-            return None
-        if extent == 0 and out.type.num_elements > 0:
-            return None
-        pieces = _argmax_pieces(out.type.num_elements, extent, x.dtype)
-        return cost.needs(inputs, outputs, _reduction(x, out), scratch.size_bytes(pieces))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return a copy and an argmax per block of rows."""
-        (x,), (out,) = inputs, outputs
-        axis = integer(attrs, "axis")
-        last = np.moveaxis(x, axis, -1)
-        positions = out.reshape(last.shape[:-1])
-        if out.size == 0:
-            return in_sequence(())
-        (flat,) = scratch.carve(workspace, _argmax_pieces(out.size, last.shape[-1], x.dtype))
-        calls: list[Launch] = []
-        limit = rows_per_block(last.shape[-1], x.dtype.itemsize)
-        for rows, found in cut((last, positions), positions.ndim, limit):
-            dense = rows
-            if not rows.flags.c_contiguous:
-                dense = scratch.window(flat, rows.shape)
-                calls.append(partial(np.copyto, dense, rows))
-            calls.append(partial(np.argmax, dense, axis=-1, out=found))
-        return in_sequence(calls)
-
-
-def _argmax_pieces(rows: int, extent: int, dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:
-    return (Piece((min(rows, rows_per_block(extent, dtype.itemsize)) * extent,), dtype),)
-
-
-REDUCE_KERNELS = (NumpyReduce("sum"), NumpyReduce("mean"), NumpyReduce("max"), ArgmaxKernel())
+REDUCE_KERNELS = tuple([NumpyReduce(op) for op in ("sum", "mean", "max")])

@@ -1,5 +1,5 @@
-/* Sums, means and maxima over the rows of [outer, rows, columns], and argmax over them: what no
- * fused kernel walks over, because rows are reduced apart for every place on the outer axis.
+/* Sums, means and maxima over the rows of [outer, rows, columns]: what no fused kernel walks over,
+ * because rows are reduced apart for every place on the outer axis.
  *
  * A block of columns, which lie dense, is reduced at once. Sums of floats are added in trees of 8
  * rows in their own type, and the trees in double: an order that no compiler and no number of
@@ -18,9 +18,8 @@ typedef uint64_t u64;
 typedef struct {
     const char *x;
     char *out; /* dense [outer, columns] */
-    int64_t rows, columns, outer_step, row_step, column_step; /* steps of x in bytes */
-    int64_t block_columns, num_units, units_per_chunk, max_workers;
-    int64_t form, out_item;
+    int64_t rows, columns, outer_step, row_step, item; /* in bytes; columns are dense */
+    int64_t block_columns, num_units, units_per_chunk, max_workers, form;
     double count; /* what a mean divides by, else 1 */
 } Arguments;
 
@@ -73,27 +72,8 @@ MAX(f64)
 MAX(i32)
 MAX(i64)
 
-/* The first largest element, or the first NaN, of each column. */
-#define ARGMAX(T)                                                                            \
-    static void argmax_##T(const Arguments *a, const char *x, int64_t columns, void *out) {  \
-        for (int64_t c = 0; c < columns; c++, x += a->column_step) {                         \
-            T most = *(const T *)x;                                                          \
-            int64_t at = 0;                                                                  \
-            for (int64_t i = 1; i < a->rows && most == most; i++) {                          \
-                T value = *(const T *)(x + i * a->row_step);                                 \
-                if ((value > most) | (value != value)) most = value, at = i;                 \
-            }                                                                                \
-            ((int64_t *)out)[c] = at;                                                        \
-        }                                                                                    \
-    }
-ARGMAX(f32)
-ARGMAX(f64)
-ARGMAX(i32)
-ARGMAX(i64)
-
 static void (*const forms[])(const Arguments *, const char *, int64_t, void *) = {
-    sum_f32, sum_f64, sum_i32,    sum_i64,    max_f32,    max_f64,
-    max_i32, max_i64, argmax_f32, argmax_f64, argmax_i32, argmax_i64,
+    sum_f32, sum_f64, sum_i32, sum_i64, max_f32, max_f64, max_i32, max_i64,
 };
 
 static void reduce_chunk(void *arguments, int64_t chunk, int32_t worker) {
@@ -103,8 +83,8 @@ static void reduce_chunk(void *arguments, int64_t chunk, int32_t worker) {
     int64_t end = af_min((chunk + 1) * a->units_per_chunk, a->num_units);
     for (int64_t unit = chunk * a->units_per_chunk; unit < end; unit++) {
         int64_t place = unit / blocks, column = unit % blocks * a->block_columns;
-        const char *x = a->x + place * a->outer_step + column * a->column_step;
-        char *out = a->out + (place * a->columns + column) * a->out_item;
+        const char *x = a->x + place * a->outer_step + column * a->item;
+        char *out = a->out + (place * a->columns + column) * a->item;
         forms[a->form](a, x, af_min(a->block_columns, a->columns - column), out);
     }
 }

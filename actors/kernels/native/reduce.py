@@ -1,4 +1,4 @@
-"""Sums, means and maxima over middle axes, and argmax along any, in C (`reduce.c`).
+"""Sums, means and maxima over middle axes in C (`reduce.c`).
 
 Fused kernels take what is reduced over the last axes or the first ones.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from actors.kernels import cost
-from actors.kernels.attributes import integer, integers
+from actors.kernels.attributes import integers
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.axes import Axis, walk
@@ -20,8 +20,7 @@ from compiler.errors import InternalError
 from compiler.types import DType
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
-_FORMS = ("sum", "max", "argmax")
-"""The types and forms of reduce.c, in its order; a mean is a sum that is divided."""
+"""The types of reduce.c, in its order."""
 
 _MAX_COLUMNS, _MIN_COLUMNS = 512, 64
 """Of a block: what fits on the stack, and cache lines enough for the prefetchers."""
@@ -31,7 +30,7 @@ _ENOUGH_UNITS = 16
 
 @dataclass(frozen=True, slots=True)
 class NativeReduce:
-    """`sum`, `mean`, `max` or `argmax`."""
+    """`sum`, `mean` or `max`."""
 
     op: str
 
@@ -49,7 +48,7 @@ class NativeReduce:
             return None
         if self.op == "mean" and not x.type.dtype.is_float:
             return None
-        if self._axes(attrs, x.shape, x.strides_bytes, x.dtype.itemsize) is None:
+        if _walked(attrs, x.shape, x.strides_bytes, x.dtype.itemsize) is None:
             return None
         work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, float(x.type.size_bytes)),))
         return cost.needs(inputs, outputs, work)
@@ -57,47 +56,42 @@ class NativeReduce:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x,), (out,) = inputs, outputs
-        found = self._axes(attrs, x.shape, x.strides, x.itemsize)
+        found = _walked(attrs, x.shape, x.strides, x.itemsize)
         if found is None:
             raise InternalError(f"{self.name} was bound to axes that it does not take")
         outer, rows, columns = found
         wanted = outer.extent * columns.extent // _ENOUGH_UNITS
         block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, wanted))
         units = outer.extent * -(-columns.extent // block)
-        form = _FORMS.index("sum" if self.op == "mean" else self.op)
+        form = _TYPES.index(DType(x.dtype.name)) + len(_TYPES) * (self.op == "max")
         words: list[Word] = [
             *(address(x), address(out), rows.extent, columns.extent),
-            *(outer.steps[0], rows.steps[0], columns.steps[0]),
-            *(block, units, chunks.units_per_chunk(units, x.nbytes), runtime.num_threads()),
-            *(form * len(_TYPES) + _TYPES.index(DType(x.dtype.name)), out.itemsize),
+            *(outer.steps[0], rows.steps[0], x.itemsize),
+            *(block, units, chunks.units_per_chunk(units, x.nbytes), runtime.num_threads(), form),
             float(rows.extent) if self.op == "mean" else 1.0,
         ]
         return native_launch(runtime.address_in("reduce.c", "af_reduce"), words, (x, out))
 
-    def _axes(
-        self, attrs: Attrs, shape: tuple[int, ...], strides: tuple[int, ...], item: int
-    ) -> tuple[Axis, Axis, Axis] | None:
-        """Return x as [outer, rows, columns], or None where it does not lie so.
 
-        Columns are dense, but for argmax.
-        """
-        is_argmax = self.op == "argmax"
-        given = (integer(attrs, "axis"),) if is_argmax else integers(attrs, "axes")
-        axes = [axis for axis in given if shape[axis] != 1] or given[:1]
-        if not axes:
-            return None
-        first, last = axes[0], axes[-1] + 1
-        if math.prod(shape[first:last]) != math.prod([shape[axis] for axis in axes]):
-            return None
-        found = [
-            walk(shape[a:b], (strides[a:b],), in_order=True) or (Axis(1, (item,)),)
-            for a, b in ((0, first), (first, last), (last, len(shape)))
-        ]
-        if any([len(part) > 1 for part in found]):
-            return None
-        outer, rows, columns = [part[0] for part in found]
-        is_dense = columns.steps == (item,)
-        return (outer, rows, columns) if is_dense or is_argmax else None
+def _walked(
+    attrs: Attrs, shape: tuple[int, ...], strides: tuple[int, ...], item: int
+) -> tuple[Axis, Axis, Axis] | None:
+    """Return x as [outer, rows, columns], columns dense, or None where it does not lie so."""
+    given = integers(attrs, "axes")
+    axes = [axis for axis in given if shape[axis] != 1] or given[:1]
+    if not axes:
+        return None
+    first, last = axes[0], axes[-1] + 1
+    if math.prod(shape[first:last]) != math.prod([shape[axis] for axis in axes]):
+        return None
+    found = [
+        walk(shape[a:b], (strides[a:b],), in_order=True) or (Axis(1, (item,)),)
+        for a, b in ((0, first), (first, last), (last, len(shape)))
+    ]
+    if any([len(part) > 1 for part in found]) or found[2][0].steps != (item,):
+        return None
+    outer, rows, columns = [part[0] for part in found]
+    return outer, rows, columns
 
 
-NATIVE_REDUCE_KERNELS = tuple([NativeReduce(op) for op in ("sum", "mean", "max", "argmax")])
+NATIVE_REDUCE_KERNELS = tuple([NativeReduce(op) for op in ("sum", "mean", "max")])
