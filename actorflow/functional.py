@@ -224,6 +224,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
     element), so that it replays after a resume and under recomputation.
     """
     p = checked_probability(p)
+    given: object = x
+    if isinstance(given, Expression):  # it would be the identity, for nothing trains while it runs
+        raise CompileError(
+            f"{find_source()}: a program draws no random numbers; draw them in the job, and make"
+            " them an operand"
+        )
     trace = current_trace()
     if trace is None or not trace.is_training or p == 0.0:
         return x

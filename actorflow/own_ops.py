@@ -31,7 +31,6 @@ from compiler.fusion.notation import read_signature
 from compiler.fusion.stated import (
     Function,
     attributes_of,
-    expect_plain,
     expect_takes,
     parameters_of,
     read_gradient,
@@ -141,6 +140,7 @@ def _decorator(
         called = _free_name(name, function)
         try:
             made = define_it(function, called, code.co_filename)
+            attributes = attributes_of(function)
         except (ValueError, OpTypeError) as error:
             raise CompileError(f"{source_of(function)}: {called}: {error}") from error.__cause__
 
@@ -148,8 +148,7 @@ def _decorator(
         def call(*operands: Any, **attrs: Any) -> Any:
             settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in attrs.items()}
             try:
-                for key, value in settings.items():
-                    expect_plain(key, value)
+                settings_of(attributes, settings)  # before a plan has to hold them
             except OpTypeError as error:
                 raise CompileError(f"{find_source()}: {called} {error}") from None
             results = apply_many(made, *operands, **settings)

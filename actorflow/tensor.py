@@ -216,6 +216,11 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
     program. Raises CompileError outside of a trace and for operands of wrong types.
     """
     if any([isinstance(o, Expression) for o in operands]):
+        if any([isinstance(o, Tensor) for o in operands]):
+            raise CompileError(
+                f"{find_source()}: {op} of a tensor and an expression, which lives only in the"
+                " program of its op; make the tensor an operand of it"
+            )
         return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
     trace = _recorded(str(op))
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)

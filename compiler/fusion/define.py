@@ -19,7 +19,7 @@ from functools import lru_cache
 from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.check import ProgramError, check_program
-from compiler.fusion.expressions import Expression
+from compiler.fusion.expressions import Expression, plain
 from compiler.fusion.forms import Form, Slot, output_of, register_program, trace
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
 from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction, Kind, joined
@@ -222,6 +222,17 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     if not definition.has(op):
         raise OpTypeError(f"has a program that uses {op}, which is not defined by a program")
     found = definition.get(op)
+    first = next(o for o in operands if isinstance(o, Expression))
+    if found.traces_at_once:  # by somebody who may call methods of its operands
+        p = first.emitter
+        operands = tuple(
+            [
+                Expression(p, p.constant_like(plain(o), first.value))
+                if isinstance(plain(o), (int, float))
+                else o
+                for o in operands
+            ]
+        )
     return results_of("has a program that ", found.program, *operands, **found.settings(attrs))
 
 

@@ -61,7 +61,7 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
     values = tuple([q.input(ProgramInput(slot.dtype, slot.kind)) for slot in pool])
     first, last = len(given), len(given) + len(form.inputs)
     forward = found.emit(q, attrs, form.extents, values[first:last])
-    adjoints = _overridden(found, q, form, attrs, given, values)
+    adjoints = _overridden(found, q, form, attrs, given, values, forward)
     if adjoints is None:
         seeds = [(forward[i], values[n]) for n, i in enumerate(given)]
         active = {values[first + i] for i in wanted}
@@ -130,6 +130,7 @@ def _overridden(
     attrs: Attrs,
     given: Ints,
     values: Ints,
+    forward: Ints,
 ) -> list[Expression | None] | None:
     """Return the adjoints of operands by the definition's own formula, where it serves."""
     if not isinstance(found, FusedOp) or found.gradient is None:
@@ -141,6 +142,10 @@ def _overridden(
         slot.name: Expression(q, value, () if e is None else e.of(slot.kind))
         for slot, value in zip(_pool(form, given), values, strict=True)
     }
+    wide = _wide_kinds(q, form, values[len(given) : len(given) + len(form.inputs)])
+    for i in given:
+        name = f"d{form.outputs[i].name}"
+        known[name] = _once(known[name], wide[forward[i]])
     for slot in form.outputs:
         if f"d{slot.name}" not in known:  # nothing flows back to this output
             known[f"d{slot.name}"] = Expression(q, q.constant(0.0, slot.dtype))
@@ -181,7 +186,7 @@ def _adjoints(
             flows.add(number)
     adjoints: dict[int, Expression] = {}
     for value, seed in seeds:
-        _add(adjoints, value, Expression(q, seed))
+        _add(adjoints, value, _once(Expression(q, seed), wide[value]))
     for number in range(len(wide) - 1, -1, -1):
         made, adjoint = q.made_by(number), adjoints.get(number)
         if adjoint is None or number not in flows or not isinstance(made, Instruction):
@@ -196,6 +201,19 @@ def _adjoints(
 
 
 _REDUCTIONS = ROW_REDUCTIONS + COLUMN_REDUCTIONS
+
+
+def _once(grad: Expression, wide: Kind) -> Expression:
+    """Return the gradient of an output in one row alone, where rows will be summed and it has none.
+
+    Of a scalar operand alone such outputs are computed: c[] = s * s.
+    """
+    p = grad.emitter
+    if p.rows == 1 or wide not in (Kind.FULL, Kind.ROW):
+        return grad
+    if p.kind_of(grad.value) in (Kind.FULL, Kind.ROW):
+        return grad
+    return (grad.row_index() == 0).where(grad, 0.0)
 
 
 def _add(adjoints: dict[int, Expression], value: int, part: Expression) -> None:
@@ -230,7 +248,7 @@ def _summed(part: Expression, found: Kind, wanted: Kind) -> Expression:
     has_rows = found in (Kind.FULL, Kind.ROW)
     if has_columns and wanted in (Kind.ROW, Kind.SCALAR):
         part = part.sum()
-    if has_rows and wanted in (Kind.COLUMN, Kind.SCALAR) and p.rows > 1:
+    if has_rows and wanted in (Kind.COLUMN, Kind.SCALAR) and p.rows != 1:
         if p.kind_of(part.value) in (Kind.COLUMN, Kind.SCALAR):
             part = part * p.rows
         else:

@@ -195,6 +195,8 @@ def _paired(name: str, a: object, b: object) -> tuple[Any, Any]:
     """Return two operands as values of one dtype. Raises OpTypeError for those that have none."""
     a, b = plain(a), plain(b)
     if isinstance(a, Expression) and isinstance(b, Expression):
+        if a.emitter is not b.emitter:
+            raise OpTypeError(f"has a program that computes {name} with a value of another program")
         if a.dtype is not b.dtype:
             raise OpTypeError(
                 f"has a program that computes {name} of {a.dtype} and {b.dtype}; cast one of them"

@@ -87,9 +87,11 @@ def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
         value = p.widened(value, kind)
     # In one row whatever has columns is a column.
     elif found is not kind and not (p.rows == 1 and kind is Kind.COLUMN):
+        is_row = kind is Kind.ROW
+        mend = "reduce it over the columns, e.g. with .mean()" if is_row else "sum rows outside"
         raise OpTypeError(
             f"has a program with a result for each {_EACH[found]} where its signature has one for"
-            f" each {_EACH[kind]}; reduce it over the columns, e.g. with .mean()"
+            f" each {_EACH[kind]}; {mend}"
         )
     if p.is_input(value):  # a copy: the larger of x and x
         return p.op("or" if made.dtype is DType.BOOL else "max", value, value)
@@ -157,7 +159,7 @@ def _frame_of(form: Form) -> expansion.Frame | None:
     e = form.extents
     if e is None:
         raise InternalError("elementwise ops have the pointwise frame")
-    sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows > 1]
+    sums = [i for i, slot in enumerate(form.outputs) if slot.kind is Kind.COLUMN and e.rows != 1]
     outputs = [
         e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)
         for slot in form.outputs

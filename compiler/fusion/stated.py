@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from compiler.attrs import Attrs, AttrValue
+from compiler.attrs import AttrValue
 from compiler.errors import ActorflowError
 from compiler.fusion.expressions import plain
 from compiler.registry import OpTypeError
@@ -58,31 +58,32 @@ def attributes_of(function: Function) -> tuple[Attribute, ...]:
             continue
         is_required = p.default is p.empty
         default = None if is_required else plain(p.default)
-        expect_plain(p.name, default)
+        _expect_plain(p.name, default)
         typed = object if default is None else type(default)
         type_ = _TYPES.get(p.annotation, typed) if isinstance(p.annotation, (type, str)) else typed
         found.append(Attribute(p.name, type_, default, is_required))
     return tuple(found)
 
 
-def settings_of(attributes: tuple[Attribute, ...], attrs: Attrs) -> Settings:
+def settings_of(attributes: tuple[Attribute, ...], attrs: Mapping[str, Any]) -> Settings:
     """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
     known = sorted([a.name for a in attributes])
     for name in attrs:
         if name not in known:
             raise OpTypeError(
                 f"knows no attribute {name!r}; it has {known}: what its function takes by keyword"
-                " only, after a *"
+                " only, after a *. Operands are given by position"
             )
     return {a.name: _checked(a, attrs) for a in attributes}
 
 
-def _checked(attribute: Attribute, attrs: Attrs) -> AttrValue:
+def _checked(attribute: Attribute, attrs: Mapping[str, Any]) -> AttrValue:
     if attribute.name not in attrs:
         if attribute.is_required:
             raise OpTypeError(f"needs the attribute {attribute.name!r}")
         return attribute.default
-    value = attrs[attribute.name]
+    value: AttrValue = attrs[attribute.name]
+    _expect_plain(attribute.name, value)
     wanted = (int, float) if attribute.type is float else (attribute.type,)
     if attribute.type is not object and type(value) not in wanted:
         raise OpTypeError(
@@ -91,11 +92,11 @@ def _checked(attribute: Attribute, attrs: Attrs) -> AttrValue:
     return value
 
 
-def expect_plain(name: str, value: object) -> None:
+def _expect_plain(name: str, value: object) -> None:
     """Check that a plan, which may become a file, can hold an attribute."""
     if type(value) is tuple:
         for item in value:
-            expect_plain(name, item)
+            _expect_plain(name, item)
     elif type(value) not in (int, float, bool, str, bytes, type(None)) or (
         type(value) is int and not -(2**63) <= value < 2**64
     ):

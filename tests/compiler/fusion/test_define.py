@@ -95,6 +95,11 @@ PROGRAMS = {
         lambda x, s, r: (x * s).exp() * r + s * s,
         lambda x, s, r: np.exp(x * s) * r[..., None] + s * s,
     ),
+    "without rows": (
+        "x[*, D], g[D], s[] -> y[*, D], c[D], n[]",
+        lambda x, g, s: (x * g * s, g * s, s * s),
+        lambda x, g, s: (x * g * s, g * s, s * s),
+    ),
     "of columns": (
         "g[D], r[*] -> y[*, D]",
         lambda g, r: g.exp() * r / g.sum(),
@@ -123,6 +128,9 @@ CASES = [
     ("two axes", (normal(5, 2, 3), normal(2, 3))),
     ("scaled", (normal(2, 4), np.array(0.3), normal(2))),
     ("of columns", (normal(3), 3 + normal(2, 2))),
+    ("without rows", (normal(2, 3), normal(3), np.array(0.3))),
+    ("without rows", (normal(1, 3), normal(3), np.array(0.3))),
+    ("rms_norm", (normal(0, 4), normal(4))),
     ("picked", (normal(3, 4), np.array([2, 0, 3]))),
 ]
 IDS = [f"{name} {'x'.join(map(str, arrays[0].shape))}" for name, arrays in CASES]
