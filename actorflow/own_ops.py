@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from actorflow.tensor import Tensor, apply_many
-from actorflow.trace.tracer import Trace, find_source, recording, source_of
+from actorflow.trace.tracer import Trace, current_trace, find_source, recording, source_of
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.fusion.define import fused_op
@@ -37,17 +37,25 @@ from compiler.fusion.stated import (
     results_of,
     settings_of,
 )
-from compiler.graph import GraphBuilder, Node, SourceLocation
+from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.shape import broadcast_value
 from compiler.ops.signature import Types, expect_inputs
-from compiler.ops.sources import scalar
-from compiler.registry import InferType, Op, OpTypeError, all_ops, define, infer_type, reference
+from compiler.ops.sources import INPUT, scalar
+from compiler.registry import (
+    InferType,
+    Op,
+    OpTypeError,
+    define,
+    find_op,
+    free_name,
+    infer_type,
+)
 from compiler.rules import Gradient, Maybe
 from compiler.rules import gradient as gradients
-from compiler.types import DType, TensorType, ValueId, numpy_dtype
+from compiler.types import DType, TensorType, ValueId
 
-_MADE: dict[str, tuple[str, str, int]] = {}
-"""Of each name given here the file and module that gave it last, and how often."""
+_MODULES: dict[str, str] = {}
+"""Of each name given here the module that gave it last."""
 
 
 def op(
@@ -108,7 +116,6 @@ def numpy_op(
         pull = None if gradient is None else _gradient(function, gradient, *names)
         made = define(called)
         infer_type.register(made, infer, where)
-        reference.register(made, _reference(function, infer), where)
         # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
         from actors.kernels import catalogue
         from actors.kernels.python_function import PythonKernel
@@ -152,6 +159,11 @@ def _decorator(
             except OpTypeError as error:
                 raise CompileError(f"{find_source()}: {called} {error}") from None
             results = apply_many(made, *operands, **settings)
+            trace = current_trace()
+            if type(trace) is Trace and trace.is_training and gradients.has(made):
+                # Run here, what the gradient reads is seen: a change of that is one of the job.
+                node = trace.builder.nodes[-1]
+                gradient_alone(node, [trace.builder.type_of(v) for v in node.inputs])
             return results if len(results) > 1 else results[0]
 
         call.__dict__["stated"] = (function, *stated)  # a trace reads the user's own there
@@ -166,16 +178,21 @@ def _free_name(name: str | None, function: Function) -> str:
     As in a notebook, where each cell is a file, or where a module is loaded anew: jobs that were
     traced keep the old op.
     """
-    wanted, own = name or function.__name__, (function.__code__.co_filename, function.__module__)
-    taken = {op.name for op in all_ops()}
-    if wanted in taken and not {*own} & {*_MADE.get(wanted, ())[:2]}:
+    wanted = name or function.__name__
+    if not isinstance(wanted, str) or not wanted.isprintable():
         raise CompileError(
-            f"{source_of(function)}: there is an op {wanted!r} already; give yours another name,"
-            " with name=..."
+            f"{source_of(function)}: the name of an op is a line of text, got {wanted!r:.60}"
         )
-    count = _MADE[wanted][2] + 1 if wanted in taken else 1
-    _MADE[wanted] = (*own, count)
-    return wanted if count == 1 else f"{wanted}#{count}"
+    called, module = free_name(wanted), function.__module__
+    if called != wanted and _MODULES.get(wanted) != module:
+        file = infer_type.where(find_op(wanted))  # of a gradient that was derived, too
+        if file != function.__code__.co_filename:
+            raise CompileError(
+                f"{source_of(function)}: there is an op {wanted!r} already, of {file}; give yours"
+                " another name, with name=..."
+            )
+    _MODULES[wanted] = module
+    return called
 
 
 def _types_of(
@@ -224,16 +241,6 @@ def _is_type(made: object) -> bool:
     return type(made.shape) is tuple and all([type(n) is int and n >= 0 for n in made.shape])
 
 
-def _reference(function: Function, infer: InferType) -> Any:
-    def run(attrs: Attrs, *arrays: Any) -> tuple[Any, ...]:
-        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in map(np.asarray, arrays)])
-        made = [np.empty(t.shape, numpy_dtype(t.dtype)) for t in infer(types, attrs)]
-        function(*arrays, *made, **attrs)
-        return tuple(made)
-
-    return run
-
-
 def _gradient(function: Function, rule: Function, names: list[str], outputs: list[str]) -> Gradient:
     """Return the rule that runs a function over tensors in the graph that autodiff grows."""
     attributes = attributes_of(function)
@@ -243,8 +250,11 @@ def _gradient(function: Function, rule: Function, names: list[str], outputs: lis
         trace, operands = _Beside(b), names[: len(node.inputs)]
         values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
         for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
-            if f"d{name}" in own.takes:
-                values[f"d{name}"] = _zeros(b, output) if grad is None else grad
+            if grad is None and f"d{name}" in own.takes:  # nothing flows back to this output
+                type_ = b.type_of(output)
+                grad = broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
+            if grad is not None:
+                values[f"d{name}"] = grad
         known = {name: Tensor(trace, value) for name, value in values.items()}
         try:
             with recording(trace):
@@ -258,10 +268,23 @@ def _gradient(function: Function, rule: Function, names: list[str], outputs: lis
     return pull
 
 
-def _zeros(b: GraphBuilder, like: ValueId) -> ValueId:
-    """Emit the gradient of an output to which nothing flows back."""
-    type_ = b.type_of(like)
-    return broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
+def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Maybe]:
+    """Return what a node's gradient emits where the node is all there is, and its results.
+
+    Raises CompileError, with the node's line, where the gradient is none.
+    """
+    b = GraphBuilder()
+
+    def fed(type_: TensorType) -> ValueId:
+        name = str(len(b.nodes))
+        return b.one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
+
+    with b.at(node.scope, node.source):
+        b.emit(node.op, [fed(type_) for type_ in types], node.attrs)
+        alone = b.nodes[-1]
+        grads = tuple([fed(b.type_of(v)) for v in alone.outputs])
+        made = gradients.get(node.op)(b, alone, grads)
+    return b.freeze(), made
 
 
 def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:
@@ -286,15 +309,10 @@ class _Beside(Trace):
 
     def next_random_key(self) -> int:
         """Refuse random ops: they count steps, which is a matter of the job's own trace."""
-        raise self._refused("draws random numbers; draw them in the job, and make them an operand")
-
-    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
-        """Refuse parameters, whose gradients are being made."""
-        raise self._refused(f"reads the parameter made at {source}; make it an operand")
-
-    @staticmethod
-    def _refused(what: str) -> CompileError:
-        return CompileError(f"{find_source()}: a gradient {what}")
+        raise CompileError(
+            f"{find_source()}: a gradient draws random numbers; draw them in the job, and make them"
+            " an operand"
+        )
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Append a node where the builder stands."""

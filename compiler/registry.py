@@ -52,6 +52,15 @@ def define(name: str) -> Op:
     return op
 
 
+def free_name(wanted: str) -> str:
+    """Return a name that no op has: the one that is wanted, numbered where there is such an op."""
+    name, count = wanted, 1
+    while name in _OPS:
+        count += 1
+        name = f"{wanted}#{count}"
+    return name
+
+
 def find_op(name: str) -> Op:
     """Return the op called `name`. Raises KeyError when there is none."""
     return _OPS[name]

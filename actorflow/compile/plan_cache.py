@@ -3,15 +3,17 @@
 One file per key, under a seal of its name and content (`actors.kernels.native.sealed`), so that a
 reader never sees half a plan, nor that of another key. The key covers the traced graph with its
 user lines, the compile options, the kernels' fingerprint and what native ones are chosen by, the
-sources of the compiler itself, and the files from elsewhere that added a column of an op, a kernel
-or a pass, so that neither a changed compiler nor a changed gradient serves an old plan. What such a
-file imports in its turn is not covered. A damaged file is reported and compiled anew.
+sources of the compiler itself, the files from elsewhere that added a column of an op, a kernel or a
+pass, and what programs and gradients from elsewhere emit, so that neither a changed compiler nor a
+changed gradient serves an old plan. What a pass or a kernel imports in its turn is not covered. A
+damaged file is reported and compiled anew.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -19,23 +21,28 @@ from pathlib import Path
 
 import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
 from actorflow.compile.native import build, choices
+from actorflow.own_ops import gradient_alone
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
 from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
 from actors.kernels.native.trust import distrust_of_folder
 from compiler import added_passes
 from compiler.errors import ActorflowError, PlanFormatError
+from compiler.fusion.define import definition
 from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
+from compiler.rules import gradient
 
 _HOUSE = Path(__file__).resolve().parents[2]
 
 _PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
 """Where the sources lie that decide what a plan looks like."""
+
+_OURS = tuple(f"{folder}{os.sep}" for folder in _PLANNING)
 
 _STARTED_NS = time.time_ns()
 """When this module was imported, which only that moment can tell: a file that is written later may
@@ -61,6 +68,7 @@ def cache_key(
         added_passes.identity(),
         *_foreign_stamps(),
         *foreign_programs(graph),
+        *_foreign_gradients(graph),
         *(() if evaluation is None else foreign_programs(evaluation)),
     )
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
@@ -123,6 +131,22 @@ def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
         report(f"plan cache: {error}")
         return False
     return build(plan)
+
+
+def _foreign_gradients(graph: Graph) -> list[str]:
+    """Return hashes of what gradients from elsewhere emit that are no programs.
+
+    They are functions over tensors, of any file, and read what they like.
+    """
+    found: list[str] = []
+    for node in graph.nodes if graph.objective is not None else ():
+        if not gradient.has(node.op) or gradient.where(node.op).startswith(_OURS):
+            continue
+        if definition.has(node.op):
+            continue
+        emitted, made = gradient_alone(node, [graph.types[v] for v in node.inputs])
+        found += [f"{hash_graph(emitted)} {made}", *foreign_programs(emitted)]
+    return found
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from actorflow.tensor import Tensor
 from actorflow.trace.tracer import Trace, current_trace, recording, source_of
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
+from compiler.fusion.stated import forget
 from compiler.gc_pause import collector_paused
 from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.ops.update import INCREMENT
@@ -37,6 +38,7 @@ def trace_job(
     trace = Trace(
         spec, names, paths, is_training=options.train, batches_per_step=options.accumulate
     )
+    forget()
     with collector_paused(), recording(trace):
         returned = function(model, Batch(trace))
         outputs = _outputs(name, returned, is_training=options.train)

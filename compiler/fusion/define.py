@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.builder import ProgramBuilder
@@ -24,6 +23,7 @@ from compiler.fusion.forms import Form, Slot, output_of, register_program, trace
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
 from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction, Kind, joined
 from compiler.fusion.stated import (
+    FOREIGN,
     Attribute,
     Function,
     OwnGradient,
@@ -31,6 +31,7 @@ from compiler.fusion.stated import (
     attributes_of,
     expect_takes,
     read_gradient,
+    remembered,
     results_of,
     settings_of,
 )
@@ -186,9 +187,11 @@ def fused_op(
     draft = FusedOp(Op(name), read, program, attributes, own, check, where, traces_at_once)
     single = _instruction_of(draft)  # what is no program says so before anything is registered
     found = replace(draft, op=define(name))
+    if traces_at_once:
+        FOREIGN.append(found)
     op = found.op
     definition.register(op, found, where)
-    infer_type.register(op, lru_cache(maxsize=1024)(found.infer), where)
+    infer_type.register(op, remembered(1024)(found.infer), where)
     register_program(op, found, where)
     if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
         by_rule = single if gradient is None else None

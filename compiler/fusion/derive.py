@@ -13,7 +13,6 @@ unless reading it needs no more whole tensors than not (e^x: the output in place
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
@@ -30,6 +29,7 @@ from compiler.fusion.program import (
     ProgramInput,
     joined,
 )
+from compiler.fusion.stated import remembered
 from compiler.registry import OpTypeError
 
 Ints = tuple[int, ...]
@@ -50,7 +50,7 @@ def float_slots(form: Form) -> Ints:
     return tuple([i for i, slot in enumerate(form.inputs) if slot.dtype.is_float])
 
 
-@lru_cache(maxsize=512)
+@remembered(512)
 def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) -> Derived:
     """Return the product's program for the outputs `given` and the operands `wanted`.
 

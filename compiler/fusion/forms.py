@@ -18,6 +18,7 @@ from compiler.fusion.interpreter import evaluate
 from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import FusedProgram, Kind, ProgramInput, joined
 from compiler.fusion.spaces import Space
+from compiler.fusion.stated import remembered
 from compiler.ops.fused import program_flops
 from compiler.ops.signature import Array, Types
 from compiler.registry import Cost, Op, OpTypeError, cost, reference
@@ -194,12 +195,12 @@ def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     return _traced(found, inputs, attrs)
 
 
-@lru_cache(maxsize=4096)
+@remembered(4096)
 def _traced_elementwise(found: Fused, dtypes: tuple[DType, ...], attrs: Attrs) -> FusedProgram:
     return _traced(found, tuple([TensorType(dtype, ()) for dtype in dtypes]), attrs)
 
 
-@lru_cache(maxsize=4096)
+@remembered(4096)
 def _traced(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     form = found.form(inputs, attrs)
     p = form.builder()

@@ -8,7 +8,6 @@ emitted as ops of the graph, which other ops' gradients then meet and simplify.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
@@ -20,9 +19,10 @@ from compiler.fusion.expressions import Expression
 from compiler.fusion.forms import Form, output_of, register_program, trace
 from compiler.fusion.notation import Extents, Signature
 from compiler.fusion.program import Instruction, Kind, joined
+from compiler.fusion.stated import remembered
 from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.signature import Types, expect_inputs, expect_type
-from compiler.registry import Op, OpTypeError, define, infer_type
+from compiler.registry import Op, OpTypeError, define, free_name, infer_type
 from compiler.rules import Gradient, gradient
 from compiler.types import DType, TensorType, ValueId
 
@@ -141,7 +141,7 @@ def _stretches(shape: Ints, wide: Ints) -> bool:
     return len(shape) <= len(wide) and all([n in (1, m) for n, m in zip(shape, last, strict=True)])
 
 
-@lru_cache(maxsize=512)
+@remembered(512)
 def _derived(product: Product, dtype: DType, attrs: Attrs) -> Derived:
     form = product.inner_form(dtype, attrs)
     given = _ints(attrs, product.key("given"), tuple(range(len(form.outputs))))
@@ -154,15 +154,17 @@ def _ints(attrs: Attrs, key: str, default: Ints) -> Ints:
 
 
 _PRODUCTS: dict[str, Product] = {}
+"""By the name of what they are products of."""
 
 
 def product_of(found: FusedOp | Product) -> Product:
     """Return the vector-Jacobian product of a fused op, defined at the first call."""
-    name = f"{found.op.name}_grad"
+    name = found.op.name
     if name not in _PRODUCTS:
         depth = found.depth + 1 if isinstance(found, Product) else 1
-        made = _PRODUCTS[name] = Product(define(name), found, depth, found.where)
-        infer_type.register(made.op, lru_cache(maxsize=1024)(made.infer), made.where)
+        op = define(free_name(f"{name}_grad"))
+        made = _PRODUCTS[name] = Product(op, found, depth, found.where)
+        infer_type.register(made.op, remembered(1024)(made.infer), made.where)
         register_program(made.op, made, made.where)
         gradient.register(made.op, derived_gradient(made), made.where)
     return _PRODUCTS[name]

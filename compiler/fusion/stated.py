@@ -10,19 +10,51 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from compiler.attrs import AttrValue
 from compiler.errors import ActorflowError
 from compiler.fusion.expressions import plain
 from compiler.registry import OpTypeError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Function = Callable[..., Any]
 """Operands, and attributes by keyword -> one result, or a tuple of them."""
 
 Settings = dict[str, AttrValue]
 """Attributes by name."""
+
+
+_REMEMBERED: list[Any] = []
+
+FOREIGN: list[object] = []
+"""Definitions of somebody whose functions may read what changes, as a global of a notebook."""
+
+
+def remembered(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that keeps what follows from definitions, until `forget` is called."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        made = lru_cache(maxsize=most)(function)
+        _REMEMBERED.append(made)
+        return made  # type: ignore[return-value]  # mypy knows nothing of its parameters
+
+    return decorate
+
+
+def forget() -> None:
+    """Let functions of definitions run again, where there are such as may give something else.
+
+    For a job that is traced: then it is seen what they read, and a change of it is a change of the
+    job.
+    """
+    if FOREIGN:
+        for made in _REMEMBERED:
+            made.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)

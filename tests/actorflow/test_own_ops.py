@@ -1,5 +1,9 @@
 """Ops of a user that are stated wrongly: where it is told, with which words; and odd right ones."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +11,7 @@ import actorflow as af
 from actorflow import nn
 from compiler.types import DType, TensorType
 
+ROOT = Path(__file__).resolve().parents[2]
 X = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
 LONG = "x[*, D] -> y[*, D]"
 
@@ -139,7 +144,7 @@ PULLED = {
     "a number": (lambda: of_numpy(lambda dy: 0.0), "returns a float for x, expected a tensor of"),
     "a shape": (lambda: of_numpy(lambda dy: dy.sum()), "returns float32[] for x, which is float"),
     "a failure": (lambda: of_numpy(lambda dy: dy.foo), "fails at "),
-    "a name": (lambda: of_numpy(lambda dx: dx, lambda t: t), "takes 'dx'; it may take x, y"),
+    "a name": (lambda: of_numpy(lambda dx: dx, lambda t: t), "takes 'dx'; it may take dy, x, y"),
     "random": (lambda: of_numpy(lambda dy: af.dropout(dy, 0.5)), "a gradient draws random numbers"),
     "of program": (lambda: of_program(abs_of, gradient=lambda dy: (dy, dy)), "returns 2 results"),
     "bool": (
@@ -237,3 +242,76 @@ def test_a_function_that_another_cell_defines_anew_is_another_op():
         exec(compile(cell, f"<cell {number}>", "exec"), space)
         made.append(space["of_a_cell"])
     np.testing.assert_array_equal(shown(lambda x: made[0](x) + made[1](x), X), 2 * X + 3 * X)
+
+
+FACTOR = {"by": 1.0}
+
+
+@af.op("x[*, D] -> y[*, D]")
+def by_factor(x):
+    return x * FACTOR["by"]
+
+
+@af.op("x -> y", gradient=lambda dy: dy * FACTOR["by"])
+def by_three(x):
+    return x * 3.0 + 1.0
+
+
+@af.numpy_op("x -> y", gradient=lambda dy: dy * FACTOR["by"])
+def as_it_is(x, y):
+    y[...] = x
+
+
+@pytest.mark.parametrize("op", [by_factor, by_three, as_it_is])
+def test_what_a_program_or_a_gradient_reads_may_change_between_steps(op, monkeypatch):
+    table = Table()
+    job = af.job(lambda model, batch: op(model.x).sum(), optimizer=af.optim.SGD(1.0))
+    for factor in (1.0, 5.0):
+        monkeypatch.setitem(FACTOR, "by", factor)
+        table.load({"x": X})
+        job.step(table, {"unused": np.zeros(1, "f4")})
+        np.testing.assert_allclose(X - table.state()["x"], np.full_like(X, factor), 1e-5)
+
+
+def test_an_op_and_a_helper_that_is_called_like_its_gradient_live_together():
+    helper = of_program(lambda x: 2 * x, name="mine_grad")
+    op = of_program(abs_of, name="mine")
+    assert shown(lambda x: helper(op(x)), X).shape == X.shape
+    np.testing.assert_array_equal(pulled(op), np.sign(X))
+    with pytest.raises(af.CompileError, match="the name of an op is a line of text, got"):
+        of_program(abs_of, name="a\nb")
+
+
+STALE = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+from pulls import pull
+
+@af.numpy_op("x -> y", gradient=pull)
+def same(x, y):
+    y[...] = x
+
+class Model(nn.Module):
+    def __init__(self):
+        self.x = nn.Parameter((2,), (("kind", "zeros"),))
+
+@af.job(optimizer=af.optim.SGD(1.0))
+def train(model, batch):
+    return same(model.x).sum()
+
+model = Model()
+train.step(model, {"unused": np.zeros(1, "f4")})
+print(model.state()["x"])
+"""
+
+
+def test_a_gradient_of_another_file_finds_no_plan_of_the_old_one(tmp_path):
+    said = []
+    (tmp_path / "script.py").write_text(STALE)
+    for factor in (1.0, 5.0):
+        (tmp_path / "pulls.py").write_text(f"def pull(dy):\n    return dy * {factor}\n")
+        command = [sys.executable, "-B", str(tmp_path / "script.py")]
+        run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+        said.append(run.stdout.strip())
+    assert said == ["[-1. -1.]", "[-5. -5.]"]
