@@ -19,8 +19,6 @@ from compiler.fusion.program import (
 )
 from compiler.types import DType
 
-_NONE = -1
-
 _REDUCTIONS = frozenset(ROW_REDUCTIONS + COLUMN_REDUCTIONS)
 
 
@@ -189,35 +187,20 @@ class ProgramBuilder:
             if needed[value]:
                 for operand in made.operands:
                     needed[operand] = True
-        return self._numbered(outputs, needed)
-
-    def _numbered(
-        self, outputs: tuple[int, ...], needed: list[bool]
-    ) -> tuple[FusedProgram, tuple[int, ...]]:
-        """Return the needed values as a program: inputs first, then instructions as they came."""
-        number = [_NONE] * len(self._values)
-        inputs: list[ProgramInput] = []
-        kept: list[int] = []
-        position = 0
-        for value, made in enumerate(self._values):
-            if isinstance(made, ProgramInput):
-                if needed[value]:
-                    number[value] = len(inputs)
-                    inputs.append(made)
-                    kept.append(position)
-                position += 1
+        # Inputs first, then instructions as they came.
+        given = [v for v, made in enumerate(self._values) if isinstance(made, ProgramInput)]
+        kept = tuple([place for place, value in enumerate(given) if needed[value]])
+        number = {given[place]: n for n, place in enumerate(kept)}
         instructions: list[Instruction] = []
         for value, made in enumerate(self._values):
             if isinstance(made, Instruction) and needed[value]:
-                number[value] = len(inputs) + len(instructions)
+                number[value] = len(number)
                 operands = tuple([number[v] for v in made.operands])
                 instructions.append(
                     Instruction(made.op, operands, made.dtype, made.kind, made.constants)
                 )
-        program = FusedProgram(
-            tuple(inputs), tuple(instructions), tuple([number[v] for v in outputs])
-        )
-        return program, tuple(kept)
+        inputs = tuple([self._inputs[place] for place in kept])
+        return FusedProgram(inputs, tuple(instructions), tuple([number[v] for v in outputs])), kept
 
     def _emit(
         self,

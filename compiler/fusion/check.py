@@ -68,7 +68,8 @@ def _check(
         if dtypes != _operand_dtypes(op, dtypes):
             came = ", ".join([dtype.value for dtype in dtypes])
             raise ProgramError(f"{op}, needs other dtypes than ({came})")
-        _expect_result(instruction, _dtype_of(op, dtypes), joined(list(kinds)))
+        made = DType.BOOL if op in COMPARISONS else dtypes[-1]
+        _expect_result(instruction, made, joined(list(kinds)))
     elif op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
         _expect(op, len(kinds) == 1, "one operand")
         _expect(op, dtypes[0] is not DType.BOOL, "numbers")
@@ -95,10 +96,6 @@ def _operand_dtypes(op: str, dtypes: tuple[DType, ...]) -> tuple[DType, ...] | N
     elif last is DType.BOOL and op not in (*COMPARISONS, "select", "max", "min"):
         return None
     return (DType.BOOL, last, last) if op == "select" else (last,) * arity
-
-
-def _dtype_of(op: str, dtypes: tuple[DType, ...]) -> DType:
-    return DType.BOOL if op in COMPARISONS else dtypes[-1]
 
 
 def _check_other(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.check import ProgramError, check_program
-from compiler.fusion.expressions import Expression, plain
+from compiler.fusion.expressions import Expression, as_expression
 from compiler.fusion.forms import Form, Slot, output_of, register_program, trace
 from compiler.fusion.notation import Extents, OperandSpec, Signature, read_signature
 from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction, Kind, joined
@@ -36,14 +36,7 @@ from compiler.fusion.stated import (
     settings_of,
 )
 from compiler.ops.signature import Types, expect_inputs
-from compiler.registry import (
-    Op,
-    OpAttr,
-    OpTypeError,
-    define,
-    infer_type,
-    is_exact,
-)
+from compiler.registry import Op, OpAttr, OpTypeError, define, infer_type, is_exact
 from compiler.types import DType, TensorType
 
 Check = Callable[[Types, Attrs], None]
@@ -118,11 +111,7 @@ class FusedOp:
         return Form(_slots(signature.inputs, inputs), _slots(signature.outputs, made), extents)
 
     def emit(
-        self,
-        p: ProgramBuilder,
-        attrs: Attrs,
-        extents: Extents | None,
-        values: tuple[int, ...],
+        self, p: ProgramBuilder, attrs: Attrs, extents: Extents | None, values: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Emit the program on values; return one value per output."""
         specs = self.signature.inputs
@@ -193,7 +182,7 @@ def fused_op(
     definition.register(op, found, where)
     infer_type.register(op, remembered(1024)(found.infer), where)
     register_program(op, found, where)
-    if any([spec.elements not in ("bool", "int") for spec in read.outputs]):
+    if any([spec.elements != "bool" for spec in read.outputs]):
         by_rule = single if gradient is None else None
         gradients.register(op, derived_gradient(found, by_rule), where)
         if by_rule is None:
@@ -216,8 +205,12 @@ def _instruction_of(found: FusedOp) -> Instruction | None:
     """
     if not found.signature.is_elementwise or found.attributes:
         return None
-    traced = _instructions(found)
-    return traced.instructions[0] if len(traced.instructions) == 1 else None
+    dtypes = {"bool": DType.BOOL, "int": DType.INT64}
+    specs = found.signature.inputs
+    types = tuple([TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in specs])
+    found.infer(types, NO_ATTRS)
+    made = trace(found, types, NO_ATTRS).instructions
+    return made[0] if len(made) == 1 else None
 
 
 def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Expression, ...]:
@@ -225,29 +218,12 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     if not definition.has(op):
         raise OpTypeError(f"has a program that uses {op}, which is not defined by a program")
     found = definition.get(op)
-    first = next(o for o in operands if isinstance(o, Expression))
-    if found.traces_at_once:  # by somebody who may call methods of its operands
-        p = first.emitter
-        operands = tuple(
-            [
-                Expression(p, p.constant_like(plain(o), first.value))
-                if isinstance(plain(o), (int, float))
-                else o
-                for o in operands
-            ]
-        )
+    if found.traces_at_once:  # by somebody who may call methods of numbers
+        first = next(o for o in operands if isinstance(o, Expression))
+        operands = tuple([as_expression(o, first) for o in operands])
     return results_of("has a program that ", found.program, *operands, **found.settings(attrs))
 
 
 def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:
     pairs = zip(specs, types, strict=True)
     return tuple([Slot(s.name, s.kind or Kind.FULL, t.dtype) for s, t in pairs])
-
-
-def _instructions(found: FusedOp) -> FusedProgram:
-    """Return the program of an elementwise op without attributes, on floats."""
-    dtypes = {"bool": DType.BOOL, "int": DType.INT64}
-    specs = found.signature.inputs
-    types = tuple([TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in specs])
-    found.infer(types, NO_ATTRS)
-    return trace(found, types, NO_ATTRS)

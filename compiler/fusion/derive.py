@@ -76,9 +76,9 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
     whole = q.whole(outputs)
     saved = {v: values[last + i] for i, v in enumerate(forward) if v not in values}
     small = {v: n for v, n in saved.items() if q.kind_of(n) is not Kind.FULL}
-    read, again = [_written(whole, pool, form, s, reached) for s in (saved, small)]
-    chosen = read if _num_whole(read, pool, first) <= _num_whole(again, pool, first) else again
-    program, operands = chosen
+    both = [_written(whole, pool, form, s, reached) for s in (saved, small)]
+    wide = [i >= first and slot.kind is Kind.FULL for i, slot in enumerate(pool)]
+    program, operands = min(both, key=lambda made: sum([wide[i] for i in made[1]]))
     return Derived(
         Form(tuple([pool[i] for i in operands]), slots, form.extents), program, operands, reached
     )
@@ -86,12 +86,9 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
 
 def _pool(form: Form, given: Ints) -> list[Slot]:
     """Return what a product may read: gradients, operands, outputs."""
-    grads = [form.outputs[i] for i in given]
-    return [
-        *[Slot(f"d{slot.name}", slot.kind, slot.dtype) for slot in grads],
-        *form.inputs,
-        *form.outputs,
-    ]
+    outputs = [form.outputs[i] for i in given]
+    grads = [Slot(f"d{slot.name}", slot.kind, slot.dtype) for slot in outputs]
+    return [*grads, *form.inputs, *form.outputs]
 
 
 def _kind_of_gradient(kind: Kind) -> Kind:
@@ -117,10 +114,6 @@ def _written(
             own.append(p.repeat(made, operands))
     outputs = [output_of(p, Expression(p, own[v]), p.kind_of(own[v])) for v in whole.outputs]
     return p.finish(tuple(outputs))
-
-
-def _num_whole(written: tuple[FusedProgram, Ints], pool: list[Slot], first: int) -> int:
-    return len([i for i in written[1] if i >= first and pool[i].kind is Kind.FULL])
 
 
 def _overridden(

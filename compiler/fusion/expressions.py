@@ -221,6 +221,14 @@ def plain(operand: Any) -> Any:
     return int(operand) if isinstance(operand, Integral) else float(operand)
 
 
+def as_expression(operand: Any, beside: Expression) -> Any:
+    """Return a number as a constant of the dtype of an expression."""
+    number, p = plain(operand), beside.emitter
+    if not isinstance(number, (int, float)):
+        return operand
+    return Expression(p, p.constant_like(number, beside.value))
+
+
 def _number(name: str, number: float, beside: Expression) -> Any:
     if not beside.dtype.is_float and number != int(number):
         raise OpTypeError(

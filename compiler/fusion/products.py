@@ -47,11 +47,6 @@ class Product:
         """That of the op that was written down."""
         return self.of.signature
 
-    @property
-    def gradient(self) -> None:
-        """No product has one of its own."""
-        return
-
     def inner(self, attrs: Attrs) -> Attrs:
         """Return the attributes of what this is the product of."""
         own = {self.key("given"), self.key("wanted")}
