@@ -16,7 +16,7 @@ FUNCTION_LINES = 80
 BUDGET = {
     "actorflow": 16_750,
     "actors": 22_800,
-    "compiler": 17_500,
+    "compiler": 17_560,
     "memory": 5_300,
     "tests": 47_620,
     "benchmarks": 7_300,
