@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, TypeVar
 from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
 from actors.failure import Failure, blamed, explain, traced
-from actors.in_flight import NOBODY, InFlight, in_flight
-from actors.launch_number import launch_number
+from actors.in_flight import NOBODY, InFlight, in_flight, launch_number
 from actors.machine import Machine
 from actors.protocol import Chain, Clock, GivesUp
 from actors.table import MachineTable

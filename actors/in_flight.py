@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from actors.launch_number import launch_number
+from actors.protocol import Chain
 
 NOBODY = -1
 """The actor of a thread that waits."""
@@ -72,3 +72,13 @@ def _locals(frame: FrameType, *names: str) -> list[Any]:
         # of a chain.
         values.clear()
     return found
+
+
+def launch_number(chain: Chain, item: int) -> int:
+    """Return the number in the plan of the launch that runs, or failed, in an item of a chain.
+
+    A loader may join neighbouring launches: what it makes of them says how many they are
+    (`num_launches`) and which one runs (`running`). O(items); only failures and stalls ask.
+    """
+    before = sum([getattr(launch, "num_launches", 1) for launch in chain[:item]])
+    return before + (getattr(chain[item], "running", 0) if item < len(chain) else 0)

@@ -13,8 +13,7 @@ from queue import Empty, SimpleQueue
 
 from actors.errors import SourceExhausted
 from actors.failure import Failure
-from actors.in_flight import NOBODY, InFlight, in_flight
-from actors.launch_number import launch_number
+from actors.in_flight import NOBODY, InFlight, in_flight, launch_number
 from actors.protocol import Chain, Clock, Launch
 from actors.table import MachineTable
 from actors.timeline import Timeline

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 
 from actorflow.compile.native import compiled, has_refusals
 from actorflow.compile.plan_cache import PlanCache, is_ready
 from actorflow.compile.targets import HostTarget
-from actorflow.logs import logger
+from actorflow.logs import logger, once
 from actorflow.settings import Settings
 from compiler.gc_pause import collector_paused
 from compiler.graph import Graph
@@ -31,7 +34,6 @@ def compiled_plan(
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
     # A quarter of the house, which a run from the cache never loads.
-    from actorflow.compile.dump import dumper
     from actors.race import check_races
     from compiler.pipeline import compile_graph
 
@@ -46,3 +48,26 @@ def compiled_plan(
     if not has_refusals():  # a compiler that is mended is to be asked again
         cache.store(key, plan)
     return plan
+
+
+def dumper(directory: Path | None) -> Callable[[str, Graph], None] | None:
+    """Return what writes the graph after each pass into `NN-pass.txt` (ACTORFLOW_DUMP), or None.
+
+    Where it cannot, the log says so once.
+    """
+    if directory is None:
+        return None
+    from compiler.printer import print_graph
+
+    folder, numbers, warn = directory, count(), once(logger.warning)
+
+    def dump(name: str, graph: Graph) -> None:
+        path = folder / f"{next(numbers):02d}-{name}.txt"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "\n".join(print_graph(graph)) + "\n"
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files
+        except OSError as error:
+            warn(f"ACTORFLOW_DUMP: cannot write {path}: {error.strerror}")
+
+    return dump

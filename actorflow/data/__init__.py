@@ -1,8 +1,7 @@
 """Where batches come from: sources that seek, so that a resumed run sees the same bytes.
 
-source.py       the DataSource protocol, DataError, check_batch
+source.py       the DataSource protocol, DataError, check_batch, the hash of some content
 order.py        which item is seen when: a shuffled epoch without a permutation array
-fingerprint.py  length + hash of the content
 tokens.py       Tokens: windows of one long token sequence
 arrays.py       ArraySource: rows of arrays in memory or memory-mapped
 iterable.py     from_iterable: any iterator of dicts

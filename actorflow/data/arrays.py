@@ -8,9 +8,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from actorflow.data.fingerprint import content_hash
 from actorflow.data.order import EpochOrder
-from actorflow.data.source import Batch, DataError, position_of, position_state, positive, spec_of
+from actorflow.data.source import (
+    Batch,
+    DataError,
+    content_hash,
+    position_of,
+    position_state,
+    positive,
+    spec_of,
+)
 from compiler.types import TensorType
 
 

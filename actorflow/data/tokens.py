@@ -16,9 +16,15 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from actorflow.data.fingerprint import content_hash
 from actorflow.data.order import EpochOrder
-from actorflow.data.source import Batch, DataError, position_of, position_state, positive
+from actorflow.data.source import (
+    Batch,
+    DataError,
+    content_hash,
+    position_of,
+    position_state,
+    positive,
+)
 from compiler.types import DType, TensorType
 
 _ASCII_SIZE = 128

@@ -11,14 +11,55 @@ import numpy as np
 from actorflow.initialise import steps_done
 from actorflow.run.plan_facts import batch_fields
 from actorflow.run.ports import Metrics
-from actorflow.run.pushed import Mailbox
 from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
 from compiler.errors import CompileError, InternalError
 from compiler.plan import Plan
+from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
+
+
+class Mailbox:
+    """A `DataSource` over a mailbox.
+
+    `put` may be called from any thread; `__next__` blocks until there is a batch.
+    """
+
+    def __init__(self, spec: Mapping[str, TensorType]) -> None:
+        self._spec = dict(spec)
+        self._batches: queue.SimpleQueue[Mapping[str, Array] | None] = queue.SimpleQueue()
+
+    def put(self, batch: Mapping[str, Array]) -> None:
+        """Give the next batch."""
+        self._batches.put(batch)
+
+    def close(self) -> None:
+        """End the stream; a blocked `__next__` raises StopIteration."""
+        self._batches.put(None)
+
+    def spec(self) -> dict[str, TensorType]:
+        """Return the types of a batch."""
+        return dict(self._spec)
+
+    def __next__(self) -> Mapping[str, Array]:
+        """Return the next batch; blocks."""
+        batch = self._batches.get()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: what was pushed cannot be sought."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Accept any state; the caller pushes what follows."""
+
+    def fingerprint(self) -> str:
+        """Return a fixed text: the caller knows what it pushes."""
+        return "mailbox"
 
 
 class Stepping:

@@ -18,11 +18,11 @@ from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.run.broken_steps import BrokenSteps, skips
 from actorflow.run.live_variables import LiveVariables
-from actorflow.run.plan_credits import credits_after
 from actorflow.run.plan_facts import (
     batch_fields,
     batch_slots,
     batches_per_step,
+    credits_after,
     line_of_output,
     snapshot_rate,
     takes_snapshots,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actorflow import functional
-from actorflow.batch import Batch
 from actorflow.compile.job_options import JobOptions
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
@@ -23,6 +22,23 @@ Function = Callable[[Any, Any], Any]
 
 RESERVED = ("step", "seed", "batches")
 """Variables of the engine's own: the steps done, the seed of the run, the batches done."""
+
+
+class Batch:
+    """`batch.x` and `batch["x"]` are the tensor of the data source's entry "x"."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the tensor of an entry. Raises CompileError naming the entries there are."""
+        return Tensor(self._trace, self._trace.batch_input(key))
+
+    def __getattr__(self, key: str) -> Tensor:
+        """Return the tensor of an entry, as `batch[key]`."""
+        if key.startswith("_"):
+            raise AttributeError(key)
+        return self[key]
 
 
 def trace_job(

@@ -215,7 +215,7 @@ def test_a_tensor_that_escaped_its_trace_names_both_places(traced):
 
 
 def test_an_unknown_batch_entry_lists_the_ones_there_are(traced):
-    from actorflow.batch import Batch
+    from actorflow.trace.job_graph import Batch
     from actorflow.trace.tracer import current_trace
 
     def function(x):

@@ -176,14 +176,3 @@ def test_wrong_numbers_are_refused(data_parallel):
         simulate_ranks(data_parallel(1), 0, 1, links=LINKS)
     with pytest.raises(ValueError, match="durations_ns for 4 actors, got 1"):
         simulate_ranks(data_parallel(1), 2, 1, links=LINKS, durations_ns=[1.0])
-
-
-def test_links_and_spreads_that_mean_nothing_are_refused():
-    with pytest.raises(ValueError, match="more than 0 GB/s and 0 ns or more, got 0 and 1"):
-        Links(0, 1)
-    with pytest.raises(ValueError, match="got nan and 1"):
-        Links(float("nan"), 1)
-    with pytest.raises(ValueError, match=r"one of .*'ring', 'halving'.*, got 'star'"):
-        Links(1, 1, "star")
-    with pytest.raises(ValueError, match="a straggler above 0 and a sigma of 0 or more"):
-        Spread(straggler=0.0)

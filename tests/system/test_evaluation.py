@@ -9,7 +9,7 @@ from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run.plan_credits import credits_after
+from actorflow.run.plan_facts import credits_after
 from actors.race import check_races
 from compiler.lowering import chains
 from compiler.verify import verify_plan

@@ -4,8 +4,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource, DataError, FillsBatches, Tokens, check_batch, from_iterable
-from actorflow.data.fingerprint import content_hash
-from actorflow.data.source import items_of, spec_of
+from actorflow.data.source import content_hash, items_of, spec_of
 from compiler.types import DType, TensorType
 
 SPEC = {"x": TensorType(DType.INT32, (32, 64)), "y": TensorType(DType.FLOAT32, (32,))}
