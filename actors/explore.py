@@ -16,22 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from actors.machine import Machine
 from actors.transitions import KIND_MASK, Message, message, subject_of
 
+if TYPE_CHECKING:
+    from actors.proof.oracle import Memory
+
 _NOBODY = -1
-
-
-class Observer(Protocol):
-    """Plays the actors' bodies."""
-
-    def started(self, actor: int, firing: int) -> None:
-        """Begin a firing: read and write slots from now on."""
-
-    def finished(self, actor: int, firing: int) -> Message:
-        """End a firing with DONE, FAILED or EXHAUSTED."""
 
 
 def channel_of(code: int) -> int:
@@ -43,7 +36,7 @@ def channel_of(code: int) -> int:
 def explore(
     machine: Machine,
     rng: Random,
-    observer: Observer,
+    observer: Memory,
     commands: Iterable[Callable[[], object]] = (),
     *,
     is_checked: bool = True,
@@ -51,9 +44,10 @@ def explore(
 ) -> int:
     """Run until nothing runs, nothing is under way and no command is left; count the events.
 
-    `commands` are called in order, at random moments. `is_checked` validates the machine after
-    every event. `before_message` sees each message before the machine takes it. Raises what the
-    machine, the observer and the commands raise.
+    The observer plays the actors' bodies: it hears when a firing has `started`, and says how it has
+    `finished`: with DONE, FAILED or EXHAUSTED. `commands` are called in order, at random moments.
+    `is_checked` validates the machine after every event. `before_message` sees each message before
+    the machine takes it. Raises what the machine, the observer and the commands raise.
     """
     draw = rng.random
     schedule = _PendingEvents(machine, rng, observer)
@@ -86,7 +80,7 @@ class _PendingEvents:
         "running",
     )  # fmt: skip
 
-    def __init__(self, machine: Machine, rng: Random, observer: Observer) -> None:
+    def __init__(self, machine: Machine, rng: Random, observer: Memory) -> None:
         table = machine.table
         self._draw = rng.random
         self._machine = machine

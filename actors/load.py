@@ -10,35 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import gcd, lcm
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.arena import Views
 from actors.protocol import Array, Chain, HostPort, Launch, Token
 from compiler.errors import InternalError
-from compiler.plan import PORTED, Actor, AttrValue, Constant, Plan, Port, RegisterKind
+from compiler.plan import PORTED, Actor, Constant, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId
+
+if TYPE_CHECKING:
+    from actors.kernels.kernel import Kernel
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
 Rework = Callable[[int, Chain], Chain]
 """From an actor's number and chain to what its firings run."""
-
-
-class KernelBinder(Protocol):
-    """One kernel, ready to be bound to addresses."""
-
-    def bind(
-        self,
-        attrs: Mapping[str, AttrValue],
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
-    ) -> Launch:
-        """Return the launch for these operands; `workspace` is a view of bytes, or None."""
 
 
 class BoundPlan:
@@ -92,7 +82,7 @@ class BoundPlan:
 def load(
     plan: Plan,
     ports: Mapping[str, HostPort],
-    kernels: Mapping[str, KernelBinder],
+    kernels: Mapping[str, Kernel],
     rework: Rework | None = None,
 ) -> BoundPlan:
     """Allocate the arenas of a plan, fill its constants and bind all its launches.
@@ -136,9 +126,7 @@ def num_phases(plan: Plan, actor: Actor) -> int:
     return lcm(*[slots // gcd(slots, rate) for slots, rate in ports])
 
 
-def _check_names(
-    plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, KernelBinder]
-) -> None:
+def _check_names(plan: Plan, ports: Mapping[str, HostPort], kernels: Mapping[str, Kernel]) -> None:
     wanted = [actor.name for actor in plan.actors if actor.kind in PORTED]
     missing = [name for name in wanted if name not in ports]
     unknown = [name for name in ports if name not in wanted]
@@ -174,7 +162,7 @@ def _bind_actor(
     views: Views,
     actor: Actor,
     ports: Mapping[str, HostPort],
-    kernels: Mapping[str, KernelBinder],
+    kernels: Mapping[str, Kernel],
 ) -> tuple[Chain, ...]:
     phases = range(num_phases(plan, actor))
     if actor.kind in PORTED:
@@ -222,9 +210,7 @@ def _slot(
     return phase % register.num_slots
 
 
-def _bind(
-    views: Views, kernel: KernelBinder, launch: PlannedLaunch, slots: tuple[int, ...]
-) -> Launch:
+def _bind(views: Views, kernel: Kernel, launch: PlannedLaunch, slots: tuple[int, ...]) -> Launch:
     operands = [*launch.inputs, *launch.outputs]
     arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=False)]
     num_inputs = len(launch.inputs)

@@ -18,6 +18,9 @@ Arrays = tuple[Array, ...]
 Launch = Callable[[], object]
 """One prebound call. Its return value is ignored; an exception fails the actor."""
 
+Clock = Callable[[], int]
+"""Monotonic time in nanoseconds."""
+
 Chain = tuple[Launch, ...]
 """The launches of one firing, in order."""
 
@@ -50,10 +53,3 @@ class GivesUp(Protocol):
         where it can help it, and raise. Called on the dispatcher's thread, which runs the launches
         of further firings, and that of this one again, where the port is not admitted.
         """
-
-
-class Clock(Protocol):
-    """Monotonic time in nanoseconds."""
-
-    def __call__(self) -> int:
-        """Return the time now."""

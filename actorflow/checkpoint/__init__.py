@@ -12,7 +12,7 @@ directory listing is the only truth.
 The map, in the order of imports:
 
 - `errors`: the `CheckpointError` family, and which of them an `OSError` becomes.
-- `fs`: the one door to the disk (`Fs`, `RealFs`) and which file names pass it.
+- `fs`: the one door to the disk (`Fs`) and which file names pass it.
 - `layout`: the names inside a run directory.
 - `lock`: `WriterLock`: who may write, and whether the path still leads to what is locked.
 - `shard`: safetensors files, written and read in chunks, hashed on the way.

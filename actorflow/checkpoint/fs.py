@@ -1,9 +1,8 @@
 """The one door to the disk: every file access of the checkpoint code is a call of an `Fs`.
 
 So the same code runs on the real disk, on one that loses power at any moment (`testing.LogFs`) and
-on one whose k-th call fails (`testing.FaultFs`). The protocol is wide for that reason: an operation
-that is not in it cannot be checked. Descriptors are plain ints, which keeps all calls at one
-object.
+on one whose k-th call fails (`testing.FaultFs`). The door is wide for that reason: what does not go
+through it cannot be checked. Descriptors are plain ints, which keeps all calls at one object.
 
 What the durability of POSIX asks for: `fsync(fd)` makes the bytes of a file durable, but not its
 name; `fsync_dir` makes the names inside one directory durable, but not what they lead to. On Linux
@@ -21,7 +20,6 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 MAX_IO_BYTES = 8 << 20
 """Most bytes that one `write` or `readinto` is asked for."""
@@ -51,71 +49,20 @@ class FileStat:
     identity: FileId
 
 
-class Fs(Protocol):
-    """What checkpoints ask of a file system. Every method may raise `OSError`."""
+class Fs:
+    """The operating system's files: all that checkpoints ask of it. Methods may raise `OSError`."""
 
     def lock(self, path: Path, owner: str) -> int:
         """Create and lock the file, note `owner` in it, return the descriptor that holds the lock.
 
-        Raises:
-            BlockingIOError: somebody else holds it; `strerror` says who.
-        """
-
-    def create(self, path: Path) -> int:
-        """Create a file that must not exist; return a descriptor to write it."""
-
-    def open_read(self, directory: Path, name: str) -> int:
-        """Open the regular file `name` in `directory`, following no symbolic link at either."""
-
-    def write(self, fd: int, data: memoryview) -> int:
-        """Append from `data`; return how many bytes were taken, which may be fewer than offered."""
-
-    def readinto(self, fd: int, buffer: memoryview) -> int:
-        """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
-
-    def stat_open(self, fd: int) -> FileStat:
-        """Return what an open descriptor leads to."""
-
-    def fsync(self, fd: int) -> None:
-        """Make the bytes of a file durable."""
-
-    def close(self, fd: int) -> None:
-        """Close a descriptor; releases the lock if it holds one."""
-
-    def fsync_dir(self, path: Path) -> None:
-        """Make the names in a directory durable."""
-
-    def mkdir(self, path: Path) -> None:
-        """Create a directory whose parent exists."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a file or directory another name, atomically."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a name that is not a directory."""
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty directory."""
-
-    def listdir(self, path: Path) -> list[str]:
-        """Return the names in a directory, sorted."""
-
-    def stat(self, path: Path) -> FileStat:
-        """Return what a name leads to, without following a symbolic link."""
-
-    def free_bytes(self, path: Path) -> int:
-        """Return the space left for us on the file system of `path`."""
-
-
-class RealFs:
-    """The operating system's files."""
-
-    def lock(self, path: Path, owner: str) -> int:
-        """Take a non-blocking exclusive `flock`, which the system drops when the process dies.
+        It is a non-blocking exclusive `flock`, which the system drops when the process dies.
 
         A `flock` belongs to the open file, which a forked child shares: it would outlive us in
         children of a data source. So a child lets go of it at once. (A POSIX lock would not be
         shared, but any `close` of the file in this process would drop it.)
+
+        Raises:
+            BlockingIOError: somebody else holds it; `strerror` says who.
         """
         with _no_fork:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -135,11 +82,13 @@ class RealFs:
         return fd
 
     def create(self, path: Path) -> int:
-        """Open with O_EXCL: a name that exists, even as a dangling link, is refused."""
+        """Create a file to write; a name that exists, even as a dangling link, is refused."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def open_read(self, directory: Path, name: str) -> int:
-        """Open through a descriptor of the directory; O_NONBLOCK so that a FIFO cannot block us.
+        """Open the regular file `name` in `directory`, following no symbolic link at either.
+
+        Through a descriptor of the directory; O_NONBLOCK so that a FIFO cannot block us.
 
         Raises:
             OSError: ENXIO if `name` is not a plain file or not a permitted name, else the system's.
@@ -160,30 +109,30 @@ class RealFs:
         return fd
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Call the system's write once."""
+        """Append from `data`; return how many bytes were taken, which may be fewer than offered."""
         return os.write(fd, data)
 
     def readinto(self, fd: int, buffer: memoryview) -> int:
-        """Call readv once, straight into the caller's memory."""
+        """Fill the front of `buffer`; return how many bytes came, 0 at the end of the file."""
         return os.readv(fd, [buffer])
 
     def stat_open(self, fd: int) -> FileStat:
-        """Call fstat."""
+        """Return what an open descriptor leads to."""
         return _stat_of(os.fstat(fd))
 
     def fsync(self, fd: int) -> None:
-        """Call the system's fsync, on the descriptor that wrote: no write-back error is missed."""
+        """Make a file durable, by the descriptor that wrote: no write-back error is missed."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Call the system's close; a lock ends here, whoever else has its file open."""
+        """Close a descriptor; a lock ends here, whoever else has its file open."""
         if fd in _locks:
             _locks.remove(fd)
             fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked just now may not have let go of it yet
         os.close(fd)
 
     def fsync_dir(self, path: Path) -> None:
-        """Call the system's fsync on a descriptor of the directory."""
+        """Make the names in a directory durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -191,31 +140,31 @@ class RealFs:
             os.close(fd)
 
     def mkdir(self, path: Path) -> None:
-        """Call the system's mkdir."""
+        """Create a directory whose parent exists."""
         os.mkdir(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Call the system's rename."""
+        """Give a file or directory another name, atomically."""
         os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Call the system's unlink."""
+        """Remove a name that is not a directory."""
         os.unlink(path)
 
     def rmdir(self, path: Path) -> None:
-        """Call the system's rmdir."""
+        """Remove an empty directory."""
         os.rmdir(path)
 
     def listdir(self, path: Path) -> list[str]:
-        """List and sort, since the order of a directory is the file system's own."""
+        """Return the names in a directory, sorted, since its order is the file system's own."""
         return sorted(os.listdir(path))
 
     def stat(self, path: Path) -> FileStat:
-        """Call lstat."""
+        """Return what a name leads to, without following a symbolic link."""
         return _stat_of(os.lstat(path))
 
     def free_bytes(self, path: Path) -> int:
-        """Call statvfs; the reserve of the superuser is not ours."""
+        """Return the space left for us on the file system of `path`, no superuser's reserve."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 

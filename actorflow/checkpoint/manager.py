@@ -20,7 +20,7 @@ from actorflow.checkpoint.errors import (
     CheckpointSpaceError,
     writing,
 )
-from actorflow.checkpoint.fs import Fs, RealFs
+from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.layout import MAX_STEP, aside_step_of, new_attempt, step_name
 from actorflow.checkpoint.lock import WriterLock
 from actorflow.checkpoint.manifest import FORMAT_VERSION, Manifest, encode, plain_json
@@ -59,7 +59,7 @@ class CheckpointManager(CheckpointReader):
         if type(keep_last) is not int or keep_last < 1:
             raise CheckpointError(f"keep_last: expected an int of 1 or more, got {keep_last!r}")
         # Real path: a name is made durable by syncing the directory that truly holds it.
-        super().__init__(fs or RealFs(), Path(os.path.realpath(directory)), report)
+        super().__init__(fs or Fs(), Path(os.path.realpath(directory)), report)
         self._keep_last = keep_last
         self._lock: WriterLock | None = None
 

@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from actors.load import KernelBinder
 from actors.protocol import Array, Launch
 from compiler.plan import Actor, AttrValue, Plan, Register, RegisterKind, View
 from compiler.plan import Launch as PlannedLaunch
@@ -87,5 +86,5 @@ class _Poison:
         return scribble
 
 
-POISON_KERNELS: Mapping[str, KernelBinder] = MappingProxyType({_NAME: _Poison()})
+POISON_KERNELS: Mapping[str, _Poison] = MappingProxyType({_NAME: _Poison()})
 """What a poisoned plan needs besides its own kernels."""

@@ -25,7 +25,7 @@ def break_disk(monkeypatch):
 
     def make(code, first, last=99, call="fsync"):
         attempts = []
-        mkdir, real = fs_module.RealFs.mkdir, getattr(fs_module.RealFs, call)
+        mkdir, real = fs_module.Fs.mkdir, getattr(fs_module.Fs, call)
 
         def counting(self, path):
             if path.name.startswith(".tmp-"):
@@ -37,8 +37,8 @@ def break_disk(monkeypatch):
                 raise OSError(code, os.strerror(code), str(arguments[0]))
             return real(self, *arguments)
 
-        monkeypatch.setattr(fs_module.RealFs, "mkdir", counting)
-        monkeypatch.setattr(fs_module.RealFs, call, failing)
+        monkeypatch.setattr(fs_module.Fs, "mkdir", counting)
+        monkeypatch.setattr(fs_module.Fs, call, failing)
         return attempts
 
     return make

@@ -13,7 +13,7 @@ from actorflow.checkpoint.errors import (
     CheckpointSpaceError,
     NoValidCheckpoint,
 )
-from actorflow.checkpoint.fs import RealFs
+from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.testing import FaultFs, LogFs
 
 RUN = Path("/disk/run")
@@ -176,7 +176,7 @@ def test_little_more_is_asked_for_than_a_checkpoint_takes(make_run, num_tensors)
 
 
 def test_a_full_device_of_the_system_gives_the_space_error(make_run, tmp_path):
-    class Full(RealFs):
+    class Full(Fs):
         def create(self, path):
             path.touch()
             return os.open("/dev/full", os.O_WRONLY)

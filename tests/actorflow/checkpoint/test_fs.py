@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from actorflow.checkpoint.fs import RealFs, is_safe_name, remove_tree
+from actorflow.checkpoint.fs import Fs, is_safe_name, remove_tree
 from actorflow.checkpoint.testing import LogFs
 
 BAD_NAMES = [
@@ -18,7 +18,7 @@ BAD_NAMES = [
 def test_a_name_that_could_leave_the_directory_or_clash_is_refused(name, tmp_path):
     assert not is_safe_name(name)
     with pytest.raises(OSError, match="not a permitted file name"):
-        RealFs().open_read(tmp_path, name)
+        Fs().open_read(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model-00001.safetensors", "a", "console.x"])
@@ -31,7 +31,7 @@ def test_only_regular_files_are_opened(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "fifo")
-    fs = RealFs()
+    fs = Fs()
     fs.close(fs.open_read(tmp_path, "real"))
     for name, code in [("link", errno.ELOOP), ("dir", errno.ENXIO), ("fifo", errno.ENXIO)]:
         with pytest.raises(OSError) as raised:
@@ -44,7 +44,7 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path):
     (tmp_path / "real" / "x").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OSError) as raised:
-        RealFs().open_read(tmp_path / "link", "x")
+        Fs().open_read(tmp_path / "link", "x")
     assert raised.value.errno in (errno.ELOOP, errno.ENOTDIR)
 
 
@@ -55,7 +55,7 @@ def test_removing_a_tree_does_not_follow_links(tmp_path):
     (tree / "deep").mkdir(parents=True)
     (tree / "link").symlink_to(tmp_path / "outside")
     (tree / "deep" / "file").write_text("x")
-    remove_tree(RealFs(), tree)
+    remove_tree(Fs(), tree)
     assert not tree.exists()
     assert (tmp_path / "outside" / "kept").exists()
 
@@ -119,11 +119,11 @@ def play(fs, root):
 
 
 def test_the_disk_in_memory_answers_like_the_real_one(tmp_path):
-    assert list(play(LogFs(tmp_path), tmp_path)) == list(play(RealFs(), tmp_path))
+    assert list(play(LogFs(tmp_path), tmp_path)) == list(play(Fs(), tmp_path))
 
 
 def test_a_lock_names_its_owner_and_can_be_taken_after_it(tmp_path):
-    fs = RealFs()
+    fs = Fs()
     first = fs.lock(tmp_path / "lock", "somebody with a long name")
     fs.close(first)
     first = fs.lock(tmp_path / "lock", "process 12")
@@ -133,7 +133,7 @@ def test_a_lock_names_its_owner_and_can_be_taken_after_it(tmp_path):
 
 
 def test_files_are_readable_by_others_as_the_umask_allows(tmp_path):
-    fs = RealFs()
+    fs = Fs()
     old = os.umask(0o022)
     try:
         fs.close(fs.create(tmp_path / "f"))
@@ -144,11 +144,11 @@ def test_files_are_readable_by_others_as_the_umask_allows(tmp_path):
 
 def test_free_space_is_what_the_system_says(tmp_path):
     status = os.statvfs(tmp_path)
-    assert 0 <= RealFs().free_bytes(tmp_path) <= status.f_blocks * status.f_frsize
+    assert 0 <= Fs().free_bytes(tmp_path) <= status.f_blocks * status.f_frsize
 
 
 def test_a_forked_child_has_no_part_in_a_lock(tmp_path, child_says):
-    fs = RealFs()
+    fs = Fs()
     held = fs.lock(tmp_path / "lock", "the parent")
     again = "BlockingIOError: [Errno 11] the parent"
     assert child_says(lambda: fs.lock(tmp_path / "lock", "the child")).startswith(again)
@@ -166,7 +166,7 @@ def test_a_forked_child_has_no_part_in_a_lock(tmp_path, child_says):
 
 
 def test_closing_an_inherited_lock_in_a_child_closes_nothing_else(tmp_path, child_says):
-    fs = RealFs()
+    fs = Fs()
     held = fs.lock(tmp_path / "lock", "the parent")
 
     def close_it():

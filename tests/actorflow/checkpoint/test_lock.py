@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
-from actorflow.checkpoint.fs import RealFs
+from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.lock import WriterLock
 
 
@@ -67,14 +67,14 @@ def test_a_directory_or_lock_lost_meanwhile_is_noticed_and_nothing_is_written(
 @pytest.mark.parametrize("call", ["mkdir", "create", "write", "fsync", "rename"])
 @pytest.mark.parametrize("lose", [move_away, remove, replace, remove_the_lock, replace_the_lock])
 def test_what_is_lost_in_the_middle_of_a_save_is_noticed_as_such(make_run, tmp_path, lose, call):
-    class Losing(RealFs):
+    class Losing(Fs):
         is_armed = False
 
     def losing(self, *arguments):
         if self.is_armed:
             self.is_armed = False
             lose(run.directory)
-        return getattr(RealFs, call)(self, *arguments)
+        return getattr(Fs, call)(self, *arguments)
 
     setattr(Losing, call, losing)
     fs = Losing()
@@ -116,7 +116,7 @@ def test_a_run_that_took_the_place_of_a_moved_one_is_left_alone(real_run, make_r
 
 
 def test_a_lock_replaced_while_it_is_taken_is_given_up(tmp_path):
-    class Replacing(RealFs):
+    class Replacing(Fs):
         def lock(self, path, owner):
             fd = super().lock(path, owner)
             path.unlink()
@@ -132,16 +132,16 @@ def test_a_lock_replaced_while_it_is_taken_is_given_up(tmp_path):
 
 
 def test_a_released_lock_can_be_taken_by_another(tmp_path):
-    lock = WriterLock(RealFs(), tmp_path)
+    lock = WriterLock(Fs(), tmp_path)
     with pytest.raises(CheckpointLocked, match=f"process {os.getpid()} on "):
-        WriterLock(RealFs(), tmp_path)
+        WriterLock(Fs(), tmp_path)
     lock.release()
     lock.release()
-    WriterLock(RealFs(), tmp_path).release()
+    WriterLock(Fs(), tmp_path).release()
 
 
 def test_a_system_that_cannot_say_is_an_error_of_ours(make_run, tmp_path):
-    class Forbidding(RealFs):
+    class Forbidding(Fs):
         is_forbidding = False
 
         def stat(self, path):

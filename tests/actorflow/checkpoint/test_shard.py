@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from actorflow.checkpoint import shard as shard_module
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
-from actorflow.checkpoint.fs import RealFs
+from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.shard import (
     FORMAT_DTYPES,
     ShardSpec,
@@ -48,7 +48,7 @@ def samples():
 
 def test_every_dtype_and_shape_loads_bit_for_bit_with_the_safetensors_library(tmp_path):
     tensors = dict(samples())
-    found, has_nan = write_and_read(RealFs(), tmp_path, tensors)
+    found, has_nan = write_and_read(Fs(), tmp_path, tensors)
     assert_same(found, tensors)
     assert_same(load_file(tmp_path / "model-00001.safetensors"), tensors)
     assert not has_nan
@@ -66,7 +66,7 @@ def test_arrays_of_any_memory_layout_keep_their_values(tmp_path):
         "big_endian": base.astype(">f4"),
         "big_endian_int": np.arange(9).astype(">i8").reshape(3, 3).T,
     }
-    found, _ = write_and_read(RealFs(), tmp_path, tensors)
+    found, _ = write_and_read(Fs(), tmp_path, tensors)
     assert_same(found, tensors)
     assert_same(load_file(tmp_path / "model-00001.safetensors"), tensors)
     for name, array in tensors.items():
@@ -77,7 +77,7 @@ def test_arrays_of_any_memory_layout_keep_their_values(tmp_path):
 def test_tensors_longer_than_a_chunk_are_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_module, "CHUNK_BYTES", 64)
     tensors = {f"t{n}": np.arange(n, dtype=np.float64) for n in (1, 7, 8, 9, 16, 17, 100)}
-    found, _ = write_and_read(RealFs(), tmp_path, tensors)
+    found, _ = write_and_read(Fs(), tmp_path, tensors)
     assert_same(found, tensors)
     assert_same(load_file(tmp_path / "model-00001.safetensors"), tensors)
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_stored_is_refused_by_name(groups, message):
 
 def test_tensor_names_are_data_and_never_paths(tmp_path):
     tensors = {"../../x": np.arange(3.0), "/etc/y": np.arange(2.0), "naïve ☃": np.arange(1.0)}
-    found, _ = write_and_read(RealFs(), tmp_path, tensors)
+    found, _ = write_and_read(Fs(), tmp_path, tensors)
     assert_same(found, tensors)
     assert [p.name for p in tmp_path.iterdir()] == ["model-00001.safetensors"]
 
