@@ -22,7 +22,7 @@ from compiler.fusion.spaces import (
     Space,
     access_of,
     canonical,
-    has_even_rows,
+    row_stride,
     through_broadcast,
 )
 from compiler.graph import Graph, Node
@@ -195,8 +195,10 @@ class Members:
             return Read(base, access) if is_same else None
         if self.storage.root[base] == base:  # dense, as whatever has bytes of its own
             return Read(base, access)
-        type_, layout = self.graph.types[base], self.storage.layout[base]
-        return Read(base, access) if has_even_rows(type_, layout, access, space.columns) else None
+        type_, item = self.graph.types[base], self.graph.types[base].dtype.itemsize
+        strides = tuple([step // item for step in self.storage.layout[base].strides_bytes])
+        is_even = row_stride(access.kind, space.columns, type_.shape, strides) is not None
+        return Read(base, access) if is_even else None
 
     def _behind_views(self, value: ValueId, access: Access, space: Space) -> tuple[ValueId, Access]:
         """Walk from a value through views to the tensor that they show."""

@@ -13,8 +13,6 @@ from functools import lru_cache
 from itertools import pairwise
 
 from compiler.fusion.program import Kind
-from compiler.registry import Layout
-from compiler.types import TensorType
 
 Shape = tuple[int, ...]
 
@@ -139,22 +137,36 @@ def through_broadcast(access: Access, before: Shape, after: Shape, columns: int)
     return None
 
 
-def has_even_rows(type_: TensorType, layout: Layout, access: Access, columns: int) -> bool:
-    """Whether a tensor's rows lie evenly spaced, and what belongs to one of them without gaps.
+@lru_cache(maxsize=4096)
+def row_stride(kind: Kind, columns: int, shape: Shape, strides: Shape) -> int | None:
+    """Return how many elements the rows of an operand are apart; None where unevenly many.
 
-    A dense tensor does, from wherever it begins; so does a cut of some columns of one.
+    What belongs to a row must lie without gaps. So it does in a dense tensor, and in a cut of some
+    columns of one.
     """
-    item = type_.dtype.itemsize
-    axes = [(n, s) for n, s in zip(type_.shape, layout.strides_bytes, strict=True) if n != 1]
-    width = columns if access.kind in (Kind.FULL, Kind.COLUMN) else 1
-    taken = 1
-    while axes and taken < width:
+    if 0 in shape:
+        return columns
+    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    width = {Kind.FULL: columns, Kind.COLUMN: columns}.get(kind, 1)
+    inner = 1
+    while axes and inner < width:
         extent, step = axes.pop()
-        if step != taken * item:
-            return False
-        taken *= extent
-    if taken != width:  # a row ends inside an axis: it may only run on
-        return all([outer == n * step for (_, outer), (n, step) in pairwise(axes)]) and (
-            not axes or axes[-1][1] == taken * item
-        )
-    return all([outer == n * step for (_, outer), (n, step) in pairwise(axes)])
+        if step != inner:
+            return None
+        inner *= extent
+    if inner != width:
+        return _dense_stride(kind, width, shape, strides)
+    if not axes:
+        return width if kind is Kind.FULL else 1
+    is_even = all([outer == extent * step for (_, outer), (extent, step) in pairwise(axes)])
+    return axes[-1][1] if is_even else None
+
+
+def _dense_stride(kind: Kind, width: int, shape: Shape, strides: Shape) -> int | None:
+    """Return the stride where the columns end inside an axis: all must be dense."""
+    inner = 1
+    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and step != inner:
+            return None
+        inner *= extent
+    return width if kind is Kind.FULL and math.prod(shape) % width == 0 else None

@@ -24,12 +24,8 @@ from actors.kernels.indices import INDEX, checked
 from actors.kernels.interpret.steps import held_dtype
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import runtime
-from actors.kernels.native.launch import (
-    NativeLaunch,
-    address,
-    argument_block,
-    strides_in_elements,
-)
+from actors.kernels.native.gemm import MatrixView, views_of
+from actors.kernels.native.launch import NativeLaunch, address, argument_block
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
 from actors.kernels.work import NATIVE_CALLS, BytePass, Work
@@ -54,20 +50,14 @@ class FusedKernel:
         made, function = made_of(attrs), function_of(attrs)
         if function is None or runtime.is_broken(function):
             return None
-        operands = (*inputs, *outputs)
-        if any([step % x.dtype.itemsize for x in operands for step in x.strides_bytes]):
+        views = views_of((*inputs, *outputs))
+        space = None if views is None else _space(attrs, made, views)
+        if views is None or space is None:
             return None
-        layouts = [
-            (x.shape, tuple([step // x.dtype.itemsize for step in x.strides_bytes]))
-            for x in operands
-        ]
         rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-        space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
-        if space is None:
-            return None
         size = scratch.size_bytes(pieces_of(made, space, runtime.num_threads()))
         work = program_work(made.program, rows, columns)
-        pairs = in_place_pairs(made.program, made.schedule, rows, inputs, outputs)
+        pairs = in_place_pairs(made.program, made.schedule, rows, views)
         return cost.needs(inputs, outputs, work, size, pairs)
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
@@ -83,18 +73,23 @@ class FusedKernel:
         if function is None:
             raise ValueError("there is no C for this program; `query` declines it")
         arrays = (*inputs, *outputs)
-        rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-        layouts = tuple([(x.shape, strides_in_elements(x)) for x in arrays])
-        space = space_of(made.program, made.schedule, rows, columns, layouts)
+        views = views_of(arrays)
+        space = None if views is None else _space(attrs, made, views)
         if space is None:
             raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
-        block, keep = argument_words(made, space, rows, arrays, workspace)
+        block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
         return NativeLaunch(
             runtime.address_of(function),
             ctypes.addressof(block),
             (block, arrays, keep),
             functools.partial(explain_index, made.program, inputs),
         )
+
+
+def _space(attrs: Attrs, made: Made, views: tuple[MatrixView, ...]) -> LoopSpace | None:
+    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+    layouts = tuple([(view.shape, view.strides) for view in views])
+    return space_of(made.program, made.schedule, rows, columns, layouts)
 
 
 def pieces_of(made: Made, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:

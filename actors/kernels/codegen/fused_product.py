@@ -24,9 +24,14 @@ from actors.kernels.codegen.fused_kernel import (
     program_work,
 )
 from actors.kernels.codegen.programs import Made, function_of
-from actors.kernels.codegen.region_arrays import check_once, made_of_step, program_attrs
+from actors.kernels.codegen.region_arrays import (
+    check_once,
+    made_of_step,
+    program_attrs,
+    shared_bytes,
+)
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, row_strides
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library import tuning
 from actors.kernels.native import runtime
 from actors.kernels.native.gemm import (
@@ -193,34 +198,18 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
         return None
     if gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
         return None
-    operands = [_operand(views[v]) for v in (*second.reads, *second.makes)]
-    layouts = tuple([(views[v].shape, views[v].strides) for v in (*second.reads, *second.makes)])
-    strides = row_strides(made.program, columns, layouts)
+    own = [views[v] for v in (*second.reads, *second.makes)]
+    strides = row_strides(made.program, columns, tuple([(x.shape, x.strides) for x in own]))
     chunks = chunks_of(gemm, library.cut)
     needed = library.scratch(gemm, chunks)
     if strides is None or needed is None:
         return None
     cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
     space = LoopSpace(rows, columns, tuple(strides), cut)
-    count = len(second.reads)
-    found = in_place_pairs(
-        made.program, made.schedule, rows, tuple(operands[:count]), tuple(operands[count:])
-    )
-    pairs = [(second.makes[out] - region.first_output, second.reads[i]) for out, i in found]
-    target = next((out for out, value in pairs if value == region.num_inputs), -1)
-    shared = tuple(
-        [
-            (out, value)
-            for out, value in pairs
-            if out != target and value < region.num_inputs and region.num_reads(value) == 1
-        ]
-    )
-    return _Call(region, made, function, gemm, chunks, needed, space, shared, target)
-
-
-def _operand(view: MatrixView) -> Operand:
-    strides = tuple([step * view.dtype.itemsize for step in view.strides])
-    return Operand(TensorType(view.dtype, view.shape), 0, strides)
+    found = in_place_pairs(made.program, made.schedule, rows, own)
+    over, pairs = shared_bytes(region, [(second, found)])
+    target = over[region.num_inputs] - region.first_output if over else -1
+    return _Call(region, made, function, gemm, chunks, needed, space, pairs, target)
 
 
 def _explain(

@@ -11,7 +11,7 @@ and strides and nothing behind them (`unread`): what is asked for and what is bo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,6 +167,26 @@ class RegionArrays:
         left, right = [self.rows(v, first, last) for v in step.reads]
         extents = (left.shape[1], right.shape[1])
         return left.T, right, self.arrays[step.makes[0]].reshape(extents)
+
+
+def shared_bytes(
+    region: Region, pairs: Iterable[tuple[Step, tuple[tuple[int, int], ...]]]
+) -> tuple[Over, tuple[tuple[int, int], ...]]:
+    """Return wide values that lie where an output will be, and pairs (output, input) that may.
+
+    `pairs` are programs, each with its outputs and the operands that these may lie over. What
+    another step reads too has to stay.
+    """
+    found = [
+        (step.makes[out], step.reads[operand])
+        for step, own in pairs
+        for out, operand in own
+        if step.makes[out] >= region.first_output and region.num_reads(step.reads[operand]) == 1
+    ]
+    over = {value: out for out, value in reversed(found) if region.is_wide(value)}
+    taken = over.values()
+    free = [(out, v) for out, v in found if v < region.num_inputs and out not in taken]
+    return over, tuple([(out - region.first_output, v) for out, v in free])
 
 
 def held_pieces(region: Region, over: Over = NOWHERE) -> tuple[Piece, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.kernels.codegen.chunks import Chunks, cut
 from actors.kernels.codegen.phases import Schedule, last_reads, store_phases
-from actors.kernels.kernel import Operands
+from actors.kernels.native.gemm import MatrixView
 from compiler.fusion.program import ROW_REDUCTIONS, FusedProgram, Kind
+from compiler.fusion.spaces import row_stride
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Extents and strides in elements of an operand."""
@@ -53,7 +55,7 @@ def row_strides(
     """Return the step from row to row of every operand; None where one's rows are uneven."""
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
     strides = [
-        _row_stride(kind, columns, *layout) for kind, layout in zip(kinds, layouts, strict=True)
+        row_stride(kind, columns, *layout) for kind, layout in zip(kinds, layouts, strict=True)
     ]
     found = [stride for stride in strides if stride is not None]
     return found if len(found) == len(strides) else None
@@ -75,10 +77,11 @@ def is_plain(program: FusedProgram, value: int, rows: int) -> bool:
 
 
 def in_place_pairs(
-    program: FusedProgram, plan: Schedule, rows: int, inputs: Operands, outputs: Operands
+    program: FusedProgram, plan: Schedule, rows: int, operands: Sequence[MatrixView]
 ) -> tuple[tuple[int, int], ...]:
     """Return pairs (output, input) where the input is read no later than the output is stored."""
     reads, stores = last_reads(plan, program), store_phases(plan)
+    inputs, outputs = operands[: len(program.inputs)], operands[len(program.inputs) :]
     return tuple(
         [
             (out, index)
@@ -88,46 +91,8 @@ def in_place_pairs(
             and index in reads
             and reads[index] <= stores[out]
             and is_plain(program, index, rows)
-            and (x.type.dtype, x.type.num_elements) == (y.type.dtype, y.type.num_elements)
+            and (x.dtype, math.prod(x.shape)) == (y.dtype, math.prod(y.shape))
             and x.is_dense
             and y.is_dense
         ]
     )
-
-
-def _row_stride(
-    kind: Kind, columns: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> int | None:
-    if 0 in shape:
-        return columns
-    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    width = {Kind.FULL: columns, Kind.COLUMN: columns}.get(kind, 1)
-    inner = 1
-    while axes and inner < width:
-        extent, step = axes.pop()
-        if step != inner:
-            return None
-        inner *= extent
-    if inner != width:
-        return _dense_stride(kind, width, shape, strides)
-    if not axes:
-        return width if kind is Kind.FULL else 1
-    stride = axes[-1][1]
-    for (extent, step), (_, outer) in zip(
-        reversed(axes), [*reversed(axes[:-1]), (1, None)], strict=True
-    ):
-        if outer is not None and outer != extent * step:
-            return None
-    return stride
-
-
-def _dense_stride(
-    kind: Kind, width: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> int | None:
-    """Return the stride where the columns end inside an axis: all must be dense."""
-    inner = 1
-    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and step != inner:
-            return None
-        inner *= extent
-    return width if kind is Kind.FULL and math.prod(shape) % width == 0 else None

@@ -21,11 +21,13 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import region as region_of
 from actors.kernels.codegen.region_arrays import (
+    Over,
     RegionArrays,
     check_once,
     held_pieces,
     made_of_step,
     program_attrs,
+    shared_bytes,
     unread,
 )
 from actors.kernels.indices import checked, index_pieces
@@ -84,9 +86,10 @@ class NumpyRegionKernel:
         pieces = steps.pieces()
         if pieces is None:
             return None
-        pairs = [(out, x) for out, x in steps.in_place_pairs() if inputs[x].is_dense]
+        _, pairs = steps.shared_bytes()
+        pairs = tuple([(out, x) for out, x in pairs if inputs[x].is_dense])
         size = scratch.size_bytes(pieces)
-        return cost.needs(inputs, outputs, _work(region, inputs), size, tuple(pairs))
+        return cost.needs(inputs, outputs, _work(steps.region, inputs), size, pairs)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
@@ -130,7 +133,7 @@ def _cut(region: Region) -> Region:
 def _planned(region: Region, inputs: Arrays, outputs: Arrays) -> _NumpySteps:
     """Return the steps before there is scratch; what can lies where an output will be."""
     first = _NumpySteps(RegionArrays.planned(region, inputs, outputs))
-    over = {v: out for out, v in reversed(first.pairs()) if region.is_wide(v)}
+    over, _ = first.shared_bytes()
     return _NumpySteps(RegionArrays.planned(region, inputs, outputs, over)) if over else first
 
 
@@ -168,23 +171,12 @@ class _NumpySteps:
             return 0
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
 
-    def in_place_pairs(self) -> list[tuple[int, int]]:
-        """Return pairs (output, input) that may share bytes, counted each for itself."""
-        taken, region = self.bound.over.values(), self.region
-        pairs = [(out, v) for out, v in self.pairs() if v < region.num_inputs and out not in taken]
-        return [(out - region.first_output, v) for out, v in pairs]
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return pairs of an output and a value that it may lie over: only its program reads it."""
-        region, pairs = self.region, []
-        for step in region.steps:
-            if step.program is not None:
-                needs = self._program_needs(step, *region.chunks()[0])
-                found = () if needs is None else needs.in_place
-                pairs += [(step.makes[out], step.reads[position]) for out, position in found]
-        return [
-            (out, v) for out, v in pairs if out >= region.first_output and region.num_reads(v) == 1
-        ]
+    def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
+        """Return what may lie where an output will be: wide values, and pairs (output, input)."""
+        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        needs = [self._program_needs(step, *self.region.chunks()[0]) for step in programs]
+        pairs = [() if found is None else found.in_place for found in needs]
+        return shared_bytes(self.region, zip(programs, pairs, strict=True))
 
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""
@@ -293,12 +285,7 @@ def _work(region: Region, inputs: Operands) -> Work:
             k, n = [region.columns if region.is_wide(v) else inputs[v].shape[1] for v in step.reads]
             product = MatrixProduct(item_weight(item) * chunks, region.chunk_rows, n, k)
             own = Work(float(CALLS_PER_PRODUCT * chunks), products=(product,))
-        work = Work(
-            work.calls + own.calls,
-            work.loops + own.loops,
-            (*work.passes, *own.passes),
-            (*work.products, *own.products),
-        )
+        work = work.then(own)
     return work
 
 

@@ -18,7 +18,7 @@ from enum import Enum
 
 import numpy as np
 
-from actors.kernels.kernel import Operand
+from actors.kernels.kernel import Operand, is_dense
 from actors.protocol import Array
 from compiler.types import DType
 
@@ -65,6 +65,11 @@ class MatrixView:
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements are those of a row-major copy."""
+        return is_dense(self.shape, self.strides, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from actors.protocol import Array
 
 Word = int | float | ctypes.c_float
@@ -90,14 +88,6 @@ def address(array: Array | None) -> int:
         return 0
     found: int = array.__array_interface__["data"][0]
     return found
-
-
-def strides_in_elements(array: Array) -> tuple[int, ...]:
-    """Return the strides of an array in elements. Raises ValueError when they are no multiples."""
-    item = np.dtype(array.dtype).itemsize
-    if any([step % item for step in array.strides]):
-        raise ValueError(f"strides {array.strides} are no multiples of {item} bytes")
-    return tuple([step // item for step in array.strides])
 
 
 def _bits(word: Word) -> int:
