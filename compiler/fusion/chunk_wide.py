@@ -25,12 +25,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.fusion.region import MIN_WIDE_BYTES, OF_WHOLE_ROWS
 from compiler.fusion.region_steps import Wide, make_region, names_of
 from compiler.fusion.spaces import Space
 from compiler.graph import Graph, GraphBuilder, Node, consumers
-from compiler.lowering.storage import write_after_read
+from compiler.lowering.order import place_views, sort_launches
 from compiler.ops.fused import FUSED, program_of, space_of
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
@@ -286,29 +287,20 @@ def _wanted(graph: Graph, wide: Wide, members: list[int], gone: list[int]) -> It
 def _placed(
     graph: Graph, removed: set[tuple[ValueId, ...]], views: list[Node], node: Node
 ) -> Graph | None:
+    """Put a region where the first of its nodes was, and move after it what needs its results.
+
+    Views that it reads stand where the last of them was: by then there is what they show.
+    """
     places = [i for i, other in enumerate(graph.nodes) if other.outputs in removed]
-    first, last = places[0], places[-1]
-    late_writers = _writers_after(graph, places)
-    needs = set(node.outputs)
-    before: list[Node] = []
-    after: list[Node] = []
-    for index in range(first, last + 1):
-        other = graph.nodes[index]
-        if other.outputs in removed:
-            continue
-        if index in late_writers or any([v in needs for v in other.inputs]):
-            needs.update(other.outputs)
-            after.append(other)
-        else:
-            before.append(other)
-    if any([v in needs for n in (*views, node) for v in n.inputs]):
+    put = {places[-1]: views, places[0]: [node, *(views if len(places) == 1 else ())]}
+    nodes = [
+        new
+        for index, other in enumerate(graph.nodes)
+        for new in (put.get(index, ()) if other.outputs in removed else (other,))
+    ]
+    loose = replace(graph, nodes=tuple(nodes))
+    try:
+        order = sort_launches(loose)
+    except InternalError:  # something would have to run both before the region and after it
         return None
-    rest = graph.nodes[last + 1 :]
-    return replace(graph, nodes=(*graph.nodes[:first], *before, *views, node, *after, *rest))
-
-
-def _writers_after(graph: Graph, places: list[int]) -> set[int]:
-    """Return the updates of what nodes at these places read: they come after all of them."""
-    inside = set(places)
-    pairs = write_after_read(graph)
-    return {writer for reader, writer in pairs if reader in inside}
+    return replace(loose, nodes=place_views(loose, order))
