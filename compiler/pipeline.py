@@ -25,6 +25,7 @@ from compiler.fusion.fuse_products import fuse_products
 from compiler.fusion.narrow_broadcasts import narrow_broadcasts
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.stage_reductions import stage_reductions
+from compiler.fusion.update_programs import update_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.lowering import order
@@ -83,6 +84,7 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("rates", "updates of rows", "products in bfloat16"),
         ("owned outputs",),
     ),
+    Pass("update_programs", update_programs, ("owned outputs",), ("programs of updates",)),
     Pass(
         "stage_reductions",
         stage_reductions,

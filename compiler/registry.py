@@ -208,6 +208,11 @@ writes = OpAttr[tuple[tuple[int, int], ...]](
     " variable; read by ordering and lowering",
     default=(),
 )
+runs_as = OpAttr[str](
+    "runs_as",
+    "what kernels compute it from a program in its attributes; read by targets and proof",
+    default="",
+)
 can_skip = OpAttr[bool](
     "can_skip",
     "the update takes one more input, `skip` [] int64, after all others: where it is not 0, the"

@@ -15,8 +15,8 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 16_750,
-    "actors": 22_800,
-    "compiler": 17_560,
+    "actors": 21_600,
+    "compiler": 17_860,
     "memory": 5_300,
     "tests": 47_620,
     "benchmarks": 7_300,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.kernels import catalogue
 from actors.kernels.kernel import Operand as KernelOperand
+from compiler.registry import Op, runs_as
 from compiler.target import CallOperand, KernelCall, KernelInfo
 
 
@@ -25,7 +26,8 @@ class HostTarget:
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
-        name, needs = catalogue.choose(call.op, call.attrs, *_operands(call))
+        family = runs_as.get(Op(call.op))
+        name, needs = catalogue.choose(call.op, call.attrs, *_operands(call), family)
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
 

@@ -25,7 +25,16 @@ from compiler.ops.copies import copies
 from compiler.ops.shape import COPY
 from compiler.places import extent_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
-from compiler.registry import Op, OpTypeError, find_op, infer_type, is_comm, is_source, writes
+from compiler.registry import (
+    Op,
+    OpTypeError,
+    find_op,
+    infer_type,
+    is_comm,
+    is_source,
+    runs_as,
+    writes,
+)
 from compiler.rows import packed
 from compiler.types import DType, RegisterId, TensorType
 
@@ -110,14 +119,15 @@ class _Prover:
                 raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
         needs = self._needs(launch, op, attrs, inputs, outputs)
         _check_scratch(scratch, needs.workspace_bytes)
-        return (*needs.in_place, *writes.get(op))
+        # A program comes with the plan, so what may lie over what is its kernel's word alone.
+        return needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
 
     def _needs(
         self, launch: Launch, op: Op, attrs: Mapping[str, AttrValue], inputs: Views, outputs: Views
     ) -> KernelNeeds:
         kernel = self.kernels.get(launch.kernel)
         wanted, given = (COPY.name, {}) if copies.has(op) else (op.name, attrs)
-        if kernel is None or kernel.op != wanted:
+        if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
             computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
             raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
         try:

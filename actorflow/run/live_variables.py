@@ -27,6 +27,7 @@ from memory.registers import repetition_vector
 
 Array = np.ndarray[Any, Any]
 COUNTER = "increment"
+_COUNTERS = (COUNTER, "count")
 """The op that counts in a variable; what it did by ones can be taken back."""
 
 _KERNELS = (ActorKind.COMPUTE, ActorKind.COPY, ActorKind.COMM)
@@ -211,7 +212,7 @@ class LiveVariables:
             is_failed = actor.name == failed.actor
             for index, launch in enumerate(actor.launches):
                 register = self._plan.views[launch.outputs[0]].register
-                if launch.op == COUNTER and len(launch.inputs) == 1 and register in names:
+                if launch.op == COUNTER and register in names:
                     counted = ended[actor.id] - (is_failed and failed.launch <= index)
                     variables[names[register]] -= counted - steps
 
@@ -220,6 +221,6 @@ class LiveVariables:
         registers = set(self._registers.values())
         for index, launch in enumerate(actor.launches):
             written = {self._plan.views[view].register for view in launch.outputs}
-            if launch.op != COUNTER and not written.isdisjoint(registers):
+            if launch.op not in _COUNTERS and not written.isdisjoint(registers):
                 return index
         return None

@@ -18,14 +18,13 @@ from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import REGION_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.embedding_sgd import EMBEDDING_SGD_UPDATE
+from actors.kernels.interpret.embedding_update import EMBEDDING_UPDATE
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.upcast import upcast
-from actors.kernels.interpret.update import UPDATE_KERNELS
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
@@ -42,9 +41,8 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *NUMPY_FUSED_KERNELS,
     *REGION_KERNELS,
     *EMBEDDING_KERNELS,
-    EMBEDDING_SGD_UPDATE,
+    EMBEDDING_UPDATE,
     *NON_FINITE_KERNELS,
-    *UPDATE_KERNELS,
 )
 
 HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *upcast(NUMPY_KERNELS))
@@ -99,12 +97,16 @@ def find(op: str) -> tuple[Kernel, ...]:
     return tuple([kernel for kernel in (*_registered, *HOST_KERNELS) if kernel.op == op])
 
 
-def choose(op: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[str, KernelNeeds]:
+def choose(
+    op: str, attrs: Attrs, inputs: Operands, outputs: Operands, runs_as: str = ""
+) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
+
+    Those of `runs_as` are asked after its own: what computes a program in the attributes.
 
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    asked = find(op)
+    asked = (*find(op), *find(runs_as))
     for kernel in asked:
         needs = None if is_refused(kernel.name) else kernel.query(attrs, inputs, outputs)
         if needs is not None:

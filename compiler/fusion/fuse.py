@@ -41,6 +41,7 @@ from compiler.fusion.program import Kind
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.spaces import FULL, Space, canonical
 from compiler.fusion.stage_reductions import stage_reductions
+from compiler.fusion.update_programs import update_programs
 from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph
 from compiler.lowering.order import sort_launches
@@ -121,8 +122,8 @@ def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
 
     The order is that of `compiler.pipeline.PASSES`.
     """
-    ready = dense_operands(recompute_cheap(narrow_broadcasts(stage_reductions(graph))))
-    return fuse_launches(ready, ends_at_saved=ends_at_saved)
+    by_rows = narrow_broadcasts(stage_reductions(update_programs(graph)))
+    return fuse_launches(dense_operands(recompute_cheap(by_rows)), ends_at_saved=ends_at_saved)
 
 
 def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,32 +31,66 @@ SIGNED = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 _OPERAND = re.compile(r"(\w+)(\??)(?:: (float)| = (\w+)( \[\])?)?")
 
 
-def typed(op: Op, text: str, check: Check | None = None) -> None:
-    """Register the types of an op of which each operand's follows from an earlier one's.
+class TypedOperand(NamedTuple):
+    """An operand as a signature has it; "" or None stands for what it does not say."""
 
-        typed(SCALE, "x: float, factor = x [], times? = int64 -> x")
+    name: str
+    optional: str
+    elements: str | None
+    like: str | None
+    brackets: str | None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a tensor without axes, whatever the others are."""
+        return self.brackets is not None or self.like == "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSignature:
+    """Operands, and the names of those whose types the outputs have."""
+
+    operands: tuple[TypedOperand, ...]
+    results: tuple[str, ...]
+
+    def infer(self, inputs: Types) -> Types:
+        """Return the types of the outputs. Raises OpTypeError for inputs it cannot take."""
+        needed = tuple([row for row in self.operands if not row.optional])
+        given = self.operands if len(inputs) > len(needed) else needed
+        expect_inputs(inputs, *[row.name for row in given])
+        known = {"int64": TensorType(DType.INT64, ())}
+        for row, type_ in zip(given, inputs, strict=True):
+            known[row.name] = type_
+            if row.elements:
+                expect_float((type_,), row.name)
+            if row.like:
+                shape = () if row.is_number else known[row.like].shape
+                expect_type(type_, row.name, TensorType(known[row.like].dtype, shape))
+        return tuple([known[name] for name in self.results])
+
+
+def read_types(text: str) -> TypeSignature:
+    """Return a signature in which each operand's type follows from an earlier one's.
+
+        "x: float, factor = x [], times? = int64 -> x"
 
     `factor` is a number of x's dtype, and `times`, which may be left out, an int64 [].
     """
     operands, results = text.split(" -> ")
-    rows = [match.groups() for match in map(_OPERAND.fullmatch, operands.split(", ")) if match]
-    num_needed = len([row for row in rows if not row[1]])
-    made = results.split(", ")
+    matches = map(_OPERAND.fullmatch, operands.split(", "))
+    found = tuple([TypedOperand(*match.groups()) for match in matches if match])
+    return TypeSignature(found, tuple(results.split(", ")))
+
+
+def typed(op: Op, text: str, check: Check | None = None) -> None:
+    """Register the types of an op by a signature (`read_types`)."""
+    signature = read_types(text)
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
-        given = rows if len(inputs) > num_needed else rows[:num_needed]
-        expect_inputs(inputs, *[row[0] for row in given])
-        known = {"int64": TensorType(DType.INT64, ())}
-        for (name, _, elements, like, is_number), type_ in zip(given, inputs, strict=True):
-            known[name] = type_
-            if elements:
-                expect_float((type_,), name)
-            if like:
-                shape = () if is_number else known[like].shape
-                expect_type(type_, name, TensorType(known[like].dtype, shape))
+        made = signature.infer(inputs)
         if check is not None:
             check(inputs, attrs)
-        return tuple([known[name] for name in made])
+        return made
 
     infer_type.register(op, infer, sys._getframe(1).f_code.co_filename)
 

@@ -26,12 +26,12 @@ from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.sources import SCRATCH, VARIABLE
-from compiler.ops.update import ACCUMULATE, INCREMENT
+from compiler.ops.update import ACCUMULATE, COUNT, INCREMENT
 from compiler.options import SKIPPED
 from compiler.registry import can_skip, writes
 from compiler.types import DType, Phase, ValueId
 
-_COUNTERS = (INCREMENT, ACCUMULATE)
+_COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
 _ZEROS = (("kind", "zeros"),)
 
 
@@ -59,7 +59,7 @@ def run(graph: Graph) -> Graph:
     with b.at("optimizer", updates[0].source, Phase.UPDATE):
         flag = _flag(b, graph, updates)
         counter = _variable(b, SKIPPED, "counter", DType.INT64)
-        b.writes.append(Write(counter, b.one(INCREMENT, counter, flag)))
+        b.writes.append(Write(counter, b.one(COUNT, counter, flag)))
     b.outputs.append(Output(SKIPPED, counter))
     b.nodes += [replace(node, inputs=(*node.inputs, flag)) for node in updates]
     return b.freeze()

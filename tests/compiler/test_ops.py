@@ -167,6 +167,7 @@ def test_exactly_the_sources_have_no_launch():
 def test_exactly_the_updates_write_over_their_variables():
     assert {op.name: writes.get(op) for op in shipped_ops() if writes.get(op)} == {
         "increment": ((0, 0),),
+        "count": ((0, 0),),
         "accumulate": ((0, 0),),
         "copy_back": ((0, 1),),
         "sgd_update": ((0, 0),),

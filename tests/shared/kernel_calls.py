@@ -9,10 +9,11 @@ from actors.kernels import catalogue
 from actors.kernels.kernel import Operand
 from compiler.fusion import fuse
 from compiler.fusion.expansion import expand
+from compiler.fusion.updates import update
 from compiler.graph import GraphBuilder, Output
 from compiler.ops.shape import BROADCAST_TO, RESHAPE
 from compiler.ops.sources import INPUT
-from compiler.registry import all_ops, find_op
+from compiler.registry import all_ops, find_op, runs_as
 from compiler.types import DType, TensorType, numpy_dtype
 
 GUARD = 0x5A
@@ -57,13 +58,19 @@ def guarded(array):
     return copy, check
 
 
+def kernel_op(op):
+    """Return the op whose kernels compute an op."""
+    return runs_as.get(op) or op.name
+
+
 def fused(op, attrs, inputs, dtypes=None):
     """Return the op, attributes and operands of a call as a plan has them.
 
     An op with a program is a fused kernel; rows of its operands that lie unevenly are dense there.
     """
     found = find_op(op) if op in {o.name for o in all_ops()} else None
-    if found is None or not expand.has(found):
+    is_update = found is not None and update.has(found)
+    if found is None or not (is_update or expand.has(found)):
         return op, attrs, tuple(inputs)
     b = GraphBuilder()
     dtypes = dtypes or [x.dtype.name for x in inputs]
@@ -73,11 +80,11 @@ def fused(op, attrs, inputs, dtypes=None):
     ]
     b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
     nodes = [n for n in fuse.run(b.freeze()).nodes if n.op not in (INPUT, RESHAPE, BROADCAST_TO)]
-    if [n.op.name for n in nodes] != ["fused"]:
+    if [n.op.name for n in nodes] != [op if is_update else "fused"]:
         return op, attrs, tuple(inputs)
     (node,) = nodes
     arrays = [inputs[given.index(v)] for v in node.inputs]
-    return "fused", dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
+    return kernel_op(node.op), dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
 
 
 def chosen(op, attrs, inputs, outputs, of=operand):

@@ -193,8 +193,7 @@ def reductions():
 
 
 def updates():
-    """Yield the optimizers' writes: of several shapes, with and without decay, skipped and not."""
-    kept, still = np.array(0), np.array(1)
+    """Yield the optimizers' writes: of several shapes, with and without decay."""
     for shape, decay in (((5, 7), 0.1), ((), 0.0), ((0, 2), 0.1), ((70, 150), 0.0)):
         p, g, m = (normal(*shape, seed=s) for s in range(3))
         v = positive(*shape)
@@ -205,30 +204,6 @@ def updates():
                 momentum=0.9, nesterov=nesterov, weight_decay=decay,
             )  # fmt: skip
         yield row("adamw_update", adamw, p, g, m, v, LR, ONE, weight_decay=decay, **ADAM)
-        # Of a step that is skipped every bit stays, whatever the gradient is.
-        for skip, grad, flags in ((kept, g, ""), (still, np.full(shape, np.nan), MOVES)):
-            options = {"flags": flags, "weight_decay": decay}
-            yield row("sgd_update", skipping(decayed, 1), p, grad, LR, skip, **options)
-            yield row(
-                "momentum_update", skipping(with_momentum, 2), p, grad, m, LR, skip,
-                momentum=0.9, nesterov=True, **options,
-            )  # fmt: skip
-            yield row(
-                "adamw_update", skipping(adamw, 3), p, grad, m, v, LR, ONE, skip,
-                **options, **ADAM,
-            )  # fmt: skip
-
-
-def skipping(formula, count):
-    """Return a formula that keeps so many old values where `skip`, the last input, is 1."""
-
-    def run(p, g, *rest, **attrs):
-        *rest, skip = rest
-        made = formula(p, g, *rest, **attrs)
-        return (p, *rest)[:count] if skip else made
-
-    run.names = formula.__code__.co_varnames
-    return run
 
 
 ROWS_OF_OPS = (
@@ -352,8 +327,9 @@ ROWS_OF_OPS = (
     row("embedding_grad", scattered, normal(0, 5), counts(0), rows=4),
     row("embedding_grad", scattered, normal(60, 5), counts(60, dtype="int32"), rows=9),
     row(
-        "embedding_sgd_update", lambda w, dy, ids, lr: w - lr * scattered(dy, ids, len(w)),
-        normal(4, 2), normal(2, 3, 2), IDS, LR,
+        "embedding_sgd_update",
+        lambda w, dy, ids, lr, weight_decay: w - lr * scattered(dy, ids, len(w)),
+        normal(4, 2), normal(2, 3, 2), IDS, LR, weight_decay=0.0,
     ),
     *[
         row("accumulate", accumulated, total, x, np.array(n), every=every)
@@ -372,6 +348,6 @@ ROWS_OF_OPS = (
     row("non_finite", lambda x, before: np.array(1), X, np.array(1)),
     row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
     row("increment", lambda x: x + 1, ONE),
-    *[row("increment", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
+    *[row("count", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
     *updates(),
 )  # fmt: skip

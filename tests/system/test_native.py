@@ -126,7 +126,7 @@ def warm(run, compiler, numpys, tmp_path_factory):
     """A cache with all that the job needs, and what the job comes to with native kernels."""
     cache = tmp_path_factory.mktemp("warm")
     losses, kernels, _, log = run(ACTORFLOW_CACHE=str(cache))
-    assert {"c.fused", "c.adamw_update"} <= set(kernels)
+    assert "c.fused" in kernels
     assert log == ""
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
     return cache, losses, kernels
@@ -181,7 +181,7 @@ def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="32ULL", cc=compiler))
     losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE=str(tmp_path))
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
-    assert {"c.fused", "c.adamw_update"} <= set(kernels)
+    assert "c.fused" in kernels
     assert {"numpy.fused", "numpy.region"} & set(kernels)
     (line,) = log.splitlines()
     assert line.startswith("plan 'train': cross_entropy_rows: program of ")
@@ -192,27 +192,19 @@ def test_a_group_that_the_compiler_refuses_is_named_and_numpys_kernel_runs_it(
     assert not list(tmp_path.glob("*.plan")), "a mended compiler would never be asked again"
 
 
-def test_a_file_of_ours_that_the_compiler_refuses_leaves_its_ops_to_numpy(
+def test_a_file_of_ours_that_the_compiler_refuses_leaves_its_products_to_numpy(
     run, numpys, compiler, tmp_path
 ):
-    cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="af_increment", cc=compiler))
-    losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE="off")
-    np.testing.assert_allclose(losses, numpys, rtol=1e-5)
-    assert {"c.fused", "numpy.adamw_update", "numpy.increment"} <= set(kernels)
-    (line,) = log.splitlines()
-    assert line.startswith(f"plan 'train': update.c: the C compiler {cc} ended with status 1:")
-    assert line.endswith(
-        "error: af_increment is too much for me; numpy's kernels run in its place, which is slower"
-    )
-
-
-def test_a_file_that_products_are_measured_with_may_be_refused_too(run, numpys, compiler, tmp_path):
     cc = script(tmp_path / "mine", NAMED_COMPILER.format(word="af_gemm_small", cc=compiler))
     losses, kernels, _, log = run(CC=cc, ACTORFLOW_CACHE="off", MEASURED="1")
     np.testing.assert_allclose(losses, numpys, rtol=1e-5)
-    assert "c.adamw_update" in kernels
+    assert "c.fused" in kernels
     assert not [name for name in kernels if name.startswith(("onednn.", "openblas."))]
-    assert log.startswith("plan 'train': gemm.c: the C compiler")
+    (line,) = log.splitlines()
+    assert line.startswith(f"plan 'train': gemm.c: the C compiler {cc} ended with status 1:")
+    assert line.endswith(
+        "error: af_gemm_small is too much for me; numpy's kernels run in its place, which is slower"
+    )
 
 
 # caches

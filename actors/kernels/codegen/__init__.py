@@ -11,6 +11,7 @@ chunks       how a space is cut into pieces for threads, from its extents alone
 programs     the program of a launch and what follows from it, worked out once
 fused_kernel the kernel "c.fused" that plans, binds and runs such a function
 fused_product a product and the program that reads it as one launch
+embedding_update  the function of an update, on the rows of a table that a batch picked
 region_arrays  the arrays of a region while a chunk is worked on
 chunked      a region as one table of calls, chunk by chunk of rows
 """

@@ -23,6 +23,9 @@ STATUS = 7
 PARTIALS = 8
 """Address of the partial reductions of pieces of a row: 8 bytes per piece and reduction."""
 
+SKIP = 9
+"""Address of an int64, or 0: where it is not 0, the launch does nothing."""
+
 _HEADER = 10
 
 POINTER, STRIDE, EVERY, COUNT = 0, 1, 2, 3

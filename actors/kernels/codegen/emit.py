@@ -365,6 +365,7 @@ class _CEmitter:
             "AF_EXPORT int32_t NAME(void *arguments) {",
             "    af_word *a = arguments;",
             f"    a[{words.STATUS}].i = 0;",
+            f"    if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return 0;",
             f"    if (a[{words.NUM_COLUMN_CHUNKS}].i)",
             "        NAME_columns(a);",
             "    else",

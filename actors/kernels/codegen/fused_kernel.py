@@ -18,7 +18,7 @@ from actors.kernels.attributes import integer
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.chunks import duration_ns
 from actors.kernels.codegen.loops import num_rows_at_once
-from actors.kernels.codegen.programs import Made, function_of, made_of
+from actors.kernels.codegen.programs import Made, function_of, made_of, split_skip
 from actors.kernels.codegen.spaces import LoopSpace, in_place_pairs, space_of
 from actors.kernels.indices import INDEX, checked
 from actors.kernels.interpret.steps import held_dtype
@@ -38,7 +38,11 @@ _REFERENCE_NS_PER_BYTE = 0.025
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """`fused`: attrs program, rows, columns; operands in the order of the program."""
+    """`fused`: attrs program, rows, columns; operands in the order of the program.
+
+    An update, whose outputs lie over inputs, may have one more input `skip` [] int64, and is left
+    out where that is not 0.
+    """
 
     name: str = "c.fused"
     op: str = "fused"
@@ -50,6 +54,7 @@ class FusedKernel:
         made, function = made_of(attrs), function_of(attrs)
         if function is None or runtime.is_broken(function):
             return None
+        inputs = inputs[: len(made.program.inputs)]
         views = views_of((*inputs, *outputs))
         space = None if views is None else _space(attrs, made, views)
         if views is None or space is None:
@@ -72,16 +77,18 @@ class FusedKernel:
         made, function = made_of(attrs), function_of(attrs)
         if function is None:
             raise ValueError("there is no C for this program; `query` declines it")
+        inputs, skip = split_skip(made.program, inputs)
         arrays = (*inputs, *outputs)
         views = views_of(arrays)
         space = None if views is None else _space(attrs, made, views)
         if space is None:
             raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
         block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
+        block[words.SKIP] = address(skip)
         return NativeLaunch(
             runtime.address_of(function),
             ctypes.addressof(block),
-            (block, arrays, keep),
+            (block, arrays, keep, skip),
             functools.partial(explain_index, made.program, inputs),
         )
 

@@ -10,6 +10,7 @@ from actors.kernels.codegen.emit import emit, is_taken
 from actors.kernels.codegen.phases import Schedule, schedule
 from actors.kernels.kernel import Attrs
 from actors.kernels.native.runtime import CFunction
+from actors.protocol import Array, Arrays
 from compiler.fusion.check import check_program
 from compiler.fusion.program import FusedProgram
 
@@ -35,6 +36,12 @@ def function_of(attrs: Attrs) -> CFunction | None:
         return found
     names = ", ".join(dict.fromkeys([str(name) for name in members]))
     return replace(found, about=f"{names}: {found.about}")
+
+
+def split_skip(program: FusedProgram, inputs: Arrays) -> tuple[Arrays, Array | None]:
+    """Return the operands of a program, and what says whether to leave out its launch."""
+    own = len(program.inputs)
+    return inputs[:own], next(iter(inputs[own:]), None)
 
 
 @functools.lru_cache(maxsize=4096)

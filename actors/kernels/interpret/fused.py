@@ -23,12 +23,12 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
 from actors.kernels.codegen.phases import Schedule, op_of, operands_of, schedule
-from actors.kernels.codegen.programs import Made, made_of
+from actors.kernels.codegen.programs import Made, made_of, split_skip
 from actors.kernels.codegen.spaces import LoopSpace, is_plain, space_of
 from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.blocks import block_elements
 from actors.kernels.interpret.random import rewound_generator
-from actors.kernels.interpret.registers import Registers
+from actors.kernels.interpret.registers import Registers, takes_several_calls
 from actors.kernels.interpret.steps import (
     BYTE,
     held_dtype,
@@ -52,7 +52,9 @@ _BLOCKS = 8
 _LOOPS_PER_RESULT = 4
 """Inner loops whose time numpy takes to begin a row of a reduction."""
 
-_CALLS = {"select": 5, "rsqrt": 2}
+_CALLS = {"rsqrt": 2}
+_CHOICE = 5
+"""Calls of a choice for each element."""
 _SORTS = {
     op: sort
     for sort, ops in (
@@ -70,13 +72,14 @@ _SORTS = {
 
 @dataclass(frozen=True, slots=True)
 class NumpyFusedKernel:
-    """`fused`: attrs program, rows, columns; operands in the order of the program."""
+    """As "c.fused", instruction by instruction."""
 
     name: str = "numpy.fused"
     op: str = "fused"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every program on evenly spaced rows of dense columns."""
+        inputs = inputs[: len(made_of(attrs).program.inputs)]
         walk = _walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
         has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
         if walk is None or has_bits or not is_numpys(walk.program):
@@ -93,6 +96,7 @@ class NumpyFusedKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the steps of every block in order."""
+        inputs, skip = split_skip(made_of(attrs).program, inputs)
         arrays = (*inputs, *outputs)
         steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
         walk = _walk_of(attrs, [(x.shape, own) for x, own in zip(arrays, steps, strict=True)])
@@ -101,7 +105,13 @@ class NumpyFusedKernel:
                 f"operands of shapes {[x.shape for x in arrays]} do not lie row by row"
             )
         held = scratch.carve(workspace, walk.pieces())
-        return in_sequence(_Binding(walk, inputs, outputs, held).calls())
+        launch = in_sequence(_Binding(walk, inputs, outputs, held).calls())
+        return launch if skip is None else functools.partial(_unless, skip, launch)
+
+
+def _unless(skip: Array, launch: Launch) -> None:
+    if not skip.item():
+        launch()
 
 
 def _steps(operand: Operand) -> tuple[int, ...]:
@@ -123,7 +133,9 @@ def _work(walk: _Walk, rows: int, columns: int) -> Work:
         else:
             several = len(instruction.operands) - kinds.count(Kind.SCALAR) > 1
             plain = BytePass.PLAIN if several else BytePass.SIMPLE
-            passes[_SORTS.get(instruction.op, plain)] += _CALLS.get(instruction.op, 1)
+            is_choice = takes_several_calls(program, value)
+            calls = _CHOICE if is_choice else _CALLS.get(instruction.op, 1)
+            passes[_SORTS.get(instruction.op, plain)] += calls
             loops += rows if Kind.ROW in kinds or Kind.COLUMN in kinds else 0
     copied = [p for p, v in enumerate(program.outputs) if walk.registers.direct.get(v) != p]
     passes[BytePass.SIMPLE] += len(
@@ -232,7 +244,11 @@ class _Walk:
                 self.places["total", v] = ((1, self.space.columns), added_in)
                 self.places["part", v] = ((1, self.columns), added_in)
                 self.places["trees", v] = ((self.rows // 8 * 4, self.columns), own)
-        wide = [held_dtype(i.dtype).itemsize for i in program.instructions if i.op == "select"]
+        wide = [
+            held_dtype(program.dtype_of(v)).itemsize
+            for v in range(program.num_values)
+            if takes_several_calls(program, v)
+        ]
         if wide:
             self.places["mask", 0] = ((1, self.rows * self.columns * max(wide)), BYTE)
         for dtype, count in self.registers.counts.items():

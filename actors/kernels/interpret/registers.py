@@ -18,10 +18,17 @@ from actors.kernels.interpret.steps import held_dtype
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import numpy_dtype
 
-SEVERAL_CALLS = ("select",)
-"""Ops that write their result before they have read their operands for the last time."""
-
 Register = tuple[np.dtype[Any], int]
+
+
+def takes_several_calls(program: FusedProgram, value: int) -> bool:
+    """Whether a value is written before its operands are read for the last time.
+
+    A choice that is the same for all elements is a copy.
+    """
+    if op_of(program, value) != "select":
+        return False
+    return program.kind_of(operands_of(program, value)[0]) is not Kind.SCALAR
 
 
 class Registers:
@@ -63,9 +70,7 @@ class Registers:
         is_early = self.direct.get(made) == position
         written = self._made[made] if is_early else self._stored[position]
         last = self._last_read[value]
-        return last < written or (
-            last == written and op_of(self._program, made) not in SEVERAL_CALLS
-        )
+        return last < written or (last == written and not takes_several_calls(self._program, made))
 
     def _scan(
         self, phases: tuple[LoopPhase, ...], elsewhere: tuple[int, ...]
@@ -109,7 +114,7 @@ class Registers:
                     free[dtype].append(number)
 
         for now, value in order:
-            is_late = value is not None and op_of(self._program, value) in SEVERAL_CALLS
+            is_late = value is not None and takes_several_calls(self._program, value)
             if not is_late:
                 release(now)
             if value is not None and self._needs_one(value, elsewhere):

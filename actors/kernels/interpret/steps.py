@@ -72,6 +72,8 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
     Measured on 32,768 float32: masked copy 157 us, four passes over bits 16 us.
     """
     condition, first, second = operands
+    if condition.size == 1:  # nothing to choose for each element
+        return [partial(_choose, condition, first, second, out)]
     if mask is None or mask.size < out.nbytes:
         return [partial(np.copyto, out, second), partial(np.copyto, out, first, where=condition)]
     own = mask_dtype(out.dtype)
@@ -84,6 +86,10 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
         partial(np.bitwise_and, bits, chosen, out=bits),
         partial(np.bitwise_xor, bits, second.view(own), out=bits),
     ]
+
+
+def _choose(condition: Array, first: Array, second: Array, out: Array) -> None:
+    np.copyto(out, first if condition.item() else second)
 
 
 def reduction_start(op: str, out: Array) -> Launch:

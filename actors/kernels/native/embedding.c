@@ -1,4 +1,4 @@
-/* Rows of a table by integer id; the gradient of the table; plain descent on the rows of a batch.
+/* Rows of a table by integer id; the gradient of the table; an update of the rows of a batch.
  *
  * Ids outside of the table end a launch with status 1. Sums of rows are added in the order of the
  * ids, in double, and threads share the table by rows and columns, so that the sums are the same on
@@ -182,20 +182,26 @@ AF_EXPORT int32_t af_embedding_grad(void *arguments) {
     return 0;
 }
 
-/* Plain descent on the rows that occur: equal ids are found by a table of hashes, their rows of dy
- * chained in order. */
+#define MOST_WORDS 128
+
+/* An update of the rows that occur: equal ids are found by a table of hashes, their rows of dy
+ * chained in order and added up, and a generated function makes the new row of old ones and sum. */
 typedef struct {
-    const char *dy, *param, *lr;
-    char *out;
+    const char *dy, *table;
     Ids ids;
     Places rows; /* of dy */
     int64_t num_rows, columns, is_wide;
-    int64_t rows_per_chunk, num_chunks, copied_bytes, max_workers;
+    int64_t rows_per_chunk, num_chunks, max_workers;
     int64_t *dense;                     /* [num ids] */
     int32_t *slots, *next, *last, *firsts; /* [num_slots], then [num ids] each */
     int64_t num_slots;                  /* a power of two beyond the number of ids */
     int64_t num_distinct;
-} DescentArguments;
+    void (*update)(void *block, int64_t row0, int64_t row1, int32_t worker);
+    const af_word *block; /* of the function, with `num_words` of which one says where sums are */
+    int64_t num_words, gradient_word;
+    char *sums;
+    int64_t sums_step;
+} UpdateArguments;
 
 /* Fetches a row of the table for writing. */
 static inline void fetch_row(const char *row, int64_t size_bytes) {
@@ -204,7 +210,7 @@ static inline void fetch_row(const char *row, int64_t size_bytes) {
 
 /* Chains the places of equal ids: next[i] is the place after i with its id, or -1. Meanwhile the
  * rows come from memory, unless they are too many for the cache. */
-static void chain_ids(DescentArguments *a) {
+static void chain_ids(UpdateArguments *a) {
     int64_t row_bytes = a->columns * (a->is_wide ? 8 : 4);
     int is_fetched = a->ids.num * row_bytes <= FETCHED;
     memset(a->slots, 0xff, a->num_slots * sizeof(int32_t));
@@ -215,7 +221,7 @@ static void chain_ids(DescentArguments *a) {
         while (a->slots[slot] >= 0 && a->dense[a->slots[slot]] != a->dense[i])
             slot = (slot + 1) & mask;
         int32_t first = a->slots[slot];
-        if (is_fetched) fetch_row(a->out + a->dense[i] * row_bytes, row_bytes);
+        if (is_fetched) fetch_row(a->table + a->dense[i] * row_bytes, row_bytes);
         a->next[i] = -1;
         if (first < 0) {
             a->slots[slot] = (int32_t)i;
@@ -228,11 +234,9 @@ static void chain_ids(DescentArguments *a) {
     }
 }
 
-/* param - sum of dy * lr, the sum rounded as that of the whole table is. */
-#define DESCEND(T)                                                                           \
-    static void descend_##T(const DescentArguments *a, int32_t first, T lr) {                \
-        const T *param = (const T *)a->param + a->dense[first] * a->columns;                 \
-        T *out = (T *)a->out + a->dense[first] * a->columns;                                 \
+/* The sum of the rows of dy of one id, rounded as that of the whole table is. */
+#define ADD_UP(T)                                                                            \
+    static void add_up_##T(const UpdateArguments *a, int32_t first, T *sum) {                \
         for (int64_t column = 0; column < a->columns; column += BUFFER) {                    \
             int64_t columns = af_min(BUFFER, a->columns - column);                           \
             double total[BUFFER];                                                            \
@@ -242,25 +246,17 @@ static void chain_ids(DescentArguments *a) {
                 _Pragma("omp simd")                                                          \
                 for (int64_t c = 0; c < columns; c++) total[c] += dy[c];                     \
             }                                                                                \
-            _Pragma("omp simd")                                                              \
-            for (int64_t c = 0; c < columns; c++)                                            \
-                out[column + c] = param[column + c] - (T)total[c] * lr;                      \
+            for (int64_t c = 0; c < columns; c++) sum[column + c] = (T)total[c];             \
         }                                                                                    \
     }
-DESCEND(float)
-DESCEND(double)
+ADD_UP(float)
+ADD_UP(double)
 
-static void copy_chunk(void *arguments, int64_t chunk, int32_t worker) {
-    (void)worker;
-    const DescentArguments *a = arguments;
-    int64_t begin = a->copied_bytes * chunk / a->num_chunks;
-    int64_t end = a->copied_bytes * (chunk + 1) / a->num_chunks;
-    memcpy(a->out + begin, a->param + begin, end - begin);
-}
-
-static void descend_chunk(void *arguments, int64_t chunk, int32_t worker) {
-    (void)worker;
-    const DescentArguments *a = arguments;
+static void update_chunk(void *arguments, int64_t chunk, int32_t worker) {
+    const UpdateArguments *a = arguments;
+    af_word block[MOST_WORDS];
+    memcpy(block, a->block, a->num_words * sizeof(af_word));
+    char *sum = block[a->gradient_word].p = a->sums + worker * a->sums_step;
     int64_t row_bytes = a->columns * (a->is_wide ? 8 : 4), begin = chunk * a->rows_per_chunk;
     int64_t end = af_min(begin + a->rows_per_chunk, a->num_distinct);
     for (int64_t i = begin; i < end; i++) {
@@ -269,21 +265,21 @@ static void descend_chunk(void *arguments, int64_t chunk, int32_t worker) {
             const char *dy = a->dy + offset_at(&a->rows, ahead);
             __builtin_prefetch(dy);
             __builtin_prefetch(dy + LINE);
-            fetch_row(a->out + a->dense[ahead] * row_bytes, af_min(row_bytes, 4 * LINE));
+            fetch_row(a->table + a->dense[ahead] * row_bytes, af_min(row_bytes, 4 * LINE));
         }
         if (a->is_wide)
-            descend_double(a, a->firsts[i], *(const double *)a->lr);
+            add_up_double(a, a->firsts[i], (double *)sum);
         else
-            descend_float(a, a->firsts[i], *(const float *)a->lr);
+            add_up_float(a, a->firsts[i], (float *)sum);
+        int64_t row = a->dense[a->firsts[i]];
+        a->update(block, row, row + 1, worker);
     }
 }
 
-AF_EXPORT int32_t af_embedding_sgd_update(void *arguments) {
-    DescentArguments *a = arguments;
+AF_EXPORT int32_t af_embedding_update(void *arguments) {
+    UpdateArguments *a = arguments;
     if (load_ids(&a->ids, 0, a->ids.num, a->num_rows, a->dense)) return 1;
-    if (a->out != a->param)
-        af_parallel(copy_chunk, a, a->num_chunks, (int32_t)a->max_workers);
     chain_ids(a);
-    af_parallel(descend_chunk, a, a->num_chunks, (int32_t)a->max_workers);
+    af_parallel(update_chunk, a, a->num_chunks, (int32_t)a->max_workers);
     return 0;
 }

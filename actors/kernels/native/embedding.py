@@ -1,4 +1,4 @@
-"""Rows of a table, the table's gradient, and descent on the rows of a batch, in C (`embedding.c`).
+"""Rows of a table, and the table's gradient, in C (`embedding.c`).
 
 A bad id ends the launch before anything but the output is written, with the error of the numpy
 kernels.
@@ -22,11 +22,11 @@ from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
-_FLOATS = (DType.FLOAT32, DType.FLOAT64)
+FLOATS = (DType.FLOAT32, DType.FLOAT64)
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 """The types of ids, in the order of embedding.c."""
 
-_PLACE = np.dtype(np.int32)
+PLACE = np.dtype(np.int32)
 _MAX_IDS = 1 << 29
 _PART_COLUMNS = 64
 _MAX_ROW_PARTS = 64
@@ -80,7 +80,7 @@ class NativeEmbeddingGrad:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64 with dense rows and a dense output; scratch holds the ids."""
         (dy, ids), (out,) = inputs, outputs
-        if not (runtime.is_on() and _are_rows(dy) and out.is_dense and is_id(ids)):
+        if not (runtime.is_on() and are_rows(dy) and out.is_dense and is_id(ids)):
             return None
         passes = (
             (BytePass.GATHER, float(dy.type.size_bytes)),
@@ -131,48 +131,6 @@ def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
     return _Cut(shift, -(-rows // (1 << shift)), max(columns, 1), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeEmbeddingSgdUpdate:
-    """`embedding_sgd_update`(param [V, D], dy, ids, lr) -> param', in the rows of ids only."""
-
-    name: str = "c.embedding_sgd_update"
-    op: str = "embedding_sgd_update"
-
-    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 and float64, dense but for the rows of dy; scratch is chains of ids."""
-        (param, dy, ids, _), (out,) = inputs, outputs
-        is_dense = param.is_dense and out.is_dense
-        if not (runtime.is_on() and is_dense and _are_rows(dy) and is_id(ids)):
-            return None
-        work = Work(
-            NATIVE_CALLS,
-            passes=((BytePass.GATHER, 3.0 * dy.type.size_bytes),),
-            unswept=(0, len(inputs)),
-        )
-        size = scratch.size_bytes(_chain_pieces(ids.type.num_elements))
-        return cost.needs(inputs, outputs, work, size, ((0, 0),))
-
-    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
-        """Return one launch."""
-        (param, dy, ids, lr), (out,) = inputs, outputs
-        pieces = scratch.carve(workspace, _chain_pieces(ids.size))
-        moved = 4 * dy.size * dy.itemsize + ids.size * ROW_BYTES
-        per_chunk = chunks.units_per_chunk(ids.size, moved)
-        words: list[Word] = [
-            *(address(dy), address(param), address(lr), address(out)),
-            *ids_words(ids),
-            *rows_words(dy),
-            *(*param.shape, int(dy.itemsize == 8)),
-            *(per_chunk, max(1, -(-ids.size // per_chunk)), param.size * param.itemsize),
-            runtime.num_threads(),
-            *[address(piece) for piece in pieces],
-            *(_num_slots(ids.size), 0),
-        ]
-        where = runtime.address_in("embedding.c", "af_embedding_sgd_update")
-        keep = (inputs, outputs, pieces)
-        return native_launch(where, words, keep, explain_ids(ids, param.shape[0]))
-
-
 def is_id(ids: Operand) -> bool:
     """Whether ids are integers whose places C can walk."""
     axes = walk(ids.shape, (ids.strides_bytes,), in_order=True)
@@ -194,10 +152,10 @@ def row_step(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return axes[0].steps[0] if axes else 0
 
 
-def _are_rows(dy: Operand) -> bool:
+def are_rows(dy: Operand) -> bool:
     """Whether dy is dense rows of floats whose places C can walk."""
     axes = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
-    return dy.type.dtype in _FLOATS and len(axes) <= MAX_OUTER and has_dense_rows(dy)
+    return dy.type.dtype in FLOATS and len(axes) <= MAX_OUTER and has_dense_rows(dy)
 
 
 def ids_words(ids: Array) -> list[Word]:
@@ -213,19 +171,7 @@ def rows_words(dy: Array) -> list[Word]:
 
 def _scatter_pieces(num_ids: int, rows: int) -> tuple[Piece, ...]:
     """Return the ids, the next place of each id, and the first of each row."""
-    return (Piece((num_ids,), INDEX), Piece((num_ids,), _PLACE), Piece((rows,), _PLACE))
-
-
-def _chain_pieces(num_ids: int) -> tuple[Piece, ...]:
-    """Return the ids, the table of hashes, and three columns of places."""
-    column = Piece((num_ids,), _PLACE)
-    ids, slots = Piece((num_ids,), INDEX), Piece((_num_slots(num_ids),), _PLACE)
-    return (ids, slots, column, column, column)
-
-
-def _num_slots(num_ids: int) -> int:
-    """Return a power of two, at least twice the ids, so that searches are short and end."""
-    return 1 << (2 * max(num_ids, 1) - 1).bit_length()
+    return (Piece((num_ids,), INDEX), Piece((num_ids,), PLACE), Piece((rows,), PLACE))
 
 
 def explain_ids(ids: Array, num_rows: int) -> Explain:
@@ -238,4 +184,4 @@ def explain_ids(ids: Array, num_rows: int) -> Explain:
     return explain
 
 
-NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad(), NativeEmbeddingSgdUpdate())
+NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.kernels.codegen.chunked import CHUNKED_KERNELS
+from actors.kernels.codegen.embedding_update import EMBEDDING_UPDATE_KERNELS
 from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.kernel import Kernel
@@ -13,7 +14,6 @@ from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
 from actors.kernels.native.non_finite import NATIVE_NON_FINITE_KERNELS
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
-from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
 
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
@@ -22,8 +22,8 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c", "chunked.c"), CHUNKED_KERNELS),
     (("attention.c",), ATTENTION_KERNELS),
     (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
-    (("update.c",), NATIVE_UPDATE_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_KERNELS),
+    (("embedding.c",), EMBEDDING_UPDATE_KERNELS),
     (("copy.c",), MOVEMENT_KERNELS),
     (("reduce.c",), NATIVE_REDUCE_KERNELS),
 )

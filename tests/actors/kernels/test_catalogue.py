@@ -13,9 +13,8 @@ from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
-    "accumulate adamw_update attention attention_grad concat copy embedding "
-    "embedding_grad embedding_sgd_update fused increment matmul max mean momentum_update "
-    "non_finite pad region reshape sgd_update sum"
+    "attention attention_grad concat copy embedding embedding_grad embedding_update fused matmul "
+    "max mean non_finite pad region reshape sum"
 )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import whole_range as ranges
 from graph_oracles import pull, walked
-from kernel_calls import garbage, typed
+from kernel_calls import garbage, kernel_op, typed
 
 import compiler.ops.standard as standard
 from actors.kernels import catalogue
@@ -33,7 +33,7 @@ ELSEWHERE = {
         "no float comes out",
     ),
     "dropout": "multiplies, as torch's does",
-    **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment"), "moves"),
+    **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment", "count"), "moves"),
     **dict.fromkeys(("copy", "copy_in", "copy_out", "copy_back", "stop_gradient"), "moves"),
     **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
 }
@@ -93,7 +93,7 @@ def launched(node, types, inputs, graph):
     outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results]
     given = typed([t.dtype for t in types], inputs)
     attrs = dict(node.attrs)
-    name, needs = catalogue.choose(node.op.name, attrs, given, typed(made, outputs))
+    name, needs = catalogue.choose(kernel_op(node.op), attrs, given, typed(made, outputs))
     space = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
     catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), space)()
     return outputs

@@ -6,7 +6,7 @@ import numpy as np
 import op_table as table
 import pytest
 from graph_oracles import pull, slopes, walked
-from kernel_calls import GUARD, garbage
+from kernel_calls import GUARD, garbage, kernel_op
 
 from actors.kernels import catalogue
 from actors.kernels.interpret import blocks
@@ -165,7 +165,7 @@ def by_launches(graph, feeds, op):
         types = [graph.types[v] for v in node.outputs]
         if node.op is INPUT:
             made = [feeds[node.attrs["name"]]]
-        elif not catalogue.find(node.op.name) or (view.has(node.op) and node.op is not op):
+        elif not catalogue.find(kernel_op(node.op)) or (view.has(node.op) and node.op is not op):
             arrays = reference.get(node.op)(node.attrs, *inputs)
             made = [
                 np.array(a).astype(numpy_dtype(t.dtype)) for a, t in zip(arrays, types, strict=True)
@@ -203,12 +203,12 @@ def launched(node, given, inputs, types):
     made, attrs = empty(types), dict(node.attrs)
     try:
         name, needs = catalogue.choose(
-            node.op.name, attrs, operands_of(given, inputs), operands_of(types, made)
+            kernel_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     except LookupError:  # as lowering does, copy what no kernel takes where it lies
         inputs = [np.array(a, order="C") for a in inputs]
         name, needs = catalogue.choose(
-            node.op.name, attrs, operands_of(given, inputs), operands_of(types, made)
+            kernel_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     kernel = catalogue.binders()[name]
 

@@ -99,7 +99,7 @@ MOVEMENT = {
 }
 """Ops whose kernels move the bytes of any type."""
 
-WITH_PROGRAMS = ("fused", "region", "increment")
+WITH_PROGRAMS = ("fused", "region", "embedding_update")
 
 
 def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():

@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
 
+from actors.kernels.codegen.embedding_update import EMBEDDING_UPDATE_KERNELS
+from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.embedding_sgd import EMBEDDING_SGD_UPDATE
-from actors.kernels.interpret.update import UPDATE_KERNELS
+from actors.kernels.interpret.embedding_update import EMBEDDING_UPDATE
+from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.native import chunks
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
-from actors.kernels.native.update import NATIVE_UPDATE_KERNELS
 
-NATIVE = {k.op: k for k in (*NATIVE_EMBEDDING_KERNELS, *NATIVE_UPDATE_KERNELS)}
-NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, EMBEDDING_SGD_UPDATE, *UPDATE_KERNELS)}
+OF_ROWS = (*NATIVE_EMBEDDING_KERNELS, *EMBEDDING_UPDATE_KERNELS)
+NATIVE = {k.op: k for k in (*OF_ROWS, *FUSED_KERNELS)}
+NUMPY = {k.op: k for k in (*EMBEDDING_KERNELS, EMBEDDING_UPDATE, *NUMPY_FUSED_KERNELS)}
 NO_DECAY = {"weight_decay": 0.0}
 IDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -24,6 +26,12 @@ def some_ids(rng, high, shape, dtype="int64", kind="dense"):
     if kind == "transposed" and len(shape) == 2:
         return ids.T.astype(dtype).copy().T
     return ids.astype(dtype)
+
+
+@pytest.fixture
+def descent(harness):
+    """Return a function from the inputs of plain descent to its attributes in a plan."""
+    return lambda inputs, op="embedding_sgd_update": harness.fused(op, NO_DECAY, inputs)[1]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -71,15 +79,15 @@ def test_embedding_grad_adds_rows_in_the_order_of_the_ids(
 
 
 @pytest.mark.parametrize("kernels", [NUMPY, NATIVE], ids=["numpy", "native"])
-@pytest.mark.parametrize("op", ["embedding_grad", "embedding_sgd_update"])
+@pytest.mark.parametrize("op", ["embedding_grad", "embedding_update"])
 def test_the_sum_of_many_rows_of_one_id_loses_less_than_a_millionth(
-    op, kernels, native, native_call
+    op, kernels, native, native_call, descent
 ):
     dy, ids = np.full((200_000, 3), 0.1, np.float32), np.ones(200_000, np.int64)
     given, attrs, sign = (dy, ids), {"rows": 2}, 1
-    if op == "embedding_sgd_update":
-        table = np.zeros((2, 3), np.float32)
-        given, attrs, sign = (table, dy, ids, np.array(1, np.float32)), {}, -1
+    if op == "embedding_update":
+        given = (np.zeros((2, 3), np.float32), dy, ids, np.array(1, np.float32))
+        attrs, sign = descent(given), -1
     out = np.zeros((2, 3), np.float32)
     (got,) = native_call.call(kernels[op], attrs, given, (out,), launches=1)
     np.testing.assert_allclose(sign * got[1], dy.astype(np.float64).sum(0), rtol=1e-6)
@@ -89,7 +97,7 @@ def test_the_sum_of_many_rows_of_one_id_loses_less_than_a_millionth(
 @pytest.mark.parametrize("columns", [1, 5, 16, 600])
 @pytest.mark.parametrize("num_rows", [4, 500])
 def test_descent_on_rows_has_the_bits_of_gradient_and_update(
-    num_rows, columns, dtype, native, harness, native_call, pieces
+    num_rows, columns, dtype, native, harness, native_call, descent, pieces
 ):
     rng = np.random.default_rng(3)
     for shape in ((), (60,), (5, 21), (0,)):
@@ -101,19 +109,19 @@ def test_descent_on_rows_has_the_bits_of_gradient_and_update(
         for kernels in (NATIVE, NUMPY):
             attrs, table = {"rows": num_rows}, np.zeros_like(param)
             (table,) = native_call.call(kernels["embedding_grad"], attrs, (dy, ids), (table,))
-            (want,) = native_call.call(
-                kernels["sgd_update"], NO_DECAY, (param, table, lr), (np.zeros_like(param),)
-            )
-            sparse = kernels["embedding_sgd_update"]
-            (fresh,) = native_call.call(sparse, {}, inputs, (np.zeros_like(param),))
-            np.testing.assert_array_equal(fresh, want)
-            (over,) = native_call.in_place(sparse, {}, inputs, ((0, 0),))
+            dense = (param, table, lr)
+            attrs = descent(dense, "sgd_update")
+            (want,) = native_call.call(kernels["fused"], attrs, dense, (np.zeros_like(param),))
+            sparse, attrs = kernels["embedding_update"], descent(inputs)
+            (over,) = native_call.in_place(sparse, attrs, inputs, ((0, 0),))
             np.testing.assert_array_equal(over, want)
 
 
 @pytest.mark.parametrize("kernels", [NUMPY, NATIVE], ids=["numpy", "native"])
 @pytest.mark.parametrize(("bad", "label"), [(5, "int64"), (-1, "int64"), (2**63 + 1, "uint64")])
-def test_an_id_out_of_range_is_named_with_its_position(bad, label, kernels, native, native_call):
+def test_an_id_out_of_range_is_named_with_its_position(
+    bad, label, kernels, native, native_call, descent
+):
     ids = np.zeros((2, 3), label)
     ids[1, 2] = bad
     table, dy, lr = np.zeros((5, 2)), np.zeros((2, 3, 2)), np.array(1.0)
@@ -121,23 +129,20 @@ def test_an_id_out_of_range_is_named_with_its_position(bad, label, kernels, nati
     calls = {
         "embedding": ((table, ids), dy),
         "embedding_grad": ((dy, ids), table),
-        "embedding_sgd_update": ((table, dy, ids, lr), table),
+        "embedding_update": ((table, dy, ids, lr), table),
     }
+    attrs = {**descent((table, dy, ids, lr)), "rows": 5}
     for op, (inputs, out) in calls.items():
         with pytest.raises(IndexError, match=text):
-            native_call.call(kernels[op], {"rows": 5}, inputs, (out,))
+            native_call.call(kernels[op], attrs, inputs, (out,))
 
 
-def test_a_bad_id_leaves_the_table_as_it_was_and_the_next_batch_runs(native, native_call):
+def test_a_bad_id_leaves_the_table_as_it_was_and_the_next_batch_runs(native, native_call, descent):
     table, dy, lr = np.ones((5, 2)), np.ones((3, 2)), np.array(1.0)
     ids = np.array([0, 9, 1])
     inputs = (table, dy, ids, lr)
-    needs = NATIVE["embedding_sgd_update"].query(
-        {}, tuple(map(native_call.operand, inputs)), (native_call.operand(table),)
-    )
-    scratch = np.zeros(needs.workspace_bytes + 64, np.uint8)
-    scratch = scratch[-scratch.ctypes.data % 64 :][: needs.workspace_bytes]
-    launch = NATIVE["embedding_sgd_update"].bind({}, inputs, (table,), scratch)
+    kernel, attrs = NATIVE["embedding_update"], descent(inputs)
+    launch, _, _ = native_call.bind(kernel, attrs, inputs, (table,))
     with pytest.raises(IndexError):
         launch()
     np.testing.assert_array_equal(table, 1)
@@ -153,7 +158,7 @@ def test_rows_that_are_not_dense_are_left_to_numpy(native, native_call):
 
 
 def test_sums_have_the_same_bits_with_one_thread_and_with_two(
-    with_threads, native_call, monkeypatch
+    with_threads, native_call, descent, monkeypatch
 ):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 10)
     rng = np.random.default_rng(5)
@@ -165,7 +170,8 @@ def test_sums_have_the_same_bits_with_one_thread_and_with_two(
         def both(dy=dy, ids=ids, param=param, update=update, rows=rows):
             attrs = {"rows": rows}
             yield native_call.call(NATIVE["embedding_grad"], attrs, (dy, ids), (param,))[0]
-            yield native_call.call(NATIVE["embedding_sgd_update"], {}, update, (param,))[0]
+            attrs = descent(update)
+            yield native_call.call(NATIVE["embedding_update"], attrs, update, (param,))[0]
 
         alone = with_threads(1, lambda both=both: list(both()))
         pair = with_threads(2, lambda both=both: list(both()))

@@ -1,4 +1,4 @@
-"""The kernel "numpy.embedding_sgd_update": the gradient of the whole table, then plain descent.
+"""The kernel "numpy.embedding_update": the gradient of the whole table, then the dense update.
 
 numpy cannot add equal ids up without a table or fresh arrays; what the op saves in traffic it saves
 in C.
@@ -12,7 +12,7 @@ import numpy as np
 
 from actors.kernels import scratch
 from actors.kernels.interpret.embedding import EmbeddingGradKernel
-from actors.kernels.interpret.update import SGD
+from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.kernel import (
     Attrs,
     KernelNeeds,
@@ -28,55 +28,55 @@ from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import contiguous_strides
 
-_GRADIENT = EmbeddingGradKernel()
-_PLAIN: Attrs = {"weight_decay": 0.0}
-_READS = (0, None, 3)
-"""Inputs of the op that descent reads: parameter, rate and, between them, the gradient."""
+_GRADIENT, _UPDATE = EmbeddingGradKernel(), NumpyFusedKernel()
+_PLACE = 1
+"""The place of the gradient among the operands of the dense update: dy and ids stand for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingSgdUpdateKernel:
-    """`embedding_sgd_update`(param [V, D], dy, ids, lr) -> param'."""
+class NumpyEmbeddingUpdate:
+    """As "c.embedding_update", by way of the gradient of all rows."""
 
-    name: str = "numpy.embedding_sgd_update"
-    op: str = "embedding_sgd_update"
+    name: str = "numpy.embedding_update"
+    op: str = "embedding_update"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what both kernels take; scratch has the gradient."""
-        found = _needs(inputs, outputs)
+        found = _needs(attrs, inputs, outputs)
         if found is None:
             return None
-        gradient, descent = found
-        pairs = [(out, _READS[i]) for out, i in descent.in_place]
+        gradient, update = found
         return KernelNeeds(
             scratch.size_bytes(_pieces(inputs[0], found)),
-            tuple([(out, read) for out, read in pairs if read is not None]),
-            gradient.duration_ns + descent.duration_ns,
-            (gradient.work or Work()).then(descent.work or Work()),
+            tuple([(out, i + (i > _PLACE)) for out, i in update.in_place if i != _PLACE]),
+            gradient.duration_ns + update.duration_ns,
+            (gradient.work or Work()).then(update.work or Work()),
         )
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the two launches in order."""
-        table, dy, ids, rate = inputs
-        found = _needs(operands_of(inputs), operands_of(outputs))
+        table, dy, ids, *rest = inputs
+        found = _needs(attrs, operands_of(inputs), operands_of(outputs))
         if found is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
         pieces = _pieces(operands_of(inputs)[0], found)
         gradient, first, second = scratch.carve(workspace, pieces)
         calls = (
             _GRADIENT.bind({"rows": table.shape[0]}, (dy, ids), (gradient,), first),
-            SGD.bind(_PLAIN, (table, gradient, rate), outputs, second),
+            _UPDATE.bind(attrs, (table, gradient, *rest), outputs, second),
         )
         return in_sequence(calls)
 
 
-def _needs(inputs: Operands, outputs: Operands) -> tuple[KernelNeeds, KernelNeeds] | None:
-    """Return what the gradient needs, and what descent does."""
-    table, dy, ids, rate = inputs
+def _needs(
+    attrs: Attrs, inputs: Operands, outputs: Operands
+) -> tuple[KernelNeeds, KernelNeeds] | None:
+    """Return what the gradient needs, and what the update does."""
+    table, dy, ids, *rest = inputs
     dense = contiguous_strides(table.shape, table.dtype.itemsize)
     gradient = Operand(table.type, 0, dense)
     first = _GRADIENT.query({"rows": table.shape[0]}, (dy, ids), (gradient,))
-    second = SGD.query(_PLAIN, (table, gradient, rate), outputs)
+    second = _UPDATE.query(attrs, (table, gradient, *rest), outputs)
     return None if first is None or second is None else (first, second)
 
 
@@ -86,4 +86,4 @@ def _pieces(table: Operand, found: tuple[KernelNeeds, KernelNeeds]) -> tuple[Pie
     return (Piece(table.shape, table.dtype), *sizes)
 
 
-EMBEDDING_SGD_UPDATE = EmbeddingSgdUpdateKernel()
+EMBEDDING_UPDATE = NumpyEmbeddingUpdate()
