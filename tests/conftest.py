@@ -18,9 +18,21 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(scope="session")
-def native_toolchain(tmp_path_factory):
+def built_kernels(tmp_path_factory, worker_id):
+    """The folder of what the C compiler built, for all tests: each function is built once.
+
+    Tests that run side by side, each in a process of its own, share it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "built-kernels"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def native_toolchain(built_kernels):
     """The C compiler of this machine, with a folder for what it builds; skips without one."""
-    found = toolchain.find_toolchain(os.environ, tmp_path_factory.mktemp("native"))
+    found = toolchain.find_toolchain(os.environ, built_kernels)
     if found is None:
         pytest.skip("there is no C compiler on this machine")
     return found

@@ -25,9 +25,6 @@ BUDGET = {
 
 LONGER = {
     "benchmarks/mutate_launches.py": "one mutant after another",
-    "tests/actors/test_machine.py": "one table of moves",
-    "tests/actors/test_mutants.py": "one mutant after another",
-    "tests/actors/test_race.py": "one race after another",
 }
 """Modules, and functions as `file:name`, that may be longer, and why."""
 

@@ -56,7 +56,8 @@ _DEVICE = ("device/test_executor.py", "device/test_executor_mutants.py")
 SUBJECTS = {
     "machine": Subject(
         "actors.machine",
-        ("test_machine.py", "proof/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
+        ("test_machine.py", "test_story.py",
+         "proof/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
          "_brings_every_slot_home[0]", "proof/test_state_space.py"),
     ),
     "dispatch": Subject("actors.dispatch", _THREADS),
@@ -65,7 +66,10 @@ SUBJECTS = {
     "executor": Subject("actors.device.executor", _DEVICE),
     "clocks": Subject("actors.clocks", _CLOCKS),
     "rounds": Subject("actors.rounds", _CLOCKS),
-    "conflicts": Subject("actors.conflicts", ("test_race_scale.py", *_CLOCKS, "test_race.py")),
+    "conflicts": Subject(
+        "actors.conflicts",
+        ("test_race_scale.py", *_CLOCKS, "test_race.py", "test_race_oracle.py"),
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from actors.errors import SourceExhausted
 from actors.load import load
+from actors.machine import Machine
 from actors.proof.scenario import random_table
 from actors.table import Edge, MachineTable
 from compiler.placement import HOST
@@ -261,3 +262,12 @@ def bodies():
 def no_thread_is_left(new_threads):
     yield
     assert not new_threads()
+
+
+@pytest.fixture
+def pair():
+    """A source and a sink over two slots; checked again at the end of the test."""
+    table = MachineTable.from_edges(["data", "step"], [Edge("batch", 0, 1, 1, 1, 2)], sources=[0])
+    machine = Machine(table)
+    yield machine
+    machine.validate()

@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from machines import done, flushed, settle
 
 from actors.errors import ProtocolError
 from actors.machine import Machine
@@ -11,33 +12,9 @@ from actors.transitions import Message, State, message
 from compiler.errors import InternalError
 
 
-def settle(machine):
-    """Deliver everything in order."""
-    while machine.outbox:
-        machine.receive(machine.outbox.popleft())
-    machine.validate()
-
-
-def done(machine, actor):
-    """End the firing of an actor that was started."""
-    every = (machine.fireable, machine.detached, machine.flushing)
-    next(started for started in every if actor in started).remove(actor)
-    machine.receive(message(Message.DONE, actor))
-    settle(machine)
-
-
 def state_of(machine):
     names = [n for n in machine.__slots__ if not n.startswith("_s") or n == "_state"]
     return [repr(getattr(machine, n)) for n in names if n not in ("_note", "_wiring", "table")]
-
-
-@pytest.fixture
-def pair():
-    """A source and a sink over two slots; checked again at the end of the test."""
-    table = MachineTable.from_edges(["data", "step"], [Edge("batch", 0, 1, 1, 1, 2)], sources=[0])
-    machine = Machine(table)
-    yield machine
-    machine.validate()
 
 
 def test_nothing_fires_before_it_is_admitted(pair):
@@ -271,13 +248,6 @@ def test_an_exhausted_source_takes_its_slots_back_and_ends(pair):
     assert pair.firing_index(0) == 0
 
 
-def flushed(rate=3, num_slots=3):
-    edges = [Edge("updated", 0, 1, 1, rate, num_slots), Edge("staging", 1, 2, 1, 1, 1)]
-    return Machine(
-        MachineTable.from_edges(["step", "snap", "write"], edges, sources=[0], flushed=[1])
-    )
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
 def test_a_flushed_actor_fires_once_more_with_what_is_left(steps):
     machine = flushed()
@@ -362,82 +332,6 @@ def test_a_second_end_on_an_edge_is_illegal(pair):
     with pytest.raises(ProtocolError, match="END 'batch' data -> step"):
         pair.receive(message(Message.END, 0))
     assert state_of(pair) == before
-
-
-def test_a_refusal_tells_the_story_of_the_actor(pair):
-    pair.admit(0, 1)
-    done(pair, 0)
-    done(pair, 1)
-    with pytest.raises(ProtocolError) as caught:
-        pair.receive(message(Message.DONE, 1))
-    assert str(caught.value) == (
-        "DONE step is not allowed now: actor 'step' is WAITING in firing 0. Its last messages:\n"
-        "  DONE data\n  DONE step"
-    )
-
-
-def test_the_story_of_a_long_run_is_bounded(pair):
-    pair.admit(0, 500)
-    while pair.fireable:
-        done(pair, pair.fireable[0])
-    assert len(pair.story(1)) == 12
-
-
-def test_the_last_messages_tell_what_every_firing_sent(pair):
-    pair.admit(0, 1)
-    done(pair, 0)
-    done(pair, 1)
-    pair.end_admission(0)
-    settle(pair)
-    assert pair.last_messages(9) == (
-        "DONE data",
-        "READY 'batch' data -> step",
-        "DONE step",
-        "FREE 'batch' step -> data",
-        "END 'admission' outside -> data",
-        "END 'batch' data -> step",
-    )
-    assert pair.last_messages(2) == pair.last_messages(9)[-2:]
-
-
-def test_the_last_messages_tell_each_once_when_a_flush_notes_what_it_waits_for():
-    machine = flushed(rate=1, num_slots=1)
-    machine.admit(0, 1)
-    machine.end_admission(0)
-    settle(machine)
-    for actor in (0, 1, 2, 1, 2):
-        done(machine, actor)
-    assert machine.is_finished
-    told = machine.last_messages(1000)
-    assert told.count("FREE 'staging' write -> snap") == 2
-    assert told.count("READY 'staging' snap -> write") == 2
-    assert told.count("FREE 'updated' snap -> step") == 1
-    assert told[-4:] == (
-        "READY 'staging' snap -> write",
-        "END 'staging' snap -> write",
-        "DONE write",
-        "FREE 'staging' write -> snap",
-    )
-
-
-def test_a_firing_before_the_flush_sends_what_it_sent_while_the_flush_runs():
-    machine = flushed(rate=1, num_slots=2)
-    machine.admit(0, 1)
-    done(machine, 0)
-    done(machine, 1)
-    machine.end_admission(0)
-    settle(machine)
-    done(machine, 2)
-    assert machine.state(1) is State.FLUSHING
-    assert "FREE 'updated' snap -> step" in machine.last_messages(1000)
-
-
-def test_a_thousand_messages_of_a_long_run_are_remembered(pair):
-    pair.admit(0, 5000)
-    while pair.fireable:
-        done(pair, pair.fireable[0])
-    assert len(pair.last_messages(1000)) == 1000
-    assert len(pair.last_messages(10**6)) < 10_000
 
 
 def test_a_stall_names_who_waits_for_what(pair):
@@ -565,31 +459,3 @@ def test_nobody_but_a_source_is_admitted_or_ended(pair, actor):
     for ask in (lambda: pair.admit(actor, 1), lambda: pair.end_admission(actor)):
         with pytest.raises(ProtocolError, match=f"actor {actor} is no source"):
             ask()
-
-
-def test_what_comes_back_at_the_end_of_a_run_is_told():
-    edges = [Edge("r", 0, 2, 1, 1, 2), Edge("s", 1, 2, 1, 1, 2)]
-    machine = Machine(MachineTable.from_edges(["a", "b", "join"], edges, sources=[0, 1]))
-    machine.admit(0, 2)
-    machine.end_admission(1)
-    settle(machine)
-    assert machine.state(2) is State.DRAINING
-    done(machine, 0)
-    machine.fireable.clear()
-    machine.receive(message(Message.EXHAUSTED, 0))
-    settle(machine)
-    assert machine.last_messages(9)[-4:] == (
-        "READY 'r' a -> join",
-        "RETURN 'r' join -> a",
-        "EXHAUSTED a",
-        "END 'r' a -> join",
-    )
-    assert machine.story(2)[-3:] == ("READY 'r' a -> join", "EXHAUSTED a", "END 'r' a -> join")
-    assert machine.story(0)[-2:] == ("RETURN 'r' join -> a", "EXHAUSTED a")
-    assert machine.is_finished
-
-
-def test_a_failure_is_told(pair):
-    pair.admit(0, 1)
-    pair.receive(message(Message.FAILED, 0))
-    assert pair.story(0)[-1] == "FAILED data"

@@ -126,53 +126,40 @@ class SendsAtStart(Loose, is_base=True):
         self._start_in = [start] * self.table.num_actors
 
 
-class FreesEarly(SendsAtStart):
-    """Sends Free before the reader is done."""
-
-    kind = Message.FREE
-
-
-class ReadyEarly(SendsAtStart):
-    """Sends Ready before the writer is done."""
-
-    kind = Message.READY
+type("FreesEarly", (SendsAtStart,), {"kind": Message.FREE})
+type("ReadyEarly", (SendsAtStart,), {"kind": Message.READY})
 
 
 # -- counters ------------------------------------------------------------------------------------
 
 
-class OneCreditTooMany(Loose):
-    """Starts with a free slot more than there are."""
+def one_credit(name, change):
+    """A mutant that starts with a free slot more, or less, than there are."""
 
     def seed(self):
         for index, edge in enumerate(self.table.edges):
             if edge.producer != OUTSIDE:
-                self._add(message(Message.FREE, index), 1)
+                change(self, message(Message.FREE, index), 1)
+
+    type(name, (Loose,), {"seed": seed})
 
 
-class OneCreditTooFew(Loose):
-    """Starts with a free slot less than there are."""
-
-    def seed(self):
-        for index, edge in enumerate(self.table.edges):
-            if edge.producer != OUTSIDE:
-                self._take(message(Message.FREE, index), 1)
+one_credit("OneCreditTooMany", Machine._add)
+one_credit("OneCreditTooFew", Machine._take)
 
 
-class TokensNotTaken(Loose):
-    """Fires without taking its tokens."""
+def fires_without(name, kind):
+    """A mutant that fires without taking its tokens, or its slots."""
 
     def seed(self):
-        rows = [[t for t in row if kind_of(t[0]) is Message.FREE] for row in self._takes]
+        rows = [[t for t in row if kind_of(t[0]) is not kind] for row in self._takes]
         self._takes = tuple([tuple(row) for row in rows])
 
+    type(name, (Loose,), {"seed": seed})
 
-class SlotsNotTaken(Loose):
-    """Fires without taking its slots."""
 
-    def seed(self):
-        rows = [[t for t in row if kind_of(t[0]) is Message.READY] for row in self._takes]
-        self._takes = tuple([tuple(row) for row in rows])
+fires_without("TokensNotTaken", Message.READY)
+fires_without("SlotsNotTaken", Message.FREE)
 
 
 class WrongRate(Loose):
@@ -201,18 +188,17 @@ class CreditsWithoutSlots(Loose):
                 self._add(message(Message.FREE, index), edge.initial)
 
 
-class MissesAWakeUp(Loose):
-    """Counts one unmet condition too many for one actor."""
+def miscounting(name, by):
+    """A mutant that counts so many unmet conditions too many for one actor."""
 
     def seed(self):
-        self._unmet[self.rng.randrange(self.table.num_actors)] += 1
+        self._unmet[self.rng.randrange(self.table.num_actors)] += by
+
+    type(name, (Loose,), {"seed": seed})
 
 
-class WakesTooEarly(Loose):
-    """Counts one unmet condition too few for one actor."""
-
-    def seed(self):
-        self._unmet[self.rng.randrange(self.table.num_actors)] -= 1
+miscounting("MissesAWakeUp", 1)
+miscounting("WakesTooEarly", -1)
 
 
 class FiresTwiceAtOnce(Loose):
@@ -237,26 +223,19 @@ class AdmitsTooFew(Loose):
             super().admit(actor, count - 1)
 
 
-class IgnoresTheLimit(Loose):
-    """Ends admission without the limit."""
+def limiting(name, change):
+    """A mutant that ends admission with another limit."""
 
     def end_admission(self, actor, limit=None):
-        super().end_admission(actor)
+        Loose.end_admission(self, actor, None if limit is None else change(self, actor, limit))
+
+    type(name, (Loose,), {"end_admission": end_admission})
 
 
-class LimitOffByOne(Loose):
-    """Permits one firing more than the limit."""
-
-    def end_admission(self, actor, limit=None):
-        super().end_admission(actor, None if limit is None else limit + 1)
-
-
-class LimitForgetsWhatRuns(Loose):
-    """Measures the limit against the firings that are done, not those that started."""
-
-    def end_admission(self, actor, limit=None):
-        is_running = self._state[actor] == State.FIRING
-        super().end_admission(actor, None if limit is None else limit + is_running)
+limiting("IgnoresTheLimit", lambda m, actor, limit: None)
+limiting("LimitOffByOne", lambda m, actor, limit: limit + 1)
+# Measures it against the firings that are done, not those that started.
+limiting("LimitForgetsWhatRuns", lambda m, a, limit: limit + (m._state[a] == State.FIRING))
 
 
 class LowersTheLimitAsleep(Loose):
@@ -329,18 +308,17 @@ class FlushesTwice(Loose):
 
 
 class FlushesTooEarly(Loose, is_base=True):
-    """Flushes as if some of its conditions were met."""
+    """Flushes as if its conditions of one kind were met."""
 
-    def pretends(self, code):
-        raise NotImplementedError
+    kind = None
 
     def _flush(self, actor):
         ends, levels = list(self._is_ended), list(self._level)
         for e in self.table.inputs[actor]:
-            self._is_ended[e] |= self.pretends(message(Message.READY, e))
+            self._is_ended[e] |= self.kind is Message.READY
         for e in self.table.outputs[actor]:
             free = message(Message.FREE, e)
-            if levels[free] < 0 and self.pretends(free):
+            if levels[free] < 0 and self.kind is Message.FREE:
                 self._level[free] = 0
         super()._flush(actor)
         self._is_ended = ends
@@ -348,18 +326,9 @@ class FlushesTooEarly(Loose, is_base=True):
             self._level[:] = levels
 
 
-class FlushesBeforeEveryInputEnded(FlushesTooEarly):
-    """Flushes while tokens are still on their way to it."""
-
-    def pretends(self, code):
-        return kind_of(code) is Message.READY
-
-
-class FlushesWithoutASlot(FlushesTooEarly):
-    """Flushes into a slot that is still being read."""
-
-    def pretends(self, code):
-        return kind_of(code) is Message.FREE
+# Tokens are still on their way to it, or a slot is still being read.
+type("FlushesBeforeEveryInputEnded", (FlushesTooEarly,), {"kind": Message.READY})
+type("FlushesWithoutASlot", (FlushesTooEarly,), {"kind": Message.FREE})
 
 
 class FlushFreesInFull(Loose):

@@ -1,8 +1,11 @@
 import pytest
+from machines import done, flushed, settle
 
+from actors.errors import ProtocolError
+from actors.machine import Machine
 from actors.story import addressee, describe, tell
 from actors.table import Edge, MachineTable
-from actors.transitions import Message, message
+from actors.transitions import Message, State, message
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +57,110 @@ def test_the_story_of_an_actor_holds_its_messages_and_its_neighbours_firings(tab
     assert tell(table, codes, 0, 9) == ("DONE data", "DONE step")
     assert tell(table, codes, 2, 9) == ("END 'loss' step -> log", "DONE step")
     assert tell(table, codes, 1, 2) == ("DONE step", "END 'batch' data -> step")
+
+
+# -- what a machine remembers ----------------------------------------------------------------------
+
+
+def test_a_refusal_tells_the_story_of_the_actor(pair):
+    pair.admit(0, 1)
+    done(pair, 0)
+    done(pair, 1)
+    with pytest.raises(ProtocolError) as caught:
+        pair.receive(message(Message.DONE, 1))
+    assert str(caught.value) == (
+        "DONE step is not allowed now: actor 'step' is WAITING in firing 0. Its last messages:\n"
+        "  DONE data\n  DONE step"
+    )
+
+
+def test_the_story_of_a_long_run_is_bounded(pair):
+    pair.admit(0, 500)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert len(pair.story(1)) == 12
+
+
+def test_the_last_messages_tell_what_every_firing_sent(pair):
+    pair.admit(0, 1)
+    done(pair, 0)
+    done(pair, 1)
+    pair.end_admission(0)
+    settle(pair)
+    assert pair.last_messages(9) == (
+        "DONE data",
+        "READY 'batch' data -> step",
+        "DONE step",
+        "FREE 'batch' step -> data",
+        "END 'admission' outside -> data",
+        "END 'batch' data -> step",
+    )
+    assert pair.last_messages(2) == pair.last_messages(9)[-2:]
+
+
+def test_the_last_messages_tell_each_once_when_a_flush_notes_what_it_waits_for():
+    machine = flushed(rate=1, num_slots=1)
+    machine.admit(0, 1)
+    machine.end_admission(0)
+    settle(machine)
+    for actor in (0, 1, 2, 1, 2):
+        done(machine, actor)
+    assert machine.is_finished
+    told = machine.last_messages(1000)
+    assert told.count("FREE 'staging' write -> snap") == 2
+    assert told.count("READY 'staging' snap -> write") == 2
+    assert told.count("FREE 'updated' snap -> step") == 1
+    assert told[-4:] == (
+        "READY 'staging' snap -> write",
+        "END 'staging' snap -> write",
+        "DONE write",
+        "FREE 'staging' write -> snap",
+    )
+
+
+def test_a_firing_before_the_flush_sends_what_it_sent_while_the_flush_runs():
+    machine = flushed(rate=1, num_slots=2)
+    machine.admit(0, 1)
+    done(machine, 0)
+    done(machine, 1)
+    machine.end_admission(0)
+    settle(machine)
+    done(machine, 2)
+    assert machine.state(1) is State.FLUSHING
+    assert "FREE 'updated' snap -> step" in machine.last_messages(1000)
+
+
+def test_a_thousand_messages_of_a_long_run_are_remembered(pair):
+    pair.admit(0, 5000)
+    while pair.fireable:
+        done(pair, pair.fireable[0])
+    assert len(pair.last_messages(1000)) == 1000
+    assert len(pair.last_messages(10**6)) < 10_000
+
+
+def test_what_comes_back_at_the_end_of_a_run_is_told():
+    edges = [Edge("r", 0, 2, 1, 1, 2), Edge("s", 1, 2, 1, 1, 2)]
+    machine = Machine(MachineTable.from_edges(["a", "b", "join"], edges, sources=[0, 1]))
+    machine.admit(0, 2)
+    machine.end_admission(1)
+    settle(machine)
+    assert machine.state(2) is State.DRAINING
+    done(machine, 0)
+    machine.fireable.clear()
+    machine.receive(message(Message.EXHAUSTED, 0))
+    settle(machine)
+    assert machine.last_messages(9)[-4:] == (
+        "READY 'r' a -> join",
+        "RETURN 'r' join -> a",
+        "EXHAUSTED a",
+        "END 'r' a -> join",
+    )
+    assert machine.story(2)[-3:] == ("READY 'r' a -> join", "EXHAUSTED a", "END 'r' a -> join")
+    assert machine.story(0)[-2:] == ("RETURN 'r' join -> a", "EXHAUSTED a")
+    assert machine.is_finished
+
+
+def test_a_failure_is_told(pair):
+    pair.admit(0, 1)
+    pair.receive(message(Message.FAILED, 0))
+    assert pair.story(0)[-1] == "FAILED data"

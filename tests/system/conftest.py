@@ -14,18 +14,6 @@ from actorflow import nn
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
-def built_kernels(tmp_path_factory, worker_id):
-    """The folder of what the C compiler built, for all tests: each function is built once.
-
-    Tests that run side by side, each in a process of its own, share it.
-    """
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "built-kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def own_plan_cache(tmp_path, monkeypatch, built_kernels):
     """Every test has plans of its own; the native kernels in its cache are those of all tests."""

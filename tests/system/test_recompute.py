@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ STEPS = 4
 
 
 class TokenGPT(GPT):
-    def __init__(self, layers=4):
+    def __init__(self, layers=2):
         super().__init__(17, seq=24, width=16, layers=layers, dropout=0.1)
 
     def __call__(self, batch):
@@ -69,6 +70,12 @@ def make_job(**options):
     return train
 
 
+@cache
+def freely(name, steps=STEPS, **options):
+    """Return what `train` does without a budget."""
+    return train(name, steps, **options)
+
+
 def train(name, steps=STEPS, **options):
     """Return the plan, and hashes of losses and trained parameters."""
     job, model, data = make_job(**options), MODELS[name](), tokens()
@@ -83,6 +90,7 @@ def digest_of(losses, model):
     return digest.hexdigest()
 
 
+@cache
 def smallest(name, **options):
     """Return the smallest budget that the error of an impossible one names."""
     with pytest.raises(af.BudgetError) as caught:
@@ -100,7 +108,7 @@ def num_again(plan):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_within_a_budget_trains_to_the_same_bits(name):
-    free, expected = train(name)
+    free, expected = freely(name)
     least = smallest(name)
     assert num_again(free) == 0
     assert least < arena(free)
@@ -134,7 +142,7 @@ def test_an_impossible_budget_is_an_error_with_the_floor_its_line_and_what_is_fe
 
 
 def test_a_budget_that_is_large_enough_changes_nothing_but_the_note():
-    free = make_job().compile(TokenGPT(), tokens())
+    free, _ = freely("gpt")
     plan = make_job(memory_budget=arena(free)).compile(TokenGPT(), tokens())
     assert plan.actors == free.actors
     assert plan.registers == free.registers
@@ -143,7 +151,7 @@ def test_a_budget_that_is_large_enough_changes_nothing_but_the_note():
 
 def test_more_budget_never_costs_more_time():
     model, data = TokenGPT(), tokens()
-    free = arena(make_job().compile(model, data))
+    free = arena(freely("gpt")[0])
     least = smallest("gpt")
     extras = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -154,7 +162,7 @@ def test_more_budget_never_costs_more_time():
 
 
 def test_blocks_recomputes_every_block_without_a_budget():
-    free, expected = train("gpt")
+    free, expected = freely("gpt")
     plan, digest = train("gpt", recompute="blocks")
     assert arena(plan) < arena(free)
     assert plan.recomputation[0].method == "blocks"
@@ -162,7 +170,7 @@ def test_blocks_recomputes_every_block_without_a_budget():
 
 
 def test_a_job_that_may_not_recompute_says_what_it_needs():
-    free = make_job().compile(TokenGPT(), tokens())
+    free, _ = freely("gpt")
     with pytest.raises(af.BudgetError, match="without recomputation") as caught:
         make_job(memory_budget=arena(free) - 1, recompute="none").compile(TokenGPT(), tokens())
     assert caught.value.smallest_bytes == arena(free)
@@ -174,7 +182,7 @@ def test_a_job_that_may_not_recompute_says_what_it_needs():
     ids=str,
 )
 def test_a_budget_holds_with_rates_and_streams_and_changes_no_bits(options):
-    free, expected = train("gpt", **options)
+    free, expected = freely("gpt", **options)
     least = smallest("gpt", **options)
     budget = (least + arena(free)) // 2
     plan, digest = train("gpt", memory_budget=budget, **options)
@@ -184,7 +192,7 @@ def test_a_budget_holds_with_rates_and_streams_and_changes_no_bits(options):
 
 
 def test_a_run_continues_under_another_budget_with_the_same_bits(tmp_path):
-    _, expected = train("gpt", steps=6)
+    _, expected = freely("gpt", steps=6)
     least = smallest("gpt")
     model = TokenGPT()
     losses = []

@@ -7,9 +7,8 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
+from plans import trained_plan
 
-import actorflow as af
-from actorflow import nn
 from actorflow.initialise import initial_values
 from actors.device.plan import DevicePlan
 from actors.device.poison import POISON_KERNELS
@@ -153,26 +152,10 @@ def on_device(plan, kernels, rng, *, max_ahead=2):
     return world.result()
 
 
-class Model(nn.Module):
-    def __init__(self):
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 5)
-
-    def __call__(self, x):
-        return self.down(af.dropout(af.relu(self.up(x)), 0.2))
-
-
-@af.job(optimizer=af.optim.AdamW(1e-2))
-def train(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
-
-
 @pytest.fixture(scope="session")
 def job_plan(tmp_path_factory):
     """A training step with a snapshot of the variables after every third."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACTORFLOW_CACHE", str(tmp_path_factory.mktemp("plans")))
-        data = {"x": np.zeros((16, 8), np.float32), "y": np.zeros(16, np.int32)}
-        return train.compile(Model(), af.data.ArraySource(data, batch=4), every=3)
+    return trained_plan(tmp_path_factory.mktemp("plans"), 3)
 
 
 def fold(inputs, outputs):
