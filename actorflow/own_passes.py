@@ -55,7 +55,10 @@ def graph_pass(
     def known(run: Rewriting) -> Rewriting:
         if not callable(run):
             raise ValueError(f"a pass is a function from a graph to a graph, got {run!r:.60}")
-        called = str(name or getattr(run, "__name__", type(run).__name__))
+        called: Any = name or getattr(run, "__name__", type(run).__name__)
+        texts = [called, *_facts(needs), *_facts(provides), before, after]
+        if not all([isinstance(text, str) for text in texts]):
+            raise ValueError(f"names of passes and facts are texts, got {texts}")
         step = Pass(called, run, _facts(needs), _facts(provides))
         added_passes.register(step, before=before, after=after, where=where)
         return run
@@ -63,8 +66,8 @@ def graph_pass(
     return known if run is None else known(run)
 
 
-def _facts(given: Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _facts(given: Any) -> tuple[str, ...]:
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
 
 
 def kernel(cls: K) -> K:
@@ -91,6 +94,10 @@ def kernel(cls: K) -> K:
         near = get_close_matches(made.op, [op.name for op in all_ops()], 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; define the op before its kernel"
         raise ValueError(f"{cls.__qualname__} is for an op {made.op!r}, and there is none{hint}")
+    for held in catalogue.registered(made.op):
+        kind = type(held)  # one that is defined anew, as in a notebook, takes the place of the old
+        if (kind.__module__, kind.__qualname__) == (cls.__module__, cls.__qualname__):
+            catalogue.unregister(held.name)
     catalogue.register(made, where=sys._getframe(1).f_code.co_filename)
     op = find_op(made.op)
     if expand.has(op) and not stands_alone.has(op):

@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.arena import Views
 from actors.protocol import Array, Chain, HostPort, Launch, Token
-from compiler.errors import InternalError
+from compiler.errors import ActorflowError, DeviceError, InternalError
 from compiler.plan import PORTED, Actor, Constant, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId
@@ -216,7 +216,16 @@ def _bind(views: Views, kernel: Kernel, launch: PlannedLaunch, slots: tuple[int,
     num_inputs = len(launch.inputs)
     workspace = None if launch.workspace is None else views.get(launch.workspace, slots[-1])
     attrs = MappingProxyType(dict(launch.attrs))
-    return kernel.bind(attrs, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]), workspace)
+    try:
+        made = kernel.bind(attrs, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]), workspace)
+    except ActorflowError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DeviceError(f"{launch.kernel} cannot be bound for {launch.op}: {reason}") from error
+    if not callable(made):
+        raise DeviceError(f"{launch.kernel} was bound for {launch.op} to {made!r}, no launch")
+    return made
 
 
 def _tokens(

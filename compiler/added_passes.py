@@ -39,20 +39,26 @@ class AddedPass:
 
 _added: list[AddedPass] = []
 
+_times: dict[str, int] = {}
+"""How often each name was registered in this process: the next pass of a name is another one."""
+
 
 def register(step: Pass, *, before: str = "", after: str = "", where: str | None = None) -> None:
     """Add a pass, for all compilations that follow.
 
     It runs inside of a compilation, so it must not compile. `where` is the file that knows it, by
-    default the caller's; a file that is run again replaces its own. Raises ValueError, naming the
-    file, where another one has a pass of that name.
+    default the caller's; a file that is run again, or a cell of a notebook, replaces its own.
+    Raises ValueError, naming the file, where another one has a pass of that name.
     """
+    _times[step.name] = _times.get(step.name, 0) + 1
     code = getattr(step.run, "__code__", None)
     held_by = getattr(code, "co_filename", None) or f"<{type(step.run).__module__}>"
     where = where or sys._getframe(1).f_code.co_filename
     added = AddedPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
     for index, other in enumerate(_added):
-        if other.step.name == step.name and other.files != added.files:
+        modules = {getattr(run, "__module__", "") for run in (step.run, other.step.run)}
+        is_same = other.files == added.files or modules == {"__main__"}
+        if other.step.name == step.name and not is_same:
             raise ValueError(f"{other} exists already; give that of {where} another name")
         if other.step.name == step.name:
             _added[index] = added
@@ -81,7 +87,10 @@ def registered_files() -> tuple[str, ...]:
 
 def identity() -> str:
     """Return what a plan depends on besides those files: names, places, needs and facts."""
-    rows = [(a.step.name, a.before, a.after, a.step.needs, a.step.provides) for a in _added]
+    rows = [
+        (a.step.name, _times[a.step.name], a.before, a.after, a.step.needs, a.step.provides)
+        for a in _added
+    ]
     return repr(rows) if rows else ""
 
 
@@ -169,7 +178,19 @@ class _Checked:
             raise CompileError(
                 f"{self._added} changed the outputs: {_outputs(graph)} became {_outputs(result)}"
             )
+        if _trains(result) != _trains(graph):
+            raise CompileError(
+                f"{self._added} changed what is trained: {_trains(graph)} became {_trains(result)}"
+            )
         return result
+
+
+def _trains(graph: Graph) -> str:
+    batches = 1 if graph.accumulation is None else graph.accumulation.every
+    return (
+        f"{'no' if graph.objective is None else 'an'} objective, {len(graph.updates)} updates,"
+        f" {batches} batches, {graph.num_ranks} ranks"
+    )
 
 
 def _outputs(graph: Graph) -> list[str]:

@@ -66,6 +66,7 @@ def cache_key(
         str(PLAN_FORMAT),
         _compiler_stamp(),
         added_passes.identity(),
+        catalogue.identity(),
         *_foreign_stamps(),
         *foreign_programs(graph),
         *_foreign_gradients(graph),

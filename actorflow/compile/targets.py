@@ -33,8 +33,9 @@ class HostTarget:
 
 def is_taken_elsewhere(call: KernelCall) -> bool:
     """Whether a kernel that was registered from outside takes a call."""
+    given = (call.attrs, *_operands(call))
     kernels = catalogue.registered(call.op)
-    return any([k.query(call.attrs, *_operands(call)) is not None for k in kernels])
+    return any([catalogue.query_registered(k, *given) is not None for k in kernels])
 
 
 def _operands(call: KernelCall) -> tuple[tuple[KernelOperand, ...], tuple[KernelOperand, ...]]:

@@ -7,6 +7,7 @@ from elsewhere is added with `register` and is preferred to ours.
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from actors.kernels.interpret.upcast import upcast
 from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
+from compiler.errors import CompileError
 
 GENERATION = 8
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
@@ -49,6 +51,9 @@ HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *upcast(NUM
 
 _registered: list[Kernel] = []
 
+_times: dict[str, int] = {}
+"""How often each name was registered in this process: the next kernel of a name is another one."""
+
 _files: dict[str, tuple[str, ...]] = {}
 """Per registered name the file that registered the kernel, and the one that defines its class."""
 
@@ -68,6 +73,7 @@ def register(kernel: Kernel, where: str | None = None) -> None:
             " another name"
         )
     _registered.insert(0, kernel)
+    _times[kernel.name] = _times.get(kernel.name, 0) + 1
     module = sys.modules.get(type(kernel).__module__)
     defined = getattr(module, "__file__", None) or f"<{type(kernel).__module__}>"
     _files[kernel.name] = (where or sys._getframe(1).f_code.co_filename, defined)
@@ -85,6 +91,11 @@ def unregister(name: str) -> None:
 def registered_files() -> tuple[str, ...]:
     """Return the files that decide what registered kernels do, sorted; `<...>` has no file."""
     return tuple(sorted({file for files in _files.values() for file in files}))
+
+
+def identity() -> str:
+    """Return what a plan depends on besides those files: which kernels of a name are registered."""
+    return " ".join([f"{kernel.name}#{_times[kernel.name]}" for kernel in _registered])
 
 
 def registered(op: str) -> tuple[Kernel, ...]:
@@ -108,7 +119,10 @@ def choose(
     """
     asked = (*find(op), *find(runs_as))
     for kernel in asked:
-        needs = None if is_refused(kernel.name) else kernel.query(attrs, inputs, outputs)
+        if kernel in _registered:
+            needs = query_registered(kernel, attrs, inputs, outputs)
+        else:
+            needs = None if is_refused(kernel.name) else kernel.query(attrs, inputs, outputs)
         if needs is not None:
             return kernel.name, needs
     call = f"{op}({_types(inputs)}) -> ({_types(outputs)})"
@@ -116,6 +130,31 @@ def choose(
         raise LookupError(f"the host has no kernel for op {op!r}, called as {call}")
     names = ", ".join(kernel.name for kernel in asked)
     raise LookupError(f"no host kernel takes {call}; asked: {names}")
+
+
+def query_registered(
+    kernel: Kernel, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> KernelNeeds | None:
+    """Ask a kernel from elsewhere. Raises CompileError where it fails or its needs are none."""
+    who = f"kernel {kernel.name!r} ({_files[kernel.name][0]}), asked for {kernel.op}, "
+    try:
+        needs = kernel.query(attrs, inputs, outputs)
+    except Exception as error:
+        raise CompileError(f"{who}failed: {type(error).__name__}: {error}") from error
+    if needs is not None and not _is_right(needs, len(inputs), len(outputs)):
+        raise CompileError(
+            f"{who}answered {needs!r:.160}, expected None or KernelNeeds with bytes of 0 or more,"
+            " pairs (output, input) of the call, and a finite time"
+        )
+    return needs
+
+
+def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
+    if not isinstance(needs, KernelNeeds) or type(needs.workspace_bytes) is not int:
+        return False
+    known = [(output, i) for output in range(num_outputs) for i in range(num_inputs)]
+    has_time = isinstance(needs.duration_ns, (int, float)) and 0 <= needs.duration_ns < math.inf
+    return needs.workspace_bytes >= 0 and has_time and {*needs.in_place} <= {*known}
 
 
 def needs_of(

@@ -55,11 +55,6 @@ class Fused(Protocol):
     """A fused op that was written down or derived."""
 
     @property
-    def op(self) -> Op:
-        """The op itself."""
-        ...
-
-    @property
     def signature(self) -> Signature:
         """What the op, or what it was derived from, reads and makes."""
         ...

@@ -32,6 +32,21 @@ def test_the_decorator_stands_with_brackets_and_without():
     assert added_passes.registered_files() == (__file__,)
 
 
+def test_names_of_passes_and_facts_are_texts():
+    for options in ({"name": 5}, {"needs": 5}, {"after": 5}, {"provides": [5]}):
+        with pytest.raises(ValueError, match="names of passes and facts are texts, got"):
+            af.graph_pass(**options)(lambda graph: graph)
+
+
+def test_a_pass_of_another_cell_takes_the_place_of_the_old_one():
+    cell, identities = "@af.graph_pass\ndef mine(graph):\n    return graph\n", set()
+    for number in range(2):
+        exec(compile(cell, f"<cell {number}>", "exec"), {"af": af, "__name__": "__main__"})
+        identities.add(added_passes.identity())
+    assert [added.step.name for added in added_passes.registered()] == ["mine"]
+    assert len(identities) == 2
+
+
 @pytest.mark.parametrize("make", [lambda: af.graph_pass("simplify"), lambda: af.graph_pass()(5)])
 def test_what_is_no_function_is_no_pass(make):
     with pytest.raises(ValueError, match="a pass is a function from a graph to a graph, got"):

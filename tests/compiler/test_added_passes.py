@@ -109,6 +109,7 @@ def renamed(graph):
         (lambda graph: None, "'mine' .* returned None, expected a graph"),
         (lambda graph: 1 / 0, "'mine' .* failed: ZeroDivisionError: division by zero"),
         (unsorted, "'mine' .* returned a broken graph: after mine: neg at .* before it is prod"),
+        (lambda graph: replace(graph, num_ranks=2), "changed what is trained: .* 1 ranks became"),
         (renamed, r"changed the outputs: \['y float64\[4, 3\]'\] became \['z float64"),
     ],
 )

@@ -94,6 +94,41 @@ class OfTwo(WholeSoftmax):
     def __init__(self, first, second): ...
 
 
+BEFORE = KernelNeeds(duration_ns=1.0)
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        (5, "answered 5, expected None or KernelNeeds with bytes of 0 or more"),
+        (KernelNeeds(workspace_bytes=-5), "answered KernelNeeds"),
+        (KernelNeeds(workspace_bytes=1.5), "answered KernelNeeds"),
+        (KernelNeeds(in_place=((0, 7),)), "answered KernelNeeds"),
+        (KernelNeeds(duration_ns=float("nan")), "answered KernelNeeds"),
+        (ValueError("no"), "failed: ValueError: no"),
+        (BEFORE, "was bound for softmax to None, no launch"),
+    ],
+)
+def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs, message):
+    """A plan of the kernel that had the name before is none of this one."""
+
+    class Bent(WholeSoftmax):
+        def query(self, attrs, inputs, outputs):
+            if isinstance(needs, Exception):
+                raise needs
+            return needs
+
+        def bind(self, attrs, inputs, outputs, workspace):
+            return None
+
+    af.kernel(Bent)
+    try:
+        with pytest.raises((af.CompileError, af.DeviceError), match=message):
+            kernels_and_loss()
+    finally:
+        catalogue.unregister("mine.softmax")
+
+
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
