@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from actors.protocol import Array, Arrays, Launch
-from compiler.fusion.program import ELEMENTWISE, FusedProgram, Instruction
+from compiler.fusion.program import Instruction
 from compiler.fusion.ufuncs import UFUNCS
 from compiler.types import DType, numpy_dtype
 
@@ -20,29 +20,12 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 }
 BYTE = np.dtype(np.uint8)
 _ROUNDINGS = ("floor", "ceil", "round")
-_PLACED = ("column_index", "row_index", "check_index", "philox", "column_sum")
 
 
 def held_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the type in which values are computed: short floats in float32."""
     is_short = dtype in (DType.BFLOAT16, DType.FLOAT16)
     return np.dtype(np.float32) if is_short else numpy_dtype(dtype)
-
-
-def is_numpys(program: FusedProgram) -> bool:
-    """Return whether every instruction can be followed; indices are checked of inputs alone."""
-    known = (*ELEMENTWISE, *_REDUCTIONS, *_PLACED, "constant", "cast")
-    return all(
-        [
-            i.op in known and (i.op != "check_index" or i.operands[0] < len(program.inputs))
-            for i in program.instructions
-        ]
-    )
-
-
-def mask_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the integers that are as wide as elements of a type: for choosing by bits."""
-    return np.dtype(f"int{8 * dtype.itemsize}")
 
 
 def step_calls(
@@ -76,7 +59,7 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
         return [partial(_choose, condition, first, second, out)]
     if mask is None or mask.size < out.nbytes:
         return [partial(np.copyto, out, second), partial(np.copyto, out, first, where=condition)]
-    own = mask_dtype(out.dtype)
+    own = np.dtype(f"int{8 * out.itemsize}")
     chosen = mask.reshape(-1)[: out.size * own.itemsize].view(own).reshape(out.shape)
     bits = out.view(own)
     return [

@@ -80,7 +80,8 @@ class WidenedKernel:
         for x in inputs:
             if _is_low(x):
                 copy = next(copies)
-                calls += widening(_without_repeats(x), copy)
+                own = tuple([slice(n) for n in copy.shape])
+                calls += widening(x[own], copy)
                 wide_inputs.append(np.broadcast_to(copy, x.shape))
             else:
                 wide_inputs.append(x)
@@ -118,32 +119,23 @@ def _widened(x: Operand) -> Operand:
     """Return a bfloat16 operand as its float32 copy lies, another as it is."""
     if x.type.dtype is not DType.BFLOAT16:
         return replace(x, offset_bytes=0)
-    dense = contiguous_strides(_own_shape(x), _FLOAT.itemsize)
-    repeats = _repeats(x.shape, x.strides_bytes)
-    strides = [0 if is_repeat else s for is_repeat, s in zip(repeats, dense, strict=True)]
+    own = _own_shape(x.shape, x.strides_bytes)
+    dense = contiguous_strides(own, _FLOAT.itemsize)
+    strides = [step if n == m else 0 for step, n, m in zip(dense, own, x.shape, strict=True)]
     return Operand(TensorType(DType.FLOAT32, x.shape), 0, tuple(strides))
 
 
-def _repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[bool]:
-    is_empty = 0 in shape  # numpy gives an empty array strides of 0 all over
-    pairs = zip(shape, strides, strict=True)
-    return [stride == 0 and extent > 1 and not is_empty for extent, stride in pairs]
-
-
-def _own_shape(x: Operand) -> tuple[int, ...]:
-    """Return the extents of an operand without its repetitions."""
-    repeats = _repeats(x.shape, x.strides_bytes)
-    return tuple([1 if is_repeat else n for is_repeat, n in zip(repeats, x.shape, strict=True)])
-
-
-def _without_repeats(x: Array) -> Array:
-    repeats = _repeats(x.shape, x.strides)
-    return x[(*[slice(0, 1) if is_repeat else slice(None) for is_repeat in repeats], Ellipsis)]
+def _own_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return extents without repetitions; numpy gives empty arrays strides of 0 all over."""
+    if 0 in shape:
+        return shape
+    return tuple([n if stride else 1 for n, stride in zip(shape, strides, strict=True)])
 
 
 def _pieces(inputs: Operands, outputs: Operands) -> tuple[Piece, ...]:
     """Return a float32 copy of each bfloat16 operand, and what rounding the outputs needs."""
-    copies = [Piece(_own_shape(x), _FLOAT) for x in (*inputs, *outputs) if has_bfloat16((x,))]
+    low = [x for x in (*inputs, *outputs) if has_bfloat16((x,))]
+    copies = [Piece(_own_shape(x.shape, x.strides_bytes), _FLOAT) for x in low]
     rounded = [x.type.num_elements for x in outputs if has_bfloat16((x,))]
     return (*copies, *(narrowing_pieces(max(rounded)) if rounded else ()))
 
