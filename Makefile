@@ -32,7 +32,7 @@ BENCH_ENV ?= .bench-env
 BENCH_STAMPS := $(patsubst %,$(BENCH_ENV)/%/.installed,torch jax tensorflow)
 
 # OpenBLAS reads these when it is loaded. A value exported for another machine halves every matrix
-# product of numpy: `.venv/bin/python -m actorflow.cli.doctor` tells.
+# product of numpy: `.venv/bin/python -m actorflow doctor` tells.
 unexport OPENBLAS_CORETYPE
 unexport OPENBLAS_L2_SIZE
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from actorflow.bench.child import Child
 from actorflow.bench.engines import Engine, EngineError, LossMismatch
-from actorflow.bench.results import Measured, RowResult, megabytes, middle
+from actorflow.bench.results import MB, Measured, RowResult
 
 NUM_LOSSES = 10
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -152,9 +153,9 @@ def _fastest(ready: Sequence[_Racer], failures: list[str]) -> list[_Racer]:
     alive: list[tuple[float, _Racer]] = []
     for racer in ready:
         try:
-            ms = middle(racer.child.ask("run", steps=1, chunks=_TRIAL_CHUNKS)["ms"])
+            ms = median(racer.child.ask("run", steps=1, chunks=_TRIAL_CHUNKS)["ms"])
             racer.steps = max(1, int(_TURN_MS / _CHUNKS / max(ms, 1e-3)))
-            alive.append((middle(_times_of_one_turn(racer)), racer))
+            alive.append((median(_times_of_one_turn(racer)), racer))
         except EngineError as error:
             failures.append(str(error))
     best = [racer for _, racer in sorted(alive, key=lambda pair: pair[0])[:1]]
@@ -198,17 +199,17 @@ def _ended(racer: _Racer, failures: list[str]) -> Measured | None:
         racer.engine.name,
         racer.variant,
         str(racer.first.get("settings", "")),
-        middle(racer.times),
+        median(racer.times),
         len(racer.times),
-        megabytes(answer["peak_rss"]),
-        megabytes(above),
+        answer["peak_rss"] / MB,
+        above / MB,
         racer.first_step_s,
         racer.cold_first_step_s,
         idle_share=racer.idle_cpu_s / racer.idle_s if racer.idle_s else 0.0,
     )
     if not racer.busy_times:
         return measured
-    return replace(measured, busy_slowdown=middle(racer.busy_times) / measured.ms)
+    return replace(measured, busy_slowdown=median(racer.busy_times) / measured.ms)
 
 
 @contextmanager

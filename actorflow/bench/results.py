@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MB = 1e6
+MB = 1e6
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,6 @@ class Bench:
     rows: tuple[RowResult, ...]
 
 
-def middle(times: list[float]) -> float:
-    """Return the median of some times."""
-    return statistics.median(times)
-
-
 def as_json(bench: Bench) -> dict[str, Any]:
     """Return what `--json` writes; numbers that are not known are null."""
     machine = bench.machine
@@ -144,8 +139,3 @@ def _rounded(number: float | None) -> float | None:
     if number is None or not math.isfinite(number):
         return None
     return float(f"{number:.5g}")
-
-
-def megabytes(size_bytes: float) -> float:
-    """Return 10^6 bytes."""
-    return size_bytes / _MB

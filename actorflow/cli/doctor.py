@@ -187,7 +187,3 @@ def _threads(number: int | None) -> str:
     if number is None:
         return "an unknown number of threads"
     return f"{number} thread{'' if number == 1 else 's'}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
