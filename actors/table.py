@@ -7,19 +7,19 @@ from outside, its *admission*: a token on it is the permission for one firing, a
 end of the run. A source with inputs is driven by them like any other actor.
 
 Repetition counts are the smallest integer solution of the balance equations, one per connected part
-(Lee & Messerschmitt, "Synchronous Data Flow", 1987).
+(`memory.registers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import gcd, lcm
+from math import gcd
 from types import MappingProxyType
 
 from compiler.errors import InternalError
 from compiler.plan import ActorKind, Plan, RegisterKind
+from memory.registers import RateEdge, RatesError, repetition_vector
 
 OUTSIDE = -1
 """The producer of an admission edge."""
@@ -220,51 +220,38 @@ def _check_slots(edge: Edge, names: Sequence[str]) -> None:
 def _balance(
     names: Sequence[str], edges: Sequence[Edge], sources: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Solve the balance equations; return repetitions per actor and firings per step per source."""
-    neighbours: list[list[tuple[int, Fraction, Edge]]] = [[] for _ in names]
-    for edge in edges:
-        ratio = Fraction(edge.produce, edge.consume)
-        neighbours[edge.producer].append((edge.consumer, ratio, edge))
-        neighbours[edge.consumer].append((edge.producer, 1 / ratio, edge))
-    repetitions = [0] * len(names)
+    """Return repetitions per actor, and per source its firings per step, as few as can be."""
+    rates = [
+        RateEdge(e.producer, e.consumer, e.produce, e.consume, e.num_slots, e.initial)
+        for e in edges
+    ]
+    try:
+        repetitions = repetition_vector(len(names), rates)
+    except RatesError as error:
+        edge = edges[error.edge]
+        raise InternalError(
+            f"the rates do not balance at register {edge.name!r} between"
+            f" {names[edge.producer]!r} and {names[edge.consumer]!r}"
+        ) from None
     per_step = [0] * len(names)
-    share: dict[int, Fraction] = {}
-    for root in range(len(names)):
-        if root in share:
-            continue
-        share[root] = Fraction(1)
-        part = [root]
-        for actor in part:
-            for other, ratio, edge in neighbours[actor]:
-                expected = share[actor] * ratio
-                if other not in share:
-                    share[other] = expected
-                    part.append(other)
-                elif share[other] != expected:
-                    raise InternalError(
-                        f"the rates do not balance at register {edge.name!r} between"
-                        f" {names[edge.producer]!r} and {names[edge.consumer]!r}"
-                    )
-        _scale(part, share, names, set(sources), repetitions, per_step)
-    return tuple(repetitions), tuple(per_step)
+    for part in _parts(len(names), edges):
+        fed = [a for a in sources if a in part]
+        if not fed:
+            raise InternalError(f"no source feeds actor {names[min(part)]!r}: it can never fire")
+        step = gcd(*[repetitions[a] for a in fed])
+        for a in fed:
+            per_step[a] = repetitions[a] // step
+    return repetitions, tuple(per_step)
 
 
-def _scale(
-    part: list[int],
-    share: dict[int, Fraction],
-    names: Sequence[str],
-    sources: set[int],
-    repetitions: list[int],
-    per_step: list[int],
-) -> None:
-    """Make one connected part integral, and a step of its sources as small as can be."""
-    whole = lcm(*[share[a].denominator for a in part])
-    counts = {a: int(share[a] * whole) for a in part}
-    period = gcd(*counts.values())
-    step = gcd(*[counts[a] for a in part if a in sources])
-    if not step:
-        raise InternalError(f"no source feeds actor {names[part[0]]!r}: it can never fire")
-    for a in part:
-        repetitions[a] = counts[a] // period
-        if a in sources:
-            per_step[a] = counts[a] // step
+def _parts(num_actors: int, edges: Sequence[Edge]) -> Iterable[set[int]]:
+    """Return the connected parts of a graph."""
+    part_of = [{a} for a in range(num_actors)]
+    for edge in edges:
+        one, other = part_of[edge.producer], part_of[edge.consumer]
+        if one is not other:
+            small, large = sorted((one, other), key=len)
+            large |= small
+            for actor in small:
+                part_of[actor] = large
+    return {id(part): part for part in part_of}.values()
