@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, Box, BoxKind, MemoryMap, map_memory
+from actorflow.memory_map.layout import PHASE_COLOURS, Box, BoxKind, MemoryMap, map_memory
 from compiler.plan import Plan
 
 _KINDS = tuple(BoxKind)
@@ -26,7 +26,7 @@ def render_html(plan: Plan, without: Plan | None = None) -> str:
         for arena in range(len(each.arenas))
     ]
     data = {
-        "kinds": [[kind.value, COLOURS[kind]] for kind in _KINDS],
+        "kinds": [[*kind.value] for kind in _KINDS],
         "phases": [[phase.value, colour] for phase, colour in PHASE_COLOURS.items()],
         "maps": maps,
     }

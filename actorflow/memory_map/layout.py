@@ -18,41 +18,28 @@ from memory.liveness import live_bytes
 
 
 class BoxKind(Enum):
-    """What a box is, as the legend says it."""
+    """What a box is, as the legend says it, and its colour.
 
-    PARAMETER = "parameter"
-    OPTIMIZER = "optimizer state"
-    SCRATCH = "gradient sum"
-    OTHER_VARIABLE = "other variable"
-    CONSTANT = "constant"
-    STAGING = "staging of snapshots"
-    SLOT = "slot of data or metrics"
-    CROSSING = "value between chains"
-    ACTIVATION = "activation kept for backward"
-    RECOMPUTED = "activation made again"
-    FORWARD = "temporary of forward"
-    BACKWARD = "gradient, temporary of backward"
-    UPDATE = "temporary of update"
-    WORKSPACE = "workspace of a kernel"
+    State is blue, forward orange, backward red, what is made again green.
+    """
+
+    PARAMETER = "parameter", "#3f6fb5"
+    OPTIMIZER = "optimizer state", "#86abe0"
+    SCRATCH = "gradient sum", "#5a57a6"
+    OTHER_VARIABLE = "other variable", "#7c8796"
+    CONSTANT = "constant", "#b9c0ca"
+    STAGING = "staging of snapshots", "#a58a6a"
+    SLOT = "slot of data or metrics", "#d9b928"
+    CROSSING = "value between chains", "#a45fb0"
+    ACTIVATION = "activation kept for backward", "#e8842c"
+    RECOMPUTED = "activation made again", "#2f9e6e"
+    FORWARD = "temporary of forward", "#f6c789"
+    BACKWARD = "gradient, temporary of backward", "#d2504a"
+    UPDATE = "temporary of update", "#8f3b63"
+    WORKSPACE = "workspace of a kernel", "#3d4450"
 
 
-COLOURS = {
-    BoxKind.PARAMETER: "#3f6fb5",
-    BoxKind.OPTIMIZER: "#86abe0",
-    BoxKind.SCRATCH: "#5a57a6",
-    BoxKind.OTHER_VARIABLE: "#7c8796",
-    BoxKind.CONSTANT: "#b9c0ca",
-    BoxKind.STAGING: "#a58a6a",
-    BoxKind.SLOT: "#d9b928",
-    BoxKind.CROSSING: "#a45fb0",
-    BoxKind.ACTIVATION: "#e8842c",
-    BoxKind.RECOMPUTED: "#2f9e6e",
-    BoxKind.FORWARD: "#f6c789",
-    BoxKind.BACKWARD: "#d2504a",
-    BoxKind.UPDATE: "#8f3b63",
-    BoxKind.WORKSPACE: "#3d4450",
-}
-"""A colour per kind: state blue, forward orange, backward red, what is made again green."""
+COLOURS = {kind: kind.value[1] for kind in BoxKind}
 
 PHASE_COLOURS = {
     Phase.FORWARD: "#f0a04b",

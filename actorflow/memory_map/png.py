@@ -183,7 +183,7 @@ class _Canvas:
         y = _MAP[1]
         present = {box.kind for box in self.shown.boxes}
         for kind in [kind for kind in BoxKind if kind in present]:
-            self.chip(y, COLOURS[kind], kind.value)
+            self.chip(y, COLOURS[kind], kind.value[0])
             y += 26
         y += 12
         self.text(_SIDE, y, "strip below the map: phase of a launch", _SOFT)

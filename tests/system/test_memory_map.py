@@ -89,7 +89,7 @@ def test_the_scripts_of_the_page_run_and_pointing_at_a_box_tells_who_it_is(brows
     (told,) = details_of(dom)
     for word in (
         box.name,
-        box.kind.value,
+        box.kind.value[0],
         f"({box.size_bytes:,} B)",
         f"offset {box.offset_bytes:,} B",
         f"[{box.begin}, {box.end})",
