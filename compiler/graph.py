@@ -123,34 +123,26 @@ class Graph:
     )
     """What is known of this version: see `compiler.facts`. No part of its value."""
 
+    @fact
     def producers(self) -> tuple[int, ...]:
         """Return, per value, the index of the node that produces it (-1 for unused ids)."""
-        return _producers(self)
+        column = [-1] * len(self.types)
+        for index, node in enumerate(self.nodes):
+            for value in node.outputs:
+                column[value] = index
+        return tuple(column)
 
+    @fact
     def roots(self) -> tuple[ValueId, ...]:
         """Return the values that must be computed: outputs, objective, written values."""
-        return _roots(self)
-
-
-@fact
-def _producers(graph: Graph) -> tuple[int, ...]:
-    column = [-1] * len(graph.types)
-    for index, node in enumerate(graph.nodes):
-        for value in node.outputs:
-            column[value] = index
-    return tuple(column)
-
-
-@fact
-def _roots(graph: Graph) -> tuple[ValueId, ...]:
-    values = [o.value for o in graph.outputs] + [w.value for w in graph.writes]
-    if graph.objective is not None:
-        values.append(graph.objective)
-    for rule in graph.updates:
-        values += [rule.variable, *rule.state, *rule.scalars]
-    if graph.accumulation is not None:
-        values.append(graph.accumulation.batch)
-    return tuple(dict.fromkeys(values))
+        values = [o.value for o in self.outputs] + [w.value for w in self.writes]
+        if self.objective is not None:
+            values.append(self.objective)
+        for rule in self.updates:
+            values += [rule.variable, *rule.state, *rule.scalars]
+        if self.accumulation is not None:
+            values.append(self.accumulation.batch)
+        return tuple(dict.fromkeys(values))
 
 
 @fact
@@ -174,6 +166,29 @@ def sole_readers(graph: Graph) -> tuple[int, ...]:
     for value in graph.roots():
         column[value] = -1
     return tuple(column)
+
+
+def mark_needed(
+    graph: Graph, wanted: Sequence[ValueId], ends_at: Op | None = None
+) -> tuple[bool, ...]:
+    """Mark the nodes that values need, as far back as those of an op. O(nodes)."""
+    is_needed = [False] * len(graph.types)
+    for value in wanted:
+        is_needed[value] = True
+    marks = [False] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        if node.op is ends_at:
+            continue
+        for value in node.outputs:
+            if is_needed[value]:
+                break
+        else:
+            continue
+        marks[index] = True
+        for value in node.inputs:
+            is_needed[value] = True
+    return tuple(marks)
 
 
 class GraphBuilder:
@@ -303,6 +318,12 @@ class GraphBuilder:
         b.updates, b.writes = list(graph.updates), list(graph.writes)
         b.accumulation, b.num_ranks = graph.accumulation, graph.num_ranks
         return b
+
+
+def new_value(types: list[TensorType], type_: TensorType) -> ValueId:
+    """Return a value more, in the types of a graph that is rewritten."""
+    types.append(type_)
+    return ValueId(len(types) - 1)
 
 
 def numbers(first: int, count: int) -> tuple[ValueId, ...]:

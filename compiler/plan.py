@@ -441,13 +441,6 @@ class Plan:
         """The variables that mean something between two steps: all but scratch."""
         return tuple([v for v in self.variables if v.role != "scratch"])
 
-    def producer(self, register: RegisterId) -> Actor | None:
-        """Return the actor that produces a DATA or CONTROL register."""
-        for actor in self.actors:
-            if any(port.register == register for port in actor.outputs):
-                return actor
-        return None
-
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""
         return dict(self.options).get(name, default)
@@ -456,6 +449,12 @@ class Plan:
         """Return a compile option that is a number."""
         value = self.option(name, default)
         return value if isinstance(value, int) else default
+
+
+def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
+    """Return the slots of all registers that have bytes in an arena, in order."""
+    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    return [(register, slot) for register in held for slot in range(register.num_slots)]
 
 
 def _unpacked(data: bytes) -> object:

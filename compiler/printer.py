@@ -6,7 +6,7 @@ from compiler.accounting import chain_launches
 from compiler.fusion.region import Region
 from compiler.graph import Graph
 from compiler.labels import made_of
-from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind
+from compiler.plan import Arena, DeviceMemory, Plan, Recomputation, RegisterKind, slots_in
 from memory.report import format_bytes, memory_table
 
 
@@ -127,17 +127,11 @@ def memory_lines(plan: Plan, top: int = 10) -> list[str]:
     """Return who holds the peak of each arena: registers with bytes, share, interval and offset."""
     lines = []
     for index, arena in enumerate(plan.arenas):
-        names, lower, upper, sizes, offsets = [], [], [], [], []
-        for register in plan.registers:
-            if register.arena != index or not register.size_bytes:
-                continue
-            for slot, offset in enumerate(register.offsets_bytes):
-                suffix = f"[{slot}]" if register.num_slots > 1 else ""
-                names.append(f"{register.name}{suffix}")
-                lower.append(register.interval[0])
-                upper.append(register.interval[1])
-                sizes.append(register.size_bytes)
-                offsets.append(offset)
+        slots = slots_in(plan, index)
+        names = [f"{r.name}[{slot}]" if r.num_slots > 1 else r.name for r, slot in slots]
+        lower, upper = [r.interval[0] for r, _ in slots], [r.interval[1] for r, _ in slots]
+        sizes = [r.size_bytes for r, _ in slots]
+        offsets = [r.offsets_bytes[slot] for r, slot in slots]
         lines.append(f"memory of {arena.device}:")
         lines += [
             f"  {line}" for line in memory_table(names, lower, upper, sizes, offsets, top=top)

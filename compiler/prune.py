@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.graph import Graph, GraphBuilder, Node, numbers
+from compiler.graph import Graph, GraphBuilder, Node, mark_needed, numbers
 from compiler.types import ValueId
 
 
@@ -32,21 +32,8 @@ def prune(graph: Graph) -> Graph:
 
 def needed_nodes(graph: Graph) -> list[Node]:
     """Return the nodes that roots need, in order."""
-    is_needed = [False] * len(graph.types)
-    for value in graph.roots():
-        is_needed[value] = True
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        for value in node.outputs:
-            if is_needed[value]:
-                break
-        else:
-            continue
-        kept.append(node)
-        for value in node.inputs:
-            is_needed[value] = True
-    kept.reverse()
-    return kept
+    marks = mark_needed(graph, graph.roots())
+    return [node for node, is_needed in zip(graph.nodes, marks, strict=True) if is_needed]
 
 
 def _is_dense(graph: Graph) -> bool:

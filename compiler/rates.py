@@ -9,7 +9,7 @@ one part.
 from __future__ import annotations
 
 from compiler.facts import fact
-from compiler.graph import Graph
+from compiler.graph import Graph, mark_needed
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE
 from compiler.types import ValueId
@@ -34,7 +34,7 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
-    return _ancestors(graph, wanted, ends_at_sums=True)
+    return mark_needed(graph, wanted, ends_at=ACCUMULATE)
 
 
 @fact
@@ -42,7 +42,7 @@ def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable in scratch]
-    return _ancestors(graph, wanted + [o.value for o in graph.outputs], ends_at_sums=False)
+    return mark_needed(graph, wanted + [o.value for o in graph.outputs])
 
 
 def _scratch(graph: Graph) -> set[ValueId]:
@@ -52,19 +52,3 @@ def _scratch(graph: Graph) -> set[ValueId]:
         for node in graph.nodes
         if node.op is VARIABLE and node.attrs.str_("role") == SCRATCH
     }
-
-
-def _ancestors(graph: Graph, values: list[ValueId], *, ends_at_sums: bool) -> tuple[bool, ...]:
-    is_needed = [False] * len(graph.types)
-    for value in values:
-        is_needed[value] = True
-    marks = [False] * len(graph.nodes)
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[index]
-        if ends_at_sums and node.op is ACCUMULATE:
-            continue
-        if any([is_needed[v] for v in node.outputs]):
-            marks[index] = True
-            for value in node.inputs:
-                is_needed[value] = True
-    return tuple(marks)

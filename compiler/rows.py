@@ -19,7 +19,7 @@ import functools
 import marshal
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
@@ -228,17 +228,11 @@ def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
 def _instance_of(cls: type) -> Convert:
     names = [field.name for field in fields(cls)]
     readers = [_reader(hint) for hint in _hints(cls)]
-    pairs = tuple(zip(names, readers, strict=True))
 
     def instance_of(row: Any) -> Any:
         if type(row) is not tuple or len(row) != len(names):
             raise _WrongValue(row, f"a row of {len(names)} fields ({', '.join(names)})")
-        try:
-            return cls(*[read(item) for read, item in zip(readers, row, strict=True)])
-        except _WrongValue:
-            for (name, read), item in zip(pairs, row, strict=True):
-                _under(f".{name}", read, item)
-            raise
+        return cls(*_read(readers, row, ".{}", names))
 
     return instance_of
 
@@ -254,12 +248,7 @@ def _tuple_of(*hints: Any) -> Convert:
     def tuple_of(row: Any) -> tuple[Any, ...]:
         if type(row) is not tuple or len(row) != len(readers):
             raise _WrongValue(row, f"a sequence of {len(readers)}")
-        try:
-            return tuple([read(item) for read, item in zip(readers, row, strict=True)])
-        except _WrongValue:
-            for index, (read, item) in enumerate(zip(readers, row, strict=True)):
-                _under(f"[{index}]", read, item)
-            raise
+        return tuple(_read(readers, row, "[{}]", range(len(row))))
 
     return tuple_of
 
@@ -267,12 +256,7 @@ def _tuple_of(*hints: Any) -> Convert:
 def _items(read: Convert, row: Any) -> tuple[Any, ...]:
     if type(row) is not tuple:
         raise _WrongValue(row, "a sequence")
-    try:
-        return tuple([read(item) for item in row])
-    except _WrongValue:
-        for index, item in enumerate(row):
-            _under(f"[{index}]", read, item)
-        raise
+    return tuple(_read([read] * len(row), row, "[{}]", range(len(row))))
 
 
 def _ints_in(bounds: Bounds, read: Convert) -> Convert:
@@ -288,12 +272,19 @@ def _ints_in(bounds: Bounds, read: Convert) -> Convert:
     return ints_in
 
 
-def _under(step: str, read: Convert, item: object) -> None:
-    """Read an item once more, so that what is wrong in it gets a step of its way."""
+def _read(
+    readers: Sequence[Convert], row: tuple[Any, ...], step: str, places: Sequence[object]
+) -> list[Any]:
+    """Return the items of a row as read; what is wrong in one gets a step of its way."""
     try:
-        read(item)
-    except _WrongValue as wrong:
-        wrong.way = f"{step}{wrong.way}"
+        return [read(item) for read, item in zip(readers, row, strict=True)]
+    except _WrongValue:
+        for read, item, place in zip(readers, row, places, strict=True):
+            try:
+                read(item)
+            except _WrongValue as wrong:
+                wrong.way = f"{step.format(place)}{wrong.way}"
+                raise
         raise
 
 

@@ -71,11 +71,6 @@ class Target(Protocol):
     """
 
     @property
-    def device_kind(self) -> str:
-        """Kind of the devices these kernels run on: "host", "cuda"."""
-        ...
-
-    @property
     def fingerprint(self) -> str:
         """Everything the answers depend on (libraries, versions): part of the plan's key."""
         ...

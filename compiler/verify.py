@@ -16,7 +16,7 @@ from compiler.accounting import account
 from compiler.errors import CompileError, InternalError
 from compiler.lowering.carried import Carried, CarriedCount
 from compiler.places import Extent, extents_of
-from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.plan import ActorKind, Plan, RegisterKind, slots_in
 from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId
@@ -104,8 +104,6 @@ def _check_ends(plan: Plan) -> None:
 def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
     for register in plan.registers:
         arena = plan.arenas[register.arena]
-        if len(register.offsets_bytes) != register.num_slots:
-            raise InternalError(f"register {register.name!r} has offsets for other than its slots")
         for offset in set(register.offsets_bytes):
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
@@ -116,8 +114,6 @@ def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
 
 
 def _check_accounts(plan: Plan) -> None:
-    if len(plan.memory) != len(plan.arenas):
-        raise InternalError(f"{len(plan.arenas)} arenas have {len(plan.memory)} accounts")
     for index, stated in enumerate(plan.memory):
         if account(plan, index, stated.lower_bound_bytes, stated.text) != stated:
             device = plan.arenas[index].device
@@ -162,27 +158,21 @@ def _spans_between_chains(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
 def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
     horizon = max(1, sum([len(a.launches) for a in plan.actors]))
     for index, arena in enumerate(plan.arenas):
-        names: list[str] = []
-        offsets: list[int] = []
-        lower: list[int] = []
-        upper: list[int] = []
-        sizes: list[int] = []
-        for register in plan.registers:
-            if register.arena != index or register.size_bytes == 0:
-                continue
-            start, end = spans.get(register.id, (0, horizon))
+        slots = slots_in(plan, index)
+        lives = [spans.get(register.id, (0, horizon)) for register, _ in slots]
+        for place, (register, _) in enumerate(slots):
             if register.kind is RegisterKind.TEMPORARY and register.id not in spans:
-                start, end = register.interval
-            for slot, offset in enumerate(register.offsets_bytes):
-                names.append(f"{register.name}[{slot}]")
-                offsets.append(offset)
-                lower.append(start)
-                upper.append(end)
-                sizes.append(register.size_bytes)
+                lives[place] = register.interval
         try:
             check_no_overlap(
-                offsets, lower, upper, sizes, arena.size_bytes, alignment=arena.alignment
+                [register.offsets_bytes[slot] for register, slot in slots],
+                [start for start, _ in lives],
+                [end for _, end in lives],
+                [register.size_bytes for register, _ in slots],
+                arena.size_bytes,
+                alignment=arena.alignment,
             )
         except OverlapError as error:
-            culprits = ", ".join(names[i] for i in error.buffers)
+            found = [slots[i] for i in error.buffers]
+            culprits = ", ".join([f"{register.name}[{slot}]" for register, slot in found])
             raise InternalError(f"registers {culprits}: {error}") from None

@@ -15,11 +15,6 @@ class HostTarget:
     """
 
     @property
-    def device_kind(self) -> str:
-        """Always "host"."""
-        return "host"
-
-    @property
     def fingerprint(self) -> str:
         """Kernel libraries and versions."""
         return catalogue.fingerprint()

@@ -19,7 +19,7 @@ from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.members import Members
 from compiler.fusion.program import Kind
 from compiler.fusion.spaces import Shape, Space, access_of
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.ops.fused import FUSED, fused_attrs
 from compiler.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from compiler.registry import Op
@@ -117,7 +117,6 @@ class _DenseCopies:
         return self._emit(COPY, NO_ATTRS, value, self._types[value].shape)
 
     def _emit(self, op: Op, attrs: Attrs, value: ValueId, shape: Shape) -> ValueId:
-        made = ValueId(len(self._types))
-        self._types.append(TensorType(self._types[value].dtype, shape))
+        made = new_value(self._types, TensorType(self._types[value].dtype, shape))
         self.made.append(replace(self._node, op=op, inputs=(value,), outputs=(made,), attrs=attrs))
         return made

@@ -76,7 +76,7 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
     whole = q.whole(outputs)
     saved = {v: values[last + i] for i, v in enumerate(forward) if v not in values}
     small = {v: n for v, n in saved.items() if q.kind_of(n) is not Kind.FULL}
-    both = [_written(whole, pool, form, s, reached) for s in (saved, small)]
+    both = [_written(whole, form, s, reached) for s in (saved, small)]
     wide = [i >= first and slot.kind is Kind.FULL for i, slot in enumerate(pool)]
     program, operands = min(both, key=lambda made: sum([wide[i] for i in made[1]]))
     return Derived(
@@ -97,7 +97,7 @@ def _kind_of_gradient(kind: Kind) -> Kind:
 
 
 def _written(
-    whole: FusedProgram, pool: list[Slot], form: Form, saved: dict[int, int], reached: Ints
+    whole: FusedProgram, form: Form, saved: dict[int, int], reached: Ints
 ) -> tuple[FusedProgram, Ints]:
     """Return a program that reads values where they are `saved`, and what it reads at all."""
     p = form.builder()

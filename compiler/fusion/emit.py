@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from compiler.attrs import Attrs
 from compiler.fusion.builder import ProgramBuilder
@@ -26,19 +25,8 @@ from compiler.ops.sources import CONSTANT, constant_array
 from compiler.prune import prune
 from compiler.types import ValueId
 
-
-class Found(Protocol):
-    """What is read of a cluster that was found."""
-
-    @property
-    def space(self) -> Space:
-        """The extents it works on."""
-        ...
-
-    @property
-    def members(self) -> list[Member]:
-        """Its nodes."""
-        ...
+Found = tuple[Space, list[Member]]
+"""A cluster that was found: what it works on, and its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +55,8 @@ def emit_kernels(members: Members, clusters: Sequence[Found]) -> Graph:
         if unit.cluster < 0:
             node = graph.nodes[unit.nodes[0]]
         else:
-            found = clusters[unit.cluster]
-            node = _fused_node(
-                members, found.space, _in_order(found.members), tuple(outputs), written
-            )
+            space, parts = clusters[unit.cluster]
+            node = _fused_node(members, space, _in_order(parts), tuple(outputs), written)
         nodes.append(node)
         for value in node.inputs:
             is_needed[value] = True
@@ -87,8 +73,8 @@ def _units(graph: Graph, clusters: Sequence[Found]) -> list[_Unit]:
     """Return the units of a graph, by the last of their nodes."""
     last: dict[int, _Unit] = {}
     inside: set[int] = set()
-    for number, found in enumerate(clusters):
-        members = _in_order(found.members)
+    for number, (_, parts) in enumerate(clusters):
+        members = _in_order(parts)
         own = {v for m in members for v in graph.nodes[m.node].outputs}
         reads = dict.fromkeys([r.base for m in members for r in m.reads if r.base not in own])
         indices = tuple([m.node for m in members])

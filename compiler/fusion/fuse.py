@@ -133,7 +133,8 @@ def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
     computed of these may then run again from them alone, without the products before them.
     """
     members = Members(graph)
-    return emit_kernels(members, find_clusters(members, ends_at_saved=ends_at_saved))
+    found = find_clusters(members, ends_at_saved=ends_at_saved)
+    return emit_kernels(members, [(cluster.space, cluster.members) for cluster in found])
 
 
 def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Cluster, ...]:

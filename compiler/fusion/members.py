@@ -26,10 +26,9 @@ from compiler.fusion.spaces import (
     through_broadcast,
 )
 from compiler.graph import Graph, Node
-from compiler.lowering.storage import Storage, assign_storage
+from compiler.lowering.storage import Storage, assign_storage, call_of
 from compiler.ops.shape import BROADCAST_TO, RESHAPE, STOP_GRADIENT, TRANSPOSE
 from compiler.registry import Op, writes
-from compiler.target import CallOperand, KernelCall
 from compiler.types import DType, ValueId
 
 RARE = (DType.FLOAT16,)
@@ -72,23 +71,16 @@ def frames(graph: Graph) -> tuple[Frame | None, ...]:
         if not expand.has(node.op) or not is_launch[index] or writes.get(node.op):
             found.append(None)
             continue
-        if stands_alone.has(node.op) and _stands_alone(graph, node):
-            found.append(None)
-            continue
+        if stands_alone.has(node.op):
+            layout = assign_storage(graph).layout
+            # A kernel from elsewhere may take a node, its operands lying as they do now.
+            if stands_alone.get(node.op)(call_of(node, types, layout.__getitem__)):
+                found.append(None)
+                continue
         inputs = tuple([types[v] for v in node.inputs])
         outputs = tuple([types[v] for v in node.outputs])
         found.append(frame.get(node.op)(inputs, outputs, node.attrs))
     return tuple(found)
-
-
-def _stands_alone(graph: Graph, node: Node) -> bool:
-    """Whether a kernel from elsewhere takes a node, its operands lying as they do now."""
-    layout = assign_storage(graph).layout
-    inputs, outputs = [
-        tuple([CallOperand(graph.types[v], layout[v]) for v in values])
-        for values in (node.inputs, node.outputs)
-    ]
-    return stands_alone.get(node.op)(KernelCall(node.op.name, node.attrs, inputs, outputs))
 
 
 class Members:

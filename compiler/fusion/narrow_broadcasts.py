@@ -19,7 +19,7 @@ import numpy as np
 from compiler.attrs import Attrs
 from compiler.bfloat16 import encoded
 from compiler.fusion.expansion import expand, frame, pointwise_frame
-from compiler.graph import Graph, Node, consumers
+from compiler.graph import Graph, Node, consumers, new_value
 from compiler.ops.shape import BROADCAST_TO, RESHAPE
 from compiler.ops.signature import broadcast_shape
 from compiler.ops.sources import CONSTANT, constant_array
@@ -53,8 +53,7 @@ def narrow_broadcasts(graph: Graph) -> Graph:
             shape = broadcast_shape(*[types[v].shape for v in inputs])
             are_ready = all([expand.has(graph.nodes[n].op) for n in readers[node.outputs[0]]])
             if math.prod(shape) < type_.num_elements and are_ready:
-                made = narrow[node.outputs[0]] = ValueId(len(types))
-                types.append(TensorType(type_.dtype, shape))
+                made = narrow[node.outputs[0]] = new_value(types, TensorType(type_.dtype, shape))
                 nodes.append(
                     _evaluated(replace(node, inputs=inputs, outputs=(made,)), numbers, types)
                 )

@@ -34,9 +34,10 @@ from compiler.fusion.origins import find_origins
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
 from compiler.fusion.region import MIN_WIDE_BYTES
 from compiler.fusion.waiting import waiting_nodes
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
+from compiler.prune import needed_nodes
 from compiler.registry import Op
-from compiler.types import Phase, TensorType, ValueId
+from compiler.types import Phase, ValueId
 
 MAX_INSTRUCTIONS = 32
 """Instructions of all clones for one value: above gelu (15), far below a kernel's limit."""
@@ -289,29 +290,12 @@ class _Search:
             nodes.append(node)
             is_view = not self.is_launch[index] and inputs != node.inputs
             if index in cloned or is_view:
-                outputs = tuple([_new_value(types, v) for v in node.outputs])
+                outputs = tuple([new_value(types, types[v]) for v in node.outputs])
                 again.update(zip(node.outputs, outputs, strict=True))
                 nodes.append(replace(node, inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
-        return replace(graph, nodes=tuple(self._needed(nodes, len(types))), types=tuple(types))
-
-    def _needed(self, nodes: list[Node], num_values: int) -> list[Node]:
-        """Return the nodes that roots need; values keep their numbers, as fusing drops more."""
-        is_needed = [False] * num_values
-        for value in self.graph.roots():
-            is_needed[value] = True
-        kept: list[Node] = []
-        for node in reversed(nodes):
-            if any([is_needed[v] for v in node.outputs]):
-                kept.append(node)
-                for value in node.inputs:
-                    is_needed[value] = True
-        kept.reverse()
-        return kept
-
-
-def _new_value(types: list[TensorType], like: ValueId) -> ValueId:
-    types.append(types[like])
-    return ValueId(len(types) - 1)
+        # Values keep their numbers, as fusing drops more.
+        rewritten = replace(graph, nodes=tuple(nodes), types=tuple(types))
+        return replace(rewritten, nodes=tuple(needed_nodes(rewritten)))
 
 
 class _Order:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.attrs import Attrs
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.types import DType, TensorType, ValueId
@@ -79,8 +79,7 @@ def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple
     """Return the reduction over some axes of a node's, and that over the others."""
     x, is_kept = types[node.inputs[0]], node.attrs.bool_("keepdims")
     first = Attrs({"axes": stage, "keepdims": is_kept})
-    middle = ValueId(len(types))
-    types.append(TensorType(x.dtype, reduced_shape(first, x.shape)))
+    middle = new_value(types, TensorType(x.dtype, reduced_shape(first, x.shape)))
     rest = [axis for axis in node.attrs.ints("axes") if axis not in stage]
     if not is_kept:
         rest = [axis - len([gone for gone in stage if gone < axis]) for axis in rest]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.plan import ActorKind, Launch, Port, RegisterKind
-from compiler.types import RegisterId, StreamId
+from compiler.plan import Actor, ActorKind, Launch, Port, RegisterKind
+from compiler.types import ActorId, RegisterId, StreamId
 
 
 @dataclass(slots=True)
@@ -62,15 +62,19 @@ class ActorGraph:
 
     def emit(self) -> None:
         """Add all actors to the plan."""
-        for draft in self.drafts:
-            self._plan.actor(
-                draft.name,
-                draft.kind,
-                draft.stream,
-                launches=draft.launches,
-                inputs=tuple(draft.inputs),
-                outputs=tuple(draft.outputs),
-                is_flushed=draft.is_flushed,
+        for number, draft in enumerate(self.drafts):
+            self._plan.actors.append(
+                Actor(
+                    ActorId(number),
+                    draft.name,
+                    draft.kind,
+                    draft.stream,
+                    draft.launches,
+                    tuple(draft.inputs),
+                    tuple(draft.outputs),
+                    draft.is_flushed,
+                    duration_ns=float(sum([launch.duration_ns for launch in draft.launches])),
+                )
             )
 
     def _order(self, earlier: int, later: int) -> None:

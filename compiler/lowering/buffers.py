@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
-from compiler.lowering.storage import Storage, dense_layout, is_dense
+from compiler.lowering.storage import Storage, call_of, dense_layout, is_dense
 from compiler.ops.copies import Copies, direction
 from compiler.ops.shape import COPY
 from compiler.registry import is_comm, writes
@@ -93,9 +93,7 @@ def _kernel_of(graph: Graph, storage: Storage, node: Node, target: Target) -> Ke
     way = direction(node)
     if way is not None:
         return copy_info(target, way, graph.types[node.inputs[0]])
-    inputs = _operands(graph, storage, node.inputs)
-    outputs = _operands(graph, storage, node.outputs)
-    return target.query(KernelCall(node.op.name, node.attrs, inputs, outputs))
+    return target.query(call_of(node, graph.types, storage.layout.__getitem__))
 
 
 def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
@@ -104,13 +102,18 @@ def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
     Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
     target has no kernel for a copy.
     """
-    operand = CallOperand(type_, dense_layout(type_))
-    info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+    info = dense_copy(target, type_)
     link = link_of(target)
     if link is None:
         return replace(info, in_place=())
     time = link.in_ns if way is Copies.IN else link.out_ns
     return replace(info, in_place=(), duration_ns=time(type_.size_bytes))
+
+
+def dense_copy(target: Target, type_: TensorType) -> KernelInfo:
+    """Return the kernel that copies a dense tensor. Raises LookupError when there is none."""
+    operand = CallOperand(type_, dense_layout(type_))
+    return target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
 
 
 def assign_buffers(
@@ -146,12 +149,6 @@ def assign_buffers(
         for root, start, end in zip(roots, starts, ends, strict=True)
     )
     return Buffers(buffers, of_root)
-
-
-def _operands(
-    graph: Graph, storage: Storage, values: tuple[ValueId, ...]
-) -> tuple[CallOperand, ...]:
-    return tuple([CallOperand(graph.types[v], storage.layout[v]) for v in values])
 
 
 def _last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers
@@ -18,15 +19,15 @@ from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import direction
-from compiler.plan import ActorKind, Join, Launch, RegisterKind
+from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 
-_BOUND = {
-    COMM_STREAM: ("all_reduce", ActorKind.COMM),
-    H2D_STREAM: ("copy_in", ActorKind.COPY),
-    D2H_STREAM: ("copy_out", ActorKind.COPY),
+BOUND = {
+    COMM_STREAM: ("comm", "all_reduce", ActorKind.COMM),
+    H2D_STREAM: ("h2d", "copy_in", ActorKind.COPY),
+    D2H_STREAM: ("d2h", "copy_out", ActorKind.COPY),
 }
-"""Name and kind of the actors on streams that do not compute."""
+"""The streams that do not compute: their names, and names and kind of the actors there."""
 
 Home = tuple[RegisterId, int]
 """Where a root lives: a register, and bytes from its beginning."""
@@ -69,11 +70,11 @@ class ChainActors:
     def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
-            _BOUND.get(chain.stream, (names(chain.is_per_step), ActorKind.COMPUTE))
+            BOUND.get(chain.stream, ("", names(chain.is_per_step), ActorKind.COMPUTE))
             for chain in self.program.chains
         ]
-        labels = [label for label, _ in bound]
-        for index, (chain, (label, kind)) in enumerate(
+        labels = [label for _, label, _ in bound]
+        for index, (chain, (_, label, kind)) in enumerate(
             zip(self.program.chains, bound, strict=True)
         ):
             name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
@@ -93,6 +94,13 @@ class ChainActors:
         return self.program.readers.get(root, ())
 
     # -- bytes -----------------------------------------------------------------------------------
+
+    def add_field(self, name: str, value: ValueId, home: Home, source: SourceLocation) -> None:
+        """Let a value live in a register that a port sees, as a field of it."""
+        register, offset = self.home[value] = home
+        view = self.plan.view(register, self.program.graph.types[value], offset)
+        line, version = self.plan.source(source), self.versions.of(value)
+        self.plan.fields.append(Field(name, register, view, line, version))
 
     def place_crossings(self) -> None:
         """Add the registers between chains, one per maker and set of readers."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from compiler.attrs import NO_ATTRS
-from compiler.graph import Graph, Node, consumers
+from compiler.graph import Graph, Node, consumers, new_value
 from compiler.lowering.buffers import LaunchDraft, assign_buffers
 from compiler.lowering.chains import ChainDraft
-from compiler.lowering.storage import Storage
+from compiler.lowering.storage import Storage, call_of
 from compiler.ops.copies import direction
 from compiler.ops.shape import COPY
 from compiler.registry import Layout, inside, is_comm, is_source, view, writes
@@ -220,15 +220,9 @@ class _Decisions:
             draft = self._drafts[index]
             if draft is None or is_comm.get(draft.node.op) or direction(draft.node) is not None:
                 return False
-            node = draft.node
-            inputs, outputs = [
-                tuple(
-                    [CallOperand(self._types[v], layouts.get(v, self._layout[v])) for v in values]
-                )
-                for values in (node.inputs, node.outputs)
-            ]
+            call = call_of(draft.node, self._types, lambda v: layouts.get(v, self._layout[v]))
             try:
-                info = self._query(KernelCall(node.op.name, node.attrs, inputs, outputs))
+                info = self._query(call)
             except LookupError:
                 return False
             if info.kernel != draft.info.kernel:
@@ -272,8 +266,7 @@ class _Decisions:
         node, inputs = draft.node, list(draft.node.inputs)
         own: list[LaunchDraft] = []
         for place, value, layout, info in copies:
-            copy = ValueId(len(self._types))
-            self._types.append(self._types[value])
+            copy = new_value(self._types, self._types[value])
             self._root.append(self._root[node.outputs[0]])
             self._layout.append(layout)
             inputs[place] = copy

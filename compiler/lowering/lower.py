@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
 from compiler.lowering.actor_graph import ActorGraph
-from compiler.lowering.chain_actors import ChainActors, Span
-from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
+from compiler.lowering.chain_actors import BOUND, ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import snapshot_rate, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
@@ -40,7 +39,6 @@ from compiler.placement import HOST
 from compiler.plan import (
     ActorKind,
     Constant,
-    Field,
     PlainValue,
     Plan,
     RegisterKind,
@@ -70,9 +68,6 @@ Every slot binds the launches that touch it once more; powers of two come round 
 
 EDGE_BUDGET_BYTES = 64 << 20
 """Slots of one edge to or from a host thread may take this much; a larger slot stays single."""
-
-_BOUND_STREAMS = {COMM_STREAM: "comm", H2D_STREAM: "h2d", D2H_STREAM: "d2h"}
-"""Names of the streams that do not compute."""
 
 
 def lower(
@@ -142,7 +137,7 @@ class _Lowering:
         """Return the stream of a chain; a plan's only compute stream needs no thread of its own."""
         if stream == 0:
             return self._compute
-        name = _BOUND_STREAMS.get(stream, f"compute {stream}")
+        name, *_ = BOUND.get(stream, (f"compute {stream}",))
         return self._stream(name, is_host_thread=True)
 
     @property
@@ -212,12 +207,9 @@ class _Lowering:
         ends = (source, _io_ns(size)), ("compute", program.batch_ns)
         slots, reason = self._slots(size, 1, *ends, latency_ns=IO_LATENCY_NS)
         register = self.plan.register(name, RegisterKind.DATA, size, num_slots=slots, reason=reason)
-        for node, type_, offset in zip(nodes, types, offsets, strict=True):
-            chains.home[node.outputs[0]] = (register, offset)
-            view = self.plan.view(register, type_, offset)
-            line = self.plan.source(node.source)
-            version = chains.versions.of(node.outputs[0])
-            self.plan.fields.append(Field(node.attrs.str_("name"), register, view, line, version))
+        for node, offset in zip(nodes, offsets, strict=True):
+            label = node.attrs.str_("name")
+            chains.add_field(label, node.outputs[0], (register, offset), node.source)
         actor = self.actors.add(source, ActorKind.SOURCE, self._stream(source, is_host_thread=True))
         self.actors.produce(actor, register)
         return actor, register
@@ -248,11 +240,8 @@ class _Lowering:
             )
             registers[chain] = register
             for (label, value), offset in zip(items, offsets, strict=True):
-                chains.home[value] = (register, offset)
-                view = self.plan.view(register, program.graph.types[value], offset)
-                line = self.plan.source(program.graph.nodes[producers[value]].source)
-                version = chains.versions.of(value)
-                self.plan.fields.append(Field(label, register, view, line, version))
+                source = program.graph.nodes[producers[value]].source
+                chains.add_field(label, value, (register, offset), source)
             self.actors.produce(chains.numbers[chain], register)
             for _, value in items:
                 for other in chains.readers(value):

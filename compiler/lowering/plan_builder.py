@@ -12,16 +12,13 @@ from compiler.lowering.packing import Item, Packing, pack
 from compiler.placement import HOST, Device
 from compiler.plan import (
     Actor,
-    ActorKind,
     Arena,
     Constant,
     Field,
     Join,
-    Launch,
     Part,
     PlainValue,
     Plan,
-    Port,
     Register,
     RegisterKind,
     SourceLine,
@@ -30,7 +27,6 @@ from compiler.plan import (
     View,
 )
 from compiler.types import (
-    ActorId,
     RegisterId,
     StreamId,
     TensorType,
@@ -75,7 +71,6 @@ class PlanBuilder:
         self._places: list[tuple[int, ...]] = []
         self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
-        self._actors: list[Actor] = []
         self._views: list[View] = []
         self._view_ids: dict[tuple[object, ...], int] = {}
         self._parts: dict[Part, int] = {}
@@ -85,6 +80,7 @@ class PlanBuilder:
         self.variables: list[Variable] = []
         self.constants: list[Constant] = []
         self.joins: list[Join] = []
+        self.actors: list[Actor] = []
 
     def stream(self, name: str, *, is_host_thread: bool) -> StreamId:
         """Add a stream on the device."""
@@ -159,33 +155,6 @@ class PlanBuilder:
         """Return the index of a line of the user's program."""
         return self._sources.setdefault(SourceLine(source.file, source.line), len(self._sources))
 
-    def actor(
-        self,
-        name: str,
-        kind: ActorKind,
-        stream: StreamId,
-        *,
-        launches: tuple[Launch, ...] = (),
-        inputs: tuple[Port, ...] = (),
-        outputs: tuple[Port, ...] = (),
-        is_flushed: bool = False,
-    ) -> ActorId:
-        """Add an actor; its duration is the sum of its launches."""
-        duration = float(sum(launch.duration_ns for launch in launches))
-        actor = Actor(
-            ActorId(len(self._actors)),
-            name,
-            kind,
-            stream,
-            launches,
-            inputs,
-            outputs,
-            is_flushed,
-            duration,
-        )
-        self._actors.append(actor)
-        return actor.id
-
     def place(self, chains: Sequence[ChainPlace]) -> tuple[tuple[int, int], ...]:
         """Place every slot of every register in its arena.
 
@@ -230,7 +199,7 @@ class PlanBuilder:
             ),
             registers=tuple([self._placed(index) for index in range(len(self._registers))]),
             views=tuple(self._views),
-            actors=tuple(self._actors),
+            actors=tuple(self.actors),
             fields=tuple(self.fields),
             variables=tuple(self.variables),
             constants=tuple(self.constants),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from compiler.attrs import NO_ATTRS
+from compiler.lowering.buffers import dense_copy
 from compiler.lowering.chain_actors import ChainActors
-from compiler.lowering.storage import dense_layout
 from compiler.ops.copies import is_host_variable
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
 from compiler.plan import Field, Launch, RegisterKind
-from compiler.target import CallOperand, KernelCall, Target
+from compiler.target import Target
 from compiler.types import RegisterId
 
 SNAPSHOTS_PER_PERIOD = 4
@@ -47,8 +46,7 @@ def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tu
     )
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):
-        operand = CallOperand(type_, dense_layout(type_))
-        info = target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+        info = dense_copy(target, type_)
         view = plan.view(staging, type_, offset)
         name, source = node.attrs.str_("name"), plan.source(node.source)
         version = plan.version()

@@ -8,12 +8,14 @@ its old value must run before them: `old_reads` lists those readers, `write_afte
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
 from compiler.facts import fact
-from compiler.graph import Graph
+from compiler.graph import Graph, Node
 from compiler.registry import Layout, Op, ViewOf, is_source, view, writes
+from compiler.target import CallOperand, KernelCall
 from compiler.types import TensorType, ValueId, contiguous_strides
 
 
@@ -44,6 +46,17 @@ class OldRead:
     reader: int
     position: int
     writer: int
+
+
+def call_of(
+    node: Node, types: Sequence[TensorType], layout_of: Callable[[ValueId], Layout]
+) -> KernelCall:
+    """Return what a target is asked of a node whose operands lie so."""
+    inputs, outputs = [
+        tuple([CallOperand(types[v], layout_of(v)) for v in values])
+        for values in (node.inputs, node.outputs)
+    ]
+    return KernelCall(node.op.name, node.attrs, inputs, outputs)
 
 
 def dense_layout(type_: TensorType) -> Layout:

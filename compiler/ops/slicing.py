@@ -174,17 +174,14 @@ def _pad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 
 @gradient_of(CONCAT)
 def _concat_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    axis = node.attrs.int_("axis")
-    whole = b.type_of(dy).shape
-    zeros, ones = (0,) * len(whole), (1,) * len(whole)
+    axis, rank = node.attrs.int_("axis"), b.type_of(dy).rank
     parts: list[ValueId] = []
-    start = 0
-    for value in node.inputs:
-        stop = start + b.type_of(value).shape[axis]
-        starts = (*zeros[:axis], start, *zeros[axis + 1 :])
-        stops = (*whole[:axis], stop, *whole[axis + 1 :])
-        parts.append(b.one(SLICE, dy, starts=starts, stops=stops, steps=ones))
-        start = stop
+    stop = 0
+    for shape in [b.type_of(value).shape for value in node.inputs]:
+        start, stop = stop, stop + shape[axis]
+        starts = tuple([start if i == axis else 0 for i in range(rank)])
+        stops = tuple([stop if i == axis else n for i, n in enumerate(shape)])
+        parts.append(b.one(SLICE, dy, starts=starts, stops=stops, steps=(1,) * rank))
     return tuple(parts)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.attrs import NO_ATTRS
-from compiler.graph import Graph, GraphBuilder, Node, Output
+from compiler.graph import Graph, GraphBuilder, Node, Output, new_value
 from compiler.lowering.storage import OldRead, assign_storage, old_reads
 from compiler.ops.shape import COPY
 from compiler.types import ValueId
@@ -65,11 +65,9 @@ def _with_old_values(graph: Graph) -> Graph:
             if (index, position) not in late:
                 continue
             if value not in copy_of:
-                copy_of[value] = ValueId(len(types))
-                types.append(graph.types[value])
-                made = (copy_of[value],)
+                copy_of[value] = made = new_value(types, graph.types[value])
                 nodes.append(
-                    Node(COPY, (value,), made, NO_ATTRS, node.scope, node.source, node.phase)
+                    Node(COPY, (value,), (made,), NO_ATTRS, node.scope, node.source, node.phase)
                 )
             inputs[position] = copy_of[value]
         nodes.append(replace(node, inputs=tuple(inputs)))

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.errors import CompileError
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.ops.sources import INPUT
 from compiler.rates import needed_per_batch, needed_per_step
 from compiler.registry import is_source
-from compiler.types import TensorType, ValueId
+from compiler.types import ValueId
 
 
 def run(graph: Graph) -> Graph:
@@ -37,15 +37,10 @@ def run(graph: Graph) -> Graph:
         if not per_batch[index]:
             nodes.append(replace(node, inputs=inputs))
             continue
-        outputs = tuple([_new_value(types, graph.types[v]) for v in node.outputs])
+        outputs = tuple([new_value(types, graph.types[v]) for v in node.outputs])
         twin_of.update(zip(node.outputs, outputs, strict=True))
         nodes += [node, replace(node, inputs=inputs, outputs=outputs)]
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
-
-
-def _new_value(types: list[TensorType], type_: TensorType) -> ValueId:
-    types.append(type_)
-    return ValueId(len(types) - 1)
 
 
 def _check_rate(node: Node, *, is_per_step: bool) -> None:

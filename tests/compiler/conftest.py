@@ -18,7 +18,6 @@ class FakeTarget:
     add and mul may write over their first input; layer_norm wants scratch.
     """
 
-    device_kind = "fake"
     fingerprint = "fake-1"
 
     def query(self, call):

@@ -94,7 +94,7 @@ def test_every_part_of_a_compilation_calls_in_proportion_to_the_layers(fake_targ
 
 def test_the_target_is_asked_once_for_equal_calls(fake_target):
     class Counting:
-        device_kind = fingerprint = "counting"
+        fingerprint = "counting"
         asked = 0
 
         def query(self, call):

@@ -62,7 +62,7 @@ def plan_bytes():
     from compiler.ops.sources import INPUT
 
     class Target:
-        device_kind = fingerprint = "fake"
+        fingerprint = "fake"
 
         def query(self, call):
             from compiler.target import KernelInfo

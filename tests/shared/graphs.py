@@ -99,8 +99,6 @@ def launches(graph):
 class Target:
     """A device whose kernels write over their first operand, want scratch and take time as told."""
 
-    device_kind = "fake"
-
     def __init__(self, name, in_place=(), duration_ns=lambda call: 1000.0, scratch=None, link=None):
         self.fingerprint = self.name = name
         self.in_place, self.duration_ns, self.scratch = in_place, duration_ns, scratch

@@ -15,7 +15,6 @@ from compiler.target import KernelInfo
 class Offering:
     """Kernels that offer these pairs for `add` and `matmul`, and none for the rest."""
 
-    device_kind = "fake"
     fingerprint = "offering"
 
     def __init__(self, pairs):

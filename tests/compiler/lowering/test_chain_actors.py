@@ -138,8 +138,10 @@ def test_what_crosses_between_chains_has_one_register_per_maker_and_set_of_reade
     chains = by_prefix(plan, "step")
     crossings = []
     for register in plan.registers:
-        producer = plan.producer(register.id)
-        if register.kind is not RegisterKind.DATA or producer.id not in chains:
+        if register.kind is not RegisterKind.DATA:
+            continue
+        (producer,) = [a for a in plan.actors if register.id in {p.register for p in a.outputs}]
+        if producer.id not in chains:
             continue
         readers = [a for a in plan.actors if register.id in {p.register for p in a.inputs}]
         if register.name.partition(".")[0] != "metrics":
