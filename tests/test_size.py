@@ -15,8 +15,8 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 16_750,
-    "actors": 21_600,
-    "compiler": 17_860,
+    "actors": 21_400,
+    "compiler": 17_880,
     "memory": 5_300,
     "tests": 47_620,
     "benchmarks": 7_300,

@@ -22,7 +22,6 @@ from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.embedding_update import EMBEDDING_UPDATE
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
-from actors.kernels.interpret.non_finite import NON_FINITE_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.upcast import upcast
@@ -44,7 +43,6 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *REGION_KERNELS,
     *EMBEDDING_KERNELS,
     EMBEDDING_UPDATE,
-    *NON_FINITE_KERNELS,
 )
 
 HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *upcast(NUMPY_KERNELS))

@@ -25,6 +25,7 @@ from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.non_finite import NON_FINITE
+from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, COUNT, INCREMENT
 from compiler.options import SKIPPED
@@ -79,12 +80,19 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
         if graph.types[value].dtype.is_float
         and position not in [over for _, over in writes.get(node.op)]
     ]
+    read = [_untransposed(b, value) for value in read if graph.types[value].num_elements]
     values = [_loss_of_step(b, o.value) for o in graph.outputs if o.name == "loss"]
     values += sorted(dict.fromkeys(read), key=lambda value: made_by[value])
     flag: tuple[ValueId, ...] = ()
     for value in values:
         flag = b.emit(NON_FINITE, (value, *flag))
     return flag[0]
+
+
+def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:
+    """Return what a value shows in another order: a search needs no copy of it."""
+    maker = b.producer_of(value)
+    return value if maker.op is not TRANSPOSE else _untransposed(b, maker.inputs[0])
 
 
 def _loss_of_step(b: GraphBuilder, loss: ValueId) -> ValueId:

@@ -12,7 +12,6 @@ from actors.kernels.native.attention import ATTENTION_KERNELS
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
-from actors.kernels.native.non_finite import NATIVE_NON_FINITE_KERNELS
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
 
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
@@ -21,7 +20,6 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c", "fused_product.c"), FUSED_PRODUCT_KERNELS),
     (("gemm.c", "chunked.c"), CHUNKED_KERNELS),
     (("attention.c",), ATTENTION_KERNELS),
-    (("non_finite.c",), NATIVE_NON_FINITE_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_KERNELS),
     (("embedding.c",), EMBEDDING_UPDATE_KERNELS),
     (("copy.c",), MOVEMENT_KERNELS),

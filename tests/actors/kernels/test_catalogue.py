@@ -14,7 +14,7 @@ from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
     "attention attention_grad concat copy embedding embedding_grad embedding_update fused matmul "
-    "max mean non_finite pad region reshape sum"
+    "max mean pad region reshape sum"
 )
 
 
