@@ -1,5 +1,8 @@
 """Actor graphs, plans and fake ports for tests."""
 
+import operator
+import weakref
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -271,3 +274,71 @@ def pair():
     machine = Machine(table)
     yield machine
     machine.validate()
+
+
+@pytest.fixture
+def deadlocked(plan_maker, fake_port):
+    """A bound plan that cannot go on: a may put one token on `direct` before b has three."""
+    make = plan_maker()
+    direct, fast = make.edge("direct"), make.edge("fast", 3, "y")
+    gathered = make.edge("gathered", 3)
+    make.actor("a", ActorKind.SOURCE, outputs=[(direct, 1), (fast, 1)])
+    make.actor("b", ActorKind.COMPUTE, inputs=[(fast, 3)], outputs=[(gathered, 3)])
+    make.actor("c", ActorKind.COMPUTE, inputs=[(direct, 1), (gathered, 1)])
+    return load(make.plan(), {"a": fake_port()}, {})
+
+
+@pytest.fixture
+def snapshots(plan_maker, fake_port, fake_kernel):
+    """Bind a plan that saves a weight after every third of its updates; returns it and the list."""
+
+    def build(**options):
+        make = plan_maker()
+        batch, staging = make.edge("batch", 2), make.edge("staging")
+        updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
+        weight = make.view(make.register("weight", RegisterKind.VARIABLE))
+        make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+        make.actor(
+            "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(updated, 1)],
+            launches=[make.launch("update", [make.field_view(batch)], [weight])],
+        )  # fmt: skip
+        make.actor(
+            "snapshot", ActorKind.COPY, inputs=[(updated, 3)], outputs=[(staging, 1)],
+            launches=[make.launch("copy", [weight], [make.field_view(staging)])], **options,
+        )  # fmt: skip
+        make.actor("save", ActorKind.SINK, inputs=[(staging, 1)])
+        saved = []
+        ports = {
+            "data": fake_port(Counting()),
+            "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
+        }
+        kernels = {"update": fake_kernel(copy), "copy": fake_kernel(copy)}
+        return load(make.plan(), ports, kernels), saved
+
+    return build
+
+
+def refuse_at(bound, actors, array, before=()):
+    """Let chains end in a launch that holds an array of the arena and raises from C.
+
+    No frame of it is left in the error's traceback: only ours could keep the array.
+    """
+    refuse = partial(operator.index, array)
+    chains = list(bound.chains)
+    for actor in actors:
+        chains[actor] = tuple([(*(before or chain[:-1]), refuse) for chain in chains[actor]])
+    bound.chains = tuple(chains)
+
+
+def arena_of(ports):
+    """Return a weak reference to the block of an arena; fakes forget what they were bound to."""
+    arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
+    for port in ports.values():
+        port.bound.clear()
+    return arena
+
+
+@pytest.fixture(scope="session")
+def arenas():
+    """How tests see who keeps an arena."""
+    return SimpleNamespace(of=arena_of, refuse_at=refuse_at)

@@ -138,14 +138,8 @@ def run_failing_at_end(bound):
         return caught.value
 
 
-def test_a_plan_that_cannot_go_on_raises_instead_of_hanging(plan_maker, fake_port):
-    make = plan_maker()
-    direct, fast = make.edge("direct"), make.edge("fast", 3, "y")
-    gathered = make.edge("gathered", 3)
-    make.actor("a", ActorKind.SOURCE, outputs=[(direct, 1), (fast, 1)])
-    make.actor("b", ActorKind.COMPUTE, inputs=[(fast, 3)], outputs=[(gathered, 3)])
-    make.actor("c", ActorKind.COMPUTE, inputs=[(direct, 1), (gathered, 1)])
-    with Loop(load(make.plan(), {"a": fake_port()}, {})) as loop:
+def test_a_plan_that_cannot_go_on_raises_instead_of_hanging(deadlocked):
+    with Loop(deadlocked) as loop:
         loop.admit(3)
         loop.end()
         with pytest.raises(InternalError, match="'b' waits for 2 more tokens of 'fast'"):

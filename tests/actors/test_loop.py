@@ -2,10 +2,7 @@
 
 import gc
 import logging
-import operator
 import threading
-import weakref
-from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -16,7 +13,7 @@ from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
 from compiler.errors import ActorflowError, InternalError
-from compiler.plan import ActorKind, RegisterKind
+from compiler.plan import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -157,28 +154,9 @@ def test_a_flushed_sink_gets_the_rest_at_the_end(pipeline, steps):
     assert seen == [*whole, [steps - 1] if steps % 2 else []]
 
 
-def test_a_flushed_copy_takes_a_last_snapshot(plan_maker, fake_port, fake_kernel, bodies):
-    make = plan_maker()
-    batch, staging = make.edge("batch", 2), make.edge("staging")
-    updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
-    weight = make.view(make.register("weight", RegisterKind.VARIABLE))
-    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
-    make.actor(
-        "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(updated, 1)],
-        launches=[make.launch("update", [make.field_view(batch)], [weight])],
-    )  # fmt: skip
-    make.actor(
-        "snapshot", ActorKind.COPY, inputs=[(updated, 3)], outputs=[(staging, 1)], is_flushed=True,
-        launches=[make.launch("copy", [weight], [make.field_view(staging)])],
-    )  # fmt: skip
-    make.actor("save", ActorKind.SINK, inputs=[(staging, 1)])
-    saved = []
-    ports = {
-        "data": fake_port(bodies.Counting()),
-        "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
-    }
-    kernels = {"update": fake_kernel(bodies.copy), "copy": fake_kernel(bodies.copy)}
-    run(load(make.plan(), ports, kernels), 8)
+def test_a_flushed_copy_takes_a_last_snapshot(snapshots):
+    bound, saved = snapshots(is_flushed=True)
+    run(bound, 8)
     assert saved == [2, 5, 7]
 
 
@@ -223,9 +201,11 @@ def test_close_does_not_take_a_sources_complaint_for_a_failure(pipeline):
 
 
 @pytest.mark.parametrize("is_started", [False, True])
-def test_close_is_idempotent_closes_every_port_once_and_lets_the_arena_go(pipeline, is_started):
+def test_close_is_idempotent_closes_every_port_once_and_lets_the_arena_go(
+    pipeline, arenas, is_started
+):
     bound, ports = pipeline()
-    arena = arena_of(ports)
+    arena = arenas.of(ports)
     loop = Loop(bound)
     if is_started:
         loop.start()
@@ -444,24 +424,11 @@ def test_a_clean_end_waits_for_the_batch_that_is_being_fetched(pipeline, bodies)
 # -- who keeps the arena ---------------------------------------------------------------------------
 
 
-def arena_of(ports):
-    """A weak reference to the block of an arena; fakes forget what they were bound to."""
-    arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
-    for port in ports.values():
-        port.bound.clear()
-    return arena
-
-
 @pytest.mark.parametrize("actor", [0, 1, 2])
-def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, actor):
+def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, arenas, actor):
     bound, ports = pipeline()
-    # The launch holds an array and raises from C: no frame of its own, only ours could keep it.
-    refuse = partial(operator.index, ports["log"].bound[0][0]["x"])
-    chains = list(bound.chains)
-    chains[actor] = tuple([(*chain[:-1], refuse) for chain in chains[actor]])
-    bound.chains = tuple(chains)
-    del refuse, chains
-    arena = arena_of(ports)
+    arenas.refuse_at(bound, [actor], ports["log"].bound[0][0]["x"])
+    arena = arenas.of(ports)
     with Loop(bound) as loop:
         loop.admit(9)
         with pytest.raises(ActorFailed) as caught:
@@ -473,10 +440,10 @@ def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, actor):
     assert arena() is None
 
 
-def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, bodies):
+def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, arenas, bodies):
     explode = bodies.fail_at(0, InternalError("a bug"))
     bound, ports = pipeline(sink=lambda tokens: loop._dispatcher.command(explode))
-    arena = arena_of(ports)
+    arena = arenas.of(ports)
     with Loop(bound) as loop:
         loop.admit(1)
         with pytest.raises(InternalError, match="a bug") as caught:

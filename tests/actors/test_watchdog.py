@@ -3,9 +3,7 @@
 import dataclasses
 import gc
 import logging
-import operator
 import threading
-import weakref
 from functools import partial
 
 import pytest
@@ -218,14 +216,8 @@ def test_a_kernel_that_hangs_is_named_with_its_launch_and_the_users_line(
     )
 
 
-def test_a_deadlock_is_seen_before_the_end_is_asked_for(plan_maker, fake_port):
-    make = plan_maker()
-    direct, fast = make.edge("direct"), make.edge("fast", 3, "y")
-    gathered = make.edge("gathered", 3)
-    make.actor("a", ActorKind.SOURCE, outputs=[(direct, 1), (fast, 1)])
-    make.actor("b", ActorKind.COMPUTE, inputs=[(fast, 3)], outputs=[(gathered, 3)])
-    make.actor("c", ActorKind.COMPUTE, inputs=[(direct, 1), (gathered, 1)])
-    with Loop(load(make.plan(), {"a": fake_port()}, {})) as loop:
+def test_a_deadlock_is_seen_before_the_end_is_asked_for(deadlocked):
+    with Loop(deadlocked) as loop:
         loop.admit(3)
         while (stall := diagnose(loop._examine(), 61.0)) is None or not stall.is_deadlock:
             settle(loop)
@@ -246,18 +238,11 @@ def test_the_last_thousand_messages_of_a_long_run_are_told(pipeline, bodies):
 
 
 @pytest.mark.parametrize("actor", [1, 2])
-def test_a_look_at_a_stalled_run_does_not_keep_its_arena(pipeline, bodies, actor):
+def test_a_look_at_a_stalled_run_does_not_keep_its_arena(pipeline, arenas, bodies, actor):
     gate = bodies.Gate()
     bound, ports = pipeline()
-    # The launch holds an array and raises from C: no frame of its own, only ours could keep it.
-    refuse = partial(operator.index, ports["log"].bound[0][0]["x"])
-    chains = list(bound.chains)
-    chains[actor] = tuple([(partial(gate, None), refuse)] * len(chains[actor]))
-    bound.chains = tuple(chains)
-    arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
-    for port in ports.values():
-        port.bound.clear()
-    del refuse, chains
+    arenas.refuse_at(bound, [actor], ports["log"].bound[0][0]["x"], before=[partial(gate, None)])
+    arena = arenas.of(ports)
     with Loop(bound) as loop:
         loop.admit(9)
         gate.wait_entered()

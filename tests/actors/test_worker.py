@@ -19,7 +19,7 @@ from actors.timeline import Timeline
 from actors.transitions import Message, State, message
 from actors.worker import Worker
 from compiler.errors import ActorflowError
-from compiler.plan import ActorKind, RegisterKind
+from compiler.plan import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -312,30 +312,9 @@ def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
             thread.join(PATIENCE)
 
 
-def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(
-    plan_maker, fake_port, fake_kernel, bodies
-):
-    make = plan_maker()
-    batch, staging = make.edge("batch", 2), make.edge("staging")
-    updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
-    weight = make.view(make.register("weight", RegisterKind.VARIABLE))
-    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
-    make.actor(
-        "step", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(updated, 1)],
-        launches=[make.launch("update", [make.field_view(batch)], [weight])],
-    )  # fmt: skip
-    make.actor(
-        "snapshot", ActorKind.COPY, inputs=[(updated, 3)], outputs=[(staging, 1)],
-        launches=[make.launch("copy", [weight], [make.field_view(staging)])],
-    )  # fmt: skip
-    make.actor("save", ActorKind.SINK, inputs=[(staging, 1)])
-    saved = []
-    ports = {
-        "data": fake_port(bodies.Counting()),
-        "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
-    }
-    kernels = {"update": fake_kernel(bodies.copy), "copy": fake_kernel(bodies.copy)}
-    run(load(make.plan(), ports, kernels), 8, initial={"updated": 2})
+def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(snapshots):
+    bound, saved = snapshots()
+    run(bound, 8, initial={"updated": 2})
     assert saved == [0, 3, 6]
 
 

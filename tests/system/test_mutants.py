@@ -3,26 +3,12 @@
 Here a share of them; all: `python benchmarks/mutate_launches.py`.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import mutate_launches as mutate
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mutate_launches.py"
-
 
 @pytest.fixture(scope="module")
-def mutate():
-    spec = importlib.util.spec_from_file_location("mutate_launches", SCRIPT)
-    module = sys.modules["mutate_launches"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["mutate_launches"]
-
-
-@pytest.fixture(scope="module")
-def subject(mutate):
+def subject():
     made = {}
 
     def make(name):
@@ -46,7 +32,7 @@ NAMES = ["mlp", "gpt", "accumulate", "streams", "offload", "recompute", "skip", 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_changed_plan_is_refused_or_computes_the_same(mutate, subject, name):
+def test_a_changed_plan_is_refused_or_computes_the_same(subject, name):
     num_refused = 0
     for kind, every in SHARES.items():
         tally = mutate.judge(subject(name), kind, every=every, offset=NAMES.index(name))
@@ -55,15 +41,15 @@ def test_a_changed_plan_is_refused_or_computes_the_same(mutate, subject, name):
     assert num_refused > 20
 
 
-def test_the_tally_knows_a_mutant_that_computes_something_else(mutate, subject, monkeypatch):
+def test_the_tally_knows_a_mutant_that_computes_something_else(subject, monkeypatch):
     """The oracle itself: without a proof, a dropped launch is found by its results."""
-    monkeypatch.setattr(mutate, "refusal", lambda plan: None)
+    monkeypatch.setattr("refusal", lambda plan: None)
     monkeypatch.setattr("actorflow.run.opening.prove", lambda plan: None)
     tally = mutate.judge(subject("mlp"), "dropped", every=9)
     assert tally.lost
 
 
-def test_a_refusal_names_launch_op_and_line(mutate, subject):
+def test_a_refusal_names_launch_op_and_line(subject):
     plan = subject("mlp").plan
     relus = [name for name, _ in mutate.dropped(plan) if "relu" in name]
     assert relus

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import user_ops as ours
 from jobs import losses_of_fit
 
 import actorflow as af
@@ -18,20 +19,17 @@ from actorflow.cli.main import main
 from actors.race import check_races
 from compiler.printer import print_plan
 
-FILE = Path(__file__).with_name("user_ops.py")
+FILE = Path(ours.__file__)
 ROOT = Path(__file__).resolve().parents[2]
 LINES = {"softsign": 8, "rms_norm": 12, "group_norm": 20, "weighted_huber": 15}
 NEEDS = {"group_norm": ("standardised",)}
 
 
-def loaded(name="user_ops", file=FILE):
-    spec = importlib.util.spec_from_file_location(name, file)
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-ours = loaded()
 
 
 class Primitive:

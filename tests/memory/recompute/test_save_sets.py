@@ -3,42 +3,13 @@ from random import Random
 
 import numpy as np
 import pytest
+from problems import random_problem
 
 from memory.recompute.blocks import NO_BUFFER, GraphBlock
 from memory.recompute.local import place_runs
 from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.save_sets import SweepPass, judge, judge_through, steps_of
 from memory.recompute.simulate import live_bytes_by_step, simulate
-
-
-def training_step(rng, num_forward):
-    """A network with branches, second results, scratch, ops in place, and late sums."""
-    sizes, forward = [], []
-    for i in range(num_forward):
-        reads = sorted({rng.choice(range(len(sizes))[-4:]) for _ in range(2) if sizes})
-        first = len(sizes)
-        sizes.append(rng.randint(1, 9))
-        pairs = ()
-        if reads and rng.random() < 0.4:
-            sizes[first] = sizes[reads[0]]
-            pairs = ((first, reads[0]),)
-        if rng.random() < 0.3:
-            sizes.append(1)
-        writes = tuple(range(first, len(sizes)))
-        forward.append(ProblemOp(tuple(reads), writes, rng.choice([0, 3]), i + 1, pairs))
-    num_made, gradients, others = len(sizes), [], []
-    for op in reversed(forward):
-        needs = [b for b in (*op.reads, *op.writes) if rng.random() < 0.7]
-        known = [b for b in gradients if rng.random() < 0.5]
-        sizes.append(rng.randint(1, 9))
-        new = len(sizes) - 1
-        pairs = tuple((new, b) for b in (*known, *needs) if sizes[b] == sizes[new])
-        changed = tuple(known[:1])
-        reads = tuple(dict.fromkeys((*needs, *known)))
-        others.append(ProblemOp(reads, (new, *changed), rng.choice([0, 4]), 50, pairs))
-        gradients.append(new)
-    assert num_made <= len(sizes)
-    return Problem((*forward, *others), tuple(sizes), num_forward)
 
 
 def whole(problem):
@@ -61,7 +32,7 @@ def op_numbers(placed, steps):
 @pytest.mark.parametrize("seed", range(60))
 def test_every_lane_costs_what_the_simulation_of_its_sequence_says(seed):
     rng = Random(seed)
-    problem = training_step(rng, rng.randint(1, 8))
+    problem = random_problem(rng, rng.randint(1, 8))
     placed = whole(problem)
     sets = sets_of(placed.local, rng, 12)
     costs = judge(placed.local, sets)[SweepPass.FIRST]
@@ -79,7 +50,7 @@ def test_every_lane_costs_what_the_simulation_of_its_sequence_says(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_saving_everything_makes_nothing_again_and_saving_nothing_makes_everything(seed):
-    problem = training_step(Random(seed), 6)
+    problem = random_problem(Random(seed), 6)
     local = whole(problem).local
     sets = np.array([local.recomputable, [False] * len(local.recomputable)])
     costs = judge(local, sets)[SweepPass.FIRST]

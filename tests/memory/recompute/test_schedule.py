@@ -2,36 +2,11 @@ from random import Random
 
 import numpy as np
 import pytest
+from problems import random_problem
 
 from memory.recompute.problem import Problem, ProblemOp, check_sequence
 from memory.recompute.schedule import RecomputeSchedule
 from memory.recompute.simulate import live_bytes_by_step
-
-
-def random_problem(rng, num_forward):
-    """A chain with skips, several outputs, scratch, buffers without bytes and outputs in place."""
-    sizes = [rng.randint(0, 9) for _ in range(2 * num_forward)]
-    ops = []
-    for i in range(num_forward):
-        reads = tuple(sorted({rng.randrange(2 * i) for _ in range(2)})) if i else ()
-        pairs = ()
-        if reads and rng.random() < 0.4:
-            sizes[2 * i] = sizes[reads[0]]
-            pairs = ((2 * i, reads[0]),)
-        ops.append(
-            ProblemOp(reads, (2 * i, 2 * i + 1), rng.choice([0, 3]), rng.randint(1, 9), pairs)
-        )
-    for i in reversed(range(num_forward)):
-        read = (rng.randrange(2 * num_forward), rng.randrange(2 * num_forward))
-        before = (len(sizes) - 1,) if i < num_forward - 1 else ()
-        if before and rng.random() < 0.3:
-            reads = tuple(sorted({*read, *before}))
-            ops.append(ProblemOp(reads, before, 0, 1))
-            continue
-        reads = tuple(sorted({*read, *before}))
-        sizes.append(sizes[read[0]])
-        ops.append(ProblemOp(reads, (len(sizes) - 1,), 0, 1, ((len(sizes) - 1, read[0]),)))
-    return Problem(tuple(ops), tuple(sizes), num_forward)
 
 
 def expected_live(schedule):

@@ -8,8 +8,6 @@ import pytest
 from actors.kernels.codegen import chunks
 from actors.kernels.codegen.emit import is_taken
 from actors.kernels.codegen.fused_kernel import FusedKernel
-from actors.kernels.interpret.fused import NumpyFusedKernel
-from actors.kernels.interpret.upcast import upcast
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion.program import ELEMENTWISE, Kind
 from compiler.types import DType
@@ -153,19 +151,6 @@ def test_bfloat16_is_computed_in_float32_and_rounded_where_it_leaves(native, gro
     np.testing.assert_allclose(sums, product.sum(0), rtol=0.004, atol=1e-5)
     np.testing.assert_array_equal(got[4], wide[0])
     assert {(0, 0), (0, 1)} <= set(needs.in_place)
-
-
-def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
-    b = groups.Builder()
-    x, scale = b.input(FULL, BF16), b.input(COLUMN, BF16)
-    y = b.op("mul", x, scale)
-    program = b.program(y, b.reduce("row_sum", b.cast(y, F32)))
-    arrays = groups.operands(program, 5, 8)
-    (kernel,) = upcast([NumpyFusedKernel()])
-    got, _ = groups.run(kernel, program, 5, 8, arrays)
-    product = from_bits(arrays[0]) * from_bits(arrays[1])
-    np.testing.assert_array_equal(got[0], to_bits(product))
-    np.testing.assert_allclose(got[1], product.sum(1), rtol=1e-5, atol=1e-5)
 
 
 def random_program(groups, rng, dtypes):
