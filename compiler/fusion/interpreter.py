@@ -18,6 +18,7 @@ from compiler.bfloat16 import rounded
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.fusion.spaces import Space
+from compiler.fusion.ufuncs import UFUNCS
 from compiler.ops.indices import check_indices
 from compiler.ops.random import dropout_mask
 from compiler.ops.reduce import total
@@ -25,37 +26,16 @@ from compiler.types import DType, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_NUMPYS = ("mod", "abs", "sign", "exp", "log", "sqrt", "tanh", "sin", "cos", "floor", "ceil")
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _NUMPYS} | {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "neg": np.negative,
-    "reciprocal": lambda x: 1 / x,
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **UFUNCS,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
-    "round": np.rint,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
     "select": np.where,
     "row_sum": lambda x: total(x, 1, keepdims=True),
     "row_max": lambda x: x.max(axis=1, keepdims=True),
     "row_min": lambda x: x.min(axis=1, keepdims=True),
     "column_sum": lambda x: total(x, 0, keepdims=True),
 }
-"""What an instruction is in numpy: most of one element have numpy's own name."""
 
 
 def evaluate(program: FusedProgram, space: Space, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
