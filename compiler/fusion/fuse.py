@@ -56,6 +56,10 @@ MAX_FULL_INPUTS = 10
 """Tensors read at once: with the outputs, about what the prefetchers of a core follow."""
 
 
+Sort = tuple[Phase, bool, bool]
+"""What all members have in common: phase, whether they run once a step, whether they are rare."""
+
+
 @dataclass(slots=True)
 class Cluster:
     """Members that become one launch; `made` are their values and canonical kinds.
@@ -65,9 +69,7 @@ class Cluster:
     """
 
     space: Space
-    phase: Phase
-    is_per_step: bool
-    is_rare: bool
+    sort: Sort
     depth: int
     members: list[Member] = field(default_factory=list)
     made: dict[ValueId, Kind] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class _Assignment:
 
     members: Members
     made_by: tuple[int, ...]
-    per_step: tuple[bool, ...]
+    sorts: list[Sort]
     kept: frozenset[ValueId]
     depth: list[int]
     cluster_of: list[int]
@@ -148,7 +150,8 @@ def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Clu
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
     rates, waits = needed_per_step(graph), waiting_nodes(members)
-    state = _Assignment(members, made_by, rates, kept, [0] * nodes, [-1] * nodes, waits)
+    sorts = [(n.phase, rates[i], members.is_rare(i)) for i, n in enumerate(graph.nodes)]
+    state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]
         _assign(state, index, list(dict.fromkeys([*before, *old_readers.get(index, ())])))
@@ -222,7 +225,7 @@ def _block_of(state: _Assignment, index: int, before: list[int]) -> _Block:
 def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> bool:
     """Put a block into a cluster, if there is one for it."""
     natural = state.members.natural_space(block.nodes[-1])
-    if natural is None or not _is_of_one_kind(state, block):
+    if natural is None or len({state.sorts[n] for n in block.nodes}) > 1:
         return False
     found = _joinable(state, block)
     if found is None:
@@ -235,14 +238,6 @@ def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> b
     if found is not None:
         _join(state, *found)
     return found is not None
-
-
-def _is_of_one_kind(state: _Assignment, block: _Block) -> bool:
-    """Whether the nodes of a block are of one phase and rate."""
-    if len(block.nodes) == 1:
-        return True
-    nodes = state.members.graph.nodes
-    return len({(nodes[n].phase, state.per_step[n]) for n in block.nodes}) == 1
 
 
 def _joinable(state: _Assignment, block: _Block) -> _Found | None:
@@ -326,24 +321,16 @@ def _alone(
     """Return a new cluster for a block, or None where it is too large for one."""
     if len(members) > 1 and not _is_small(state, [], members):
         return None
-    index = block.nodes[-1]
-    phase = state.members.graph.nodes[index].phase
-    is_rare = state.members.is_rare(index)
-    state.clusters.append(
-        Cluster(natural, phase, state.per_step[index], is_rare, block.deepest + 1)
-    )
+    sort = state.sorts[block.nodes[-1]]
+    state.clusters.append(Cluster(natural, sort, block.deepest + 1))
     state.parent.append(len(state.parent))
     return [len(state.clusters) - 1], members
 
 
 def _is_alike(state: _Assignment, block: _Block, clusters: list[Cluster]) -> bool:
     """Whether a block is of the phase and the rate of clusters, and for the same kernels."""
-    index = block.nodes[-1]
-    phase, rate = state.members.graph.nodes[index].phase, state.per_step[index]
-    is_rare = state.members.is_rare(index)
-    return all(
-        [g.phase is phase and g.is_per_step == rate and g.is_rare == is_rare for g in clusters]
-    )
+    sort = state.sorts[block.nodes[-1]]
+    return all([cluster.sort == sort for cluster in clusters])
 
 
 def _is_small(state: _Assignment, clusters: list[Cluster], members: list[Member]) -> bool:

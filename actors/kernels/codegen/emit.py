@@ -324,8 +324,7 @@ class _CEmitter:
         before = values.prelude(plan.late)
         body = []
         for v in inputs:
-            pointer = f"(const {values.storage(v)} *)a[{words.operand(v)}].p"
-            before.append(f"const {values.storage(v)} *x{v} = {pointer};")
+            before.append(values.pointer(v))
             body.append(f"const {values.type(v)} v{v} = {load(values.dtype(v), f'x{v}[j]')};")
         for v in plan.column_sums:
             value = f"({values.type(v)})c{v}[j]"

@@ -129,22 +129,13 @@ class _LoopWriter:
             text += [line for line in needed if line not in text]
             text += self._pointers(suffix, f"(r + {k})")
             text += [line for v in phase.reductions for line in self._start(v, suffix)]
-        for v in phase.loads:
-            if values.kind(v) is Kind.COLUMN:
-                pointer = f"(const {values.storage(v)} *)a[{words.operand(v)}].p"
-                text.append(f"const {values.storage(v)} *x{v} = {pointer};")
+        text += [values.pointer(v) for v in phase.loads if values.kind(v) is Kind.COLUMN]
         return text + [values.partial(v, "slot") for v in phase.column_sums]
 
     def _pointers(self, suffix: str, row: str) -> list[str]:
         values, phase = self.values, self.phase
-        text = []
-        for v in phase.loads:
-            if values.kind(v) is Kind.FULL:
-                pointer = f"(const {values.storage(v)} *)a[{words.operand(v)}].p"
-                text.append(
-                    f"const {values.storage(v)} *x{v}{suffix} = {pointer}"
-                    f" + {values.own_row(v, row)};"
-                )
+        full = [v for v in phase.loads if values.kind(v) is Kind.FULL]
+        text = [values.pointer(v, suffix, row) for v in full]
         for position in sorted({*phase.stores, *[place for _, place in phase.read_back]}):
             storage = values.storage(values.program.outputs[position])
             offset = f"{row} * {values.output_word(position, words.STRIDE)}.i"

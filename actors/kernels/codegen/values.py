@@ -127,8 +127,16 @@ class Values:
 
     def element(self, value: int, index: str) -> str:
         """Return an element of an input."""
-        pointer = f"((const {self.storage(value)} *)a[{words.operand(value)}].p)"
-        return load(self.dtype(value), f"{pointer}[{index}]")
+        return load(self.dtype(value), f"({self._operand(value)})[{index}]")
+
+    def pointer(self, value: int, suffix: str = "", row: str = "") -> str:
+        """Return the definition of x: where an input lies, or the row of it that belongs to one."""
+        offset = f" + {self.own_row(value, row)}" if row else ""
+        own = f"const {self.storage(value)} *x{value}{suffix}"
+        return f"{own} = {self._operand(value)}{offset};"
+
+    def _operand(self, value: int) -> str:
+        return f"(const {self.storage(value)} *)a[{words.operand(value)}].p"
 
     def own_row(self, value: int, row: str = "r") -> str:
         """Return where the row of an input begins that belongs to a row of the space."""
