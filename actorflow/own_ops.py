@@ -29,6 +29,7 @@ from compiler.errors import CompileError
 from compiler.fusion.define import fused_op
 from compiler.fusion.notation import read_signature
 from compiler.fusion.stated import (
+    Attribute,
     Function,
     attributes_of,
     expect_takes,
@@ -112,8 +113,9 @@ def numpy_op(
     """
 
     def define_it(function: Function, called: str, where: str) -> Op:
-        infer, names = _types_of(types, function)
-        pull = None if gradient is None else _gradient(function, gradient, *names)
+        attributes = attributes_of(function)
+        infer, names = _types_of(types, function, attributes)
+        pull = None if gradient is None else _gradient(gradient, *names, attributes)
         made = define(called)
         infer_type.register(made, infer, where)
         # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
@@ -196,10 +198,9 @@ def _free_name(name: str | None, function: Function) -> str:
 
 
 def _types_of(
-    types: str | Function, function: Function
+    types: str | Function, function: Function, attributes: tuple[Attribute, ...]
 ) -> tuple[InferType, tuple[list[str], list[str]]]:
     """Return what infers the types, and the names of all operands and of (what may be) outputs."""
-    attributes = attributes_of(function)
     names = [p.name for p in parameters_of(function) if p.kind is p.POSITIONAL_OR_KEYWORD]
     if isinstance(types, str):
         signature = read_signature(types)
@@ -241,9 +242,10 @@ def _is_type(made: object) -> bool:
     return type(made.shape) is tuple and all([type(n) is int and n >= 0 for n in made.shape])
 
 
-def _gradient(function: Function, rule: Function, names: list[str], outputs: list[str]) -> Gradient:
+def _gradient(
+    rule: Function, names: list[str], outputs: list[str], attributes: tuple[Attribute, ...]
+) -> Gradient:
     """Return the rule that runs a function over tensors in the graph that autodiff grows."""
-    attributes = attributes_of(function)
     own = read_gradient(rule, names, outputs, attributes)
 
     def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:

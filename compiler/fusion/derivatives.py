@@ -27,11 +27,7 @@ def _pow(g: Expression, y: Expression, x: Expression, n: Expression) -> Adjoints
 
 def power_gradient(g: Expression, y: Expression, x: Expression, n: Expression) -> Expression:
     """Return the adjoint of the base of a power: all there is where the exponent is constant."""
-    return (n == 0).where(0.0, g * (n * _raised(x, n - 1)))
-
-
-def _raised(x: Expression, n: Expression) -> Expression:
-    return Expression(x.emitter, x.emitter.op("pow", x.value, n.value))
+    return (n == 0).where(0.0, g * (n * x.power(n - 1)))
 
 
 def _extremum(g: Expression, a: Expression, b: Expression, wins: Any, loses: Any) -> Adjoints:

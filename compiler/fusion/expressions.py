@@ -63,7 +63,7 @@ class Expression:
     __mul__, __rmul__ = _two_ways("mul")
     __mod__, _ = _two_ways("mod")
     __truediv__, _rdiv = _two_ways("div")
-    _pow, __rpow__ = _two_ways("pow")
+    power, __rpow__ = _two_ways("pow")
     __lt__, _ = _two_ways("lt")
     __le__, _ = _two_ways("le")
     __gt__, _ = _two_ways("gt")
@@ -79,7 +79,7 @@ class Expression:
     def __pow__(self, other: Operand) -> Expression:
         if isinstance(other, (int, float)) and other in _POWERS:
             return _POWERS[other](self)
-        return self._pow(other)
+        return self.power(other)
 
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]  # elementwise
         return _two("eq", self, other)

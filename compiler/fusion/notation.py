@@ -150,21 +150,13 @@ class Signature:
     def types_of(self, inputs: Types) -> Types:
         """Return the types of the outputs. Raises OpTypeError for inputs it cannot take."""
         dtype = self.dtype_of(inputs)
+        dtypes = [DType.BOOL if spec.elements == "bool" else dtype for spec in self.outputs]
         if self.is_elementwise:
-            shape = broadcast_shape(*[t.shape for t in inputs])
-            return tuple([TensorType(self._element(s, dtype), shape) for s in self.outputs])
-        found = self.extents_of(inputs)
-        return tuple(
-            [
-                TensorType(self._element(s, dtype), found.of(s.kind))
-                for s in self.outputs
-                if s.kind is not None
-            ]
-        )
-
-    @staticmethod
-    def _element(spec: OperandSpec, dtype: DType) -> DType:
-        return DType.BOOL if spec.elements == "bool" else dtype
+            shapes = [broadcast_shape(*[t.shape for t in inputs])] * len(dtypes)
+        else:
+            extents = self.extents_of(inputs)
+            shapes = [extents.of(spec.kind) for spec in self.outputs if spec.kind is not None]
+        return tuple(map(TensorType, dtypes, shapes))
 
 
 def read_signature(text: str) -> Signature:
@@ -175,31 +167,26 @@ def read_signature(text: str) -> Signature:
     axes: list[tuple[str, ...]] = []
     inputs, outputs = [tuple(_specs(text, side, axes)) for side in sides]
     names = [spec.name for spec in (*inputs, *outputs)]
-    if len(set(names)) != len(names):
-        raise ValueError(f"signature {text!r} gives one name twice")
-    if not inputs or not outputs:
-        raise ValueError(f"signature {text!r} needs an operand and an output")
-    if any([spec.elements not in ("float", "bool") for spec in outputs]):
-        raise ValueError(
-            f"signature {text!r} says of an output what it holds: it has the operands' dtype, or"
-            " is bool"
-        )
-    if all([spec.elements in ("int", "bool") for spec in inputs]) and any(
-        [spec.elements != "bool" for spec in outputs]
-    ):
-        raise ValueError(
-            f"signature {text!r} has outputs of no dtype: write ': number' of an operand whose"
-            " dtype they have"
-        )
-    if len({spec.kind is None for spec in (*inputs, *outputs)}) != 1:
-        raise ValueError(f"signature {text!r} needs brackets on all operands and outputs, or none")
-    if len(set(axes)) > 1:
-        raise ValueError(
-            f"signature {text!r} names different columns; an op has one set of them, on every"
-            " operand that has columns"
-        )
-    if inputs[0].kind is not None and not axes:
-        raise ValueError(f"signature {text!r} has no columns; leave the brackets out")
+    kinds = [spec.kind for spec in (*inputs, *outputs)]
+    has_dtype = [spec.elements not in ("int", "bool") for spec in inputs]
+    made = {spec.elements for spec in outputs}
+    wrong = {
+        "gives one name twice": len(set(names)) != len(names),
+        "says of an output what it holds: it has the operands' dtype, or is bool": (
+            not made <= {"float", "bool"}
+        ),
+        "has outputs of no dtype: write ': number' of an operand whose dtype they have": (
+            "float" in made and not any(has_dtype)
+        ),
+        "needs brackets on all operands and outputs, or none": len({k is None for k in kinds}) > 1,
+        "names different columns; an op has one set of them, on every operand that has columns": (
+            len(set(axes)) > 1
+        ),
+        "has no columns; leave the brackets out": kinds[0] is not None and not axes,
+    }
+    for message, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"signature {text!r} {message}")
     return Signature(inputs, outputs, axes[0] if axes else ())
 
 

@@ -67,9 +67,7 @@ class Attribute:
     is_required: bool
 
 
-_TYPES: dict[object, type] = {t.__name__: t for t in (int, float, bool, str)} | {
-    t: t for t in (int, float, bool, str)
-}
+_TYPES: dict[object, type] = {t.__name__: t for t in (int, float, bool, str)}
 
 
 def parameters_of(function: object) -> list[inspect.Parameter]:
@@ -92,8 +90,8 @@ def attributes_of(function: Function) -> tuple[Attribute, ...]:
         default = None if is_required else plain(p.default)
         _expect_plain(p.name, default)
         typed = object if default is None else type(default)
-        type_ = _TYPES.get(p.annotation, typed) if isinstance(p.annotation, (type, str)) else typed
-        found.append(Attribute(p.name, type_, default, is_required))
+        named = str(getattr(p.annotation, "__name__", p.annotation))  # a text, in most files
+        found.append(Attribute(p.name, _TYPES.get(named, typed), default, is_required))
     return tuple(found)
 
 
