@@ -113,21 +113,14 @@ def instances(folder: Path) -> None:
 def models() -> None:
     import model_graphs as graphs
 
-    from memory.recompute.planner import Infeasible, Planner
+    from memory.recompute.planner import Planner
 
     budgets = (0.9, 0.7, 0.5, 0.35, 0.25, 0.2)
     head = " | ".join(f"{b:.2f}" for b in budgets)
     print("\nExtra compute at shares of the store-all peak; least: the smallest feasible share.\n")
     print(f"| model | ops | store-all MiB | {head} | least | at | s for 0.50 | s for all |")
     print("|---" * (len(budgets) + 7) + "|")
-    rows = {
-        "ResNet-50, b32 224": graphs.resnet50,
-        "GPT-2 small, b8 1024": graphs.gpt,
-        "the same, online-softmax attention": lambda: graphs.gpt(flash=True),
-        "the same, and loss in chunks": lambda: graphs.gpt(flash=True, fused_loss=True),
-        "U-Net, b4 256": graphs.unet,
-    }
-    for name, make in rows.items():
+    for name, make in graphs.MODELS.items():
         problem = make()
         top = Planner(problem).store_all.peak_bytes
         before = time.perf_counter()
@@ -137,11 +130,9 @@ def models() -> None:
         planner = Planner(problem)
         cells = []
         for share in budgets:
-            try:
-                cells.append(f"{planner.plan(int(share * top)).extra:.1%}")
-            except Infeasible:
-                cells.append("-")
-        least = planner.smallest()
+            found = planner.plan(int(share * top))
+            cells.append(f"{found.extra:.1%}" if found else "-")
+        least = planner.smallest
         seconds = time.perf_counter() - before
         print(
             f"| {name} | {len(problem.ops)} | {top / 2**20:,.0f} | {' | '.join(cells)} |"
@@ -161,7 +152,7 @@ def models() -> None:
         half = planner.plan(top // 2).extra
         half_seconds = time.perf_counter() - before
         tenth = planner.plan(top // 10).extra
-        least_of[layers] = planner.smallest().peak_bytes
+        least_of[layers] = planner.smallest.peak_bytes
         seconds = time.perf_counter() - before
         print(
             f"| {layers} | {len(problem.ops)} | {top / 2**20:,.0f} | {half:.1%} | {tenth:.1%} |"

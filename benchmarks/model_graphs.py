@@ -1,6 +1,4 @@
-"""Training steps of known models as recomputation problems, and what fitting them in less costs.
-
-    python benchmarks/model_graphs.py [--only NAME]
+"""Training steps of known models as recomputation problems (`bench_memory.py models` plans them).
 
 Nothing is run: sizes are those of the models in 16 bits, times follow a model of one accelerator,
 max(flops / 400e12, bytes / 4e12) + 2 us. Each forward op has one backward op with twice its time
@@ -10,24 +8,14 @@ inputs in place, and updates the weights at once: their gradient in 32 bits is s
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from memory.recompute.chain import block_checkpointing, chain_plans
 from memory.recompute.problem import Problem, ProblemOp
-from memory.recompute.simulate import simulate
 
 FLOPS_PER_S = 400e12
 BYTES_PER_S = 4e12
 LAUNCH_S = 2e-6
-BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2)
-DEEP_BUDGETS = (0.5, 0.25, 0.15, 0.10, 0.07, 0.05, 0.03)
 
 
 @dataclass
@@ -229,67 +217,15 @@ def unet(batch: int = 4, image: int = 256, base: int = 64, depth: int = 4) -> Pr
     return tape.problem()
 
 
-MODELS: dict[str, Callable[[], Problem]] = {
-    "ResNet-50 b32": resnet50,
-    "GPT-2 small b8": gpt,
-    "GPT-2 flash b8": lambda: gpt(flash=True),
-    "GPT-2 flash, fused loss": lambda: gpt(flash=True, fused_loss=True),
-    "U-Net b4": unet,
-}
-
-
 def deep_gpt(layers: int) -> Problem:
     """Return a GPT with flash attention and so small a vocabulary that only the layers count."""
     return gpt(layers, flash=True, vocab=1024)
 
 
-def row(name: str, problem: Problem, budgets: tuple[float, ...]) -> str:
-    whole = simulate(problem, problem.store_all)
-    start = time.perf_counter()
-    table = chain_plans(problem)
-    if table is None:
-        return f"| {name} | {problem.num_forward} | {whole.peak_bytes >> 20} | no chain |"
-    cells = []
-    for fraction in budgets:
-        plan = table.sequence(int(fraction * whole.peak_bytes))
-        if plan is None:
-            cells.append("-")
-        else:
-            cells.append(f"{100 * (simulate(problem, plan).duration / whole.duration - 1):.2f}")
-    least = table.least_bytes
-    seconds = time.perf_counter() - start
-    plan = block_checkpointing(problem)
-    blocks = "-"
-    if plan is not None:
-        usage = simulate(problem, plan)
-        extra = 100 * (usage.duration / whole.duration - 1)
-        blocks = f"{usage.peak_bytes / whole.peak_bytes:.3f} at {extra:.1f}"
-    return (
-        f"| {name} | {problem.num_forward} | {whole.peak_bytes / 2**20:.0f} | {' | '.join(cells)} |"
-        f" {least / whole.peak_bytes:.4f} = {least / 2**20:.0f} MiB | {blocks} | {seconds:.2f} |"
-    )
-
-
-def print_table(budgets: tuple[float, ...], rows: dict[str, Callable[[], Problem]]) -> None:
-    names = " | ".join(f"{b:.2f}" for b in budgets)
-    print(
-        f"| model | forward ops | store-all MiB | {names} | least | per block | seconds |\n"
-        f"|{'---|' * (len(budgets) + 6)}"
-    )
-    for name, make in rows.items():
-        print(row(name, make(), budgets), flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="models whose name contains this")
-    only = parser.parse_args().only
-    print("Extra time in % of the step at budgets given as fractions of the store-all peak\n")
-    print_table(BUDGETS, {k: make for k, make in MODELS.items() if only in k})
-    print()
-    deep = {f"deep GPT {n}": lambda n=n: deep_gpt(n) for n in (12, 24, 48, 96, 192)}
-    print_table(DEEP_BUDGETS, {k: make for k, make in deep.items() if only in k})
-
-
-if __name__ == "__main__":
-    main()
+MODELS: dict[str, Callable[[], Problem]] = {
+    "ResNet-50, b32 224": resnet50,
+    "GPT-2 small, b8 1024": gpt,
+    "the same, online-softmax attention": lambda: gpt(flash=True),
+    "the same, and loss in chunks": lambda: gpt(flash=True, fused_loss=True),
+    "U-Net, b4 256": unet,
+}

@@ -2,8 +2,8 @@
 
 The planner (`memory.recompute`) knows the bytes of one chain; the plan has more (variables, slots,
 staging, an evaluation). So the plan without recomputation is made first, and what it takes beside
-the planner's bytes is set aside. A plan counts as fitting only when its arena, as placed, does; a
-miss lowers the planner's share by as much, a few times.
+the planner's bytes is set aside. A plan counts as fitting only when its arena, as placed, does.
+After a miss the planner is asked for as many bytes less than it planned with, a few times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.lowering.buffers import draft_launches
 from compiler.lowering.storage import assign_storage
 from compiler.plan import Plan, Recomputation
 from compiler.types import Phase
-from memory.recompute.planner import Infeasible, Planner, RecomputePlan
+from memory.recompute.planner import Planner, RecomputePlan
 from memory.report import exact_bytes
 
 MAX_ROUNDS = 4
@@ -55,9 +55,10 @@ class _RecomputeSearch:
         self.trials, self.base, self.options = trials, base, trials.options
         graph = trials.graph
         drafts = draft_launches(graph, assign_storage(graph), trials.target)
-        self.described = describe(graph, drafts, self.options.alignment)
+        self.described = describe(graph, drafts)
         self.planner = Planner(self.described.problem, alignment=self.options.alignment)
-        self.beside = trials.arena_bytes(base) - self.planner.store_all.peak_bytes
+        memory = trials.plan(base).memory[0]
+        self.beside = memory.peak_bytes - memory.temporary_bytes - memory.unused_bytes
 
     def run(self) -> tuple[BudgetChoice, Plan]:
         if self.options.recompute == "blocks":
@@ -65,19 +66,19 @@ class _RecomputeSearch:
         budget = self.options.memory_budget
         room = budget - self.beside
         for _ in range(MAX_ROUNDS):
-            try:
-                found = self.planner.plan(max(room, 0))
-            except Infeasible:
+            found = self.planner.plan(max(room, 0))
+            if found is None:
                 break
             choice = self._choice(found)
             missed = self.trials.arena_bytes(choice) - budget
             if missed <= 0:
                 return choice, _noted(self.trials, self.base, choice, found)
-            room -= missed
+            # Not less than what was asked for: a plan of fewer bytes would come back as it is.
+            room = found.peak_bytes - missed
         return self._smallest()
 
     def _blocks(self) -> tuple[BudgetChoice, Plan]:
-        found = self.planner.plan(0, policy="blocks")
+        found = self.planner.blocks
         choice = self._choice(found)
         size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
         if size > budget > 0:
@@ -94,7 +95,7 @@ class _RecomputeSearch:
 
         On several streams more launches can take more bytes, so that saving everything is smallest.
         """
-        found = self.planner.smallest()
+        found = self.planner.smallest
         choice = self._choice(found)
         size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
         if size <= budget:

@@ -1,8 +1,8 @@
 """Run forward nodes again after the loss, so that their bytes are free in between.
 
 `describe` turns the launches of an ordered graph into the planner's problem (`memory.recompute`):
-buffers are the roots that launches make, sizes are rounded up to the alignment, workspaces and
-in-place pairs are what the target's kernels say. `run` makes a graph of the launches that were
+buffers are the roots that launches make, workspaces and in-place pairs are what the target's
+kernels say. `run` makes a graph of the launches that were
 chosen: one that runs again is a new node with new values, views included, and whoever reads later
 reads those.
 
@@ -27,20 +27,15 @@ from compiler.lowering.storage import Storage, assign_storage, launch_of_values
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.types import Phase, TensorType, ValueId
-from memory.liveness import align_up
 from memory.recompute.problem import Problem, ProblemOp
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A graph as the planner sees it: op i of the problem is node `nodes[i]` of the graph.
-
-    `store_all_ns` is the estimated time of the ops, each run once.
-    """
+    """A graph as the planner sees it: op i of the problem is node `nodes[i]` of the graph."""
 
     problem: Problem
     nodes: tuple[int, ...]
-    store_all_ns: float
 
 
 def may_repeat(node: Node) -> bool:
@@ -48,7 +43,7 @@ def may_repeat(node: Node) -> bool:
     return recompute.get(node.op) and not writes.get(node.op) and not is_comm.get(node.op)
 
 
-def describe(graph: Graph, drafts: Sequence[LaunchDraft], alignment: int) -> Described:
+def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     """Return the planner's problem of a graph: what runs once per batch, forward launches first.
 
     A forward launch that may not repeat, and whatever it feeds, counts among the others.
@@ -62,12 +57,11 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft], alignment: int) -> Des
     ordered = [row for row in mine if repeats[row[0]]]
     num_forward = len(ordered)
     ordered += [row for row in mine if not repeats[row[0]]]
-    buffer_of, sizes = _buffers(graph, storage, [node for node, _ in ordered], alignment)
-    ops = [_op(graph, storage, draft, buffer_of, alignment) for _, draft in ordered]
+    buffer_of, sizes = _buffers(graph, storage, [node for node, _ in ordered])
+    ops = [_op(graph, storage, draft, buffer_of) for _, draft in ordered]
     return Described(
         Problem(tuple(ops), tuple(sizes), num_forward),
         tuple([node for node, _ in ordered]),
-        sum([draft.info.duration_ns for _, draft in ordered]),
     )
 
 
@@ -82,7 +76,7 @@ def _repeatable(graph: Graph, storage: Storage) -> list[bool]:
 
 
 def _buffers(
-    graph: Graph, storage: Storage, nodes: Sequence[int], alignment: int
+    graph: Graph, storage: Storage, nodes: Sequence[int]
 ) -> tuple[dict[ValueId, int], list[int]]:
     """Number the roots that launches make; outputs have bytes elsewhere, so they count none."""
     outputs = {o.value for o in graph.outputs}
@@ -93,7 +87,7 @@ def _buffers(
             if storage.root[value] == value:
                 buffer_of[value] = len(sizes)
                 size = 0 if value in outputs else graph.types[value].size_bytes
-                sizes.append(align_up(size, alignment))
+                sizes.append(size)
     return buffer_of, sizes
 
 
@@ -102,7 +96,6 @@ def _op(
     storage: Storage,
     draft: LaunchDraft,
     buffer_of: dict[ValueId, int],
-    alignment: int,
 ) -> ProblemOp:
     node = draft.node
     roots = dict.fromkeys([storage.root[v] for v in node.inputs])
@@ -114,7 +107,7 @@ def _op(
     return ProblemOp(
         reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),
         writes=tuple([buffer_of[v] for v in node.outputs if v in buffer_of]),
-        temp_bytes=align_up(draft.info.workspace_bytes, alignment),
+        temp_bytes=draft.info.workspace_bytes,
         duration=draft.info.duration_ns,
         in_place=tuple(
             [

@@ -12,7 +12,6 @@ slots between two uses (a slice) and of the slots next to them (a walk through a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,21 +75,6 @@ class RecomputeSchedule:
     def snapshot(self) -> Groups:
         """Return what `restore` takes."""
         return tuple([(slot, tuple(group)) for slot, group in enumerate(self.groups) if group])
-
-    def groups_of(self, sequence: Sequence[int]) -> Groups | None:
-        """Return the groups of a sequence, sorted; None where no schedule has its form."""
-        groups, group, slot = [], [], 0
-        for i in sequence:
-            if i != slot:
-                group.append(i)
-                continue
-            if group:
-                groups.append((slot, tuple(sorted(group))))
-                if group[-1] >= self.problem.num_forward or len(set(group)) < len(group):
-                    return None
-            group, slot = [], slot + 1
-        is_whole = slot == len(self.groups) and not group
-        return tuple(groups) if is_whole else None
 
     @property
     def sequence(self) -> tuple[int, ...]:

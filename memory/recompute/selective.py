@@ -17,6 +17,7 @@ demands are taken back, the longest first.
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import isqrt
 
 import numpy as np
 
@@ -33,8 +34,8 @@ _EDITS_PER_OP, _LEAST_EDITS = 20, 3_000
 """Runs added or taken back, about 60 us each, before a descent gives up; descents that reach their
 limit take up to 12 per op."""
 
-_SMALLEST_EDITS = 30_000
-"""Edits after which the search for the smallest sequence begins no further descent, about 2 s."""
+_SMALLEST_EDITS = 60_000
+"""Edits after which the search for the smallest sequence tries no other limit, about 4 s."""
 
 _SHARE_OF_SAVED = 0.05
 """How much of the time that a drop saves elsewhere counts against it all the same: of drops that
@@ -76,48 +77,49 @@ class Selective:
         search.polish(limit_bytes)
         return without_idle_runs(schedule.problem, schedule.sequence)
 
-    def refilled(self, sequence: tuple[int, ...], limit_bytes: int) -> tuple[int, ...] | None:
-        """Take back runs of another's sequence where the limit allows.
-
-        None where the sequence is no `RecomputeSchedule` or exceeds the limit as one.
-        """
-        schedule = self._search.schedule
-        groups = schedule.groups_of(sequence)
-        if groups is None:
-            return None
-        self._search.start(groups)
-        if schedule.peak_bytes > limit_bytes:
-            return None
-        self._search.refill(limit_bytes)
-        self._search.polish(limit_bytes)
-        return without_idle_runs(schedule.problem, schedule.sequence)
-
     def smallest(self, floor_bytes: int) -> tuple[int, ...]:
-        """Return the sequence with the fewest live bytes found.
+        """Return the sequence with the fewest live bytes found; none has fewer than the floor.
 
-        Bisects to 1 % between a bound that no sequence goes below and saving everything, then asks
-        for eighths of what is left: a descent to less may reach what one to more has missed. Each
-        counts with what it reached.
+        Bisects roughly between the floor and saving everything, then asks for eighths of what is
+        left: a descent to less may reach what one to more has missed. Each counts with what it
+        reached.
         """
         search, schedule = self._search, self._search.schedule
         search.start(())
-        best, groups = schedule.peak_bytes, schedule.snapshot()
-        too_low, num_edits, eighths = floor_bytes - 1, 0, 7
-        while num_edits < _SMALLEST_EDITS and eighths >= 0:
-            if best - too_low > max(1, best >> 7):
-                limit = (best + too_low) // 2
+        best: tuple[int, Groups] = (schedule.peak_bytes, ())
+        too_low, num_edits, eighth = floor_bytes - 1, 0, 0
+        while num_edits < _SMALLEST_EDITS and eighth < 8:
+            if best[0] - too_low > max(1, best[0] >> 4):
+                limit = isqrt(best[0] * max(too_low, 1))  # deep models: far above their floor
             else:
-                limit = floor_bytes + (best - floor_bytes) * eighths // 8
-                eighths -= 1
-            search.start(())
-            if not search.drop_to(limit):
+                limit = floor_bytes + (best[0] - floor_bytes) * eighth // 8
+                eighth += 1
+            best, is_reached, edits = self._descend(limit, best)
+            num_edits += edits
+            if not is_reached:
                 too_low = max(too_low, limit)
-            if schedule.peak_bytes < best:
-                best, groups = schedule.peak_bytes, schedule.snapshot()
-            num_edits += search.num_edits
-        search.start(groups)
-        search.refill(best)
+        search.start(best[1])
+        search.refill(best[0])
         return without_idle_runs(schedule.problem, schedule.sequence)
+
+    def _descend(
+        self, limit: int, best: tuple[int, Groups]
+    ) -> tuple[tuple[int, Groups], bool, int]:
+        """Drop to a limit from saving everything; where that fails, from the best so far.
+
+        Returns the best now, whether the limit was reached, and the edits it took.
+        """
+        search, schedule = self._search, self._search.schedule
+        num_edits = 0
+        for start in ((), best[1]):
+            search.start(start)
+            is_reached = search.drop_to(limit)
+            num_edits += search.num_edits
+            if schedule.peak_bytes < best[0]:
+                best = (schedule.peak_bytes, schedule.snapshot())
+            if is_reached:
+                return best, True, num_edits
+        return best, False, num_edits
 
 
 class _SelectiveSearch:

@@ -10,6 +10,7 @@ from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
+from compiler.lowering.lower import lower
 from compiler.types import Phase
 
 STEPS = 4
@@ -159,6 +160,20 @@ def test_more_budget_never_costs_more_time():
         extras.append(plan.recomputation[0].extra)
     assert extras == sorted(extras, reverse=True)
     assert extras[-1] == 0.0
+
+
+def test_a_budget_costs_one_lowering_more(monkeypatch):
+    """The planner's bytes and those beside them are what the plan takes: the first one fits."""
+    free = arena(make_job().compile(GPT(), tokens()))
+    lowered = []
+
+    def counted(*args):
+        lowered.append(args)
+        return lower(*args)
+
+    monkeypatch.setattr("compiler.pipeline.lower", counted)
+    plan = make_job(memory_budget=int(0.8 * free)).compile(GPT(), tokens())
+    assert (len(lowered), plan.recomputation[0].method) == (2, "selective")
 
 
 def test_blocks_recomputes_every_block_without_a_budget():

