@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from actors.rounds import Clock, Moment, Rounds, Row
+from actors.rounds import Moment, Rounds, Row
 from actors.table import OUTSIDE, MachineTable
 from compiler.errors import InternalError
 
@@ -200,6 +200,3 @@ def downstream(table: MachineTable, origin: int) -> set[int]:
                 found.add(consumer)
                 front.append(consumer)
     return found
-
-
-__all__ = ["Clock", "Moment", "downstream", "lags_behind", "unroll", "watch"]

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from math import lcm
 from typing import NamedTuple
 
-from actors.clocks import Moment
-from actors.rounds import LeftOut
+from actors.rounds import LeftOut, Moment
 from actors.table import MachineTable
 
 

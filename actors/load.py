@@ -35,25 +35,21 @@ class BoundPlan:
     """A plan with memory and launches.
 
     `chains[actor][phase]` is what firing k runs, with phase = k mod the number of phases. The
-    arrays in `variables` are views on the arena, by name of the variable.
+    arrays in `variables` are views on the arena, by name of the variable; `ports` are the host's,
+    by name of their actor.
     """
 
-    __slots__ = ("_ports", "_views", "arena_bytes", "chains", "plan", "variables")
+    __slots__ = ("_views", "arena_bytes", "chains", "plan", "ports", "variables")
 
     def __init__(self, plan: Plan, ports: Mapping[str, HostPort], views: Views) -> None:
         self.plan = plan
         self.arena_bytes = sum([arena.size_bytes for arena in plan.arenas])
-        self._ports = ports
+        self.ports = ports
         self._views = views
         self.variables: Mapping[str, Array] = MappingProxyType(
             {v.name: views.get(v.view, 0) for v in plan.variables}
         )
         self.chains: tuple[tuple[Chain, ...], ...] = ()
-
-    @property
-    def ports(self) -> Mapping[str, HostPort]:
-        """The host ports by name of their actor."""
-        return self._ports
 
     def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
         """Return what the last firing of a flushed actor runs, with fewer tokens on its inputs.
@@ -65,7 +61,7 @@ class BoundPlan:
         if entry.kind in PORTED:
             counts = num_tokens_per_input + tuple([port.rate for port in entry.outputs])
             tokens = _tokens(self.plan, self._views, entry, firing, counts)
-            return (self._ports[entry.name].bind(tokens),)
+            return (self.ports[entry.name].bind(tokens),)
         phases = self.chains[actor]
         return phases[firing % len(phases)]
 

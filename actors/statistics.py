@@ -65,16 +65,6 @@ class Statistics:
     actors: tuple[ActorStatistics, ...]
     streams: tuple[StreamStatistics, ...]
 
-    @property
-    def firings(self) -> int:
-        """Firings of all actors."""
-        return sum([actor.firings for actor in self.actors])
-
-    @property
-    def busy_ns(self) -> int:
-        """Time in launches of all actors; streams overlap, so it may exceed `elapsed_ns`."""
-        return sum([actor.busy_ns for actor in self.actors])
-
     def busy_share(self, stream: int, since: Statistics | None = None) -> float:
         """Return the share of time in which a stream was busy, from `since` (or the start) on."""
         elapsed_ns = self.elapsed_ns - (since.elapsed_ns if since is not None else 0)

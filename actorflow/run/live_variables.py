@@ -57,7 +57,8 @@ class LiveVariables:
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
         self._loop = loop
         self._lock = threading.Lock()
-        self._pending: Mapping[str, Array] = {}
+        self.pending: Mapping[str, Array] = {}
+        """What was written and is not in the arena yet."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._views
@@ -66,11 +67,6 @@ class LiveVariables:
     def names(self) -> tuple[str, ...]:
         """The names of all variables."""
         return tuple(self._views)
-
-    @property
-    def pending(self) -> Mapping[str, Array]:
-        """What was written and is not in the arena yet."""
-        return self._pending
 
     @property
     def is_over(self) -> bool:
@@ -105,7 +101,7 @@ class LiveVariables:
         check_values(self._plan, known)
         if known:
             with self._lock:
-                self._pending = {**self._pending, **known}
+                self.pending = {**self.pending, **known}
             self._loop.visit(Visit(self._between_steps, self._apply))
 
     def whole(self) -> dict[str, Array] | None:
@@ -123,22 +119,22 @@ class LiveVariables:
             self._set_back(variables, max(done), self._failed)
         for array in variables.values():
             array.flags.writeable = False
-        return {**variables, **self._pending}
+        return {**variables, **self.pending}
 
     # -- on the dispatcher's thread --------------------------------------------------------------
 
     def _copy(self, names: tuple[str, ...]) -> dict[str, Array]:
-        pending = self._pending
+        pending = self.pending
         return {n: pending[n] if n in pending else frozen(self._views[n]) for n in names}
 
     def _apply(self) -> None:
         """Write into the arena what waits for it."""
-        written = self._pending
+        written = self.pending
         for name, array in written.items():
             np.copyto(self._views[name], array)
         with self._lock:
-            left = self._pending
-            self._pending = {n: a for n, a in left.items() if a is not written.get(n)}
+            left = self.pending
+            self.pending = {n: a for n, a in left.items() if a is not written.get(n)}
 
     # -- when ------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from actors.clocks import Moment, downstream, unroll
+from actors.clocks import downstream, unroll
+from actors.rounds import Moment
 from actors.table import MachineTable
 
 _MAX_FIRINGS = 20_000

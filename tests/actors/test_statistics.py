@@ -76,8 +76,7 @@ def test_time_is_kept_by_actor_and_by_stream(pipeline):
         by_stream[actor.stream] += actor.busy_ns
         assert actor.busy_ns >= actor.firings
     assert {stream.name: stream.busy_ns for stream in statistics.streams} == by_stream
-    assert sum(by_stream.values()) == statistics.busy_ns
-    assert statistics.firings == 30
+    assert sum([actor.firings for actor in statistics.actors]) == 30
 
 
 def test_statistics_may_be_asked_for_before_during_and_after_a_run(pipeline, bodies):

@@ -30,27 +30,25 @@ class _CChain(ctypes.Structure):
 
 
 class JoinedLaunches:
-    """Native launches in order, as one launch."""
+    """Native launches in order, as one launch.
 
-    __slots__ = ("_address", "_call", "_calls", "_chain", "launches")
+    `address` is the argument block, for who makes the call of `runtime.chain_runner` himself.
+    """
+
+    __slots__ = ("_call", "_calls", "_chain", "address", "launches")
 
     def __init__(self, launches: tuple[NativeLaunch, ...]) -> None:
         self.launches = launches
         self._calls = (_CCall * len(launches))(*[_CCall(x.function, x.arguments) for x in launches])
         self._chain = _CChain(ctypes.cast(self._calls, ctypes.POINTER(_CCall)), len(launches), 0)
-        self._address = ctypes.addressof(self._chain)
+        self.address = ctypes.addressof(self._chain)
         self._call = _RUNNER(runtime.chain_runner())
 
     def __call__(self) -> None:
         """Run all of them. Raises NativeError for the first that fails; the rest do not run."""
-        status = self._call(self._address)
+        status = self._call(self.address)
         if status:
             raise self.launches[self.running].error(status)
-
-    @property
-    def address(self) -> int:
-        """The argument block, for who makes the call of `runtime.chain_runner` himself."""
-        return self._address
 
     @property
     def num_launches(self) -> int:
