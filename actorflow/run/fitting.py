@@ -200,7 +200,7 @@ class FitCall:
         self._reporter.start(self._options.steps, first, items, item_name)
         self._stopper.watch(run)
         self._runner.begin(run)
-        listener.start(run.statistics)
+        listener.start(run.loop.statistics)
         run.start()
         self._stopper.attend(self._notice if self._options.progress else logger.info)
         self._stopper.wait()

@@ -185,7 +185,7 @@ class Runner:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
                 if not isinstance(error, Exception):  # an interrupt: the step itself is all right
-                    stepping.run.end()
+                    stepping.run.loop.end()
                     stepping.run.wait()
                 self.keep(stepping.run)
             raise
@@ -217,7 +217,7 @@ class Runner:
 
         Callable from any thread, also while the run goes on.
         """
-        return None if self._newest is None else self._newest.statistics()
+        return None if self._newest is None else self._newest.loop.statistics()
 
     def close(self) -> None:
         """End a plan that `step` opened; its variables stay with the runner.
@@ -227,7 +227,7 @@ class Runner:
         if self._stepping is not None and not self._stepping.run.loop.is_inherited:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
-                stepping.run.end()
+                stepping.run.loop.end()
                 stepping.run.wait()
                 self.keep(stepping.run)
 

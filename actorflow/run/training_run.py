@@ -39,7 +39,6 @@ from actors.kernels.native.chain import join
 from actors.load import Rework, load
 from actors.loop import Loop
 from actors.protocol import Chain, HostPort
-from actors.statistics import Statistics
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.ops.sources import SCRATCH
@@ -174,10 +173,6 @@ class Run:
         """The words of a StopTraining that the data source raised, or nothing."""
         return self._data.stopped_by
 
-    def end(self) -> None:
-        """End a run that was started without a total, after the steps that are admitted."""
-        self.loop.end()
-
     def wait(self) -> None:
         """Block until the plan has ended.
 
@@ -206,10 +201,6 @@ class Run:
     def num_skipped(self) -> int:
         """Steps of this run that were skipped; exact after `wait`."""
         return 0 if self._broken is None else self._broken.num_skipped
-
-    def statistics(self) -> Statistics:
-        """Return what the actors have done so far."""
-        return self.loop.statistics()
 
     @property
     def variables(self) -> LiveVariables:
