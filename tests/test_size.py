@@ -14,7 +14,7 @@ MODULE_LINES = 500
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 16_750,
+    "actorflow": 16_660,
     "actors": 21_400,
     "compiler": 17_880,
     "memory": 3_750,
