@@ -1,9 +1,11 @@
 import pytest
+from graph_oracles import walked
 
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import Trace, recording
 from compiler.graph import Output
+from compiler.ops.sources import INPUT, VARIABLE
 from compiler.types import DType, TensorType
 
 
@@ -32,17 +34,10 @@ def traced():
 @pytest.fixture
 def evaluate():
     """Evaluate the first output of a graph with the ops' reference semantics."""
-    from compiler.ops.sources import INPUT, VARIABLE
-    from compiler.registry import reference
 
     def run(graph, **feeds):
-        column = {}
-        for node in graph.nodes:
-            if node.op in (INPUT, VARIABLE):
-                column[node.outputs[0]] = feeds[node.attrs["name"].replace(".", "_")]
-                continue
-            made = reference.get(node.op)(node.attrs, *[column[v] for v in node.inputs])
-            column.update(zip(node.outputs, made, strict=True))
-        return column[graph.outputs[0].value]
+        names = [n.attrs["name"] for n in graph.nodes if n.op in (INPUT, VARIABLE)]
+        known = {name: feeds[name.replace(".", "_")] for name in names}
+        return walked(graph.nodes, known)[graph.outputs[0].value]
 
     return run

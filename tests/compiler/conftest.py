@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graph_oracles import walked
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler import pipeline
 from compiler.graph import Graph, GraphBuilder
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
-from compiler.registry import reference
 from compiler.target import KernelInfo
 from compiler.verify import edges_of
 
@@ -33,16 +33,7 @@ def run_graph(graph: Graph, feeds: dict):
 
     Returns the outputs and the final variables.
     """
-    values = {}
-    for node in graph.nodes:
-        if node.op in (INPUT, VARIABLE):
-            values[node.outputs[0]] = np.asarray(feeds[node.attrs["name"]])
-            continue
-        arrays = [values[v] for v in node.inputs]
-        for value, array in zip(
-            node.outputs, reference.get(node.op)(node.attrs, *arrays), strict=True
-        ):
-            values[value] = array
+    values = walked(graph.nodes, feeds)
     names = {node.outputs[0]: node.attrs["name"] for node in graph.nodes if node.op is VARIABLE}
     outputs = {o.name: values[o.value] for o in graph.outputs}
     written = {names[w.variable]: values[w.value] for w in graph.writes}

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import bind_kernel, chosen
 
-from actors.kernels import catalogue
-from actors.kernels.kernel import Operand
 from compiler.fusion import fuse
 from compiler.graph import GraphBuilder, Output, Write
 from compiler.ops.binary import ADD, MUL, SUB
@@ -15,7 +14,6 @@ from compiler.ops.update import INCREMENT
 from compiler.passes import simplify
 from compiler.passes.check import check
 from compiler.registry import find_op
-from compiler.types import DType, TensorType
 
 
 def ops_of(graph):
@@ -106,17 +104,10 @@ def test_a_folded_constant_has_the_bits_that_the_kernel_computes(op):
     node = graph.nodes[-1]
     arrays = [constant_array(graph.nodes[graph.producers()[v]]) for v in node.inputs]
     out = np.empty_like(constant_array(made))
-    operands, result = [operand_of(a) for a in arrays], operand_of(out)
-    name, needs = catalogue.choose(node.op.name, node.attrs, tuple(operands), (result,))
-    scratch = np.empty(needs.workspace_bytes, np.uint8)
+    kernel, _ = chosen(node.op.name, node.attrs, arrays, [out])
     with np.errstate(invalid="ignore"):
-        catalogue.binders()[name].bind(node.attrs, tuple(arrays), (out,), scratch)()
+        bind_kernel(kernel, node.attrs, arrays, [out])[0]()
     assert out.tobytes() == constant_array(made).tobytes()
-
-
-def operand_of(array):
-    type_ = TensorType(DType(str(array.dtype)), array.shape)
-    return Operand(type_, 0, array.strides)
 
 
 def test_updates_are_never_merged(sketch):
