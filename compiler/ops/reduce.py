@@ -156,8 +156,10 @@ def _simplify_reduction(b: GraphBuilder, node: Node, inputs: Values) -> Values |
 @frame.of(ARGMAX)
 def _argmax_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     """Take the last axis; `stage_reductions` leaves no other."""
-    over = Attrs({"axes": (attrs.int_("axis"),), "keepdims": attrs["keepdims"]})
-    return _row_frame(inputs, outputs, over)
+    (x,), axis = inputs, attrs.int_("axis")
+    if not _are_reduced(range(axis, x.rank), (axis,), x.shape):
+        return None
+    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, (axis,)),), x.rank - axis)
 
 
 MAX_SUMMED_COLUMNS = 1 << 14

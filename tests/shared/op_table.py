@@ -255,6 +255,7 @@ ROWS_OF_OPS = (
     row("argmax", lambda x: x.argmax(1), np.array([[1, np.nan, 9, np.nan], [-np.inf] * 4]),
         axis=1, keepdims=False),
     row("argmax", lambda x: x.argmax(0)[None], counts(6, 5, below=3), axis=0, keepdims=True),
+    row("argmax", lambda x: x.argmax(1), normal(3, 1, 4), axis=1, keepdims=False),
     row("reshape", lambda x: x.reshape(4, 1, 6), CUBE, shape=(4, 1, 6), flags=MOVES),
     row("reshape", lambda x: x.reshape(()), normal(1), shape=(), flags=MOVES),
     row("transpose", lambda x, perm: x.transpose(perm), CUBE, perm=(2, 0, 1), flags=MOVES),
