@@ -8,6 +8,7 @@ cache line, and the widest vector register).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,16 @@ def carve(workspace: Array | None, pieces: tuple[Piece, ...]) -> tuple[Array, ..
             arrays.append(workspace[offset : offset + dense].view(piece.dtype).reshape(piece.shape))
         offset += piece.size_bytes
     return tuple(arrays)
+
+
+def workers_for(
+    pieces: Callable[[int], tuple[Piece, ...]], workspace: Array | None, most: int
+) -> int:
+    """Return how many workers a workspace has room for, at least one: a plan may know fewer."""
+    given = 0 if workspace is None else workspace.size
+    while most > 1 and size_bytes(pieces(most)) > given:
+        most -= 1
+    return max(1, most)
 
 
 def window(flat: Array, shape: tuple[int, ...]) -> Array:

@@ -96,9 +96,7 @@ class ChunkedKernel:
         """Return the launch. Raises CompilerError when the compiler refuses a program."""
         region = region_of(attrs, "region")
         planned = _NativeSteps(RegionArrays.planned(region, inputs, outputs))
-        workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
-        while workers > 1 and scratch.size_bytes(planned.pieces(workers)) > given:
-            workers -= 1
+        workers = scratch.workers_for(planned.pieces, workspace, runtime.num_threads())
         library, program, *held = scratch.carve(workspace, planned.pieces(workers))
         bound = RegionArrays(region, inputs, outputs, tuple(held))
         steps = _NativeSteps(bound, workers, library, program)

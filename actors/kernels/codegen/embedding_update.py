@@ -8,6 +8,7 @@ So the bits are those of the dense rule. Scratch is chains of ids, and a row of 
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,12 +91,9 @@ class EmbeddingUpdateKernel:
         if function is None:
             raise ValueError("there is no C for this update; `query` declines it")
         made, (rows, columns) = made_of(attrs), table.shape
-        workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
-        pieces = _pieces(ids.size, columns, table.dtype, workers)
-        while workers > 1 and scratch.size_bytes(pieces) > given:
-            workers -= 1
-            pieces = _pieces(ids.size, columns, table.dtype, workers)
-        sums, *chains = scratch.carve(workspace, pieces)
+        pieces = functools.partial(_pieces, ids.size, columns, table.dtype)
+        workers = scratch.workers_for(pieces, workspace, runtime.num_threads())
+        sums, *chains = scratch.carve(workspace, pieces(workers))
         arrays = (table, sums[:1], *rest, *outputs)
         block, kept = argument_words(made, _space(made, rows, columns), rows, arrays, None)
         moved = (2 + 2 * len(outputs)) * dy.size * dy.itemsize + ids.size * ROW_BYTES

@@ -144,11 +144,9 @@ def argument_words(
     `rows` are those of the program, also where the space is walked as one row.
     """
     program = made.program
-    given = 0 if workspace is None else workspace.size
-    workers = max(1, runtime.num_threads())
-    while workers > 1 and scratch.size_bytes(pieces_of(made, space, workers)) > given:
-        workers -= 1
-    held = scratch.carve(workspace, pieces_of(made, space, workers))
+    pieces = functools.partial(pieces_of, made, space)
+    workers = scratch.workers_for(pieces, workspace, runtime.num_threads())
+    held = scratch.carve(workspace, pieces(workers))
     num_sums = len(made.schedule.column_sums)
     block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
     _fill_header(block, space, workers, held[0])

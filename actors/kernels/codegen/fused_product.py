@@ -49,7 +49,7 @@ from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import Piece
 from actors.protocol import Arrays
 from compiler.errors import InternalError
-from compiler.fusion.program import FusedProgram, Kind
+from compiler.fusion.program import FusedProgram
 from compiler.fusion.region import Region, Step, StepKind
 from compiler.types import TensorType
 
@@ -140,9 +140,7 @@ class FusedProductKernel:
         call = _call_of(self.library, attrs, views)
         if call is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
-        workers, given = runtime.num_threads(), 0 if workspace is None else workspace.size
-        while workers > 1 and scratch.size_bytes(call.pieces(workers)) > given:
-            workers -= 1
+        workers = scratch.workers_for(call.pieces, workspace, runtime.num_threads())
         own, scratched, made = scratch.carve(workspace, call.pieces(workers))
         extents = (call.gemm.m, call.gemm.n)
         if call.target >= 0:
@@ -154,13 +152,13 @@ class FusedProductKernel:
         read = tuple([values[v] for v in second.reads])
         arrays = (*read, *[values[v] for v in second.makes])
         block, kept = argument_words(call.made, call.space, extents[0], arrays, scratched)
-        rows = runtime.address_of(call.function, "_rows")
+        rows, finish = [runtime.address_of(call.function, x) for x in ("_rows", "_finish")]
         epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
         operands = (values[first.reads[0]], values[first.reads[1]], product)
         gemm = gemm_launch(self.library, call.gemm, operands, own, epilogue, workers)
         return native_launch(
             runtime.address_in("fused_product.c", "af_fused_product"),
-            [gemm.function, gemm.arguments, _finish(call), ctypes.addressof(block), words.STATUS],
+            [gemm.function, gemm.arguments, finish, ctypes.addressof(block), words.STATUS],
             (gemm, block, kept, arrays),
             functools.partial(_explain, call.made.program, read, block, gemm),
         )
@@ -223,14 +221,6 @@ def _explain(
     if block[words.STATUS]:
         return explain_index(program, inputs, status)
     return f"in the product, {gemm.error(status)}"
-
-
-def _finish(call: _Call) -> int:
-    """Return what makes the outputs that are not of one row; 0 where there are none."""
-    program = call.made.program
-    if all([program.kind_of(value) in (Kind.FULL, Kind.ROW) for value in program.outputs]):
-        return 0
-    return runtime.address_of(call.function, "_finish")
 
 
 FUSED_PRODUCT_KERNELS = tuple(

@@ -23,6 +23,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import (
     BlockExtents,
+    are_row_floats,
     as_slice,
     block_work,
     collect,
@@ -32,7 +33,6 @@ from actors.kernels.interpret.attention_blocks import (
     hide,
 )
 from actors.kernels.interpret.blocks import cut
-from actors.kernels.interpret.rows import are_row_floats, sum_is_safe
 from actors.kernels.interpret.sums import WIDE, row_sums
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
@@ -211,10 +211,10 @@ def _strip(
         careful += collect(by_rows, products, s.part, is_first=is_first)
     lowest, highest = s.extremes[0:1].reshape(()), s.extremes[1:].reshape(())
     most = float(np.finfo(products.dtype.name).max)
-    is_safe = partial(sum_is_safe, sums, lowest, highest, *SAFE_SUMS)
+    is_safe = partial(_is_between, sums, lowest, highest, *SAFE_SUMS)
     is_finite = is_safe
     if products.size:
-        is_finite = partial(sum_is_safe, products, lowest, highest, -most, most)
+        is_finite = partial(_is_between, products, lowest, highest, -most, most)
     narrow: list[Launch] = [partial(np.copyto, sums, wide, casting="unsafe")] if is_cut else []
     once, again = in_sequence((*plain, *narrow)), in_sequence((*maxima, *shifted, *narrow))
     row_by_row = in_sequence((*careful, *narrow))
@@ -227,6 +227,16 @@ def _strip(
                 row_by_row()
 
     return launch
+
+
+def _is_between(x: Array, lowest: Array, highest: Array, low: float, high: float) -> bool:
+    """Return whether all numbers lie strictly between the bounds; False with NaN.
+
+    `lowest` and `highest` are 0-d scratch.
+    """
+    np.minimum.reduce(x, axis=None, out=lowest)
+    np.maximum.reduce(x, axis=None, out=highest)
+    return low < float(lowest) and float(highest) < high
 
 
 def _seen_product(

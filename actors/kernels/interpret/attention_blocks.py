@@ -22,7 +22,7 @@ import numpy as np
 from actors.kernels import scratch
 from actors.kernels.attributes import flag
 from actors.kernels.interpret.blocks import num_elements
-from actors.kernels.kernel import Attrs
+from actors.kernels.kernel import Attrs, Operands
 from actors.kernels.work import (
     CALLS_PER_PRODUCT,
     BytePass,
@@ -31,6 +31,7 @@ from actors.kernels.work import (
     item_weight,
 )
 from actors.protocol import Array, Launch
+from compiler.types import DType
 
 GROUP_BYTES = 5 << 19
 """Scratch of the heads that are computed at once.
@@ -55,6 +56,9 @@ Above it each call waits for the other threads, which on a busy machine takes lo
 beside other programs on two cores, 12 heads of 1,024 x 64 took 13 ms forward with blocks of 64 x 64
 and 50 ms with 64 x 256; alone on one thread, 13 ms with either.
 """
+
+
+ROW_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,12 @@ def block_work(e: BlockExtents, group: int, num_products: int, itemsize: int) ->
         loops=2.0 * e.heads * e.rows,
         passes=((BytePass.EXP, size), (BytePass.PLAIN, size), (BytePass.STRIDED, float(copied))),
     )
+
+
+def are_row_floats(operands: Operands) -> bool:
+    """Return whether all operands have one type that BLAS sums."""
+    dtype = operands[0].type.dtype
+    return dtype in ROW_FLOATS and all(operand.type.dtype is dtype for operand in operands)
 
 
 def as_slice(positions: range) -> slice:

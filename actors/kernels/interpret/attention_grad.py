@@ -21,6 +21,7 @@ from actors.kernels import cost, scratch
 from actors.kernels.attributes import number
 from actors.kernels.interpret.attention_blocks import (
     BlockExtents,
+    are_row_floats,
     as_slice,
     block_work,
     clear,
@@ -31,7 +32,6 @@ from actors.kernels.interpret.attention_blocks import (
     hide,
 )
 from actors.kernels.interpret.blocks import cut
-from actors.kernels.interpret.rows import are_row_floats
 from actors.kernels.kernel import (
     Attrs,
     KernelNeeds,

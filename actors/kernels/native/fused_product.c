@@ -9,6 +9,6 @@ AF_EXPORT int32_t af_fused_product(void *arguments) {
     program[a[STATUS].i].i = 0;
     int32_t status = ((af_launch)a[PRODUCT].p)(a[PRODUCT_BLOCK].p);
     if (status) return status;
-    if (a[FINISH].p) ((void (*)(void *))a[FINISH].p)(program);
+    ((void (*)(void *))a[FINISH].p)(program);
     return program[a[STATUS].i].i != 0;
 }
