@@ -58,8 +58,9 @@ class Structure:
     True, as they are to `==`: a kernel that is made for one must not be found for the other.
     """
 
-    __slots__ = ("_packed",)
+    __slots__ = ("_packed", "_row")
     _packed: bytes
+    _row: dict[str, object]
 
     @property
     def packed(self) -> bytes:
@@ -114,7 +115,11 @@ def packed(value: object) -> bytes:
 def _named_row(value: object) -> dict[str, object]:
     if not isinstance(value, Structure):
         raise TypeError(f"a plan cannot hold {value!r:.60}")
-    return {_KIND_OF[type(value)]: to_row(value)}
+    try:
+        return value._row
+    except AttributeError:  # made once, as what it is packed to: layers share a structure
+        object.__setattr__(value, "_row", {_KIND_OF[type(value)]: to_row(value)})
+        return value._row
 
 
 class _WrongValue(Exception):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compiler.attrs import Attrs
 from compiler.fusion.program import Kind
 from compiler.fusion.region_steps import Wide, make_region, names_of
 from compiler.fusion.spaces import Space
@@ -24,6 +25,7 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.region import REGION, region_attrs
 from compiler.prune import prune
 from compiler.rates import needed_per_step
+from compiler.types import ValueId
 
 
 def fuse_products(graph: Graph) -> Graph:
@@ -32,6 +34,7 @@ def fuse_products(graph: Graph) -> Graph:
         return graph
     producers, per_step, alone = graph.producers(), needed_per_step(graph), sole_readers(graph)
     b, nodes = GraphBuilder.continuing(graph), list[Node]()
+    known: dict[object, _Made] = {}
     for index, node in enumerate(graph.nodes):
         if node.op is FUSED:
             inputs = [
@@ -43,7 +46,7 @@ def fuse_products(graph: Graph) -> Graph:
             ]
             for producer, position in sorted(inputs, reverse=True):
                 if _fits(graph, graph.nodes[producer], node, position):
-                    node = _with_product(b, graph.nodes[producer], node)
+                    node = _with_product(b, graph.nodes[producer], node, known)
                     break
         nodes.append(node)
     fused = replace(graph, nodes=tuple(nodes))
@@ -65,9 +68,22 @@ def _fits(graph: Graph, product: Node, kernel: Node, position: int) -> bool:
     return Space(*shape) == space_of(kernel.attrs)
 
 
-def _with_product(b: GraphBuilder, product: Node, kernel: Node) -> Node:
-    (made,), space = product.outputs, space_of(kernel.attrs)
-    wide = Wide(space.rows, space.columns, {made: made}, frozenset())
-    nodes = (product, kernel)
-    region, inputs = make_region(b, nodes, wide, kernel.outputs, chunk_rows=0)
-    return replace(kernel, op=REGION, inputs=inputs, attrs=region_attrs(region, names_of(nodes)))
+_Made = tuple[Attrs, tuple[int, ...]]
+"""The attributes of a region, and which of its nodes' inputs are its operands."""
+
+
+def _with_product(b: GraphBuilder, product: Node, kernel: Node, known: dict[object, _Made]) -> Node:
+    """Return the region of a product and a kernel; layers that are alike share its attributes."""
+    (made,), nodes = product.outputs, (product, kernel)
+    read, number = (*product.inputs, *kernel.inputs), dict[ValueId, int]()
+    places = tuple([number.setdefault(v, len(number)) for v in (made, *read, *kernel.outputs)])
+    types = tuple([(b.type_of(v).dtype, b.type_of(v).shape) for v in number])
+    key = (product.attrs, kernel.attrs, places, types)
+    if key not in known:
+        space = space_of(kernel.attrs)
+        wide = Wide(space.rows, space.columns, {made: made}, frozenset())
+        region, inputs = make_region(b, nodes, wide, kernel.outputs, chunk_rows=0)
+        operands = tuple([read.index(v) for v in inputs])
+        known[key] = region_attrs(region, names_of(nodes)), operands
+    attrs, operands = known[key]
+    return replace(kernel, op=REGION, inputs=tuple([read[i] for i in operands]), attrs=attrs)
