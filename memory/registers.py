@@ -44,18 +44,12 @@ class RateEdge:
 class RatesError(ValueError):
     """The balance equations have no solution: tokens would pile up on an edge, or run out.
 
-    `edge` indexes the edge that contradicts the others; `produce` and `consume` are its rates.
+    `edge` indexes the edge that contradicts the others.
     """
 
-    def __init__(self, message: str, *, edge: int, produce: int, consume: int) -> None:
+    def __init__(self, message: str, *, edge: int) -> None:
         super().__init__(message)
         self.edge = edge
-        self.produce = produce
-        self.consume = consume
-
-
-class SlotBudgetError(ValueError):
-    """The fewest slots with which an edge can work do not fit its byte budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +65,6 @@ class StuckActor:
     is_for_slots: bool
     needed: int
     available: int
-
-    def __str__(self) -> str:
-        what = "free slots" if self.is_for_slots else "tokens"
-        return (
-            f"actor {self.actor} waits for {what} on edge {self.edge} "
-            f"(needs {self.needed}, has {self.available})"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +82,6 @@ class Deadlock:
     def cycle_edges(self) -> tuple[int, ...]:
         """The edges along the cycle, one per actor in it."""
         return tuple(self.waits[i].edge for i in self.cycle)
-
-    def __str__(self) -> str:
-        return "deadlock: " + "; ".join(str(self.waits[i]) for i in self.cycle)
 
 
 def repetition_vector(num_actors: int, edges: Sequence[RateEdge]) -> tuple[int, ...]:
@@ -328,102 +312,56 @@ class _GameRounds:
         return max(times, 0)
 
 
-def min_slots(produce: int, consume: int, initial: int = 0) -> int:
-    """Return the fewest slots with which an edge between two actors completes a period.
-
-    produce + consume - g + initial mod g with g their greatest common divisor, or `initial` itself
-    where that is more. Source: Bhattacharyya, Murthy & Lee, "Software Synthesis from Dataflow
-    Graphs", 1996.
-
-    Raises:
-        ValueError: a rate is below 1 or `initial` is negative.
-    """
-    if produce < 1 or consume < 1 or initial < 0:
-        raise ValueError(
-            f"expected rates of at least 1 and no negative tokens, "
-            f"got {produce}, {consume} and {initial}"
-        )
-    divisor = gcd(produce, consume)
-    return max(produce + consume - divisor + initial % divisor, initial)
-
-
 def choose_slots(
-    produce: int,
     consume: int,
     producer_ns: float,
     consumer_ns: float,
     *,
-    is_same_stream: bool,
     size_bytes: int,
     budget_bytes: int,
+    most: int,
     latency_ns: float = 0.0,
-    most: int | None = None,
-    is_power_of_two: bool = False,
     names: tuple[str, str] = ("producer", "consumer"),
 ) -> tuple[int, str]:
     """Return the number of slots for an edge, and the reason in words: "2: io overlaps compute".
 
-    Within a stream nothing overlaps: the fewest slots that work. Across streams double buffering:
-    one set of tokens is written while the other is read. More where latency demands it: a slot is
-    taken for producer_ns + latency_ns + consumer_ns and tokens pass once per period, that of the
-    slower side, so ceil(time / period) of them are under way. Never more than the budget holds, nor
-    than `most`.
+    One token is written per firing, `consume` are read. Double buffering: one set of tokens is
+    written while the other is read. More where latency demands it: a slot is taken for
+    producer_ns + latency_ns + consumer_ns and tokens pass once per period, that of the slower side,
+    so ceil(time / period) of them are under way. A power of two where tokens are read one by one,
+    so that slots of several edges come round together.
 
     Args:
-        produce: tokens per firing of the producer.
-        consume: tokens per firing of the consumer.
+        consume: tokens per firing of the consumer; with fewer slots it would never fire.
         producer_ns: duration of a firing of the producer.
         consumer_ns: duration of a firing of the consumer.
-        is_same_stream: whether both ends run in one order of execution.
         size_bytes: bytes of one slot.
-        budget_bytes: the most bytes that all slots may take.
+        budget_bytes: the most bytes that all slots may take, but for the first `consume`.
+        most: slots at most, where they are for latency.
         latency_ns: from the end of a producer's firing until the consumer can read (a wire, a
             jitter).
-        most: slots at most, where fewer work.
-        is_power_of_two: round down to a power of two, where that works, so that slots of several
-            edges come round together.
         names: of the two ends, for the reason.
-
-    Raises:
-        SlotBudgetError: even the fewest slots that work exceed the budget.
-        ValueError: a rate is below 1.
     """
-    least = min_slots(produce, consume)
-    if least * size_bytes > budget_bytes:
-        raise SlotBudgetError(
-            f"rates {produce}:{consume} need {least} slots of {format_bytes(size_bytes)}, "
-            f"{format_bytes(least * size_bytes)} in all, "
-            f"but the budget is {format_bytes(budget_bytes)}"
-        )
-    if is_same_stream:
-        return least, f"{least}: one stream, nothing overlaps"
-    double = 2 * max(produce, consume)
-    period_ns = max(producer_ns / produce, consumer_ns / consume)
+    double = 2 * consume
+    period_ns = max(producer_ns, consumer_ns / consume)
     under_way = ceil((producer_ns + latency_ns + consumer_ns) / period_ns) if period_ns > 0 else 0
-    wanted = max(double, under_way)
-    # Slots beyond the least help in steps of the common divisor only.
-    divisor = gcd(produce, consume)
-    wanted = least + -(-(wanted - least) // divisor) * divisor
-    affordable = budget_bytes // size_bytes if size_bytes else wanted
-    if most is not None:
-        wanted = max(least, double, min(wanted, most))
-    if is_power_of_two:
-        wanted = max(least, 1 << wanted.bit_length() - 1)
-    count = min(wanted, least + (affordable - least) // divisor * divisor)
-    if is_power_of_two:
-        count = max(least, 1 << count.bit_length() - 1)
-    return count, f"{count}: {_slots_reason(count, wanted, double, least, names, budget_bytes)}"
-
-
-def _slots_reason(
-    count: int, wanted: int, double: int, least: int, names: tuple[str, str], budget_bytes: int
-) -> str:
+    wanted = max(double, min(under_way, most))
+    affordable = max(consume, budget_bytes // size_bytes) if size_bytes else wanted
+    if consume == 1:
+        wanted = _power_of_two(wanted)
+        affordable = _power_of_two(affordable)
+    count = min(wanted, affordable)
     if count < wanted:
-        effect = "no overlap" if count == least else "less overlap"
-        return f"{effect}, the budget of {format_bytes(budget_bytes)} holds no more than {count}"
-    if wanted > double:
-        return f"{names[0]} overlaps {names[1]}, latency keeps that many under way"
-    return f"{names[0]} overlaps {names[1]}"
+        effect = "no overlap" if count == consume else "less overlap"
+        budget = format_bytes(budget_bytes)
+        return count, f"{count}: {effect}, the budget of {budget} holds no more than {count}"
+    why = ", latency keeps that many under way" if wanted > double else ""
+    return count, f"{count}: {names[0]} overlaps {names[1]}{why}"
+
+
+def _power_of_two(count: int) -> int:
+    """Round down to a power of two."""
+    return 1 << count.bit_length() - 1
 
 
 def _edges_of(num_actors: int, edges: Sequence[RateEdge]) -> list[list[int]]:
@@ -452,8 +390,6 @@ def _rates_error(index: int, edge: RateEdge, ratio: Fraction) -> RatesError:
         f"{edge.consumer} per firing of actor {edge.producer}, but the other edges demand {ratio}; "
         "change a rate on one of them",
         edge=index,
-        produce=edge.produce,
-        consume=edge.consume,
     )
 
 

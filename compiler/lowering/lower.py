@@ -298,16 +298,13 @@ class _Lowering:
     ) -> tuple[int, str]:
         """Return the slots of an edge to or from a host thread, and why so many."""
         return choose_slots(
-            1,
             consume,
             producer[1],
             consumer[1],
-            is_same_stream=False,
             size_bytes=size,
             budget_bytes=max(EDGE_BUDGET_BYTES, consume * size),
+            most=MAX_IO_SLOTS,
             latency_ns=latency_ns,
-            most=max(MAX_IO_SLOTS, 2 * consume),
-            is_power_of_two=consume == 1,
             names=(producer[0], consumer[0]),
         )
 

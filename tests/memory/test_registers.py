@@ -10,10 +10,8 @@ from memory.registers import (
     Deadlock,
     RateEdge,
     RatesError,
-    SlotBudgetError,
     StuckActor,
     choose_slots,
-    min_slots,
     play_period,
     repetition_vector,
 )
@@ -96,8 +94,7 @@ def test_rates_are_refused_exactly_where_an_actor_would_never_fire(rows):
     else:
         with pytest.raises(RatesError) as caught:
             repetition_vector(4, edges)
-        bad = edges[caught.value.edge]
-        assert (bad.produce, bad.consume) == (caught.value.produce, caught.value.consume)
+        assert caught.value.edge < len(edges)
 
 
 def short_edges(deadlock):
@@ -122,7 +119,7 @@ def test_a_rates_error_names_the_edge_and_both_rates():
         "firings of actor 1 per firing of actor 0, but the other edges demand 1; "
         "change a rate on one of them"
     )
-    assert (caught.value.edge, caught.value.produce, caught.value.consume) == (1, 3, 2)
+    assert caught.value.edge == 1
 
 
 @pytest.mark.parametrize(
@@ -201,10 +198,6 @@ def test_an_accumulation_with_too_few_slots_names_the_edge_that_needs_more():
     )
     assert short_edges(deadlock) == (0,)
     assert deadlock.cycle_edges == (0, 0)
-    assert str(deadlock) == (
-        "deadlock: actor 0 waits for free slots on edge 0 (needs 1, has 0); "
-        "actor 1 waits for tokens on edge 0 (needs 4, has 3)"
-    )
 
 
 def test_a_loop_without_an_initial_token_waits_for_tokens_only():
@@ -242,43 +235,22 @@ def test_a_game_that_cannot_be_played_is_refused(edges, repetitions, message):
         play_period(2, edges, repetitions)
 
 
-@pytest.mark.parametrize("produce", range(1, 7))
-@pytest.mark.parametrize("consume", range(1, 7))
-def test_min_slots_is_the_smallest_number_that_completes_a_period(produce, consume):
-    for initial in range(15):
-        repetitions = repetition_vector(2, [edge(0, 1, produce, consume)])
-        completes = [
-            n
-            for n in range(initial, 40)
-            if not any(play_naively(2, [RateEdge(0, 1, produce, consume, n, initial)], repetitions))
-        ]
-        assert min_slots(produce, consume, initial) == completes[0]
+def choose(consume=1, producer_ns=10.0, consumer_ns=10.0, **options):
+    given_options = {"size_bytes": 1, "budget_bytes": 1 << 30, "most": 16}
+    return choose_slots(consume, producer_ns, consumer_ns, **(given_options | options))
 
 
-def test_min_slots_refuses_rates_below_one():
-    with pytest.raises(ValueError, match="got 0, 1 and 0"):
-        min_slots(0, 1)
-
-
-def choose(produce=1, consume=1, producer_ns=10.0, consumer_ns=10.0, **options):
-    given_options = {"is_same_stream": False, "size_bytes": 1, "budget_bytes": 1 << 30}
-    return choose_slots(produce, consume, producer_ns, consumer_ns, **(given_options | options))
-
-
-def test_inside_a_stream_one_set_of_tokens_suffices():
-    assert choose(is_same_stream=True) == (1, "1: one stream, nothing overlaps")
-    assert choose(1, 4, is_same_stream=True)[0] == 4
-
-
-def test_across_streams_slots_are_doubled():
+def test_slots_are_doubled_so_that_both_ends_overlap():
     assert choose(names=("io", "compute")) == (2, "2: io overlaps compute")
-    assert choose(1, 4)[0] == 8
+    assert choose(4)[0] == 8
 
 
-def test_latency_keeps_more_slots_under_way():
-    count, reason = choose(latency_ns=25.0)
-    assert count == 5  # (10 + 25 + 10) / 10, rounded up
-    assert reason == "5: producer overlaps consumer, latency keeps that many under way"
+def test_latency_keeps_more_slots_under_way_in_powers_of_two_up_to_a_limit():
+    reason = "4: producer overlaps consumer, latency keeps that many under way"
+    assert choose(latency_ns=25.0) == (4, reason)  # (10 + 25 + 10) / 10, rounded up, and down
+    assert choose(4, latency_ns=100.0)[0] == 12  # no power of two where several are read
+    assert choose(latency_ns=1e6)[0] == 16
+    assert choose(12, latency_ns=1e6)[0] == 24
 
 
 def test_a_free_pair_of_actors_still_gets_two_slots():
@@ -289,53 +261,26 @@ def test_a_tight_budget_gives_up_the_overlap_and_says_so():
     count, reason = choose(size_bytes=800 << 20, budget_bytes=1 << 30)
     assert count == 1
     assert reason == "1: no overlap, the budget of 1.0 GiB holds no more than 1"
-
-
-def test_slots_that_help_nobody_are_not_taken():
-    # Rates 4:4 gain nothing from slots 5, 6 and 7.
-    assert choose(4, 4, budget_bytes=7)[0] == 4
-    assert choose(1, 4, budget_bytes=7) == (
-        7,
-        "7: less overlap, the budget of 7 B holds no more than 7",
-    )
-
-
-def test_a_budget_below_the_least_slots_is_refused_with_both_sizes():
-    with pytest.raises(SlotBudgetError) as caught:
-        choose(1, 4, size_bytes=1 << 30, budget_bytes=2 << 30)
-    assert str(caught.value) == (
-        "rates 1:4 need 4 slots of 1.0 GiB, 4.0 GiB in all, but the budget is 2.0 GiB"
-    )
+    reason = "7: less overlap, the budget of 7 B holds no more than 7"
+    assert choose(4, budget_bytes=7) == (7, reason)
 
 
 @given(
     st.integers(1, 6),
-    st.integers(1, 6),
     st.floats(0, 1e9),
     st.floats(0, 1e9),
-    st.booleans(),
     st.integers(0, 50),
     st.integers(0, 2000),
 )
 def test_slots_stay_within_the_budget_and_always_complete_a_period(
-    produce, consume, producer_ns, consumer_ns, is_same_stream, size_bytes, budget_bytes
+    consume, producer_ns, consumer_ns, size_bytes, budget_bytes
 ):
-    try:
-        count, reason = choose_slots(
-            produce,
-            consume,
-            producer_ns,
-            consumer_ns,
-            is_same_stream=is_same_stream,
-            size_bytes=size_bytes,
-            budget_bytes=budget_bytes,
-        )
-    except SlotBudgetError:
-        assert min_slots(produce, consume) * size_bytes > budget_bytes
-        return
-    assert count * size_bytes <= budget_bytes
+    count, reason = choose(
+        consume, producer_ns, consumer_ns, size_bytes=size_bytes, budget_bytes=budget_bytes
+    )
+    assert count * size_bytes <= max(budget_bytes, consume * size_bytes)
     assert reason.startswith(f"{count}: ")
-    edges = [RateEdge(0, 1, produce, consume, count)]
+    edges = [RateEdge(0, 1, 1, consume, count)]
     assert play_period(2, edges, repetition_vector(2, edges)) is None
 
 
