@@ -15,7 +15,7 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 16_660,
-    "actors": 21_400,
+    "actors": 21_200,
     "compiler": 17_880,
     "memory": 3_750,
     "tests": 46_900,

@@ -49,7 +49,6 @@ from actors.kernels.native.launch import (
     address,
     native_launch,
 )
-from actors.kernels.native.matmul import product_work
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
@@ -161,17 +160,10 @@ class _NativeSteps:
         return (*own, *held_pieces(self.region))
 
     def work(self) -> Work:
-        """Return the work of all chunks, each taken for one like the first."""
-        region, chunks, work = self.region, self.region.chunks(), Work(0.0)
-        for step in region.steps:
-            if step.kind is StepKind.PROGRAM:
-                made = made_of_step(step)
-                work = work.then(program_work(made.program, region.rows, region.columns))
-            elif step.kind in PRODUCTS:
-                gemm, _ = self._gemm(step, *chunks[0])
-                products = () if gemm is None else product_work(gemm).products
-                each = tuple([replace(p, count=p.count * len(chunks)) for p in products])
-                work = work.then(Work(float(len(chunks)), products=each))
+        """Return the work of all chunks."""
+        region, work = self.region, self.bound.products_work()
+        for step in _programs(region):
+            work = work.then(program_work(made_of_step(step).program, region.rows, region.columns))
         return work
 
     def launch(self, step: Step, first: int, last: int) -> NativeLaunch:

@@ -21,9 +21,10 @@ from actors.kernels.codegen.programs import Made, made_of
 from actors.kernels.codegen.spaces import row_strides
 from actors.kernels.kernel import Attrs, Operand, Operands
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
+from actors.kernels.work import CALLS_PER_PRODUCT, MatrixProduct, Work, item_weight
 from actors.protocol import Array, Arrays
 from compiler.fusion.program import Kind
-from compiler.fusion.region import Region, Step, StepKind, check_region
+from compiler.fusion.region import PRODUCTS, Region, Step, StepKind, check_region
 from compiler.types import contiguous_strides, numpy_dtype
 
 
@@ -167,6 +168,17 @@ class RegionArrays:
         left, right = [self.rows(v, first, last) for v in step.reads]
         extents = (left.shape[1], right.shape[1])
         return left.T, right, self.arrays[step.makes[0]].reshape(extents)
+
+    def products_work(self) -> Work:
+        """Return the work of all products, every chunk taken for one like the first."""
+        chunks = self.region.chunks()
+        steps = [step for step in self.region.steps if step.kind in PRODUCTS]
+        calls = [self.product(step, *chunks[0]) for step in steps]
+        products = [
+            MatrixProduct(item_weight(a.itemsize) * len(chunks), len(a), b.shape[1], len(b))
+            for a, b, _ in calls
+        ]
+        return Work(float(CALLS_PER_PRODUCT * len(chunks) * len(calls)), products=tuple(products))
 
 
 def shared_bytes(

@@ -11,6 +11,7 @@ product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twic
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -46,11 +47,8 @@ from actors.kernels.kernel import (
 )
 from actors.kernels.scratch import Piece
 from actors.kernels.work import (
-    CALLS_PER_PRODUCT,
     BytePass,
-    MatrixProduct,
     Work,
-    item_weight,
     over_blocks,
 )
 from actors.protocol import Array, Arrays, Launch
@@ -89,7 +87,9 @@ class NumpyRegionKernel:
         _, pairs = steps.shared_bytes()
         pairs = tuple([(out, x) for out, x in pairs if inputs[x].is_dense])
         size = scratch.size_bytes(pieces)
-        return cost.needs(inputs, outputs, _work(steps.region, inputs), size, pairs)
+        return cost.needs(
+            inputs, outputs, _work(steps.bound, inputs[0].dtype.itemsize), size, pairs
+        )
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the checks of indices, then the steps of every chunk."""
@@ -269,24 +269,18 @@ class _NumpySteps:
         ]
 
 
-def _work(region: Region, inputs: Operands) -> Work:
+def _work(bound: RegionArrays, itemsize: int) -> Work:
     """Return passes over all of a wide value, and the products of every chunk."""
-    chunks, item = len(region.chunks()), inputs[0].dtype.itemsize
-    work = Work(0.0)
+    region, work = bound.region, bound.products_work()
+    passes: Counter[BytePass] = Counter()
     for step in region.steps:
-        program = step.program
-        if program is not None:
-            kinds = [program.kind_of(v) for v in range(program.num_values)]
-            passes = {BytePass.PLAIN: kinds.count(Kind.FULL)}
-            own = over_blocks(region.rows * region.columns, item, passes)
+        if step.program is not None:
+            kinds = [step.program.kind_of(v) for v in range(step.program.num_values)]
+            passes[BytePass.PLAIN] += kinds.count(Kind.FULL)
         elif step.kind is StepKind.COLUMN_SUM:
-            own = over_blocks(region.rows * region.columns, item, {BytePass.SIMPLE: 1})
-        else:
-            k, n = [region.columns if region.is_wide(v) else inputs[v].shape[1] for v in step.reads]
-            product = MatrixProduct(item_weight(item) * chunks, region.chunk_rows, n, k)
-            own = Work(float(CALLS_PER_PRODUCT * chunks), products=(product,))
-        work = work.then(own)
-    return work
+            passes[BytePass.SIMPLE] += 1
+    swept = {sort: float(count) for sort, count in passes.items()}
+    return work.then(over_blocks(region.rows * region.columns, itemsize, swept))
 
 
 REGION_KERNELS = (NumpyRegionKernel(),)
