@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.program import Kind
@@ -21,7 +22,7 @@ from compiler.graph import Graph, Node
 from compiler.lowering.storage import assign_storage
 from compiler.ops.fused import FUSED, fused_attrs
 from compiler.ops.shape import COPY
-from compiler.registry import Layout, runs_as
+from compiler.registry import Layout, Op, Types, runs_as
 from compiler.types import TensorType, ValueId
 
 
@@ -37,20 +38,21 @@ def update_programs(graph: Graph) -> Graph:
         elif runs_as.get(node.op) == FUSED.name:
             copies, inputs = _in_rows(node, layout, types)
             own = tuple([types[v] for v in inputs])
-            nodes += [*copies, replace(node, inputs=inputs, attrs=_attrs(node, own, own[0]))]
+            nodes += [*copies, replace(node, inputs=inputs, attrs=_attrs(node.op, own, node.attrs))]
         else:  # the gradient of a table is made row by row, and lies as the table
             table, _, _, *rest = [types[v] for v in node.inputs]
-            nodes.append(replace(node, attrs=_attrs(node, (table, table, *rest), table)))
+            nodes.append(replace(node, attrs=_attrs(node.op, (table, table, *rest), node.attrs)))
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
-def _attrs(node: Node, operands: tuple[TensorType, ...], variable: TensorType) -> Attrs:
-    """Return what a fused kernel of the update has as attributes."""
-    found, shape = update.get(node.op), variable.shape
+@lru_cache(maxsize=4096)  # layers repeat, and share what they are alike in
+def _attrs(op: Op, operands: Types, attrs: Attrs) -> Attrs:
+    """Return what a fused kernel of the update has as attributes, and its own."""
+    found, shape = update.get(op), operands[0].shape
     space = Space(math.prod(shape[:-1]), math.prod(shape[-1:]))
-    program = found.program_for(operands, node.attrs)
-    own = fused_attrs(program, space, (shape,) * len(node.outputs), (node.op.name,))
-    return Attrs({**node.attrs, **own})
+    program = found.program_for(operands, attrs)
+    own = fused_attrs(program, space, (shape,) * len(found.over), (op.name,))
+    return Attrs({**attrs, **own})
 
 
 def _in_rows(

@@ -138,7 +138,7 @@ def update_op(
     writes.register(op, over, where)
     can_skip.register(op, skippable, where)
     runs_as.register(op, FUSED.name, where)
-    infer_type.register(op, infer, where)
+    infer_type.register(op, lru_cache(maxsize=1024)(infer), where)
     reference.register(op, run, where)
     cost.register(op, work, where)
     return op
