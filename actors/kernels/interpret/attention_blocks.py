@@ -12,6 +12,7 @@ of each group's own save these copies, and no time that a whole step shows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,6 @@ import numpy as np
 
 from actors.kernels import scratch
 from actors.kernels.attributes import flag
-from actors.kernels.interpret.blocks import num_elements
 from actors.kernels.kernel import Attrs, Operands
 from actors.kernels.work import (
     CALLS_PER_PRODUCT,
@@ -100,7 +100,7 @@ def extents_of(
     attrs: Attrs, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
 ) -> BlockExtents:
     """Return the extents of a call from the shapes of q, k and v."""
-    return BlockExtents(num_elements(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
+    return BlockExtents(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
 
 
 def block_extents(length: int, width: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ are added up in their own type: what n equal ids lose then is about n / 10 round
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +21,7 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
 from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_pieces
-from actors.kernels.interpret.blocks import cut, num_elements, rows_per_block
+from actors.kernels.interpret.blocks import cut, rows_per_block
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
@@ -168,7 +169,7 @@ def _grad_pieces(
 ) -> tuple[Piece, ...]:
     """Return ids, extremes, starts of rows, positions within rows, places, a block, the table."""
     elements = min(num_ids, _block_rows(columns, dtype.itemsize)) * columns
-    is_small = num_elements(table) * WIDE.itemsize <= WIDE_TABLE_BYTES
+    is_small = math.prod(table) * WIDE.itemsize <= WIDE_TABLE_BYTES
     is_wide = dtype != WIDE and is_small and num_ids > 0
     return (
         *index_pieces(num_ids),

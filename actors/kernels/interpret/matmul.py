@@ -13,14 +13,15 @@ every call into that form with views, or with copies into planned scratch:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from actors.kernels import cost, scratch
+from actors.kernels.axes import Axis, walk
 from actors.kernels.interpret.bfloat16 import has_bfloat16
-from actors.kernels.interpret.blocks import num_elements
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
@@ -87,7 +88,7 @@ def arrange(a: Window, b: Window, out: Window) -> Arrangement:
         a, b, out = b.transposed, a.transposed, out.transposed
     a, b, out = _joined(_plain(a), _plain(b), _plain(out))
     uses_blas = a.dtype.name in _BLAS
-    is_batch = num_elements(out.shape[:-2]) > 1
+    is_batch = math.prod(out.shape[:-2]) > 1
     is_slow_b = is_batch and not b.is_row_major and b.shape[-2] * b.shape[-1] <= SMALL_MATRIX
     return Arrangement(
         a,
@@ -111,7 +112,7 @@ def _plain(window: Window) -> Window:
 
 def _joined(a: Window, b: Window, out: Window) -> tuple[Window, Window, Window]:
     """Join a batch of a with its rows when b is one matrix and the strides allow."""
-    if num_elements(b.shape[:-2]) != 1 or len(out.shape) == 2 or len(a.shape) != len(out.shape):
+    if math.prod(b.shape[:-2]) != 1 or len(out.shape) == 2 or len(a.shape) != len(out.shape):
         return a, b, out
     rows, rows_out = _merged_rows(a), _merged_rows(out)
     if a.shape[:-1] != out.shape[:-1] or rows is None or rows_out is None:
@@ -121,16 +122,13 @@ def _joined(a: Window, b: Window, out: Window) -> tuple[Window, Window, Window]:
 
 
 def _merged_rows(window: Window) -> Window | None:
-    extent, stride = 1, window.strides[-1]
-    for n, step in zip(reversed(window.shape[:-1]), reversed(window.strides[:-1]), strict=True):
-        if n == 1:
-            continue
-        if extent > 1 and step != stride * extent:
-            return None
-        if extent == 1:
-            stride = step
-        extent *= n
-    return replace(window, shape=(extent, window.shape[-1]), strides=(stride, window.strides[-1]))
+    """Return the window as one matrix, or None where its rows do not lie evenly."""
+    axes = walk(window.shape[:-1], (window.strides[:-1],), in_order=True)
+    if len(axes) > 1:
+        return None
+    (rows,) = axes or (Axis(1, window.strides[-1:]),)
+    strides = (*rows.steps, window.strides[-1])
+    return replace(window, shape=(rows.extent, window.shape[-1]), strides=strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class MatmulKernel:
 def _work(plan: Arrangement) -> Work:
     """Return the products and the copies of what is packed."""
     shape, k, dtype = plan.out.shape, plan.a.shape[-1], plan.out.dtype
-    batch = num_elements(shape[:-2])
+    batch = math.prod(shape[:-2])
     if dtype.name in _BLAS:
         product = MatrixProduct(batch * item_weight(dtype.itemsize), shape[-2], shape[-1], k)
         passes = tuple([(BytePass.STRIDED, float(piece.size_bytes)) for piece in plan.pieces])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,7 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import flag, integers
 from actors.kernels.interpret.bfloat16 import has_bfloat16
-from actors.kernels.interpret.blocks import cut, num_elements
+from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
@@ -57,7 +58,7 @@ class NumpyReduce:
             out = out[(*[0 if axis in axes else slice(None) for axis in range(x.ndim)], ...)]
         (totals,) = scratch.carve(workspace, self._pieces(out.size, x.dtype))
         kept = [axis for axis in range(x.ndim) if axis not in axes]
-        terms = np.array(num_elements(tuple([x.shape[axis] for axis in axes])), WIDE)
+        terms = np.array(math.prod(tuple([x.shape[axis] for axis in axes])), WIDE)
         function = np.maximum if self.op == "max" else np.add
         calls: list[Launch] = []
         for rows, result in cut((x.transpose(*kept, *axes), out), len(kept), _RESULTS):

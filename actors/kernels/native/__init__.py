@@ -21,7 +21,7 @@ tuning         which library is the fastest for a shape: measured once, or a fix
 matmul         the kernels, one per library
 
 Everything else, each beside its C file: attention, embedding, reduce and
-movement (copy.c), with axes and chunks, which say how a walk over tensors is cut.
+movement (copy.c), with chunks, which says how a walk over tensors is cut.
 
 runtime.c has the pool and the chain runner; runtime.h is what every other C file includes;
 af_math.h has the functions of one float, sums.h sums in a fixed order, tiles.h and packing.h the

@@ -12,10 +12,10 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
+from actors.kernels.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.indices import INDEX, checked
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.native.launch import Explain, Word, address, native_launch
 from actors.kernels.scratch import Piece
 from actors.kernels.work import NATIVE_CALLS, BytePass, Work
@@ -164,7 +164,7 @@ def ids_words(ids: Array) -> list[Word]:
     return [address(ids), _INTEGERS.index(ids.dtype.name), ids.size, *columns_of(axes, 1)]
 
 
-def rows_words(dy: Array) -> list[Word]:
+def rows_words(dy: Array) -> list[int]:
     """Return the places of the rows of a tensor as embedding.c has them."""
     return columns_of(walk(dy.shape[:-1], (dy.strides[:-1],), in_order=True), 1)
 

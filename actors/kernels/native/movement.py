@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.kernels import cost
+from actors.kernels.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
 from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Array, Arrays, Launch

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from actors.kernels import cost
 from actors.kernels.attributes import integers
+from actors.kernels.axes import Axis, walk
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.axes import Axis, walk
 from actors.kernels.native.launch import Word, address, native_launch
 from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Arrays, Launch

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.kernels.native.launch import Word
 from actors.protocol import Array
 
 MAX_OUTER = 6
@@ -62,14 +61,14 @@ def walk_arrays(*arrays: Array, in_order: bool) -> tuple[Axis, ...]:
     return walk(arrays[0].shape, [array.strides for array in arrays], in_order=in_order)
 
 
-def columns_of(axes: Sequence[Axis], num_operands: int, size: int = MAX_OUTER) -> list[Word]:
+def columns_of(axes: Sequence[Axis], num_operands: int, size: int = MAX_OUTER) -> list[int]:
     """Return the number of axes, their extents, and each operand's steps, padded to `size`.
 
     The form in which C has them: `int64_t num, extents[size], steps[size]...`.
     """
     columns = [[axis.extent for axis in axes]]
     columns += [[axis.steps[operand] for axis in axes] for operand in range(num_operands)]
-    words: list[Word] = [len(axes)]
+    words = [len(axes)]
     for column in columns:
         words += [*column, *[0] * (size - len(axes))]
     return words

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.native.axes import Axis, columns_of, walk
+from actors.kernels.axes import Axis, columns_of, walk
 from actors.kernels.native.chunks import CHUNK_BYTES, MAX_CHUNKS, units_per_chunk
 
 
