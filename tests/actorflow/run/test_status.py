@@ -18,7 +18,7 @@ def statistics(elapsed_ns, busy_ns, firings):
     actor = ActorStatistics(
         "step", "compute", firings, busy_ns, 0, (Waits("input", "batch", 3), Waits("self", "", 1))
     )
-    return Statistics(elapsed_ns, (actor,), (StreamStatistics("compute", busy_ns, 0),), ())
+    return Statistics(elapsed_ns, (actor,), (StreamStatistics("compute", busy_ns, 0),))
 
 
 class Run:
