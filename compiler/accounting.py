@@ -58,8 +58,8 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     host port if a source makes it or a sink reads it, and else a value between chains.
     """
     roles = {plan.views[v.view].register: v.role for v in plan.variables}
-    scratch = _workspaces(plan.actors)
-    workspaces = {plan.views[view].register for view in scratch}
+    launches = [launch for actor in plan.actors for launch in actor.launches]
+    workspaces = {plan.views[x.workspace].register for x in launches if x.workspace is not None}
     staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
     ported = _registers_of(plan.actors, *PORTED)
     found: list[Share] = []
@@ -128,15 +128,6 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
         peak_workspace_bytes=int(sizes[is_workspace & is_live].sum()),
         text=text,
     )
-
-
-def _workspaces(actors: tuple[Actor, ...]) -> list[int]:
-    return [
-        launch.workspace
-        for actor in actors
-        for launch in actor.launches
-        if launch.workspace is not None
-    ]
 
 
 def _snapshots(plan: Plan) -> list[Actor]:

@@ -124,7 +124,7 @@ def assign_buffers(
     `fixed` are roots with bytes of their own elsewhere (of sources, or in registers between
     actors): they get no buffer and are never shared.
     """
-    last_use = _last_uses(storage, drafts)
+    last_use = last_uses(storage, drafts)
     of_root: dict[ValueId, int] = {}
     roots: list[ValueId] = []
     starts: list[int] = []
@@ -151,7 +151,8 @@ def assign_buffers(
     return Buffers(buffers, of_root)
 
 
-def _last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:
+def last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:
+    """Return the last launch that reads each root, or a view on it."""
     last: dict[ValueId, int] = {}
     for index, draft in enumerate(drafts):
         for value in draft.node.inputs:

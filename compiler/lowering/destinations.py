@@ -20,7 +20,7 @@ import numpy as np
 
 from compiler.attrs import NO_ATTRS
 from compiler.graph import Graph, Node, consumers, new_value
-from compiler.lowering.buffers import LaunchDraft, assign_buffers
+from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses
 from compiler.lowering.chains import ChainDraft
 from compiler.lowering.storage import Storage, call_of
 from compiler.ops.copies import direction
@@ -294,10 +294,8 @@ class _Live:
         buffers = assign_buffers(graph, storage, drafts, kept)
         self._sizes = {root: graph.types[root].size_bytes for root in made}
         self._made_at: dict[ValueId, int] = {}
-        self._last: dict[ValueId, int] = {}
+        self._last = last_uses(storage, drafts)
         for index, draft in enumerate(drafts):
-            for value in draft.node.inputs:
-                self._last[storage.root[value]] = index
             for value in draft.node.outputs:
                 self._made_at.setdefault(storage.root[value], index)
         self._interval = {

@@ -98,20 +98,10 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
         first_rank = max([first_rank, *[end for _, end in spans]])
-        # A link may be far slower than was assumed: nobody waits for the bytes of a collective.
-        spans = [
-            (start, first_rank if chain.stream == COMM_STREAM else end)
-            for chain, (start, end) in zip(formed.chains, spans, strict=True)
-        ]
-        chains += [
-            ChainDraft(
-                chain.launches,
-                chain.stream,
-                is_per_step,
-                span,
-            )
-            for chain, span in zip(formed.chains, spans, strict=True)
-        ]
+        for chain, (start, end) in zip(formed.chains, spans, strict=True):
+            # A link may be far slower than was assumed: nobody waits for bytes of a collective.
+            end = first_rank if chain.stream == COMM_STREAM else end
+            chains.append(ChainDraft(chain.launches, chain.stream, is_per_step, (start, end)))
     placed = place_parts(graph, storage, drafts, chains, target)
     maker, readers = _crossings(placed)
     return StepProgram(
@@ -141,12 +131,7 @@ def _work(
     return LaunchWork(
         tuple([draft.info.duration_ns for draft in drafts]),
         tuple([tuple(dict.fromkeys(row)) for row in before]),
-        tuple(
-            [
-                sum([graph.types[v].size_bytes for v in d.node.inputs]) if _is_comm(d) else 0
-                for d in drafts
-            ]
-        ),
+        tuple([_comm_bytes(graph, draft.node) for draft in drafts]),
         {index: _copy(d.node) for index, d in enumerate(drafts) if direction(d.node)},
     )
 
@@ -171,8 +156,8 @@ def _check_spaces(graph: Graph, storage: Storage) -> None:
             raise InternalError(f"{node.op} at {node.source} reads a value in {where} memory")
 
 
-def _is_comm(draft: LaunchDraft) -> bool:
-    return is_comm.get(draft.node.op)
+def _comm_bytes(graph: Graph, node: Node) -> int:
+    return sum([graph.types[v].size_bytes for v in node.inputs]) if is_comm.get(node.op) else 0
 
 
 def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
