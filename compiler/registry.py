@@ -213,12 +213,6 @@ runs_as = OpAttr[str](
     "what kernels compute it from a program in its attributes; read by targets and proof",
     default="",
 )
-can_skip = OpAttr[bool](
-    "can_skip",
-    "the update takes one more input, `skip` [] int64, after all others: where it is not 0, the"
-    " old values stay, bit by bit; read by the pass that lets broken steps change nothing",
-    default=False,
-)
 is_source = OpAttr[bool](
     "is_source", "the op has no inputs and no launch; read by lowering", default=False
 )

@@ -16,7 +16,7 @@ FUNCTION_LINES = 80
 BUDGET = {
     "actorflow": 16_660,
     "actors": 21_200,
-    "compiler": 17_880,
+    "compiler": 17_750,
     "memory": 3_750,
     "tests": 46_900,
     "benchmarks": 7_300,

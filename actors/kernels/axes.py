@@ -43,19 +43,6 @@ def walk(
     return tuple(joined)
 
 
-def rows_and_columns(
-    shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], item: int, *, in_order: bool
-) -> tuple[Axis, Axis] | None:
-    """Return a walk of two axes at most, that of the last operand in whole elements; else None."""
-    last = len(strides) - 1
-    axes = walk(shape, strides, in_order=in_order)
-    if len(axes) > 2 or any([axis.steps[last] % item for axis in axes]):
-        return None
-    one = Axis(1, (*[0] * last, item))
-    rows, columns = (one, one, *axes)[-2:]
-    return rows, columns
-
-
 def walk_arrays(*arrays: Array, in_order: bool) -> tuple[Axis, ...]:
     """Return the walk over arrays of one shape."""
     return walk(arrays[0].shape, [array.strides for array in arrays], in_order=in_order)

@@ -37,7 +37,6 @@ from compiler.registry import (
     Op,
     OpAttr,
     OpTypeError,
-    can_skip,
     cost,
     define,
     infer_type,
@@ -136,7 +135,6 @@ def update_op(
 
     update.register(op, found, where)
     writes.register(op, over, where)
-    can_skip.register(op, skippable, where)
     runs_as.register(op, FUSED.name, where)
     infer_type.register(op, lru_cache(maxsize=1024)(infer), where)
     reference.register(op, run, where)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.errors import CompileError
+from compiler.fusion.updates import update
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.non_finite import NON_FINITE
@@ -29,7 +30,7 @@ from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, COUNT, INCREMENT
 from compiler.options import SKIPPED
-from compiler.registry import can_skip, writes
+from compiler.registry import writes
 from compiler.types import DType, Phase, ValueId
 
 _COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
@@ -45,10 +46,10 @@ def run(graph: Graph) -> Graph:
     if not updates:
         return graph
     for node in updates:
-        if not can_skip.get(node.op):
+        if not update.has(node.op):
             raise CompileError(
                 f"{node.source}: on_nan='skip' drops a step's updates, and {node.op} cannot be"
-                " dropped: give it the input `skip` and register it in the column can_skip"
+                " dropped: define it by its program (`compiler.fusion.updates`)"
             )
     if any([output.name == SKIPPED for output in graph.outputs]):
         raise CompileError(

@@ -132,6 +132,6 @@ def test_an_output_of_the_same_name_is_refused(sketch):
 
 def test_an_update_that_cannot_be_dropped_is_refused(sketch, monkeypatch):
     job = Job(sketch)
-    monkeypatch.setattr(skip_updates.can_skip, "_cells", {})
+    monkeypatch.setattr(skip_updates.update, "_cells", {})
     with pytest.raises(CompileError, match="sgd_update cannot be dropped"):
         skip_updates.run(job.graph)

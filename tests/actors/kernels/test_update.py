@@ -37,32 +37,6 @@ def tensors(count, shape, dtype, seed=1):
     return [np.asarray(rng.standard_normal(shape)).astype(dtype) for _ in range(count)]
 
 
-def adamw(p, g, m, v, lr, step):
-    t = step + 1
-    p = p - lr * 0.1 * p
-    m, v = 0.9 * m + (1 - 0.9) * g, 0.95 * v + (1 - 0.95) * g * g
-    mhat, vhat = m / (1 - 0.9**t), v / (1 - 0.95**t)
-    return p - lr * mhat / (np.sqrt(vhat) + 1e-8), m, v
-
-
-@every_path
-@pytest.mark.parametrize("shape", SHAPES)
-def test_adamw_in_place_reads_rate_and_step_at_every_launch(shape, path, dtype, harness, pieces):
-    p, m, v = tensors(3, shape, dtype)
-    np.abs(v, out=v)
-    g, lr, step = np.zeros_like(p), np.array(0, dtype), np.array(0, np.int64)
-    want = [x.astype(np.float64) for x in (p, m, v)]
-    launch, _, _ = harness.bind("adamw_update", ADAMW, (p, g, m, v, lr, step), (p, m, v))
-    for now in range(4):
-        g[...] = tensors(1, shape, dtype, seed=2 + now)[0]
-        lr[...], step[...] = 0.01 * (now + 1), now
-        launch()
-        want = adamw(want[0], g.astype(np.float64), *want[1:], float(lr), now)
-    for got, expected in zip((p, m, v), want, strict=True):
-        tolerance = 1e-5 if dtype == "float32" else 1e-12
-        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
-
-
 @every_path
 def test_a_rule_that_reads_old_state_after_the_new_one_is_right_in_place(path, dtype, harness):
     p, g, m = tensors(3, (70, 150), dtype)
