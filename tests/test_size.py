@@ -17,7 +17,7 @@ BUDGET = {
     "actorflow": 16_660,
     "actors": 21_200,
     "compiler": 17_750,
-    "memory": 3_750,
+    "memory": 3_600,
     "tests": 46_900,
     "benchmarks": 7_300,
 }

@@ -73,7 +73,7 @@ class _RecomputeSearch:
             missed = self.trials.arena_bytes(choice) - budget
             if missed <= 0:
                 return choice, _noted(self.trials, self.base, choice, found)
-            # Not less than what was asked for: a plan of fewer bytes would come back as it is.
+            # Less than it planned with: for a little less room the same plan would come back.
             room = found.peak_bytes - missed
         return self._smallest()
 

@@ -84,29 +84,6 @@ class Problem:
         return tuple(range(len(self.ops)))
 
 
-def check_sequence(problem: Problem, sequence: Sequence[int]) -> None:
-    """Check that a sequence computes what the problem's own order computes. O(E).
-
-    Raises:
-        ValueError: an op that is not forward is missing, repeated or out of order; a forward op is
-            missing; or a buffer is read before it is written.
-    """
-    others = [i for i in sequence if i >= problem.num_forward]
-    if others != list(range(problem.num_forward, len(problem.ops))):
-        raise ValueError("expected every op that is not forward once, in the problem's order")
-    is_written = [False] * len(problem.size_bytes)
-    has_run = [False] * len(problem.ops)
-    for step, i in enumerate(sequence):
-        has_run[i] = True
-        for b in problem.ops[i].reads:
-            if not is_written[b]:
-                raise ValueError(f"step {step} (op {i}) reads buffer {b} before it is written")
-        for b in problem.ops[i].writes:
-            is_written[b] = True
-    if not all(has_run):
-        raise ValueError(f"op {has_run.index(False)} never runs")
-
-
 def without_idle_runs(problem: Problem, sequence: Sequence[int]) -> tuple[int, ...]:
     """Leave out forward runs whose every buffer is made again before anyone reads it. O(E).
 

@@ -1,4 +1,4 @@
-"""The exact bytes and time of a sequence: the judge of every recomputation plan.
+"""The exact bytes of a sequence: who lives from when to when, before anything is placed.
 
 A forward op that runs makes a new *version* of its buffers, live from that step until its last
 read; a read means the latest version. Buffers of other ops have one version, from the first write
@@ -30,17 +30,8 @@ class Versions:
     donor: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a sequence costs: its most live bytes, the first step with them, and its time."""
-
-    peak_bytes: int
-    peak_step: int
-    duration: float
-
-
 def make_versions(problem: Problem, sequence: Sequence[int]) -> Versions:
-    """Return the versions of a legal sequence (`check_sequence`). O(E)."""
+    """Return the versions of a sequence that writes each buffer before it reads it. O(E)."""
     latest = [-1] * len(problem.size_bytes)
     buffer: list[int] = []
     lower: list[int] = []
@@ -86,31 +77,6 @@ def _donors(
             donor[new] = given
             has_given[given] = True
     return donor
-
-
-def live_bytes_by_step(problem: Problem, sequence: Sequence[int]) -> IntArray:
-    """Return the bytes live at each step of a legal sequence, scratch included. O(E)."""
-    versions = make_versions(problem, sequence)
-    size = np.array(problem.size_bytes, np.int64)[list(versions.buffer)]
-    change = np.zeros(len(sequence) + 1, np.int64)
-    np.add.at(change, np.array(versions.lower, np.int64), size)
-    np.subtract.at(change, np.array(versions.upper, np.int64), size)
-    live = np.cumsum(change)[:-1]
-    live += np.array([problem.ops[i].temp_bytes for i in sequence], np.int64)
-    for v, donor in enumerate(versions.donor):
-        if donor >= 0:
-            live[versions.lower[v]] -= size[v]
-    return live
-
-
-def simulate(problem: Problem, sequence: Sequence[int]) -> Usage:
-    """Return what a legal sequence costs. O(E)."""
-    if not sequence:
-        return Usage(0, 0, 0.0)
-    live = live_bytes_by_step(problem, sequence)
-    step = int(live.argmax())
-    duration = sum([problem.ops[i].duration for i in sequence])
-    return Usage(int(live[step]), step, duration)
 
 
 def buffer_intervals(

@@ -1,6 +1,19 @@
-"""Random recomputation problems."""
+"""Random recomputation problems, and the judges of sequences: their order, bytes and time."""
+
+from typing import NamedTuple
+
+import numpy as np
 
 from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.simulate import make_versions
+
+
+class Usage(NamedTuple):
+    """The most live bytes of a sequence, the first step with them, and its time."""
+
+    peak_bytes: int
+    peak_step: int
+    duration: float
 
 
 def random_problem(rng, num_forward):
@@ -36,3 +49,51 @@ def random_problem(rng, num_forward):
         ops = tuple(sorted(reads))
         others.append(ProblemOp(ops, (gradient,), rng.choice([0, 0, 5]), rng.randint(1, 9), pairs))
     return Problem((*forward, *others), tuple(sizes), num_forward)
+
+
+def check_sequence(problem, sequence):
+    """Check that a sequence computes what the problem's own order computes. O(E).
+
+    Raises:
+        ValueError: an op that is not forward is missing, repeated or out of order; a forward op is
+            missing; or a buffer is read before it is written.
+    """
+    others = [i for i in sequence if i >= problem.num_forward]
+    if others != list(range(problem.num_forward, len(problem.ops))):
+        raise ValueError("expected every op that is not forward once, in the problem's order")
+    is_written = [False] * len(problem.size_bytes)
+    has_run = [False] * len(problem.ops)
+    for step, i in enumerate(sequence):
+        has_run[i] = True
+        for b in problem.ops[i].reads:
+            if not is_written[b]:
+                raise ValueError(f"step {step} (op {i}) reads buffer {b} before it is written")
+        for b in problem.ops[i].writes:
+            is_written[b] = True
+    if not all(has_run):
+        raise ValueError(f"op {has_run.index(False)} never runs")
+
+
+def live_bytes_by_step(problem, sequence):
+    """Return the bytes live at each step of a legal sequence, scratch included. O(E)."""
+    versions = make_versions(problem, sequence)
+    size = np.array(problem.size_bytes, np.int64)[list(versions.buffer)]
+    change = np.zeros(len(sequence) + 1, np.int64)
+    np.add.at(change, np.array(versions.lower, np.int64), size)
+    np.subtract.at(change, np.array(versions.upper, np.int64), size)
+    live = np.cumsum(change)[:-1]
+    live += np.array([problem.ops[i].temp_bytes for i in sequence], np.int64)
+    for v, donor in enumerate(versions.donor):
+        if donor >= 0:
+            live[versions.lower[v]] -= size[v]
+    return live
+
+
+def simulate(problem, sequence):
+    """Return what a legal sequence costs. O(E)."""
+    if not sequence:
+        return Usage(0, 0, 0.0)
+    live = live_bytes_by_step(problem, sequence)
+    step = int(live.argmax())
+    duration = sum([problem.ops[i].duration for i in sequence])
+    return Usage(int(live[step]), step, duration)

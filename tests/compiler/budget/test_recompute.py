@@ -7,6 +7,7 @@ import pytest
 from graphs import Target, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import check_sequence, simulate
 
 from compiler.attrs import Attrs
 from compiler.budget import recompute
@@ -29,8 +30,7 @@ from compiler.passes import autodiff, outputs, simplify
 from compiler.passes.check import check
 from compiler.types import Phase
 from memory.offsets import plan_offsets
-from memory.recompute.problem import check_sequence
-from memory.recompute.simulate import buffer_intervals, simulate
+from memory.recompute.simulate import buffer_intervals
 
 ALIGNMENT = 64
 N = 8

@@ -1,11 +1,10 @@
 from random import Random
 
 import pytest
-from problems import random_problem
+from problems import check_sequence, random_problem, simulate
 
 from memory.recompute.blocks import block_checkpointing
-from memory.recompute.problem import Problem, ProblemOp, check_sequence
-from memory.recompute.simulate import simulate
+from memory.recompute.problem import Problem, ProblemOp
 
 
 def step(sizes, forward, backward):

@@ -1,10 +1,10 @@
 from random import Random
 
 import pytest
+from problems import simulate
 
 from memory.recompute.floor import floor_op
 from memory.recompute.problem import Problem, ProblemOp
-from memory.recompute.simulate import simulate
 
 
 def test_the_floor_is_what_an_op_reads_and_writes_with_its_scratch():

@@ -2,10 +2,9 @@
 
 import model_graphs as models
 import pytest
+from problems import check_sequence, simulate
 
 from memory.recompute.planner import Planner
-from memory.recompute.problem import check_sequence
-from memory.recompute.simulate import simulate
 
 
 def test_every_forward_op_has_one_backward_op_of_twice_its_time():

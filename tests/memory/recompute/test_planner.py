@@ -1,9 +1,10 @@
 import pytest
+from problems import check_sequence, simulate
 
 from memory.offsets import plan_offsets
 from memory.recompute.planner import Planner
-from memory.recompute.problem import Problem, ProblemOp, check_sequence
-from memory.recompute.simulate import buffer_intervals, simulate
+from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.simulate import buffer_intervals
 
 
 def network(sizes, *, skip=None, time=1.0):

@@ -1,6 +1,7 @@
 import pytest
+from problems import check_sequence
 
-from memory.recompute.problem import Problem, ProblemOp, check_sequence, without_idle_runs
+from memory.recompute.problem import Problem, ProblemOp, without_idle_runs
 
 # x0 -> x1 -> x2, then the gradient of x2 and that of x1, which reads x1 and x0 again.
 CHAIN = Problem(

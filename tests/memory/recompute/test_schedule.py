@@ -2,11 +2,9 @@ from random import Random
 
 import numpy as np
 import pytest
-from problems import random_problem
+from problems import check_sequence, live_bytes_by_step, random_problem
 
-from memory.recompute.problem import check_sequence
 from memory.recompute.schedule import RecomputeSchedule
-from memory.recompute.simulate import live_bytes_by_step
 
 
 def expected_live(schedule):

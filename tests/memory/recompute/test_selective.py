@@ -6,11 +6,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import check_sequence, simulate
 
 from memory.recompute.floor import floor_op
-from memory.recompute.problem import Problem, ProblemOp, check_sequence
+from memory.recompute.problem import Problem, ProblemOp
 from memory.recompute.selective import Selective
-from memory.recompute.simulate import simulate
 
 
 def training_step(rng, num_forward, *, is_chain=False):

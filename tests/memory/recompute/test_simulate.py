@@ -2,11 +2,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from problems import random_problem
+from problems import check_sequence, live_bytes_by_step, random_problem, simulate
 
 from memory.liveness import lower_bound
-from memory.recompute.problem import Problem, ProblemOp, check_sequence
-from memory.recompute.simulate import buffer_intervals, live_bytes_by_step, make_versions, simulate
+from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.simulate import buffer_intervals, make_versions
 
 
 def random_sequence(rng, problem):
