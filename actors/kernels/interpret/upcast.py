@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,8 @@ class WidenedKernel:
         for x in inputs:
             if _is_low(x):
                 copy = next(copies)
-                own = tuple([slice(n) for n in copy.shape])
+                # With the dots: x[()] would be a number, and no view on one.
+                own: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
                 calls += widening(x[own], copy)
                 wide_inputs.append(np.broadcast_to(copy, x.shape))
             else:
