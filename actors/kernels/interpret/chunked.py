@@ -11,6 +11,7 @@ product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twic
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -35,11 +36,13 @@ from actors.kernels.indices import checked, index_pieces
 from actors.kernels.interpret.bfloat16 import has_bfloat16
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.fused import NumpyFusedKernel
+from actors.kernels.interpret.matmul import Window, merged_rows
 from actors.kernels.interpret.steps import BYTE
 from actors.kernels.interpret.sums import WIDE, column_sums
 from actors.kernels.kernel import (
     Attrs,
     KernelNeeds,
+    Operand,
     Operands,
     Workspace,
     in_sequence,
@@ -75,9 +78,9 @@ class NumpyRegionKernel:
     op: str = "region"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every region on operands whose rows are evenly spaced, with dense outputs."""
+        """Take every region on operands whose rows are evenly spaced."""
         region = _widened_region(region_of(attrs, "region"))
-        if has_bfloat16((*inputs, *outputs)) or not all([x.is_dense for x in outputs]):
+        if has_bfloat16((*inputs, *outputs)) or not _takes_outputs(region, outputs):
             return None
         check_once(region, tuple([x.type for x in inputs]))
         steps = _planned(_cut(region), unread(inputs), unread(outputs))
@@ -85,7 +88,7 @@ class NumpyRegionKernel:
         if pieces is None:
             return None
         _, pairs = steps.shared_bytes()
-        pairs = tuple([(out, x) for out, x in pairs if inputs[x].is_dense])
+        pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
         size = scratch.size_bytes(pieces)
         return cost.needs(
             inputs, outputs, _work(steps.bound, inputs[0].dtype.itemsize), size, pairs
@@ -102,6 +105,28 @@ class NumpyRegionKernel:
         count = len(held_pieces(region, over))
         bound = RegionArrays(region, inputs, outputs, tuple(own[:count]), over)
         return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
+
+
+def _takes_outputs(region: Region, outputs: Operands) -> bool:
+    """Whether all outputs are dense, or are made by rows that lie evenly apart.
+
+    Others numpy would see as a matrix only in a copy.
+    """
+    by_rows = [StepKind.PROGRAM, StepKind.PRODUCT]
+    made = {value for step in region.steps if step.kind in by_rows for value in step.makes}
+    return all(
+        [
+            x.is_dense or (value in made and _lies_by_rows(x, region.rows))
+            for value, x in enumerate(outputs, region.first_output)
+        ]
+    )
+
+
+def _lies_by_rows(out: Operand, rows: int) -> bool:
+    if len(out.shape) < 2 or math.prod(out.shape[:-1]) != rows:
+        return False
+    window = merged_rows(Window(out.shape, out.strides_bytes, out.dtype))
+    return window is not None and window.is_row_major
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,9 +199,21 @@ class _NumpySteps:
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
         """Return what may lie where an output will be: wide values, and pairs (output, input)."""
         programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
-        needs = [self._program_needs(step, *self.region.chunks()[0]) for step in programs]
-        pairs = [() if found is None else found.in_place for found in needs]
+        pairs = [self._in_place(step, *self.region.chunks()[0]) for step in programs]
         return shared_bytes(self.region, zip(programs, pairs, strict=True))
+
+    def _in_place(self, step: Step, first: int, last: int) -> tuple[tuple[int, int], ...]:
+        """Return the outputs of a program with what each may lie over, rows apart or not.
+
+        Of two values in one place the rows are the same: it is asked as if they lay densely.
+        """
+        made = [
+            unread(tuple([Piece(x.shape, x.dtype) for x in arrays]))
+            for arrays in self._operands(step, first, last)
+        ]
+        inputs, outputs = [operands_of(x) for x in made]
+        found = _FUSED.query(self._attrs(step, last - first), inputs, outputs)
+        return () if found is None else found.in_place
 
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""

@@ -114,14 +114,14 @@ def _joined(a: Window, b: Window, out: Window) -> tuple[Window, Window, Window]:
     """Join a batch of a with its rows when b is one matrix and the strides allow."""
     if math.prod(b.shape[:-2]) != 1 or len(out.shape) == 2 or len(a.shape) != len(out.shape):
         return a, b, out
-    rows, rows_out = _merged_rows(a), _merged_rows(out)
+    rows, rows_out = merged_rows(a), merged_rows(out)
     if a.shape[:-1] != out.shape[:-1] or rows is None or rows_out is None:
         return a, b, out
     matrix = replace(b, shape=b.shape[-2:], strides=b.strides[-2:])
     return rows, matrix, rows_out
 
 
-def _merged_rows(window: Window) -> Window | None:
+def merged_rows(window: Window) -> Window | None:
     """Return the window as one matrix, or None where its rows do not lie evenly."""
     axes = walk(window.shape[:-1], (window.strides[:-1],), in_order=True)
     if len(axes) > 1:
