@@ -117,7 +117,7 @@ def update_op(
         return made
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
-        given = [np.asarray(array) for array in arrays[: len(numbers)]]
+        given = _of_one_width([np.asarray(array) for array in arrays[: len(numbers)]])
         if any([skip != 0 for skip in arrays[len(numbers) :]]):
             return tuple([given[old].copy() for _, old in over])
         if "program" in attrs:
@@ -140,6 +140,12 @@ def update_op(
     reference.register(op, run, where)
     cost.register(op, work, where)
     return op
+
+
+def _of_one_width(arrays: list[Array]) -> list[Array]:
+    """Return arrays whose floats are all as wide as the widest: a walk in float64 mixes them."""
+    floats = [a.dtype for a in arrays if a.dtype.kind == "f"]
+    return [a.astype(max(floats)) if a.dtype in floats else a for a in arrays]
 
 
 @lru_cache(maxsize=1024)
