@@ -151,7 +151,7 @@ def test_bytes_given_away_before_their_last_reader_are_found(
     graph = sketch.b.freeze()
     options = CompileOptions("job", is_training=False)
     compile_graph(graph, fake_target, options)
-    monkeypatch.setattr("compiler.lowering.buffers._last_uses", first_uses)
+    monkeypatch.setattr("compiler.lowering.buffers.last_uses", first_uses)
     with pytest.raises(InternalError, match=r"\(matmul, .*reads register .* for version"):
         compile_graph(graph, fake_target, options)
 

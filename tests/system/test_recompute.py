@@ -164,7 +164,7 @@ def test_more_budget_never_costs_more_time():
 
 def test_a_budget_costs_one_lowering_more(monkeypatch):
     """The planner's bytes and those beside them are what the plan takes: the first one fits."""
-    free = arena(make_job().compile(GPT(), tokens()))
+    free = arena(freely("gpt")[0])
     lowered = []
 
     def counted(*args):
@@ -172,7 +172,7 @@ def test_a_budget_costs_one_lowering_more(monkeypatch):
         return lower(*args)
 
     monkeypatch.setattr("compiler.pipeline.lower", counted)
-    plan = make_job(memory_budget=int(0.8 * free)).compile(GPT(), tokens())
+    plan = make_job(memory_budget=int(0.8 * free)).compile(TokenGPT(), tokens())
     assert (len(lowered), plan.recomputation[0].method) == (2, "selective")
 
 
