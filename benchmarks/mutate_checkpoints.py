@@ -33,12 +33,14 @@ import numpy as np
 import xxhash
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "shared"))
+
+from disks import LogFs
 
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.checkpoint.testing import LogFs
 from actorflow.run.saving import start_from
 from compiler.errors import ActorflowError
 from compiler.plan import Plan

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import LogFs
 
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.checkpoint.testing import LogFs
 
 FACTS = {
     "seed": 7,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import LogFs
 
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.checkpoint.manifest import decode, encode
 from actorflow.checkpoint.shard import FileEntry, ShardSpec
-from actorflow.checkpoint.testing import LogFs
 
 RUN = Path("/disk/run")
 FILES = ["manifest.json", "model-00001.safetensors", "optim-00001.safetensors"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import FaultFs, LogFs
 
 from actorflow.checkpoint.errors import (
     CheckpointDamaged,
@@ -14,7 +15,6 @@ from actorflow.checkpoint.errors import (
     NoValidCheckpoint,
 )
 from actorflow.checkpoint.fs import Fs
-from actorflow.checkpoint.testing import FaultFs, LogFs
 
 RUN = Path("/disk/run")
 CODES = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES]

@@ -3,9 +3,9 @@ import os
 import stat
 
 import pytest
+from disks import LogFs
 
 from actorflow.checkpoint.fs import Fs, is_safe_name, remove_tree
-from actorflow.checkpoint.testing import LogFs
 
 BAD_NAMES = [
     "..", ".", "", "../x", "/etc/passwd", "x/y", "x\0y", "Model.safetensors", "a" * 200,

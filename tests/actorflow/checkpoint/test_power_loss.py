@@ -11,9 +11,9 @@ from random import Random
 
 import numpy as np
 import pytest
+from disks import LogFs, Mark
 
 from actorflow.checkpoint.errors import CheckpointError
-from actorflow.checkpoint.testing import LogFs, Mark
 
 DROPS = (0.0, 0.1, 0.5, 0.9, 1.0)
 RUN = Path("/disk/run")

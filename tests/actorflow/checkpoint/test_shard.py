@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import LogFs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -18,7 +19,6 @@ from actorflow.checkpoint.shard import (
     tensor_hash,
     write_shard,
 )
-from actorflow.checkpoint.testing import LogFs
 
 DTYPES = sorted(FORMAT_DTYPES)
 
