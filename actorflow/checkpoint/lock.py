@@ -60,11 +60,12 @@ class WriterLock:
         if self._owner_pid != os.getpid():
             what = f"this process was forked from the writer, process {self._owner_pid}"
             raise CheckpointLockLost(self._directory, what)
+        # Looked for first and told last: a lock that is gone with its directory was not removed.
+        lock = self._found(self._path)
         directory = self._found(self._directory)
         if directory != self._directory_id:
             what = "the directory was " + ("moved or removed" if directory is None else "replaced")
             raise CheckpointLockLost(self._directory, what)
-        lock = self._found(self._path)
         if lock != self._lock_id:
             what = f"its {LOCK_NAME} was " + ("removed" if lock is None else "replaced")
             raise CheckpointLockLost(self._directory, what)

@@ -90,6 +90,28 @@ def test_what_is_lost_in_the_middle_of_a_save_is_noticed_as_such(make_run, tmp_p
     assert not (tmp_path / "run" / "step-0000000002").exists()
 
 
+@pytest.mark.parametrize("looks", [1, 2, 3])
+def test_a_lock_that_is_gone_with_its_directory_was_not_removed(make_run, tmp_path, looks):
+    class Moving(Fs):
+        left = -1
+
+        def stat(self, path):
+            found = super().stat(path)
+            self.left -= 1
+            if self.left == 0:
+                move_away(run.directory)
+                run.directory.mkdir()
+            return found
+
+    fs = Moving()
+    run = make_run(fs, tmp_path / "run")
+    with run.manager:
+        run.save(1)
+        fs.left = looks
+        with pytest.raises(CheckpointLockLost, match="the directory was replaced"):
+            run.save(2)
+
+
 def test_a_directory_put_back_is_written_again(real_run):
     with real_run.manager:
         real_run.save(1)
