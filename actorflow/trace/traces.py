@@ -26,6 +26,7 @@ from actorflow.trace.signature import Identity, ModelSignature, difference
 from actorflow.trace.tracer import find_source, source_of
 from actorflow.trace.walk import read_job
 from compiler.errors import CompileError
+from compiler.gc_pause import collector_paused
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.types import TensorType
@@ -110,7 +111,8 @@ class Traces:
 
     def _watch(self, model: Module, spec: Spec) -> tuple[Graph, Called]:
         """Return the graph of a new trace, and the functions that it has called."""
-        with calls_watched() as called:
+        # A generator that the collector finds is run to be closed, and would count as called.
+        with collector_paused(), calls_watched() as called:
             graph = self._trace(model, spec)
         return graph, called or {}
 

@@ -1,6 +1,8 @@
 """What cannot be compared is said once, with the line of the user."""
 
+import gc
 import inspect
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -91,6 +93,24 @@ def test_what_is_never_named_by_the_code_is_not_said(program, model_text, output
     module = program(model_text("x * self.w", init=unread))
     outputs(module.run, module.model)
     assert said() == []
+
+
+def test_nothing_is_collected_while_calls_are_watched(program, model_text, monkeypatch):
+    """A generator that the collector closes runs for that, and would count as called."""
+    states = []
+
+    @contextmanager
+    def watched():
+        states.append(gc.isenabled())
+        yield {}
+        states.append(gc.isenabled())
+
+    monkeypatch.setattr("actorflow.trace.traces.calls_watched", watched)
+    module = program(model_text("x * self.w"))
+    module.run.step(module.model, X)
+    module.run.close(module.model)
+    assert set(states) == {False}
+    assert gc.isenabled()
 
 
 def test_a_change_at_every_step_that_changes_nothing_is_named(program, model_text, said):
