@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Graph, Node, Write, consumers
+from compiler.graph import Graph, Node, Write, consumers, new_value
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
@@ -268,7 +268,6 @@ class _StateCopies:
 
     def _append(self, copy: Node, bucket: int) -> ValueId:
         """Append a copy of one bucket; return its value, which has the type of its input."""
-        value = ValueId(len(self._types))
-        self._types.append(self._types[copy.inputs[0]])
+        value = new_value(self._types, self._types[copy.inputs[0]])
         self._nodes.append(replace(copy, outputs=(value,), attrs=Attrs({"bucket": bucket})))
         return value

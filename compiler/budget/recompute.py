@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import LaunchDraft, may_share_bytes
 from compiler.lowering.order import place_views, sort_launches
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values
@@ -213,5 +213,4 @@ class _Repetition:
         return self._views[key]
 
     def _new_value(self, like: ValueId) -> ValueId:
-        self.types.append(self.graph.types[like])
-        return ValueId(len(self.types) - 1)
+        return new_value(self.types, self.graph.types[like])

@@ -24,7 +24,7 @@ from itertools import pairwise
 from compiler.attrs import Attrs
 from compiler.budget.offload import fill_buckets
 from compiler.errors import CompileError
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import LaunchTimes, launch_times
@@ -228,7 +228,6 @@ class _SpillCopies:
 
     def _append(self, node: Node, attrs: Attrs, like: ValueId | None = None) -> ValueId:
         """Append a node; return its value, of the type of its input or `like` another."""
-        value = ValueId(len(self._types))
-        self._types.append(self._types[node.inputs[0] if like is None else like])
+        value = new_value(self._types, self._types[node.inputs[0] if like is None else like])
         self._nodes.append(replace(node, outputs=(value,), attrs=attrs))
         return value

@@ -6,7 +6,7 @@
 A language model's logits are its largest tensor: 8,192 rows of 50,257 float32 are 1.6 GB, and as
 much again for their gradient. Such a value is taken where a product makes it, and only fused
 programs that work row by row, and products, read it and what is computed of it in its width. A
-value that a job returns, or that anything else reads (an accuracy), has to exist. Small ones stay.
+value that a job returns, or that anything else reads, has to exist. Small ones stay.
 
 Where nothing between the first step and the last needs a result of the region, as the gradient of a
 loss times a constant does not, all is one region and every product is made once. Else those steps

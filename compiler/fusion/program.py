@@ -34,6 +34,11 @@ Place = Annotated[int, Bounds(0, (1 << 31) - 1)]
 Repeats = Annotated[int, Bounds(1, 1 << 48)]
 
 
+GRADIENT = 1
+"""The place of the gradient among the operands of an optimizer's update. In that of picked rows
+their gradient and their ids stand for it."""
+
+
 class Kind(Enum):
     """How a value lies in the space."""
 

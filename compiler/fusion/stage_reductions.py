@@ -96,9 +96,9 @@ def _over_last_axis(node: Node, types: list[TensorType]) -> list[Node]:
     if all([n == 1 for n in x.shape[axis + 1 :]]):
         return [node]
     perm = (*[own for own in range(x.rank) if own != axis], axis)
-    turned, places = ValueId(len(types)), ValueId(len(types) + 1)
     shape = tuple([x.shape[own] for own in perm])
-    types += [TensorType(x.dtype, shape), TensorType(DType.INT64, shape[:-1])]
+    turned = new_value(types, TensorType(x.dtype, shape))
+    places = new_value(types, TensorType(DType.INT64, shape[:-1]))
     over = Attrs({"axis": x.rank - 1, "keepdims": False})
     as_wanted = Attrs({"shape": types[node.outputs[0]].shape})
     return [

@@ -18,7 +18,7 @@ from compiler.attrs import NO_ATTRS, Attrs
 from compiler.fusion.program import Kind
 from compiler.fusion.spaces import Space, row_stride
 from compiler.fusion.updates import update
-from compiler.graph import Graph, Node
+from compiler.graph import Graph, Node, new_value
 from compiler.lowering.storage import assign_storage
 from compiler.ops.fused import FUSED, fused_attrs
 from compiler.ops.shape import COPY
@@ -66,8 +66,7 @@ def _in_rows(
         type_ = types[value]
         strides = tuple([step // type_.dtype.itemsize for step in layout[value].strides_bytes])
         if type_.shape and row_stride(Kind.FULL, columns, type_.shape, strides) is None:
-            made = ValueId(len(types))
-            types.append(type_)
+            made = new_value(types, type_)
             copies.append(replace(node, op=COPY, inputs=(value,), outputs=(made,), attrs=NO_ATTRS))
             value = made
         inputs.append(value)

@@ -46,9 +46,6 @@ from compiler.registry import (
 )
 from compiler.types import DType
 
-GRADIENT = 1
-"""The place of the gradient among the operands of an optimizer's update."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:

@@ -9,7 +9,8 @@ they have no gradient.
 from __future__ import annotations
 
 from compiler.attrs import Attrs
-from compiler.fusion.updates import GRADIENT, update
+from compiler.fusion.program import GRADIENT
+from compiler.fusion.updates import update
 from compiler.ops.embedding import sums_by_id
 from compiler.ops.indices import check_indices
 from compiler.ops.signature import (

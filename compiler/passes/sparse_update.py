@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.fusion.updates import GRADIENT, keeps_rows, update
+from compiler.fusion.program import GRADIENT
+from compiler.fusion.updates import keeps_rows, update
 from compiler.graph import Graph, Node, sole_readers
 from compiler.ops.embedding import EMBEDDING_GRAD
 from compiler.ops.sparse_update import update_of_rows

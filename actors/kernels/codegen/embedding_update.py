@@ -37,10 +37,7 @@ from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
 from actors.kernels.work import NATIVE_CALLS, BytePass, Work
 from actors.protocol import Arrays
-from compiler.fusion.program import Kind
-
-_GRADIENT = 1
-"""The place of the gradient among the operands of the dense update: dy and ids stand for it."""
+from compiler.fusion.program import GRADIENT, Kind
 
 _MOST_WORDS = 128
 """As MOST_WORDS in embedding.c."""
@@ -107,7 +104,7 @@ class EmbeddingUpdateKernel:
             *[address(piece) for piece in chains],
             *(_num_slots(ids.size), 0),
             *(runtime.address_of(function, "_rows"), ctypes.addressof(block), len(block)),
-            *(words.operand(_GRADIENT), address(sums), sums.shape[1] * sums.itemsize),
+            *(words.operand(GRADIENT), address(sums), sums.shape[1] * sums.itemsize),
         ]
         where = runtime.address_in("embedding.c", "af_embedding_update")
         keep = (inputs, outputs, sums, *chains, block, kept)
@@ -126,7 +123,7 @@ def _space(made: Made, rows: int, columns: int) -> LoopSpace:
     program = made.program
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
     strides = [columns if kind is Kind.FULL else 0 for kind in kinds]
-    strides[_GRADIENT] = 0
+    strides[GRADIENT] = 0
     return LoopSpace(rows, columns, tuple(strides), Chunks(max(rows, 1), 1, columns, 0))
 
 

@@ -26,11 +26,10 @@ from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
+from compiler.fusion.program import GRADIENT
 from compiler.types import contiguous_strides
 
 _GRADIENT, _UPDATE = EmbeddingGradKernel(), NumpyFusedKernel()
-_PLACE = 1
-"""The place of the gradient among the operands of the dense update: dy and ids stand for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class NumpyEmbeddingUpdate:
         gradient, update = found
         return KernelNeeds(
             scratch.size_bytes(_pieces(inputs[0], found)),
-            tuple([(out, i + (i > _PLACE)) for out, i in update.in_place if i != _PLACE]),
+            tuple([(out, i + (i > GRADIENT)) for out, i in update.in_place if i != GRADIENT]),
             gradient.duration_ns + update.duration_ns,
             (gradient.work or Work()).then(update.work or Work()),
         )
