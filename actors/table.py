@@ -126,7 +126,7 @@ class MachineTable:
             edges,
             sources=[a.id for a in plan.actors if a.kind is ActorKind.SOURCE],
             flushed=[a.id for a in plan.actors if a.is_flushed],
-            detached=[a.id for a in plan.actors if plan.streams[a.stream].is_host_thread],
+            detached=[a.id for a in plan.actors if plan.streams[a.stream].has_thread],
             streams=[a.stream for a in plan.actors],
         )
 

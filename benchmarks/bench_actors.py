@@ -33,7 +33,7 @@ from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
 from benchmarks import bench_machine
-from compiler.placement import HOST
+from compiler.placement import HOST, StreamRole
 from compiler.plan import Actor, ActorKind, Plan, Port, Register, RegisterKind, SourceLine, Stream
 from compiler.types import ActorId, RegisterId, StreamId
 
@@ -135,7 +135,7 @@ def bench_firing() -> list[str]:
 
 def bench_hop(steps: int = 20_000) -> list[str]:
     """A source and a sink on threads of their own with one slot between: four hops per step."""
-    streams = tuple([Stream(StreamId(i), HOST, f"s{i}", True) for i in range(2)])
+    streams = tuple([Stream(StreamId(i), HOST, StreamRole.PORT, 0, f"s{i}") for i in range(2)])
     register = Register(RegisterId(0), "r", RegisterKind.CONTROL, 0, 0, 1, (0,), (0, 1), "")
     port = (Port(RegisterId(0), 1),)
     actors = (

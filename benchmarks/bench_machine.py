@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.load import load
 from actors.loop import Loop
-from compiler.placement import HOST
+from compiler.placement import HOST, StreamRole
 from compiler.plan import (
     Actor,
     ActorKind,
@@ -55,7 +55,7 @@ def nothing():
 def chain_plan(num_actors: int, num_launches: int) -> Plan:
     """A source, compute actors and a sink in a row, all on the dispatcher's thread."""
     launch = Launch("empty", "empty", (), (), (), None, "", 0, 0.0)
-    stream = Stream(StreamId(0), HOST, "compute", False)
+    stream = Stream(StreamId(0), HOST, StreamRole.COMPUTE, 0, "compute")
     registers = tuple(
         [
             Register(RegisterId(i), f"r{i}", RegisterKind.CONTROL, 0, 0, 1, (0,), (0, 1), "")

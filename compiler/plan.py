@@ -35,12 +35,12 @@ import compiler.fusion.region  # noqa: F401  # the structures that a plan's attr
 from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.labels import launch_label, made_of
-from compiler.placement import Device
+from compiler.placement import Device, DeviceKind, Memory, Place, StreamRole
 from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
 from compiler.rows import Bounds, from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
 
-PLAN_FORMAT = 4
+PLAN_FORMAT = 5
 _MAGIC = "actorflow-plan"
 
 
@@ -73,27 +73,41 @@ class RegisterKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An order of execution on a device.
-
-    `is_host_thread`: it is a thread of its own, for blocking host work.
-    """
+    """An order of execution on a device; `index` counts those of one role there."""
 
     id: StreamId
     device: Device
+    role: StreamRole
+    index: Index
     name: str
-    is_host_thread: bool
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether its firings run on a thread of their own.
+
+        A device's streams are fed by the dispatcher; on the host a stream is a thread, but for the
+        first that computes: where it is the only one, the dispatcher runs it itself.
+        """
+        is_first = self.role is StreamRole.COMPUTE and self.index == 0
+        return self.device.kind is DeviceKind.HOST and not is_first
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One block of memory, allocated at load.
+    """One block of memory of a device, allocated at load.
 
     Every offset of its registers is a multiple of `alignment`.
     """
 
     device: Device
+    memory: Memory
     size_bytes: Bytes
     alignment: Annotated[int, Bounds(1, 1 << 20)]
+
+    @property
+    def place(self) -> Place:
+        """Where its registers lie."""
+        return Place(self.device, self.memory)
 
 
 @dataclass(frozen=True, slots=True)

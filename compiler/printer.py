@@ -23,7 +23,7 @@ def summarise(plan: Plan) -> list[str]:
     ]
     for actor in plan.actors:
         stream = plan.streams[actor.stream]
-        place = "own thread" if stream.is_host_thread else f"stream {stream.name}"
+        place = "own thread" if stream.has_thread else f"stream {stream.name}"
         work = f", {len(actor.launches)} launches" if actor.launches else ""
         reads = " + ".join(_port(plan, p.register, p.rate) for p in actor.inputs)
         makes = " + ".join(_port(plan, p.register, p.rate) for p in actor.outputs)
@@ -58,7 +58,7 @@ def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     rest = account.peak_bytes - sum([size for _, size in shown])
     parts = [f"{name} {format_bytes(size)}" for name, size in [*shown, ("others", rest)] if size]
     is_beside = arena is not plan.arenas[0]
-    name = f"host memory beside {arena.device}" if is_beside else f"arena {arena.device}"
+    name = str(arena.place) if is_beside else f"arena {arena.device}"
     lines = [f"{name}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
     launches = chain_launches(plan)
     if account.peak_launch < len(launches) and not is_beside:

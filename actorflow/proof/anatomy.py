@@ -59,7 +59,7 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
         wanted = _KINDS.get(actor.name)
         if actor.kind is not wanted and (wanted is not None or actor.kind in PORTED):
             raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
-        if actor.kind in PORTED and not plan.streams[actor.stream].is_host_thread:
+        if actor.kind in PORTED and not plan.streams[actor.stream].has_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
         if actor.name != "data" and not actor.inputs:
             raise PlanFormatError(f"actor {actor.name!r} waits for nothing, so it would never end")

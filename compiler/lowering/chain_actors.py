@@ -19,15 +19,16 @@ from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import direction
+from compiler.placement import PINNED, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 
 BOUND = {
-    COMM_STREAM: ("comm", "all_reduce", ActorKind.COMM),
-    H2D_STREAM: ("h2d", "copy_in", ActorKind.COPY),
-    D2H_STREAM: ("d2h", "copy_out", ActorKind.COPY),
+    COMM_STREAM: (StreamRole.COMM, "all_reduce", ActorKind.COMM),
+    H2D_STREAM: (StreamRole.H2D, "copy_in", ActorKind.COPY),
+    D2H_STREAM: (StreamRole.D2H, "copy_out", ActorKind.COPY),
 }
-"""The streams that do not compute: their names, and names and kind of the actors there."""
+"""The streams that do not compute: their roles, and names and kind of the actors there."""
 
 Home = tuple[RegisterId, int]
 """Where a root lives: a register, and bytes from its beginning."""
@@ -70,11 +71,13 @@ class ChainActors:
     def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
-            BOUND.get(chain.stream, ("", names(chain.is_per_step), ActorKind.COMPUTE))
+            BOUND[chain.stream][1:]
+            if chain.stream in BOUND
+            else (names(chain.is_per_step), ActorKind.COMPUTE)
             for chain in self.program.chains
         ]
-        labels = [label for _, label, _ in bound]
-        for index, (chain, (_, label, kind)) in enumerate(
+        labels = [label for label, _ in bound]
+        for index, (chain, (label, kind)) in enumerate(
             zip(self.program.chains, bound, strict=True)
         ):
             name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
@@ -118,7 +121,7 @@ class ChainActors:
                 size,
                 chains=tuple([self.first_chain + c for c in (maker, *others)]),
                 reason="1: within a step",
-                is_on_host=self.program.chains[maker].stream == D2H_STREAM,
+                place=PINNED if self.program.chains[maker].stream == D2H_STREAM else None,
             )
             self.home.update(
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}

@@ -35,8 +35,9 @@ from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.copies import is_host_variable
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST
+from compiler.placement import HOST, PINNED, StreamRole
 from compiler.plan import (
+    PORTED,
     ActorKind,
     Constant,
     PlainValue,
@@ -98,9 +99,9 @@ class _Lowering:
     credits: set[str] = field(default_factory=set)
 
     def run(self, graph: Graph, evaluation: Graph | None, graph_hash: str) -> Plan:
-        self.plan = PlanBuilder(HOST, self.options.alignment)
+        self.plan = PlanBuilder(HOST.place, self.options.alignment)
         self.actors = ActorGraph(self.plan)
-        self._stream("compute", is_host_thread=False)
+        _ = self._compute  # the first of the plan
         program = make_program(graph, self.target, self.options.num_streams, 0)
         train = self._place_program(program, 0, 0)
         data = self._place_inputs(train, "data", "batch")
@@ -128,21 +129,28 @@ class _Lowering:
 
     # -- streams and state -----------------------------------------------------------------------
 
-    def _stream(self, name: str, *, is_host_thread: bool) -> StreamId:
+    def _stream(self, name: str, role: StreamRole, index: int = 0) -> StreamId:
         if name not in self.streams:
-            self.streams[name] = self.plan.stream(name, is_host_thread=is_host_thread)
+            self.streams[name] = self.plan.stream(name, role, HOST, index)
         return self.streams[name]
+
+    def _port(self, name: str) -> StreamId:
+        """Return a new stream for a source or a sink."""
+        num_ports = sum([actor.kind in PORTED for actor in self.actors.drafts])
+        return self._stream(name, StreamRole.PORT, num_ports)
 
     def _stream_of(self, stream: int) -> StreamId:
         """Return the stream of a chain; a plan's only compute stream needs no thread of its own."""
         if stream == 0:
             return self._compute
-        name, *_ = BOUND.get(stream, (f"compute {stream}",))
-        return self._stream(name, is_host_thread=True)
+        if stream in BOUND:
+            role, *_ = BOUND[stream]
+            return self._stream(role.value, role)
+        return self._stream(f"compute {stream}", StreamRole.COMPUTE, stream)
 
     @property
     def _compute(self) -> StreamId:
-        return self._stream("compute", is_host_thread=False)
+        return self._stream("compute", StreamRole.COMPUTE)
 
     def _place_program(self, program: StepProgram, chain: int, launch: int) -> ChainActors:
         """Return the chains of a program with a home for its variables and constants."""
@@ -171,7 +179,7 @@ class _Lowering:
                 RegisterKind.VARIABLE,
                 type_.size_bytes,
                 reason="state: one slot",
-                is_on_host=is_host_variable(node),
+                place=PINNED if is_host_variable(node) else None,
             )
             self.state[name] = register
             view = self.plan.view(register, type_)
@@ -210,7 +218,7 @@ class _Lowering:
         for node, offset in zip(nodes, offsets, strict=True):
             label = node.attrs.str_("name")
             chains.add_field(label, node.outputs[0], (register, offset), node.source)
-        actor = self.actors.add(source, ActorKind.SOURCE, self._stream(source, is_host_thread=True))
+        actor = self.actors.add(source, ActorKind.SOURCE, self._port(source))
         self.actors.produce(actor, register)
         return actor, register
 
@@ -262,8 +270,7 @@ class _Lowering:
         *,
         is_flushed: bool,
     ) -> int:
-        stream = self._stream(name, is_host_thread=True)
-        sink = self.actors.add(name, ActorKind.SINK, stream, is_flushed=is_flushed)
+        sink = self.actors.add(name, ActorKind.SINK, self._port(name), is_flushed=is_flushed)
         for chain, register in outputs.items():
             self.actors.consume(sink, register, chains.numbers[chain], rate)
         return sink
@@ -360,9 +367,7 @@ class _Lowering:
         staging, launches = stage_variables(chains, self.target)
         self.actors.drafts[snapshot].launches = launches
         self.actors.produce(snapshot, staging)
-        writer = self.actors.add(
-            "checkpoint", ActorKind.SINK, self._stream("checkpoint", is_host_thread=True)
-        )
+        writer = self.actors.add("checkpoint", ActorKind.SINK, self._port("checkpoint"))
         self.actors.consume(writer, staging, snapshot)
 
     def _add_evaluation(

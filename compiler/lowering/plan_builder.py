@@ -9,7 +9,7 @@ from compiler.accounting import account
 from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.lowering.packing import Item, Packing, pack
-from compiler.placement import HOST, Device
+from compiler.placement import HOST, Device, Place, StreamRole
 from compiler.plan import (
     Actor,
     Arena,
@@ -54,21 +54,22 @@ class _RegisterDraft:
     kind: RegisterKind
     item: Item
     reason: str
-    arena: int
+    place: Place
 
 
 class PlanBuilder:
-    """Grow a plan for one device. Ids are dense in order of creation.
+    """Grow a plan. Ids are dense in order of creation.
 
-    Arena 0 is the device's memory; arena 1, which only some plans have, is host memory.
+    There is an arena for each place where a register lies; the first is the one of `place`.
     """
 
-    def __init__(self, device: Device, alignment: int) -> None:
-        self._device = device
+    def __init__(self, place: Place, alignment: int) -> None:
+        self._arenas: dict[Place, int] = {place: 0}
+        self._place = place
         self._alignment = alignment
         self._registers: list[_RegisterDraft] = []
         self._packings: tuple[Packing, ...] = ()
-        self._places: list[tuple[int, ...]] = []
+        self._offsets: list[tuple[int, ...]] = []
         self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
         self._views: list[View] = []
@@ -82,9 +83,11 @@ class PlanBuilder:
         self.joins: list[Join] = []
         self.actors: list[Actor] = []
 
-    def stream(self, name: str, *, is_host_thread: bool) -> StreamId:
-        """Add a stream on the device."""
-        stream = Stream(StreamId(len(self._streams)), self._device, name, is_host_thread)
+    def stream(
+        self, name: str, role: StreamRole, device: Device = HOST, index: int = 0
+    ) -> StreamId:
+        """Add a stream on a device."""
+        stream = Stream(StreamId(len(self._streams)), device, role, index, name)
         self._streams.append(stream)
         return stream.id
 
@@ -98,14 +101,16 @@ class PlanBuilder:
         chains: tuple[int, ...] = (),
         interval: tuple[int, int] | None = None,
         reason: str = "",
-        is_on_host: bool = False,
+        place: Place | None = None,
     ) -> RegisterId:
         """Add a register; see `compiler.lowering.packing.Item` for `chains` and `interval`.
 
-        `is_on_host`: it lies in host memory and not in the device's.
+        `place`: where it lies, by default in the place of the builder.
         """
         item = Item(size_bytes, num_slots, chains, interval)
-        self._registers.append(_RegisterDraft(name, kind, item, reason, int(is_on_host)))
+        at = self._place if place is None else place
+        self._arenas.setdefault(at, len(self._arenas))
+        self._registers.append(_RegisterDraft(name, kind, item, reason, at))
         return RegisterId(len(self._registers) - 1)
 
     def num_slots(self, register: RegisterId) -> int:
@@ -156,21 +161,21 @@ class PlanBuilder:
         return self._sources.setdefault(SourceLine(source.file, source.line), len(self._sources))
 
     def place(self, chains: Sequence[ChainPlace]) -> tuple[tuple[int, int], ...]:
-        """Place every slot of every register in its arena.
+        """Give every slot of every register an offset in its arena.
 
         Returns the pairs of chains that share bytes one after the other. Registers without bytes
         may still be added.
         """
         spans = [chain.span for chain in chains]
-        arenas = [draft.arena for draft in self._registers]
-        self._places = [()] * len(arenas)
+        places = [draft.place for draft in self._registers]
+        self._offsets = [()] * len(places)
         packings: list[Packing] = []
         before: dict[tuple[int, int], None] = {}
-        for arena in range(max(arenas, default=0) + 1):
-            own = [index for index, other in enumerate(arenas) if other == arena]
+        for place in self._arenas:
+            own = [index for index, other in enumerate(places) if other == place]
             packing = pack([self._registers[i].item for i in own], spans, self._alignment)
             for index, offsets in zip(own, packing.offsets, strict=True):
-                self._places[index] = offsets
+                self._offsets[index] = offsets
             before |= dict.fromkeys(packing.before)
             packings.append(packing)
         self._packings = tuple(packings)
@@ -193,8 +198,8 @@ class PlanBuilder:
             streams=tuple(self._streams),
             arenas=tuple(
                 [
-                    Arena(device, packing.peak_bytes, self._alignment)
-                    for device, packing in zip((self._device, HOST), self._packings, strict=False)
+                    Arena(place.device, place.memory, packing.peak_bytes, self._alignment)
+                    for place, packing in zip(self._arenas, self._packings, strict=True)
                 ]
             ),
             registers=tuple([self._placed(index) for index in range(len(self._registers))]),
@@ -220,8 +225,8 @@ class PlanBuilder:
     def _placed(self, index: int) -> Register:
         draft = self._registers[index]
         item = draft.item
-        if index < len(self._places):
-            offsets = self._places[index]
+        if index < len(self._offsets):
+            offsets = self._offsets[index]
         elif item.size_bytes:
             raise InternalError(f"register {draft.name!r} was added after the others were placed")
         else:
@@ -230,7 +235,7 @@ class PlanBuilder:
             RegisterId(index),
             draft.name,
             draft.kind,
-            draft.arena,
+            self._arenas[draft.place],
             item.size_bytes,
             item.num_slots,
             offsets,

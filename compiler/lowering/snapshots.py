@@ -8,6 +8,7 @@ from compiler.ops.copies import is_host_variable
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
+from compiler.placement import PINNED
 from compiler.plan import Field, Launch, RegisterKind
 from compiler.target import Target
 from compiler.types import RegisterId
@@ -40,10 +41,8 @@ def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tu
     offsets, size = plan.stack(types)
     reason = "1: a second snapshot waits until the first is written"
     # What the device shall not hold all the time it shall not hold for a snapshot either.
-    is_on_host = any([is_host_variable(node) for node in nodes])
-    staging = plan.register(
-        "staging", RegisterKind.DATA, size, reason=reason, is_on_host=is_on_host
-    )
+    place = PINNED if any([is_host_variable(node) for node in nodes]) else None
+    staging = plan.register("staging", RegisterKind.DATA, size, reason=reason, place=place)
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):
         info = dense_copy(target, type_)

@@ -13,7 +13,7 @@ from actors.load import load
 from actors.machine import Machine
 from actors.proof.scenario import random_table
 from actors.table import Edge, MachineTable
-from compiler.placement import HOST
+from compiler.placement import HOST, Memory, StreamRole
 from compiler.plan import (
     Actor,
     ActorKind,
@@ -94,7 +94,8 @@ class PlanMaker:
     def actor(self, name, kind, inputs=(), outputs=(), launches=(), **options):
         is_thread = options.pop("is_thread", kind in (ActorKind.SOURCE, ActorKind.SINK))
         stream = StreamId(len(self.streams))
-        self.streams.append(Stream(stream, HOST, name, is_thread))
+        role = StreamRole.PORT if is_thread else StreamRole.COMPUTE
+        self.streams.append(Stream(stream, HOST, role, 0, name))
         self.actors.append(
             Actor(
                 ActorId(len(self.actors)),
@@ -124,7 +125,8 @@ class PlanMaker:
 
     def plan(self, size=None):
         return Plan(
-            "test", tuple(self.streams), (Arena(HOST, self.size if size is None else size, 64),),
+            "test", tuple(self.streams),
+            (Arena(HOST, Memory.HOST, self.size if size is None else size, 64),),
             tuple(self.registers), tuple(self.views), tuple(self.actors), tuple(self.fields),
             tuple(self.variables), tuple(self.constants), tuple(self.sources), (), "", "", (),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from actors.machine import Machine
 from actors.stall import Lack, LackKind, Situation, diagnose
 from actors.table import OUTSIDE, Edge, MachineTable
 from actors.transitions import Message, State, message
-from compiler.placement import HOST
+from compiler.placement import HOST, StreamRole
 from compiler.plan import Actor, ActorKind, Launch, Plan, SourceLine, Stream
 from compiler.types import ActorId, StreamId
 
@@ -29,7 +29,9 @@ def plan_of(table, kinds=None):
         for a, name in enumerate(table.names)
     ]  # fmt: skip
     lines = tuple(SourceLine("train.py", a + 1) for a in range(len(actors)))
-    streams = tuple(Stream(StreamId(s), HOST, f"s{s}", True) for s in sorted(set(table.streams)))
+    streams = tuple(
+        Stream(StreamId(s), HOST, StreamRole.PORT, 0, f"s{s}") for s in sorted(set(table.streams))
+    )
     return Plan("p", streams, (), (), (), tuple(actors), (), (), (), lines, (), "", "", ())
 
 

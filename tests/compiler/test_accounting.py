@@ -15,7 +15,7 @@ from compiler.ops.softmax import SOFTMAX
 from compiler.ops.sources import SCRATCH
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
-from compiler.placement import Device
+from compiler.placement import HOST, Memory, StreamRole
 from compiler.plan import (
     Actor,
     ActorKind,
@@ -32,7 +32,6 @@ from compiler.plan import (
 )
 from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
 
-HOST = Device("host", 0)
 ALIGNMENT = 8
 ROLES = ("parameter", "optimizer", SCRATCH, "counter")
 KINDS = (
@@ -79,8 +78,9 @@ def plans(draw):
             for o in r.offsets_bytes]  # fmt: skip
     slack = draw(st.integers(0, 3)) * ALIGNMENT
     return Plan(
-        "random", (Stream(StreamId(0), HOST, "compute", False),),
-        (Arena(HOST, max(ends, default=0) + slack, ALIGNMENT),), tuple(registers), tuple(views),
+        "random", (Stream(StreamId(0), HOST, StreamRole.COMPUTE, 0, "compute"),),
+        (Arena(HOST, Memory.HOST, max(ends, default=0) + slack, ALIGNMENT),),
+        tuple(registers), tuple(views),
         actors, (), tuple(variables), (), (SourceLine("job.py", 1),), (), "", "", (),
     )  # fmt: skip
 
@@ -189,9 +189,12 @@ def test_the_time_of_intervals_counts_no_copies_of_snapshots(sketch, fake_target
 
 def test_an_empty_plan_has_an_empty_account():
     plan = Plan(
-        "none", (), (Arena(HOST, 0, 64),), (), (), (), (), (), (), (), (), "", "", ()
+        "none", (), (Arena(HOST, Memory.HOST, 0, 64),), (), (), (), (), (), (), (), (), "", "", ()
     )  # fmt: skip
     proven = account(plan, 0, 0, "")
     assert {size for _, size in proven.parts} == {0}
     assert (proven.peak_launch, proven.peak_live_bytes) == (0, 0)
-    assert account(replace(plan, arenas=(Arena(HOST, 64, 64),)), 0, 0, "").unused_bytes == 64
+    assert (
+        account(replace(plan, arenas=(Arena(HOST, Memory.HOST, 64, 64),)), 0, 0, "").unused_bytes
+        == 64
+    )

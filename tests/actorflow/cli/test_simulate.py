@@ -8,6 +8,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.cli import simulate as cli_simulate
 from compiler.errors import CompileError
+from compiler.placement import StreamRole
 from compiler.plan import Actor, ActorKind, Launch, Port, Register, RegisterKind, Stream, View
 from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
 
@@ -46,7 +47,7 @@ def with_all_reduce(plan):
         plan,
         registers=(*plan.registers, register),
         views=(*plan.views, view),
-        streams=(*plan.streams, Stream(stream, plan.streams[0].device, "comm", False)),
+        streams=(*plan.streams, Stream(stream, plan.streams[0].device, StreamRole.COMM, 0, "comm")),
         actors=(*[sending if a is step else a for a in plan.actors], comm),
     )
 

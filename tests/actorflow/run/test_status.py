@@ -8,10 +8,18 @@ import pytest
 
 from actorflow.run.status import ActorStatus, Status, StatusError, StatusWriter, read_status
 from actors.statistics import ActorStatistics, Statistics, StreamStatistics, Waits
-from compiler.placement import HOST
+from compiler.placement import HOST, Memory
 from compiler.plan import Arena, Plan
 
-PLAN = Plan("demo", (), (Arena(HOST, 3000, 64), Arena(HOST, 1000, 64)), *[()] * 8, "", "", ())
+PLAN = Plan(
+    "demo",
+    (),
+    (Arena(HOST, Memory.HOST, 3000, 64), Arena(HOST, Memory.HOST, 1000, 64)),
+    *[()] * 8,
+    "",
+    "",
+    (),
+)
 
 
 def statistics(elapsed_ns, busy_ns, firings):

@@ -254,7 +254,7 @@ def test_copies_are_actors_of_their_own_on_a_stream_for_each_direction():
         for actor in copies(plan, name):
             assert actor.kind is ActorKind.COPY
             assert plan.streams[actor.stream].name == stream
-            assert plan.streams[actor.stream].is_host_thread
+            assert plan.streams[actor.stream].has_thread
             assert [launch.kernel for launch in actor.launches] == ["fake.copy"] * 2
 
 

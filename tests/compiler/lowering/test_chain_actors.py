@@ -197,7 +197,7 @@ def test_collectives_are_actors_of_a_stream_of_their_own_that_updates_wait_for()
 @settings(max_examples=150, deadline=None)
 def test_is_before_is_whether_a_path_of_edges_leads_there(pairs):
     pairs = [(a, b) for a, b in pairs if a < b]
-    actors = ActorGraph(PlanBuilder(HOST, 64))
+    actors = ActorGraph(PlanBuilder(HOST.place, 64))
     for index in range(12):
         actors.add(f"a{index}", ActorKind.COMPUTE, StreamId(0))
     for a, b in pairs:

@@ -14,7 +14,7 @@ def numbered(sketch):
     """Return the builder and the numbers of what has been sketched."""
 
     def make():
-        graph, plan = sketch.b.freeze(), PlanBuilder(HOST, 64)
+        graph, plan = sketch.b.freeze(), PlanBuilder(HOST.place, 64)
         return plan, ValueVersions(graph, assign_storage(graph), plan)
 
     return make

@@ -19,11 +19,11 @@ from actors.loop import Loop
 from actors.machine import Machine
 from actors.table import MachineTable
 from actors.transitions import Message, State
-from compiler.placement import Device
+from compiler.placement import Device, DeviceKind, StreamRole
 from compiler.plan import ActorKind, RegisterKind, Stream
 from compiler.types import StreamId
 
-GPU = Device("simulated", 0)
+GPU = Device(DeviceKind.SIM)
 PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 STEPS = 7
 
@@ -37,8 +37,8 @@ def put_on_device(plan, *, is_apart=False):
         stream = actor.stream
         if is_apart:
             stream = StreamId(len(streams))
-            streams.append(Stream(stream, GPU, f"stream of {actor.name}", False))
-        streams[stream] = replace(streams[stream], device=GPU, is_host_thread=False)
+            streams.append(Stream(stream, GPU, StreamRole.COMPUTE, 0, f"stream of {actor.name}"))
+        streams[stream] = replace(streams[stream], device=GPU)
         actors[actor.id] = replace(actor, stream=stream)
     return replace(plan, streams=tuple(streams), actors=tuple(actors))
 

@@ -11,7 +11,7 @@ from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError
-from compiler.placement import Device
+from compiler.placement import Device, DeviceKind
 
 # -- plans of jobs -------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ def test_release_waits_for_the_device_and_lets_go_of_the_memory(pipeline, fake_k
 
 def test_streams_on_two_devices_are_refused(pipeline, plans):
     plan = pipeline()
-    streams = [replace(s, device=Device("simulated", s.id)) for s in plan.streams]
-    with pytest.raises(InternalError, match=r"streams on simulated:0, simulated:1, .* one device"):
+    streams = [replace(s, device=Device(DeviceKind.SIM, s.id)) for s in plan.streams]
+    with pytest.raises(InternalError, match=r"streams on sim:0, sim:1, .* one device"):
         DevicePlan(
             load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
         )
@@ -173,7 +173,7 @@ def test_streams_on_two_devices_are_refused(pipeline, plans):
 def test_a_source_on_a_device_is_refused_with_the_way_out(pipeline, plans):
     plan = pipeline()
     streams = [replace(s, device=plans.GPU) for s in plan.streams]
-    with pytest.raises(InternalError, match="source 'data' is on stream 'data' of simulated:0"):
+    with pytest.raises(InternalError, match="source 'data' is on stream 'data' of sim:0"):
         DevicePlan(
             load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
         )

@@ -5,7 +5,7 @@ import pytest
 from actors.kernels import cost
 from actors.kernels.cost import REFERENCE
 from actors.kernels.library.recost import GRANULE_BYTES, durations_ns, recost
-from compiler.placement import HOST
+from compiler.placement import HOST, Memory, StreamRole
 from compiler.plan import (
     Actor,
     ActorKind,
@@ -43,7 +43,8 @@ def plan_of(launches, num_views, elements, offsets=None):
         Actor(ActorId(1), "step", ActorKind.COMPUTE, stream, launches, (), (), False, 1.0),
     )
     return Plan(
-        "test", (Stream(stream, HOST, "compute", False),), (Arena(HOST, max(offsets) + size, 64),),
+        "test", (Stream(stream, HOST, StreamRole.COMPUTE, 0, "compute"),),
+        (Arena(HOST, Memory.HOST, max(offsets) + size, 64),),
         registers, views, actors, (), (), (), (SourceLine("a.py", 1),), (), "", "", (),
     )  # fmt: skip
 
