@@ -281,7 +281,7 @@ def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Mayb
         name = str(len(b.nodes))
         return b.one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
 
-    with b.at(node.scope, node.source):
+    with b.beside(node):
         b.emit(node.op, [fed(type_) for type_ in types], node.attrs)
         alone = b.nodes[-1]
         grads = tuple([fed(b.type_of(v)) for v in alone.outputs])

@@ -10,7 +10,7 @@ that every value has exactly one producer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -35,13 +35,17 @@ class SourceLocation:
 
 UNKNOWN_SOURCE = SourceLocation("<unknown>", 0)
 
+UNPLACED = -1
+"""The device of a node that may run on any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """One application of an op. `outputs` are the values it produces, in order.
 
     `after` are values that must exist before the node runs, beyond its inputs: control edges. Only
-    passes that run after `order` set them.
+    passes that run after `order` set them. `device` is a number into the ordered devices of the
+    job, which the graph does not know; UNPLACED until the pass `place` has chosen.
     """
 
     op: Op
@@ -52,11 +56,20 @@ class Node:
     source: SourceLocation
     phase: Phase = Phase.FORWARD
     after: tuple[ValueId, ...] = ()
+    device: int = 0
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""
         return Node(
-            self.op, inputs, outputs, self.attrs, self.scope, self.source, self.phase, self.after
+            self.op,
+            inputs,
+            outputs,
+            self.attrs,
+            self.scope,
+            self.source,
+            self.phase,
+            self.after,
+            self.device,
         )
 
 
@@ -210,18 +223,32 @@ class GraphBuilder:
         self._scope = ""
         self._source = UNKNOWN_SOURCE
         self._phase = Phase.FORWARD
+        self._device = 0
 
     @contextmanager
     def at(
-        self, scope: str, source: SourceLocation, phase: Phase = Phase.FORWARD
+        self, scope: str, source: SourceLocation, phase: Phase = Phase.FORWARD, device: int = 0
     ) -> Iterator[None]:
-        """Give all nodes emitted inside this scope, source and phase."""
-        saved = self._scope, self._source, self._phase
-        self._scope, self._source, self._phase = scope, source, phase
+        """Give all nodes emitted inside this scope, source, phase and device."""
+        saved = self._scope, self._source, self._phase, self._device
+        self._scope, self._source, self._phase, self._device = scope, source, phase, device
         try:
             yield
         finally:
-            self._scope, self._source, self._phase = saved
+            self._scope, self._source, self._phase, self._device = saved
+
+    def beside(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
+        """Give all nodes emitted inside what a node has, perhaps in another phase."""
+        return self.at(node.scope, node.source, phase or node.phase, node.device)
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Give all nodes emitted inside this device, and scope, source and phase as they are."""
+        saved, self._device = self._device, device
+        try:
+            yield
+        finally:
+            self._device = saved
 
     def emit(
         self, op: Op, inputs: Sequence[ValueId], attrs: Attrs | Mapping[str, AttrValue] = NO_ATTRS
@@ -240,14 +267,23 @@ class GraphBuilder:
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))
         self.nodes.append(
-            Node(op, tuple(inputs), outputs, frozen, self._scope, self._source, self._phase)
+            Node(
+                op,
+                tuple(inputs),
+                outputs,
+                frozen,
+                self._scope,
+                self._source,
+                self._phase,
+                device=self._device,
+            )
         )
         return outputs
 
     def copy(
         self, node: Node, inputs: tuple[ValueId, ...], types: Sequence[TensorType]
     ) -> tuple[ValueId, ...]:
-        """Append a node of another graph, with its scope, source and phase, and other inputs.
+        """Append a node of another graph, with all that it has but its inputs.
 
         `types` are those of its outputs there: inputs of the same types give the same. The node
         itself is appended where it has the same ids here, as most of a rewritten graph has.

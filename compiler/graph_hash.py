@@ -16,6 +16,8 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         row: list[object] = [node.op.name, node.inputs, node.outputs, node.attrs.packed]
         if with_sources:
             row += [node.scope, node.source.file, node.source.line]
+        if node.device:
+            row.append(node.device)
         nodes.append(row)
     rules = [(u.op.name, u.variable, u.state, u.scalars, u.attrs.packed) for u in graph.updates]
     body = [

@@ -85,7 +85,7 @@ def _recomputation(note: Recomputation) -> str:
 
 
 def print_graph(graph: Graph) -> list[str]:
-    """Return one line per node: values, op, types, attributes, scope, user line."""
+    """Return one line per node: values, op, types, attributes, device but 0, scope, line."""
     lines = []
     for node in graph.nodes:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
@@ -99,6 +99,8 @@ def print_graph(graph: Graph) -> list[str]:
         shown = f" {attrs}" if attrs else ""
         if node.after:
             shown += f" after {', '.join(f'%{v}' for v in node.after)}"
+        if node.device:
+            shown += f" on device {node.device}"
         lines.append(f"{made} = {op}({read}){shown}  # {node.scope} {node.source}")
     lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
     lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)

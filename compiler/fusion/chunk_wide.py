@@ -266,11 +266,13 @@ def _replaced(
     template = next((n for n in nodes if n.op is FUSED and n.outputs in removed), nodes[0])
     is_backward = any([n.phase is Phase.BACKWARD for n in nodes if n.outputs in removed])
     phase = Phase.BACKWARD if is_backward else Phase.FORWARD
-    with b.at(template.scope, template.source, phase):
+    with b.beside(template, phase):
         region, inputs = make_region(b, nodes, wide, wanted, chunk_rows)
     new_views = b.nodes[len(graph.nodes) :]
     attrs = region_attrs(region, names_of(nodes))
-    node = Node(REGION, inputs, wanted, attrs, template.scope, template.source, phase)
+    node = replace(
+        template, op=REGION, inputs=inputs, outputs=wanted, attrs=attrs, phase=phase, after=()
+    )
     return _placed(replace(graph, types=tuple(b.types)), removed, new_views, node)
 
 

@@ -133,7 +133,7 @@ def _fused_node(
     attrs, places = written[key]
     last = graph.nodes[parts[-1].node]
     inputs = tuple([values[i] for i in places])
-    return Node(FUSED, inputs, outputs, attrs, last.scope, last.source, last.phase, last.after)
+    return replace(last, op=FUSED, inputs=inputs, outputs=outputs, attrs=attrs)
 
 
 def _likeness(

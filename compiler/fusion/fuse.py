@@ -22,8 +22,8 @@ Two nodes of equal depth that read the same tensor also meet, as it is read once
 a matrix product reads it, it joins a cluster of any greater depth that reads the same tensor: what
 it reads comes from smaller depths still, and its readers come after.
 
-A cluster never spans two phases, nor two rates: a value is not made before the phase that asked for
-it, nor more often than it is needed.
+A cluster never spans two phases, two devices, nor two rates: a value is not made before the phase
+that asked for it, nor elsewhere, nor more often than it is needed.
 
 Guarantees: every value that leaves a cluster has the type that it had; no op with an `expand` cell
 is left that a cluster could compute; the order of nodes is topological.
@@ -56,8 +56,8 @@ MAX_FULL_INPUTS = 10
 """Tensors read at once: with the outputs, about what the prefetchers of a core follow."""
 
 
-Sort = tuple[Phase, bool, bool]
-"""What all members have in common: phase, whether they run once a step, whether they are rare."""
+Sort = tuple[Phase, int, bool, bool]
+"""What all members have in common: phase, device, whether they run once a step, and are rare."""
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Clu
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
     rates, waits = needed_per_step(graph), waiting_nodes(members)
-    sorts = [(n.phase, rates[i], members.is_rare(i)) for i, n in enumerate(graph.nodes)]
+    sorts = [(n.phase, n.device, rates[i], members.is_rare(i)) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]

@@ -58,6 +58,8 @@ def _fits(graph: Graph, product: Node, kernel: Node, position: int) -> bool:
     """Whether a kernel may work on a product that is its input at a position."""
     if product.op is not MATMUL or product.phase is not kernel.phase:
         return False
+    if product.device != kernel.device:
+        return False
     shape = graph.types[product.outputs[0]].shape
     if len(shape) != 2 or 0 in shape:
         return False

@@ -270,7 +270,9 @@ class _Decisions:
             self._root.append(self._root[node.outputs[0]])
             self._layout.append(layout)
             inputs[place] = copy
-            single = Node(COPY, (value,), (copy,), NO_ATTRS, node.scope, node.source, node.phase)
+            single = replace(
+                node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS, after=()
+            )
             own.append(LaunchDraft(single, info))
         self._copies[index], self._drafts[index] = own, None
         self._joined[index] = replace(node, inputs=tuple(inputs))

@@ -3,9 +3,9 @@
 Source: Griewank & Walther, Evaluating Derivatives, 2008, ch. 3.
 
 Walks the nodes backwards from the objective; each op's `gradient` column emits ordinary nodes into
-the same graph, with the scope and source of the forward node. Contributions to one value are added
-in the order in which the walk meets them, so the result is deterministic. Then the update rules
-become update nodes.
+the same graph, with the scope, source and device of the forward node. Contributions to one value
+are added where the value was made, in the order in which the walk meets them, so the result is
+deterministic. Then the update rules become update nodes, each on the device of its variable.
 
 A step of several batches divides the objective's own gradient by their number, adds the gradients
 of each up in scratch variables, and updates from those. With several ranks, the gradients that
@@ -43,7 +43,8 @@ def run(graph: Graph) -> Graph:
         _emit_update(b, rule, gradients.get(rule.variable))
     if graph.accumulation is not None:
         batch = graph.accumulation.batch
-        with b.at("optimizer", b.producer_of(batch).source, Phase.UPDATE):
+        counter = b.producer_of(batch)
+        with b.at("optimizer", counter.source, Phase.UPDATE, counter.device):
             b.writes.append(Write(batch, b.one(INCREMENT, batch)))
     b.objective, b.updates, b.accumulation = None, [], None
     return b.freeze()
@@ -58,20 +59,21 @@ def _differentiate(
         return gradients
     producer = graph.nodes[graph.producers()[objective]]
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
-    with b.at(producer.scope, producer.source, Phase.BACKWARD):
+    with b.beside(producer, Phase.BACKWARD):
         gradients[objective] = scalar(b, share, graph.types[objective].dtype)
     for node in reversed(graph.nodes):
         flowing = tuple([gradients.get(v) for v in node.outputs])
         if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
             continue
-        with b.at(node.scope, node.source, Phase.BACKWARD):
+        with b.beside(node, Phase.BACKWARD):
             for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
                 if gradient_value is None or not depends[value]:
                     continue
                 earlier = gradients.get(value)
-                gradients[value] = (
-                    gradient_value if earlier is None else _sum(b, earlier, gradient_value)
-                )
+                if earlier is not None:
+                    with b.on(b.producer_of(value).device):
+                        gradient_value = _sum(b, earlier, gradient_value)
+                gradients[value] = gradient_value
     return gradients
 
 
@@ -116,7 +118,7 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
             " gradient would always be zero. Use it in the loss, remove it, or freeze it with"
             " parameter.freeze()"
         )
-    with b.at("optimizer", variable.source, Phase.UPDATE):
+    with b.at("optimizer", variable.source, Phase.UPDATE, variable.device):
         grad = _collect(b, variable, grad)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)

@@ -54,7 +54,7 @@ def run(graph: Graph) -> Graph:
             continue
         scores = found.get(index)
         if scores is None:
-            with b.at(node.scope, node.source):
+            with b.beside(node):
                 outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
         else:
             outputs = _emit(b, scores, new_id, new_id[node.inputs[1]])
@@ -77,7 +77,8 @@ def _find(graph: Graph) -> dict[int, _Scores]:
         made_by = producers[p]
         if graph.nodes[made_by].op is SOFTMAX and p != v and _is_same_batch(graph, p, v):
             scores = _trace_back(graph, made_by, producers, is_kept)
-            if scores is not None:
+            # One launch runs on one device, and each of these where the user put it.
+            if scores is not None and _is_on_one_device(graph, (index, *scores.nodes)):
                 found[index] = scores
     return found
 
@@ -123,6 +124,10 @@ def _without_factor(
     return None
 
 
+def _is_on_one_device(graph: Graph, nodes: tuple[int, ...]) -> bool:
+    return len({graph.nodes[index].device for index in nodes}) == 1
+
+
 def _is_same_batch(graph: Graph, a: ValueId, b: ValueId) -> bool:
     return graph.types[a].shape[:-2] == graph.types[b].shape[:-2]
 
@@ -133,7 +138,7 @@ def _emit(
     """Emit attention and return y, the one output that the product had."""
     node = scores.softmax
     attrs = {"scale": scores.scale, "causal": node.attrs.bool_("causal")}
-    with b.at(node.scope, node.source):
+    with b.beside(node):
         k = swap_last_axes(b, new_id[scores.k_swapped])
         y, _ = b.emit(ATTENTION, (new_id[scores.q], k, v), attrs)
     return (y,)

@@ -42,7 +42,7 @@ def _with_owned_outputs(graph: Graph) -> Graph:
         owns = storage.root[value] == value and storage.is_launch[producers[value]]
         if not owns or value in taken:
             node = graph.nodes[producers[value]]
-            with b.at(node.scope, node.source, node.phase):
+            with b.beside(node):
                 value = b.one(COPY, value)
         taken.add(value)
         outputs.append(Output(output.name, value))
@@ -67,7 +67,9 @@ def _with_old_values(graph: Graph) -> Graph:
             if value not in copy_of:
                 copy_of[value] = made = new_value(types, graph.types[value])
                 nodes.append(
-                    Node(COPY, (value,), (made,), NO_ATTRS, node.scope, node.source, node.phase)
+                    replace(
+                        node, op=COPY, inputs=(value,), outputs=(made,), attrs=NO_ATTRS, after=()
+                    )
                 )
             inputs[position] = copy_of[value]
         nodes.append(replace(node, inputs=tuple(inputs)))

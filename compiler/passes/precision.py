@@ -140,11 +140,11 @@ class _PrecisionCopy:
 
     def run(self) -> Graph:
         for node, fact in zip(self.graph.nodes, self.widths, strict=True):
-            with self.b.at(node.scope, node.source, node.phase):
+            with self.b.beside(node):
                 self._copy(node, fact)
         for value in self.graph.roots():
             node = self.graph.nodes[self.producers[value]]
-            with self.b.at(node.scope, node.source, node.phase):
+            with self.b.beside(node):
                 self._as(value, DType.FLOAT32)
         return self.b.freeze_as(self.graph, self.wide)
 
@@ -182,13 +182,16 @@ class _PrecisionCopy:
         while known[value] == _UNKNOWN:
             node = self.graph.nodes[self.producers[value]]
             if dtype is DType.FLOAT32 or not self._is_passed(node):
-                known[value] = self._converted(node, other[value], dtype)
+                with self.b.on(node.device):  # all readers share it, on whatever devices
+                    known[value] = self._converted(node, other[value], dtype)
                 break
             passed.append(node)
             value = node.inputs[0]
         made = known[value]
         for node in reversed(passed):
-            made = known[node.outputs[0]] = self.b.one(node.op, made, **node.attrs)
+            with self.b.on(node.device):
+                made = self.b.one(node.op, made, **node.attrs)
+            known[node.outputs[0]] = made
         return made
 
     def _is_passed(self, node: Node) -> bool:

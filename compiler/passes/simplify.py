@@ -10,7 +10,8 @@ the bits of a kernel that approximates, or adds in another order, are not the re
 exception is a power with the constant exponent 1 or 2, which becomes x or its square: these are
 correctly rounded, and a kernel's pow may be a unit in the last place beside them.
 
-Guarantees: no unused node, no two equal pure nodes, no foldable node under FOLD_LIMIT_BYTES.
+Guarantees: no unused node, no two equal pure nodes on one device, no foldable node under
+FOLD_LIMIT_BYTES.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from compiler.types import TensorType, ValueId
 FOLD_LIMIT_BYTES = 1 << 16
 """Larger constants cost more to store and load than to compute."""
 
+_Same = tuple[Op, tuple[ValueId, ...], Attrs, int]
+"""What two nodes have in common that are one: op, inputs, attributes and device."""
 
 MAX_ROUNDS = 8
 """A rewrite may uncover another; real graphs settle in two or three rounds."""
@@ -47,7 +50,7 @@ def run(graph: Graph) -> Graph:
 def _walk(graph: Graph) -> Graph:
     b = GraphBuilder()
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
-    seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]] = {}
+    seen: dict[_Same, tuple[ValueId, ...]] = {}
     for node in needed_nodes(graph):
         inputs = tuple([new_id[v] for v in node.inputs])
         outputs = _replaced(b, node, inputs)
@@ -65,13 +68,13 @@ def _replaced(
 ) -> tuple[ValueId, ...] | None:
     """Return what stands for the outputs of a node by its op's algebra or by folding, or None."""
     if simplify.has(node.op):
-        with b.at(node.scope, node.source, node.phase):
+        with b.beside(node):
             replaced = simplify.get(node.op)(b, node, inputs)
         if replaced is not None:
             return replaced
     if not inputs or any([b.producer_of(v).op is not CONSTANT for v in inputs]):
         return None
-    with b.at(node.scope, node.source, node.phase):
+    with b.beside(node):
         return _fold(b, node, inputs)
 
 
@@ -80,12 +83,12 @@ def _copied(
     node: Node,
     inputs: tuple[ValueId, ...],
     types: list[TensorType],
-    seen: dict[tuple[Op, tuple[ValueId, ...], Attrs], tuple[ValueId, ...]],
+    seen: dict[_Same, tuple[ValueId, ...]],
 ) -> tuple[ValueId, ...]:
     """Copy a node, or find the equal one that was copied before."""
     if writes.get(node.op):
         return b.copy(node, inputs, types)
-    key = (node.op, inputs, node.attrs)
+    key = (node.op, inputs, node.attrs, node.device)
     if key not in seen:
         seen[key] = b.copy(node, inputs, types)
     return seen[key]

@@ -58,7 +58,7 @@ def run(graph: Graph) -> Graph:
         )
     others = tuple([node for node in graph.nodes if not _is_update(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
-    with b.at("optimizer", updates[0].source, Phase.UPDATE):
+    with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
         flag = _flag(b, graph, updates)
         counter = _variable(b, SKIPPED, "counter", DType.INT64)
         b.writes.append(Write(counter, b.one(COUNT, counter, flag)))
@@ -86,7 +86,8 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
     values += sorted(dict.fromkeys(read), key=lambda value: made_by[value])
     flag: tuple[ValueId, ...] = ()
     for value in values:
-        flag = b.emit(NON_FINITE, (value, *flag))
+        with b.on(b.producer_of(value).device):  # the flag goes to the values, not they to it
+            flag = b.emit(NON_FINITE, (value, *flag))
     return flag[0]
 
 
@@ -100,8 +101,9 @@ def _loss_of_step(b: GraphBuilder, loss: ValueId) -> ValueId:
     """Return what is finite if the losses of all batches and ranks of a step are."""
     total = next((node for node in b.nodes if node.op is ACCUMULATE), None)
     if total is not None:
-        of_step = _variable(b, "sum/loss", SCRATCH, b.type_of(loss).dtype)
-        loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
+        with b.on(b.producer_of(loss).device):
+            of_step = _variable(b, "sum/loss", SCRATCH, b.type_of(loss).dtype)
+            loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
         b.writes.append(Write(of_step, loss))
     if b.num_ranks > 1:
         loss = b.one(ALL_REDUCE, loss, num_ranks=b.num_ranks)
