@@ -31,12 +31,36 @@ Rework = Callable[[int, Chain], Chain]
 """From an actor's number and chain to what its firings run."""
 
 
+class VariableMemory:
+    """The variables of a bound plan, by name. Whoever has it keeps their memory.
+
+    Nothing may write a variable meanwhile: ask between steps.
+    """
+
+    __slots__ = ("_arrays",)
+
+    def __init__(self, plan: Plan, views: Views | None) -> None:
+        self._arrays: dict[str, Array] = {}
+        if views is not None:
+            self._arrays = {v.name: views.get(v.view, 0) for v in plan.variables}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def read(self, name: str) -> Array:
+        """Return a copy of a variable."""
+        return np.array(self._arrays[name])
+
+    def write(self, name: str, array: Array) -> None:
+        """Give a variable new values: an array of its type, or one that broadcasts to it."""
+        np.copyto(self._arrays[name], array)
+
+
 class BoundPlan:
     """A plan with memory and launches.
 
-    `chains[actor][phase]` is what firing k runs, with phase = k mod the number of phases. The
-    arrays in `variables` are views on the arena, by name of the variable; `ports` are the host's,
-    by name of their actor.
+    `chains[actor][phase]` is what firing k runs, with phase = k mod the number of phases.
+    `variables` reads and writes the plan's state; `ports` are the host's, by name of their actor.
     """
 
     __slots__ = ("_views", "arena_bytes", "chains", "plan", "ports", "variables")
@@ -46,9 +70,7 @@ class BoundPlan:
         self.arena_bytes = sum([arena.size_bytes for arena in plan.arenas])
         self.ports = ports
         self._views = views
-        self.variables: Mapping[str, Array] = MappingProxyType(
-            {v.name: views.get(v.view, 0) for v in plan.variables}
-        )
+        self.variables = VariableMemory(plan, views)
         self.chains: tuple[tuple[Chain, ...], ...] = ()
 
     def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
@@ -69,9 +91,9 @@ class BoundPlan:
         """Wait for nothing: on the host a launch is done when it returns."""
 
     def release(self) -> None:
-        """Drop launches and views; the memory goes when no view is held elsewhere. Idempotent."""
+        """Drop launches and views; the memory goes when nobody has `variables`. Idempotent."""
         self.chains = ()
-        self.variables = MappingProxyType({})
+        self.variables = VariableMemory(self.plan, None)
         self._views.release()
 
 

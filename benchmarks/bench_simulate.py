@@ -130,7 +130,7 @@ class Launches:
         self.bound = load(plan, ports, catalogue.binders())
         self.step = max(plan.actors, key=lambda actor: len(actor.launches) * actor.duration_ns)
         for name, value in initial_values(plan, {}, 0).items():
-            self.bound.variables[name][...] = value
+            self.bound.variables.write(name, value)
 
     def measure_ns(self) -> list[float]:
         chain, clock = self.bound.chains[self.step.id][0], time.perf_counter_ns

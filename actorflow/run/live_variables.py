@@ -17,6 +17,7 @@ import numpy as np
 
 from actorflow.initialise import check_values
 from actors.errors import ActorFailed
+from actors.load import VariableMemory
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
@@ -47,13 +48,13 @@ class LiveVariables:
 
     Args:
         plan: of the run.
-        views: every variable's place in the arena, by name. They keep the arena until `release`.
+        variables: their memory, which stays as long as this.
         loop: of the run, perhaps not started yet.
     """
 
-    def __init__(self, plan: Plan, views: Mapping[str, Array], loop: Loop) -> None:
+    def __init__(self, plan: Plan, variables: VariableMemory, loop: Loop) -> None:
         self._plan = plan
-        self._views = {v.name: views[v.name] for v in plan.state}
+        self._variables = variables
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
         self._loop = loop
         self._lock = threading.Lock()
@@ -61,12 +62,12 @@ class LiveVariables:
         """What was written and is not in the arena yet."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._views
+        return name in self._registers
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all variables."""
-        return tuple(self._views)
+        return tuple(self._registers)
 
     @property
     def is_over(self) -> bool:
@@ -97,7 +98,7 @@ class LiveVariables:
 
         The arrays must not change any more. Waits for nothing. Raises CompileError for other types.
         """
-        known = {name: array for name, array in values.items() if name in self._views}
+        known = {name: array for name, array in values.items() if name in self}
         check_values(self._plan, known)
         if known:
             with self._lock:
@@ -114,7 +115,7 @@ class LiveVariables:
         done = self._updates()
         if done is None:
             return None
-        variables = {name: np.array(view) for name, view in self._views.items()}
+        variables = {name: self._variables.read(name) for name in self.names}
         if done and self._failed is not None:
             self._set_back(variables, max(done), self._failed)
         for array in variables.values():
@@ -125,13 +126,18 @@ class LiveVariables:
 
     def _copy(self, names: tuple[str, ...]) -> dict[str, Array]:
         pending = self.pending
-        return {n: pending[n] if n in pending else frozen(self._views[n]) for n in names}
+        return {n: pending[n] if n in pending else self._read(n) for n in names}
+
+    def _read(self, name: str) -> Array:
+        array = self._variables.read(name)
+        array.flags.writeable = False
+        return array
 
     def _apply(self) -> None:
         """Write into the arena what waits for it."""
         written = self.pending
         for name, array in written.items():
-            np.copyto(self._views[name], array)
+            self._variables.write(name, array)
         with self._lock:
             left = self.pending
             self.pending = {n: a for n, a in left.items() if a is not written.get(n)}

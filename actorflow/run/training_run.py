@@ -44,7 +44,7 @@ from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.ops.sources import SCRATCH
 from compiler.options import SKIPPED
 from compiler.plan import Plan
-from compiler.types import TensorType
+from compiler.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
     from actorflow.run.saving import Saver
@@ -189,7 +189,7 @@ class Run:
                 error.add_note(f"before that the data source raised {self._data.failure!r}")
             raise error from (failed if error is cause else cause)
         if self._broken is not None and SKIPPED in self.bound.variables:
-            self._broken.finish(int(self.bound.variables[SKIPPED]))
+            self._broken.finish(int(self.bound.variables.read(SKIPPED)))
         if self._data.unused_text:
             self._warn(self._data.unused_text)
         if self._data.failure is not None:
@@ -233,13 +233,15 @@ class Run:
     def _fill(self, values: Mapping[str, Array]) -> None:
         variables = self.bound.variables
         for name, array in values.items():
-            np.copyto(variables[name], array)
+            variables.write(name, array)
         for variable in self.plan.variables:
             if variable.role == SCRATCH:
                 # A step overwrites it first; where a plan does not, all runs read the same.
-                variables[variable.name].fill(0)
+                dtype = numpy_dtype(self.plan.views[variable.view].type.dtype)
+                variables.write(variable.name, np.zeros((), dtype))
         if "batches" in variables:
-            variables["batches"][...] = self._first_step * self._batches_per_step
+            done = self._first_step * self._batches_per_step
+            variables.write("batches", np.asarray(done, np.int64))
 
     def _ports(self, options: RunOptions) -> dict[str, HostPort]:
         metrics = MetricsPort(

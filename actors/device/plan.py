@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from actors.device.executor import Executor
 from actors.device.protocol import DeviceDriver
-from actors.load import BoundPlan
-from actors.protocol import Array, Chain, HostPort
+from actors.load import BoundPlan, VariableMemory
+from actors.protocol import Chain, HostPort
 from actors.table import MachineTable
 from compiler.errors import ActorflowError, InternalError
 from compiler.placement import HOST
@@ -63,7 +63,7 @@ class DevicePlan:
         return self._bound.arena_bytes
 
     @property
-    def variables(self) -> Mapping[str, Array]:
+    def variables(self) -> VariableMemory:
         """The variables by name; whole only after `synchronize`."""
         return self._bound.variables
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from actorflow.initialise import initial_values
 from actors.kernels import catalogue
 from actors.kernels.library import openblas
@@ -84,7 +82,7 @@ def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -
     bound = load(plan, ports, catalogue.binders())
     try:
         for name, array in initial_values(plan, dict(values), 0).items():
-            np.copyto(bound.variables[name], array)
+            bound.variables.write(name, array)
         times = [_chains_ns(bound, plan) for _ in range(rounds + 2)][2:]
     finally:
         bound.release()

@@ -43,7 +43,7 @@ def load_small(make, fake_port, fake_kernel):
 
 def test_operands_are_views_at_planned_offsets_in_every_slot(small, fake_port, fake_kernel):
     bound, _, kernels, plan = load_small(small, fake_port, fake_kernel)
-    base = address(bound.variables["net.weight"]) - plan.registers[2].offsets_bytes[0]
+    base = address(kernels["update"].bound[0][1][0]) - plan.registers[2].offsets_bytes[0]
     assert base % 64 == 0
     (first, second) = kernels["grad"].bound
     assert [address(a) - base for a in first[1] + first[2]] == [0, 192, 128]
@@ -79,7 +79,7 @@ def test_what_one_launch_writes_the_next_reads(small, fake_port, fake_kernel):
 
     kernels = {"grad": fake_kernel(multiply), "update": fake_kernel()}
     bound = load(small.plan(), ports, kernels)
-    bound.variables["net.weight"][:] = 3
+    bound.variables.write("net.weight", np.float32(3))
     for phase in range(2):
         ports["data"].bound[phase][0]["image"][:] = phase + 1
     for phase in range(2):
@@ -165,7 +165,18 @@ def test_release_lets_go_of_the_memory(small, fake_port, fake_kernel):
     bound, _, _, _ = load_small(small, fake_port, fake_kernel)
     bound.release()
     bound.release()
-    assert (bound.chains, dict(bound.variables)) == ((), {})
+    assert bound.chains == ()
+    assert "net.weight" not in bound.variables
+
+
+def test_who_has_the_variables_keeps_their_memory_and_reads_copies(small, fake_port, fake_kernel):
+    bound, _, kernels, _ = load_small(small, fake_port, fake_kernel)
+    variables, (weight, *_) = bound.variables, kernels["update"].bound[0][1]
+    variables.write("net.weight", np.array([1, 2], np.float32))
+    bound.release()
+    kept = variables.read("net.weight")
+    weight[:] = 9
+    assert (kept.tolist(), variables.read("net.weight").tolist()) == ([1, 2], [9, 9])
 
 
 def test_missing_and_unknown_ports_are_named(small, fake_port):

@@ -111,7 +111,7 @@ class World:
         for block in self.bound._views._blocks:
             block[:] = 0
         for name, array in initial_values(plan, {}, 0).items():
-            np.copyto(self.bound.variables[name], array)
+            self.bound.variables.write(name, array)
 
     def explore(self, runnable, rng, steps=STEPS, initial=MappingProxyType({})):
         machine = Machine(MachineTable.of(self.bound.plan, initial))
@@ -135,7 +135,8 @@ class World:
             for row in sink.rows
             for token in row
         ]
-        return rows, [array.tobytes() for _, array in sorted(self.bound.variables.items())]
+        names = sorted([variable.name for variable in self.bound.plan.variables])
+        return rows, [self.bound.variables.read(name).tobytes() for name in names]
 
 
 def on_host(plan, kernels):
