@@ -269,7 +269,7 @@ class Dispatcher:
     def _serve(self) -> None:
         machine, chains, jobs, inbox = self.machine, self._chains, self._jobs, self._inbox
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
-        outbox, take, receive = machine.outbox, machine.outbox.popleft, machine.receive
+        outbox, receive = machine.outbox, machine.receive
         next_fireable, is_quiet, visitors = fireable.popleft, inbox.empty, self._visitors
         clock, busy_ns, timeline, put = self._clock, self.busy_ns, self._timeline, self._put
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
@@ -279,8 +279,9 @@ class Dispatcher:
         while True:
             if visitors:
                 self._receive_visitors()
-            while outbox:
-                receive(take())
+            if outbox:
+                machine.deliver(outbox)
+                outbox.clear()
             # What another thread has ended is taken before a chain runs here, which may take long:
             # what it makes ready on other streams would wait meanwhile.
             if not is_quiet():

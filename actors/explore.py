@@ -97,13 +97,12 @@ class _PendingEvents:
     def collect(self) -> None:
         """Take over what the machine sent and started."""
         machine = self._machine
-        outbox = machine.outbox
-        while outbox:
-            code = outbox.popleft()
+        for code in machine.outbox:
             channel = self._channels[channel_of(code)]
             if not channel:
                 self.loaded.append(channel)
             channel.append(code)
+        machine.outbox.clear()
         for started in (machine.detached, machine.fireable, machine.flushing):
             while started:
                 actor = started.popleft()

@@ -20,7 +20,7 @@ fires once more with what is left, any other hands the rest back. Then it passes
 until its slots are home. A failed firing halts the machine: what runs may finish, nothing starts.
 
 Messages may arrive in any order across edges, but in order on each edge. All pass through
-`receive`, and the table in `actors.transitions` decides; a message that it does not allow changes
+`deliver`, and the table in `actors.transitions` decides; a message that it does not allow changes
 nothing and raises.
 """
 
@@ -83,7 +83,7 @@ class Machine:
         wiring = wire(table)
         num_actors = table.num_actors
         self.table = table
-        self.outbox: deque[int] = deque()
+        self.outbox: list[int] = []
         self.fireable: deque[int] = deque()
         self.detached: deque[int] = deque()
         self.flushing: deque[int] = deque()
@@ -164,7 +164,8 @@ class Machine:
         """Start nothing more. What runs may finish, and messages may still be delivered."""
         if not self._is_halted:
             self._is_halted = True
-            self._unmet = [unmet + 1 for unmet in self._unmet]
+            # In place: `deliver`, which may be under way, has the list.
+            self._unmet[:] = [unmet + 1 for unmet in self._unmet]
 
     @property
     def is_finished(self) -> bool:
@@ -239,70 +240,79 @@ class Machine:
         return "; ".join([f"{n!r} waits for {w}" for n, w in zip(names, waits, strict=True)])
 
     def receive(self, code: int) -> None:
-        """Take one message: the one place that changes the state of an actor.
+        """Take one message.
 
         Raises ProtocolError when the table does not allow the message now; nothing is changed then.
         """
-        try:
-            refill = self._refill[code]
-        except IndexError:
-            self._refuse(code)
-        if refill:
-            # The table's cell is COUNT, looked up in advance: see `_look_up_every_message`.
-            levels = self._level
-            level = levels[code] + refill
-            if level >= refill:
-                # The condition was met before: nothing new can fire. Only here can a slot be one
-                # too many, because a level that crosses zero is below its limit while slots come
-                # and go by whole firings: see `_count`.
-                if level > self._limit[code]:
-                    self._refuse(code)
+        self.deliver((code,))
+
+    def deliver(self, codes: Iterable[int]) -> None:
+        """Take messages in order: the one place that changes the state of an actor.
+
+        Given the outbox, it also takes what is sent meanwhile; the caller clears the outbox then.
+        So all that the end of a firing leads to costs one call.
+
+        Raises ProtocolError at the first message that the table does not allow now; that one
+        changes nothing, and those after it are not looked at.
+        """
+        refills, levels, unmets, states = self._refill, self._level, self._unmet, self._state
+        limits, owners, takes, causes = self._limit, self._owner, self._takes, self.start_causes
+        for code in codes:
+            try:
+                refill = refills[code]
+            except IndexError:
+                self._refuse(code)
+            if refill:
+                # The table's cell is COUNT, looked up in advance: see `_look_up_every_message`.
+                level = levels[code] + refill
+                if level >= refill:
+                    # The condition was met before: nothing new can fire. Only here can a slot be
+                    # one too many, because a level that crosses zero is below its limit while slots
+                    # come and go by whole firings: see `_count`.
+                    if level > limits[code]:
+                        self._refuse(code)
+                    levels[code] = level
+                    continue
                 levels[code] = level
-                return
-            levels[code] = level
-            if level < 0:
-                return
-            actor = self._owner[code]
-            unmets = self._unmet
-            unmet = unmets[actor] - 1
-            if unmet:
-                unmets[actor] = unmet
-                return
-        else:
-            actor = self._owner[code]
-            reaction = REACTIONS[self._state[actor] | code & KIND_MASK]
-            if reaction == _COMPLETE:
-                self._note(code)
-                self._send(self._posts[actor])
-                self._state[actor] = _WAITING
-                unmets = self._unmet
+                if level < 0:
+                    continue
+                actor = owners[code]
                 unmet = unmets[actor] - 1
                 if unmet:
                     unmets[actor] = unmet
-                    if self._has_end[actor]:
-                        self._close(actor)
-                    return
-                levels = self._level
-            elif reaction == _COUNT:
-                self._count(code)
-                levels, unmets = self._level, self._unmet
-                if unmets[actor]:
-                    return
+                    continue
             else:
-                self._slow[reaction](actor, code)
-                return
-        # Nothing is missing: start a firing as in `_start`, without a call.
-        self.start_causes[code] += 1
-        unmet = 1
-        for condition, count in self._takes[actor]:
-            level = levels[condition] - count
-            levels[condition] = level
-            if level < 0:
-                unmet += 1
-        unmets[actor] = unmet
-        self._state[actor] = _FIRING
-        self._firings[actor] += 1
-        self._start_in[actor](actor)
+                actor = owners[code]
+                reaction = REACTIONS[states[actor] | code & KIND_MASK]
+                if reaction == _COMPLETE:
+                    self._note(code)
+                    self._send(self._posts[actor])
+                    states[actor] = _WAITING
+                    unmet = unmets[actor] - 1
+                    if unmet:
+                        unmets[actor] = unmet
+                        if self._has_end[actor]:
+                            self._close(actor)
+                        continue
+                elif reaction == _COUNT:
+                    self._count(code)
+                    if unmets[actor]:
+                        continue
+                else:
+                    self._slow[reaction](actor, code)
+                    continue
+            # Nothing is missing: start a firing as in `_start`, without a call.
+            causes[code] += 1
+            unmet = 1
+            for condition, count in takes[actor]:
+                level = levels[condition] - count
+                levels[condition] = level
+                if level < 0:
+                    unmet += 1
+            unmets[actor] = unmet
+            states[actor] = _FIRING
+            self._firings[actor] += 1
+            self._start_in[actor](actor)
 
     # -- off the hot path ------------------------------------------------------------------------
 

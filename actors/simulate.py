@@ -218,9 +218,8 @@ class VirtualRank:
 
     def _collect(self) -> None:
         machine = self.machine
-        outbox, receive = machine.outbox, machine.receive
-        while outbox:
-            receive(outbox.popleft())
+        machine.deliver(machine.outbox)
+        machine.outbox.clear()
         for started in (machine.detached, machine.fireable, machine.flushing):
             while started:
                 actor = started.popleft()

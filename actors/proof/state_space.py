@@ -58,7 +58,7 @@ class _Restorable(Machine):
     def restore(self, snapshot: _Snapshot) -> None:
         *columns, self._num_open, self._is_halted = snapshot  # type: ignore[assignment]  # as saved
         for field, column in zip(_FIELDS, columns, strict=True):
-            setattr(self, field, list(column))  # type: ignore[call-overload]  # a tuple, as saved
+            getattr(self, field)[:] = column
 
 
 def reach(study: Study) -> StateSpace:
@@ -151,9 +151,9 @@ class _StateSearch:
     ) -> _SearchNode:
         """Take over what the machine sent and started."""
         machine, moving = self.machine, list(channels)
-        while machine.outbox:
-            code = machine.outbox.popleft()
+        for code in machine.outbox:
             moving[channel_of(code)] += (code,)
+        machine.outbox.clear()
         machine.fireable.clear()
         machine.detached.clear()
         machine.flushing.clear()

@@ -166,7 +166,7 @@ def run_to_the_end(dispatcher):
     machine = dispatcher.machine
     while machine.outbox or machine.fireable or machine.detached:
         while machine.outbox:
-            machine.receive(machine.outbox.popleft())
+            machine.receive(machine.outbox.pop(0))
         for started in (machine.fireable, machine.detached):
             while started:
                 machine.receive(message(Message.DONE, started.popleft()))

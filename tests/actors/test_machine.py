@@ -459,3 +459,45 @@ def test_nobody_but_a_source_is_admitted_or_ended(pair, actor):
     for ask in (lambda: pair.admit(actor, 1), lambda: pair.end_admission(actor)):
         with pytest.raises(ProtocolError, match=f"actor {actor} is no source"):
             ask()
+
+
+def run_by(table, deliver, rng):
+    """Admit six steps and end firings in an order of `rng`; return the machine after each."""
+    machine, running, seen = Machine(table), [], []
+    for source in table.sources:
+        machine.admit(source, 6 * table.firings_per_step[source])
+        machine.end_admission(source)
+    while not machine.is_finished:
+        deliver(machine)
+        for started in (machine.detached, machine.fireable, machine.flushing):
+            running += started
+            started.clear()
+        seen.append(state_of(machine))
+        if running:
+            machine.receive(message(Message.DONE, running.pop(rng.randrange(len(running)))))
+    return seen
+
+
+def deliver_together(machine):
+    machine.deliver(machine.outbox)
+    machine.outbox.clear()
+
+
+def deliver_one_by_one(machine):
+    while machine.outbox:
+        machine.receive(machine.outbox.pop(0))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_messages_delivered_together_do_what_they_do_one_by_one(make_random, seed):
+    table = make_random(Random(seed))
+    together = run_by(table, deliver_together, Random(seed))
+    assert together == run_by(table, deliver_one_by_one, Random(seed))
+    assert len(together) > 10
+
+
+def test_of_messages_delivered_together_those_after_an_illegal_one_are_not_taken(pair):
+    before = state_of(pair)
+    with pytest.raises(ProtocolError, match="FREE 'batch' step -> data is not allowed now"):
+        pair.deliver([message(Message.FREE, 0), message(Message.READY, 0)])
+    assert state_of(pair) == before

@@ -328,7 +328,7 @@ class MachineBesideModel(RuleBasedStateMachine):
     def both_agree(self):
         machine, model = self.machine, self.model
         while machine.outbox:
-            code = machine.outbox.popleft()
+            code = machine.outbox.pop(0)
             kind, edge = Message(code & 7), code >> KIND_BITS
             is_forward = kind in (Message.READY, Message.END)
             (self.forward if is_forward else self.backward)[edge].append(kind)

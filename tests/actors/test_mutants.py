@@ -104,7 +104,7 @@ class EndOvertakesReady(Loose):
     def seed(self):
         def send(codes):
             is_end = bool(codes) and kind_of(codes[0]) is Message.END
-            (self.outbox.extendleft if is_end else self.outbox.extend)(codes)
+            self.outbox[:] = [*codes, *self.outbox] if is_end else [*self.outbox, *codes]
 
         self._send = send
 

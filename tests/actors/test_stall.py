@@ -56,7 +56,7 @@ def drain(machine):
     """Deliver messages; return the actors that started."""
     started = []
     while machine.outbox:
-        machine.receive(machine.outbox.popleft())
+        machine.receive(machine.outbox.pop(0))
     for queue in (machine.detached, machine.fireable, machine.flushing):
         started += queue
         queue.clear()

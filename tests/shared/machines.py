@@ -7,8 +7,8 @@ from actors.transitions import Message, message
 
 def settle(machine):
     """Deliver everything in order."""
-    while machine.outbox:
-        machine.receive(machine.outbox.popleft())
+    machine.deliver(machine.outbox)
+    machine.outbox.clear()
     machine.validate()
 
 

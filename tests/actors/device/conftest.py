@@ -131,7 +131,7 @@ def run_on_host(table, admitted):
     admit(machine, admitted)
     while machine.outbox or machine.fireable or machine.flushing:
         if machine.outbox:
-            machine.receive(machine.outbox.popleft())
+            machine.receive(machine.outbox.pop(0))
             continue
         started = machine.fireable or machine.flushing
         actor = started.popleft()

@@ -39,7 +39,7 @@ class Race:
         machine = self.machine
         while True:
             while machine.outbox:
-                machine.receive(machine.outbox.popleft())
+                machine.receive(machine.outbox.pop(0))
             while machine.fireable:
                 self.is_running[machine.fireable.popleft()] = True
             able = [

@@ -138,7 +138,7 @@ def test_updates_that_have_begun_end_though_the_listener_does_not_return(
     heard = 0
     while machine.outbox or machine.fireable or machine.detached:
         while machine.outbox:
-            machine.receive(machine.outbox.popleft())
+            machine.receive(machine.outbox.pop(0))
         for queue in (machine.fireable, machine.detached):
             if queue:
                 actor = queue.popleft()
