@@ -17,7 +17,7 @@ from typing import cast
 from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.facts import fact
-from compiler.registry import Op, OpTypeError, infer_type
+from compiler.registry import Op, OpTypeError, infer_type, writes
 from compiler.types import Phase, TensorType, ValueId
 
 
@@ -57,6 +57,12 @@ class Node:
     phase: Phase = Phase.FORWARD
     after: tuple[ValueId, ...] = ()
     device: int = 0
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """The pairs (output, input) of its op's column `writes` whose input it has."""
+        pairs = writes.get(self.op)
+        return tuple([pair for pair in pairs if pair[1] < len(self.inputs)]) if pairs else pairs
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""

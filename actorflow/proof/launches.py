@@ -21,7 +21,7 @@ from actors.kernels import catalogue
 from actors.kernels.kernel import Kernel, KernelNeeds, Operand
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import ActorflowError, PlanFormatError
-from compiler.ops.copies import copies
+from compiler.ops.copies import COPY_TO
 from compiler.ops.shape import COPY
 from compiler.places import extent_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
@@ -126,7 +126,7 @@ class _Prover:
         self, launch: Launch, op: Op, attrs: Mapping[str, AttrValue], inputs: Views, outputs: Views
     ) -> KernelNeeds:
         kernel = self.kernels.get(launch.kernel)
-        wanted, given = (COPY.name, {}) if copies.has(op) else (op.name, attrs)
+        wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
         if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
             computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
             raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
@@ -153,10 +153,11 @@ class _Prover:
     ) -> None:
         """Check that outputs go to temporaries, own edges, or variables that the op updates."""
         over = dict(writes.get(find_op(launch.op)))
-        is_back = copies.has(find_op(launch.op))
+        # A variable that a copy writes over is none of the launch's operands (`chain_actors`).
+        is_copy = find_op(launch.op) is COPY_TO
         for position, view in enumerate(outputs):
             register = self.plan.registers[view.register]
-            if position in over and not is_back and inputs[over[position]] != view:
+            if position in over and not is_copy and inputs[over[position]] != view:
                 raise PlanFormatError(f"writes output {position} not over its own input")
             is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
             is_state = register.kind is RegisterKind.VARIABLE or register.id in taken
@@ -187,10 +188,8 @@ def _op_of(launch: Launch) -> Op:
 def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:
     types = tuple([view.type for view in inputs])
     made = tuple([view.type for view in outputs])
-    # A variable that a copy writes over is none of the launch's operands (`chain_actors`).
-    over = made if copies.has(op) and writes.get(op) else ()
     try:
-        expected = infer_type.get(op)(types + over, attrs)
+        expected = infer_type.get(op)(types, attrs)
     except _FOREIGN as error:
         raise PlanFormatError(f"{error}") from None
     if expected != made:

@@ -28,7 +28,7 @@ from compiler.graph import Graph
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
-from compiler.ops.copies import Copies
+from compiler.ops.copies import HOST_SIDE
 from compiler.rates import needed_per_step
 from compiler.target import Target, link_of
 from compiler.types import TensorType, ValueId
@@ -143,8 +143,8 @@ def _candidate(
     target: Target,
 ) -> _Candidate:
     in_ns, out_ns = [
-        sum([copy_info(target, way, type_).duration_ns for type_ in types])
-        for way in (Copies.IN, Copies.OUT)
+        sum([copy_info(target, *ends, type_).duration_ns for type_ in types])
+        for ends in ((HOST_SIDE, 0), (0, HOST_SIDE))
     ]
     size = sum([type_.size_bytes for type_ in types])
     return _Candidate(state, activation, size, in_ns, out_ns, spare_ns, most_ns)

@@ -30,10 +30,9 @@ from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
 from compiler.lowering.order import launches_in_order, place_views
-from compiler.ops.copies import COPY_BACK, COPY_IN, HOST_MEMORY, Copies
+from compiler.ops.copies import COPY_TO, HOST_SIDE
 from compiler.ops.sources import VARIABLE
 from compiler.rates import needed_per_step
-from compiler.registry import writes
 from compiler.target import Target
 from compiler.types import Phase, TensorType, ValueId
 
@@ -78,7 +77,7 @@ def state_updates(graph: Graph) -> tuple[StateUpdate, ...]:
         positions = tuple(
             [
                 position
-                for _, position in writes.get(node.op)
+                for _, position in node.writes
                 if node.inputs[position] in name_of
                 and readers[node.inputs[position]] == (index,)
                 and node.inputs.count(node.inputs[position]) == 1
@@ -189,9 +188,9 @@ def _start(
 
 
 def _copy_in_ns(graph: Graph, update: StateUpdate, target: Target) -> float:
-    inputs = graph.nodes[update.node].inputs
-    types = [graph.types[inputs[position]] for position in update.positions]
-    return sum([copy_info(target, Copies.IN, type_).duration_ns for type_ in types])
+    node = graph.nodes[update.node]
+    types = [graph.types[node.inputs[position]] for position in update.positions]
+    return sum([copy_info(target, HOST_SIDE, node.device, type_).duration_ns for type_ in types])
 
 
 class _StateCopies:
@@ -223,7 +222,7 @@ class _StateCopies:
             if index in bucket_at:
                 brought = self._copy_in(bucket_at[index])
             if node.op is VARIABLE and node.outputs[0] in on_host:
-                node = replace(node, attrs=Attrs({**node.attrs, "memory": HOST_MEMORY}))
+                node = replace(node, attrs=Attrs({**node.attrs, "place": HOST_SIDE}))
             elif index in update_at:
                 node = replace(node, inputs=tuple([brought.get(v, v) for v in node.inputs]))
             self._nodes.append(node)
@@ -248,26 +247,26 @@ class _StateCopies:
             node = self._graph.nodes[update.node]
             for position in update.positions:
                 variable = node.inputs[position]
-                copy = replace(node, op=COPY_IN, inputs=(variable,), after=after)
-                brought[variable] = self._append(copy, bucket)
+                copy = replace(node, op=COPY_TO, inputs=(variable,), after=after)
+                brought[variable] = self._append(copy, node.device, bucket)
         return brought
 
     def _copy_back(self, bucket: int) -> None:
         """Append the copies that take a bucket back over its variables."""
         for update in self._buckets[bucket]:
             node = self._graph.nodes[update.node]
-            for output, position in writes.get(node.op):
+            for output, position in node.writes:
                 if position not in update.positions:
                     continue
                 variable = node.inputs[position]
-                copy = replace(
-                    node, op=COPY_BACK, inputs=(node.outputs[output], variable), after=()
-                )
-                self._written[variable] = self._append(copy, bucket)
+                both = (node.outputs[output], variable)
+                copy = replace(node, op=COPY_TO, inputs=both, after=())
+                self._written[variable] = self._append(copy, HOST_SIDE, bucket)
         self._ends.append(self._nodes[-1].outputs[0])
 
-    def _append(self, copy: Node, bucket: int) -> ValueId:
+    def _append(self, copy: Node, to: int, bucket: int) -> ValueId:
         """Append a copy of one bucket; return its value, which has the type of its input."""
         value = new_value(self._types, self._types[copy.inputs[0]])
-        self._nodes.append(replace(copy, outputs=(value,), attrs=Attrs({"bucket": bucket})))
+        attrs = Attrs({"to": to, "bucket": bucket})
+        self._nodes.append(replace(copy, outputs=(value,), attrs=attrs))
         return value

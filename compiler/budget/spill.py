@@ -29,7 +29,7 @@ from compiler.lowering.buffers import copy_info
 from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import LaunchTimes, launch_times
 from compiler.lowering.storage import Storage, assign_storage
-from compiler.ops.copies import COPY_IN, COPY_OUT, Copies, direction
+from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy
 from compiler.registry import is_comm
 from compiler.target import Target
 from compiler.types import TensorType, ValueId
@@ -76,7 +76,7 @@ def _fixed(graph: Graph, storage: Storage) -> set[ValueId]:
     fixed = {storage.root[output.value] for output in graph.outputs}
     fixed |= {storage.root[w.value] for w in graph.writes}
     for node in graph.nodes:
-        if is_comm.get(node.op) or direction(node) is not None:
+        if is_comm.get(node.op) or is_copy(node):
             fixed.update([storage.root[v] for v in (*node.inputs, *node.outputs)])
     return fixed
 
@@ -153,7 +153,8 @@ def _starts(
     for k in sorted(range(len(buckets)), key=lambda k: -_first_reader(buckets[k])):
         latest = min(latest, times.begin_ns[_first_reader(buckets[k])] - 2 * MESSAGE_NS)
         for idle in buckets[k]:
-            latest -= copy_info(target, Copies.IN, graph.types[idle.value]).duration_ns
+            device, type_ = graph.nodes[idle.maker].device, graph.types[idle.value]
+            latest -= copy_info(target, HOST_SIDE, device, type_).duration_ns
         starts[k] = times.last_before(latest)
     return tuple(starts)
 
@@ -171,7 +172,7 @@ class _SpillCopies:
         self._types: list[TensorType] = list(graph.types)
         self._nodes: list[Node] = []
         self._out: dict[ValueId, ValueId] = {}
-        taken = [n.attrs.int_("bucket") for n in graph.nodes if direction(n) is not None]
+        taken = [n.attrs.int_("bucket") for n in graph.nodes if is_copy(n)]
         self._first_bucket = max(taken, default=-1) + 1
 
     def run(self) -> Graph:
@@ -201,8 +202,8 @@ class _SpillCopies:
     def _copy_out(self, k: int) -> None:
         for idle in self._buckets[k]:
             maker = self._graph.nodes[idle.maker]
-            copy = replace(maker, op=COPY_OUT, inputs=(idle.value,), after=())
-            self._out[idle.value] = self._append(copy, self._bucket(k))
+            copy = replace(maker, op=COPY_TO, inputs=(idle.value,), after=())
+            self._out[idle.value] = self._append(copy, self._copying(k, HOST_SIDE))
 
     def _copy_in(self, k: int, back: dict[ValueId, ValueId]) -> None:
         start = self._starts[k]
@@ -210,12 +211,12 @@ class _SpillCopies:
         for idle in sorted(self._buckets[k], key=lambda idle: idle.late[0]):
             reader, maker = self._graph.nodes[idle.late[0]], self._graph.nodes[idle.maker]
             copy = replace(
-                maker, op=COPY_IN, inputs=(self._out[idle.value],), after=after, phase=reader.phase
+                maker, op=COPY_TO, inputs=(self._out[idle.value],), after=after, phase=reader.phase
             )
-            back[idle.value] = self._append(copy, self._bucket(k))
+            back[idle.value] = self._append(copy, self._copying(k, maker.device))
 
-    def _bucket(self, k: int) -> Attrs:
-        return Attrs({"bucket": self._first_bucket + k})
+    def _copying(self, k: int, to: int) -> Attrs:
+        return Attrs({"to": to, "bucket": self._first_bucket + k})
 
     def _shown(self, value: ValueId, back: dict[ValueId, ValueId]) -> ValueId:
         """Return what shows the copy of a root as `value` shows the root."""

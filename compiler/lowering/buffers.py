@@ -15,9 +15,9 @@ from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
 from compiler.lowering.storage import Storage, call_of, dense_layout, is_dense
-from compiler.ops.copies import Copies, direction
+from compiler.ops.copies import HOST_SIDE, is_copy, place_number, places
 from compiler.ops.shape import COPY
-from compiler.registry import is_comm, writes
+from compiler.registry import is_comm
 from compiler.target import CallOperand, KernelCall, KernelInfo, Target, link_of
 from compiler.types import TensorType, ValueId
 
@@ -74,13 +74,14 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
 
 
 def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
-    """Return a number per value; those with one type and one layout have the same."""
+    """Return a number per value; those with one type, layout and place have the same."""
     numbers: dict[tuple[object, ...], int] = {}
     return [
         numbers.setdefault(
-            (type_.dtype, type_.shape, layout.offset_bytes, layout.strides_bytes), len(numbers)
+            (type_.dtype, type_.shape, layout.offset_bytes, layout.strides_bytes, place),
+            len(numbers),
         )
-        for type_, layout in zip(graph.types, storage.layout, strict=True)
+        for type_, layout, place in zip(graph.types, storage.layout, places(graph), strict=True)
     ]
 
 
@@ -90,14 +91,14 @@ def _kernel_of(graph: Graph, storage: Storage, node: Node, target: Target) -> Ke
         moved = sum([graph.types[v].size_bytes for v in node.inputs])
         duration_ns = COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS
         return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=duration_ns)
-    way = direction(node)
-    if way is not None:
-        return copy_info(target, way, graph.types[node.inputs[0]])
+    if is_copy(node):
+        x = node.inputs[0]
+        return copy_info(target, place_number(graph, x), node.attrs.int_("to"), graph.types[x])
     return target.query(call_of(node, graph.types, storage.layout.__getitem__))
 
 
-def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
-    """Return what a copy between device and host memory needs: the kernel, and the link's time.
+def copy_info(target: Target, start: int, end: int, type_: TensorType) -> KernelInfo:
+    """Return what a copy from place to place needs: the kernel, and the link's time.
 
     Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
     target has no kernel for a copy.
@@ -106,7 +107,7 @@ def copy_info(target: Target, way: Copies, type_: TensorType) -> KernelInfo:
     link = link_of(target)
     if link is None:
         return replace(info, in_place=())
-    time = link.in_ns if way is Copies.IN else link.out_ns
+    time = link.in_ns if start == HOST_SIDE else link.out_ns
     return replace(info, in_place=(), duration_ns=time(type_.size_bytes))
 
 
@@ -131,7 +132,7 @@ def assign_buffers(
     ends: list[int] = []
     for index, draft in enumerate(drafts):
         donors = _donors(graph, storage, draft, index, last_use, of_root)
-        updated = [output for output, _ in writes.get(draft.node.op)]
+        updated = [output for output, _ in draft.node.writes]
         for position, value in enumerate(draft.node.outputs):
             root = storage.root[value]
             if root in fixed or root in of_root or position in updated:
@@ -193,7 +194,7 @@ def may_share_bytes(
     input that shows it, and the kernel allows those too: it may read them at another time.
     """
     node = draft.node
-    if writes.get(node.op):
+    if node.writes:
         return False
     root = storage.root[node.inputs[given]]
     places = [place for place, value in enumerate(node.inputs) if storage.root[value] == root]

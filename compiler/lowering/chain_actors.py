@@ -18,7 +18,7 @@ from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
-from compiler.ops.copies import direction
+from compiler.ops.copies import HOST_SIDE, is_copy, place_number
 from compiler.placement import PINNED, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
@@ -121,7 +121,7 @@ class ChainActors:
                 size,
                 chains=tuple([self.first_chain + c for c in (maker, *others)]),
                 reason="1: within a step",
-                place=PINNED if self.program.chains[maker].stream == D2H_STREAM else None,
+                place=PINNED if place_number(self.program.graph, roots[0]) == HOST_SIDE else None,
             )
             self.home.update(
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
@@ -182,7 +182,7 @@ class ChainActors:
     def _launch(self, draft: LaunchDraft, chain: int, position: int) -> Launch:
         node, info = draft.node, draft.info
         # A variable that a copy writes over is none of its operands: see `write_after_read`.
-        read = node.inputs if direction(node) is None else node.inputs[:1]
+        read = node.inputs[:1] if is_copy(node) else node.inputs
         workspace = None
         if info.workspace_bytes:
             interval = (position, position + 1)

@@ -23,9 +23,9 @@ from compiler.graph import Graph, Node, consumers, new_value
 from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses
 from compiler.lowering.chains import ChainDraft
 from compiler.lowering.storage import Storage, call_of
-from compiler.ops.copies import direction
+from compiler.ops.copies import is_copy
 from compiler.ops.shape import COPY
-from compiler.registry import Layout, inside, is_comm, is_source, view, writes
+from compiler.registry import Layout, inside, is_comm, is_source, view
 from compiler.target import CallOperand, KernelCall, KernelInfo, Target
 from compiler.types import ValueId
 
@@ -171,7 +171,7 @@ class _Decisions:
         draft = self._drafts[maker]
         if draft is None or self._root[made] != made or made in self._owned or made in so_far.root:
             return None
-        if writes.get(draft.node.op):
+        if draft.node.writes:
             return None
         move = _Move({made: root}, {made: own_layout}, {}, [made])
         touched = {maker}
@@ -218,7 +218,7 @@ class _Decisions:
         layouts = so_far.layout | move.layout
         for index in touched:
             draft = self._drafts[index]
-            if draft is None or is_comm.get(draft.node.op) or direction(draft.node) is not None:
+            if draft is None or is_comm.get(draft.node.op) or is_copy(draft.node):
                 return False
             call = call_of(draft.node, self._types, lambda v: layouts.get(v, self._layout[v]))
             try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from compiler.graph import Graph
 from compiler.lowering.buffers import draft_launches
 from compiler.lowering.storage import assign_storage
-from compiler.ops.copies import direction
+from compiler.ops.copies import is_copy
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm
 from compiler.target import Target
@@ -53,7 +53,7 @@ def launch_times(graph: Graph, target: Target, *, is_per_step: bool) -> LaunchTi
         if per_step[index] != is_per_step:
             continue
         begin[index] = now
-        if not is_comm.get(draft.node.op) and direction(draft.node) is None:
+        if not is_comm.get(draft.node.op) and not is_copy(draft.node):
             now += draft.info.duration_ns
             computing.append(index)
             ends.append(now)

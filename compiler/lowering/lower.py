@@ -11,7 +11,7 @@ launches, the register an offset in the arena (`packing`), and every launch that
 **Firings of a step never overlap.** The chains that begin one wait for the chain that ends the one
 before, so that bytes within a step need one copy only (`ChainActors.fence`).
 
-**Two memories.** What lives in host memory (`ops.copies`) has an arena of its own, packed and
+**Two memories.** What lives on the host's side (`ops.copies`) has an arena of its own, packed and
 proven like the device's; the staging of a snapshot goes there too. Copies between the two are
 chains on a stream for each direction.
 
@@ -32,7 +32,7 @@ from compiler.lowering.chain_actors import BOUND, ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import snapshot_rate, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
-from compiler.ops.copies import is_host_variable
+from compiler.ops.copies import HOST_SIDE, place_number
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
 from compiler.placement import HOST, PINNED, StreamRole
@@ -179,7 +179,7 @@ class _Lowering:
                 RegisterKind.VARIABLE,
                 type_.size_bytes,
                 reason="state: one slot",
-                place=PINNED if is_host_variable(node) else None,
+                place=PINNED if place_number(graph, value) == HOST_SIDE else None,
             )
             self.state[name] = register
             view = self.plan.view(register, type_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.lowering.buffers import dense_copy
 from compiler.lowering.chain_actors import ChainActors
-from compiler.ops.copies import is_host_variable
+from compiler.ops.copies import HOST_SIDE, place_number
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
@@ -41,7 +41,7 @@ def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tu
     offsets, size = plan.stack(types)
     reason = "1: a second snapshot waits until the first is written"
     # What the device shall not hold all the time it shall not hold for a snapshot either.
-    place = PINNED if any([is_host_variable(node) for node in nodes]) else None
+    place = PINNED if any([place_number(graph, n.outputs[0]) == HOST_SIDE for n in nodes]) else None
     staging = plan.register("staging", RegisterKind.DATA, size, reason=reason, place=place)
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):

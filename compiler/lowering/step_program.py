@@ -24,9 +24,9 @@ from compiler.lowering.chains import (
 )
 from compiler.lowering.destinations import Placed, place_parts
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
-from compiler.ops.copies import Copies, direction, host_values
+from compiler.ops.copies import HOST_SIDE, is_copy, places
 from compiler.rates import batches_per_step, needed_per_step
-from compiler.registry import is_comm, writes
+from compiler.registry import is_comm
 from compiler.target import Target
 from compiler.types import ValueId
 
@@ -78,7 +78,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
     Raises CompileError when the target lacks a kernel.
     """
     storage = assign_storage(graph)
-    _check_spaces(graph, storage)
+    _check_places(graph, storage)
     drafts = draft_launches(graph, storage, target)
     nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
@@ -132,28 +132,35 @@ def _work(
         tuple([draft.info.duration_ns for draft in drafts]),
         tuple([tuple(dict.fromkeys(row)) for row in before]),
         tuple([_comm_bytes(graph, draft.node) for draft in drafts]),
-        {index: _copy(d.node) for index, d in enumerate(drafts) if direction(d.node)},
+        {index: _copy(d.node) for index, d in enumerate(drafts) if is_copy(d.node)},
     )
 
 
 def _copy(node: Node) -> tuple[int, int]:
     """Return the stream of a copy, and its bucket there."""
-    stream = H2D_STREAM if direction(node) is Copies.IN else D2H_STREAM
+    stream = D2H_STREAM if node.attrs.int_("to") == HOST_SIDE else H2D_STREAM
     return stream, node.attrs.int_("bucket")
 
 
-def _check_spaces(graph: Graph, storage: Storage) -> None:
-    """Check that nothing but copies touches host memory. Raises InternalError."""
-    is_host = host_values(graph)
-    if not is_host:
+def _check_places(graph: Graph, storage: Storage) -> None:
+    """Check that a launch reads what lies on its device, and a copy what lies elsewhere.
+
+    Raises InternalError.
+    """
+    place = places(graph)
+    if not any(place):
         return
     for index, node in enumerate(graph.nodes):
-        if not storage.is_launch[index] or direction(node) is Copies.OUT:
+        if not storage.is_launch[index]:
             continue
-        read = [storage.root[v] in is_host for v in node.inputs]
-        if any(read) != (direction(node) is Copies.IN):
-            where = "device" if direction(node) else "host"
-            raise InternalError(f"{node.op} at {node.source} reads a value in {where} memory")
+        if is_copy(node):
+            wrong = [v for v in node.inputs[:1] if place[v] == node.attrs.int_("to")]
+        else:
+            wrong = [v for v in node.inputs if place[v] != node.device]
+        for value in wrong:
+            at = place[value]
+            where = "host memory" if at == HOST_SIDE else f"the memory of device {at}"
+            raise InternalError(f"{node.op} at {node.source} reads a value in {where}")
 
 
 def _comm_bytes(graph: Graph, node: Node) -> int:
@@ -178,7 +185,7 @@ def _crossings(placed: Placed) -> tuple[dict[ValueId, int], dict[ValueId, tuple[
             node = placed.drafts[index].node
             for value in node.inputs:
                 readers.setdefault(root[value], {})[number] = None
-            updated = [output for output, _ in writes.get(node.op)]
+            updated = [output for output, _ in node.writes]
             for position, value in enumerate(node.outputs):
                 if position not in updated:
                     maker[root[value]] = number

@@ -107,7 +107,8 @@ def assign_storage(graph: Graph) -> Storage:
             layout[value] = dense_layout(types[value])
             root[value] = value
         for output, over in written:
-            root[node.outputs[output]] = root[node.inputs[over]]
+            if over < len(node.inputs):
+                root[node.outputs[output]] = root[node.inputs[over]]
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
 
@@ -143,7 +144,7 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     storage = assign_storage(graph)
     root, writer_of, after = storage.root, dict[ValueId, int](), set[ValueId]()
     for index, node in enumerate(graph.nodes):
-        for output, _ in writes.get(node.op):
+        for output, _ in node.writes:
             variable = root[node.outputs[output]]
             if variable in writer_of:
                 raise InternalError(f"{node.op} at {node.source} writes a variable written before")
@@ -158,6 +159,6 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     reads: list[OldRead] = []
     for index, node in enumerate(graph.nodes):
         for position, value in enumerate(node.inputs):
-            if is_old[value] and position not in [over for _, over in writes.get(node.op)]:
+            if is_old[value] and position not in [over for _, over in node.writes]:
                 reads.append(OldRead(index, position, writer_of[root[value]]))
     return tuple(reads)

@@ -30,7 +30,6 @@ from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, COUNT, INCREMENT
 from compiler.options import SKIPPED
-from compiler.registry import writes
 from compiler.types import DType, Phase, ValueId
 
 _COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
@@ -68,7 +67,7 @@ def run(graph: Graph) -> Graph:
 
 
 def _is_update(node: Node) -> bool:
-    return bool(writes.get(node.op)) and node.op not in _COUNTERS
+    return bool(node.writes) and node.op not in _COUNTERS
 
 
 def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
@@ -78,8 +77,7 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
         value
         for node in updates
         for position, value in enumerate(node.inputs)
-        if graph.types[value].dtype.is_float
-        and position not in [over for _, over in writes.get(node.op)]
+        if graph.types[value].dtype.is_float and position not in [over for _, over in node.writes]
     ]
     read = [_untransposed(b, value) for value in read if graph.types[value].num_elements]
     values = [_loss_of_step(b, o.value) for o in graph.outputs if o.name == "loss"]

@@ -169,7 +169,7 @@ def test_exactly_the_updates_write_over_their_variables():
         "increment": ((0, 0),),
         "count": ((0, 0),),
         "accumulate": ((0, 0),),
-        "copy_back": ((0, 1),),
+        "copy_to": ((0, 1),),
         "sgd_update": ((0, 0),),
         "embedding_sgd_update": ((0, 0),),
         "momentum_update": ((0, 0), (1, 2)),

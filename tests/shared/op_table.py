@@ -285,7 +285,8 @@ ROWS_OF_OPS = (
         for axis in (0, 1, 2)
         for parts in [np.split(counts(4, 6, 12), 2, axis)]
     ],
-    *[row(op, lambda x: x, X, flags=MOVES) for op in ("copy", "copy_in", "copy_out")],
+    row("copy", lambda x: x, X, flags=MOVES),
+    row("copy_to", lambda x: x, X, to=0, bucket=0, flags=MOVES),
     *[
         row("copy", lambda x: x, counts(*shape, dtype=t))
         for t in ("int8", "float16", "int64")
@@ -297,7 +298,7 @@ ROWS_OF_OPS = (
         for b in ("float32", "float64", "int64", "int32", "uint8", "bool")
     ],
     row("stop_gradient", lambda x: x, X, flags=MOVES + " constant"),
-    row("copy_back", lambda x, _: x, X, normal(2, 3, 5, seed=1), flags=MOVES),
+    row("copy_to", lambda x, _: x, X, normal(2, 3, 5, seed=1), to=-1, bucket=0, flags=MOVES),
     *[row("matmul", np.matmul, normal(*a), normal(*b, seed=1)) for a, b in (
         ((2, 3), (3, 4)), ((2, 1, 2, 3), (4, 3, 2)), ((2, 4, 2, 3), (3, 2)), ((2, 3), (4, 3, 2)),
         ((0, 3), (3, 2)), ((2, 0), (0, 3)), ((33, 17), (17, 40)),

@@ -9,7 +9,9 @@ from actorflow import nn
 from actors import load as loading
 from compiler import pipeline
 from compiler.budget import offload, spill
+from compiler.ops.copies import HOST_SIDE
 from compiler.plan import ActorKind
+from compiler.types import Phase
 
 
 class Net(nn.Module):
@@ -138,14 +140,15 @@ def test_a_copy_back_that_fails_leaves_no_half_updated_variables(call, moving, m
                 raise OSError("the link is down")
             made()
 
-        return body if launch.op == "copy_back" else made
+        is_back = launch.phase is Phase.UPDATE and dict(launch.attrs).get("to") == HOST_SIDE
+        return body if is_back else made
 
     moving()
     fresh = Net()
     job().fit(fresh, data(), steps=0, progress=False)
     monkeypatch.setattr(loading, "_bind", failing)
     model = Net()
-    with pytest.raises(af.ActorFailed, match="copy_back"):
+    with pytest.raises(af.ActorFailed, match="copy_to"):
         job().fit(model, data(), steps=9, progress=False)
     assert_same(model.state(), fresh.state())
 

@@ -21,7 +21,7 @@ from compiler.graph import GraphBuilder, Output
 from compiler.lowering.lower import lower
 from compiler.ops.activation import TANH
 from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_BACK, COPY_IN, COPY_OUT, Copies, direction, host_values
+from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy, places
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
@@ -93,6 +93,15 @@ def same(one, other):
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+def ways(graph):
+    """Return the way of each copy: in, out, or back over a variable."""
+    made = [node for node in graph.nodes if is_copy(node)]
+    return [
+        "in" if node.attrs["to"] != HOST_SIDE else ("out", "back")[len(node.inputs) - 1]
+        for node in made
+    ]
+
+
 def copies(plan, name):
     return [a for a in plan.actors if a.name.partition(".")[0] == name]
 
@@ -131,10 +140,9 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
     moved = check(offload.run(graph, names, target, bucket_bytes=bucket), "offload")
     moved = check(spill.run(moved, idle, target, bucket_bytes=bucket), "spill")
     same(evaluate_graphs(moved, values), evaluate_graphs(graph, values))
-    ops = [node.op for node in moved.nodes]
-    assert ops.count(COPY_BACK) == len(names)
-    assert ops.count(COPY_OUT) == len(idle)
-    assert ops.count(COPY_IN) == len(names) + len(idle)
+    assert ways(moved).count("back") == len(names)
+    assert ways(moved).count("out") == len(idle)
+    assert ways(moved).count("in") == len(names) + len(idle)
     plan = planned(moved, target, snapshot_every=2)
     check_races(plan)
 
@@ -142,11 +150,11 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
 def test_only_copies_touch_what_lives_on_the_host():
     graph, target = adam_job(), linked(FAST)
     moved = offload.run(graph, offload.state_names(graph), target)
-    on_host = host_values(moved)
+    on_host = {v for v, place in enumerate(places(moved)) if place == HOST_SIDE}
     touching = [
         n for n in moved.nodes if on_host & {*n.inputs, *n.outputs} and n.op is not VARIABLE
     ]
-    assert {n.op for n in touching} == {COPY_IN, COPY_BACK}
+    assert {n.op for n in touching} == {COPY_TO}
     assert len(on_host) == 4 * 4  # m and v of four layers, before and after
 
 
@@ -155,7 +163,7 @@ def test_a_late_reader_of_a_view_reads_the_same_view_of_the_copy():
     hidden = [n.outputs[0] for n in graph.nodes if n.op is TANH]
     moved = spill.run(graph, hidden, target)
     late = [n for n in moved.nodes if n.op is TRANSPOSE and moved.producers()[n.inputs[0]] >= 0]
-    back = {n.outputs[0] for n in moved.nodes if n.op is COPY_IN}
+    back = {n.outputs[0] for n in moved.nodes if is_copy(n) and n.attrs["to"] == 0}
     assert any([view.inputs[0] in back for view in late])
 
 
@@ -185,7 +193,9 @@ def test_an_output_cannot_be_taken_out():
 def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
     graph = adam_job(1)
     nodes = [
-        replace(n, attrs=Attrs({**n.attrs, "memory": "host"})) if n.attrs.get("name") == "m0" else n
+        replace(n, attrs=Attrs({**n.attrs, "place": HOST_SIDE}))
+        if n.attrs.get("name") == "m0"
+        else n
         for n in graph.nodes
     ]
     with pytest.raises(InternalError, match=r"adamw_update at .* reads a value in host memory"):
@@ -195,13 +205,13 @@ def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
 def test_copies_have_the_type_of_what_they_copy():
     b = GraphBuilder()
     x = b.one(INPUT, name="x", dtype="float32", shape=(3,))
-    host = b.one(COPY_OUT, x, bucket=0)
-    assert b.type_of(b.one(COPY_IN, host, bucket=0)) == b.type_of(x)
+    host = b.one(COPY_TO, x, to=HOST_SIDE, bucket=0)
+    assert b.type_of(b.one(COPY_TO, host, to=0, bucket=0)) == b.type_of(x)
     other = variable(b, "m", (4,), role="optimizer")
     with pytest.raises(
         CompileError, match=r"needs variable of type float32\[3\], got float32\[4\]"
     ):
-        b.one(COPY_BACK, x, other, bucket=0)
+        b.one(COPY_TO, x, other, to=HOST_SIDE, bucket=0)
 
 
 def test_a_link_takes_its_latency_and_the_time_of_the_bytes():
@@ -468,5 +478,4 @@ def test_state_far_from_other_updates_goes_first(chosen, small_pieces):
     assert 0 < len(choice.state) < 12
     first = offload.state_updates(offload.with_early_updates(graph))[0]
     assert set(first.names) <= set(choice.state)
-    ways = [direction(node) for node in moved.nodes]
-    assert ways.count(Copies.IN) == len(choice.state)
+    assert ways(moved).count("in") == len(choice.state)

@@ -19,7 +19,7 @@ from compiler.fusion.expansion import expand
 from compiler.graph import GraphBuilder, Output
 from compiler.ops import standard
 from compiler.ops.sources import INPUT
-from compiler.registry import Op, cost, find_op, infer_type, reference, view, writes
+from compiler.registry import Op, cost, find_op, infer_type, reference, view
 from compiler.rules import gradient
 from compiler.types import DType, TensorType, numpy_dtype
 
@@ -211,7 +211,7 @@ def launched(node, given, inputs, types):
             kernel_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     kernel = catalogue.binders()[name]
-    for output, index in writes.get(node.op):  # it may leave what does not change
+    for output, index in node.writes:  # it may leave what does not change
         made[output][...] = inputs[index]
 
     def bind(needs, inputs, outputs):
@@ -241,7 +241,7 @@ def launched(node, given, inputs, types):
     np.testing.assert_equal(again, fresh)
     for a, old in zip(inputs, before, strict=True):
         a[...] = old
-    for output, index in writes.get(node.op):
+    for output, index in node.writes:
         is_alike = inputs[index].strides == made[output].strides
         assert (output, index) in needs.in_place or not is_alike or name.endswith(".upcast")
     for output, index in needs.in_place:

@@ -154,5 +154,5 @@ def test_a_plan_that_does_not_order_an_update_and_its_copy_out_is_refused(both):
             edges_into.setdefault(after, []).append(register.id)
     assert len(edges_into) >= 3
     for edges in edges_into.values():
-        with pytest.raises(RaceError, match=r"copy_back in 'optimizer'"):
+        with pytest.raises(RaceError, match=r"copy_to in 'optimizer'"):
             check_races(without(moved, *edges))

@@ -1,0 +1,71 @@
+"""Where values lie: in the place of a copy, of a source that says so, else with their node."""
+
+from dataclasses import replace
+
+import pytest
+from graphs import Target, variable
+
+from compiler.attrs import Attrs
+from compiler.errors import InternalError
+from compiler.graph import GraphBuilder
+from compiler.lowering.step_program import make_program
+from compiler.lowering.storage import assign_storage
+from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy, place_number, places
+from compiler.ops.elementwise import EXP
+from compiler.ops.shape import TRANSPOSE
+from compiler.ops.sources import INPUT
+
+TARGET = Target("fake", ("exp", "copy"), lambda call: 1.0, lambda call: 0, None)
+
+
+def moved():
+    """An input on the host's side comes to device 0, is looked at, and its exp goes to device 1."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(2, 3), place=HOST_SIDE)
+    here = b.one(COPY_TO, x, to=0, bucket=0)
+    turned = b.one(TRANSPOSE, here, perm=(1, 0))
+    made = b.one(EXP, turned)
+    there = b.one(COPY_TO, made, to=1, bucket=1)
+    return b, (x, here, turned, made, there)
+
+
+def test_a_value_lies_where_its_node_computes_unless_a_copy_or_a_source_says_otherwise():
+    b, values = moved()
+    b.nodes[-1] = replace(b.nodes[-1], device=5)  # what runs a copy says nothing of its place
+    graph = b.freeze()
+    assert [place_number(graph, v) for v in values] == [HOST_SIDE, 0, 0, 0, 1]
+    assert [is_copy(node) for node in graph.nodes] == [False, True, False, False, True]
+    on_device_2 = replace(graph, nodes=tuple([replace(n, device=2) for n in graph.nodes]))
+    assert places(on_device_2) == (HOST_SIDE, 0, 0, 2, 1)
+
+
+def test_a_copy_with_a_second_input_writes_over_it_and_one_without_writes_over_nothing():
+    b, (_, here, *_) = moved()
+    over = b.one(COPY_TO, here, variable(b, "v", (2, 3)), to=0, bucket=2)
+    graph = b.freeze()
+    assert [n.writes for n in graph.nodes if is_copy(n)] == [(), (), ((0, 1),)]
+    root = assign_storage(graph).root
+    assert root[over] == graph.nodes[-1].inputs[1]
+    assert root[here] == here
+
+
+@pytest.mark.parametrize(
+    ("device", "to", "message"),
+    [
+        (1, 1, r"exp at .* reads a value in the memory of device 0"),
+        (0, 0, r"copy_to at .* reads a value in the memory of device 0"),
+    ],
+)
+def test_a_launch_of_another_device_and_a_copy_that_goes_nowhere_are_bugs(device, to, message):
+    b, _ = moved()
+    nodes = [replace(n, device=device) if n.op is EXP else n for n in b.freeze().nodes]
+    nodes[-1] = replace(nodes[-1], attrs=Attrs({"to": to, "bucket": 1}))
+    with pytest.raises(InternalError, match=message):
+        make_program(replace(b.freeze(), nodes=tuple(nodes)), TARGET, 1, 0)
+
+
+def test_what_reads_host_memory_and_is_no_copy_is_a_bug():
+    b, (x, *_) = moved()
+    b.one(EXP, x)
+    with pytest.raises(InternalError, match=r"exp at .* reads a value in host memory"):
+        make_program(b.freeze(), TARGET, 1, 0)
