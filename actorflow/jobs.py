@@ -51,6 +51,7 @@ from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
+from compiler.placement import HOST
 from compiler.plan import Plan
 from compiler.types import TensorType
 
@@ -258,7 +259,7 @@ class Job:
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
-        from actorflow.compile.targets import HostTarget
+        from actorflow.compile.targets import hardware_for
 
         settings = Settings.from_env(os.environ)
         configure(settings.log_level)
@@ -271,14 +272,14 @@ class Job:
             evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
-        target = HostTarget()
+        hardware = hardware_for((HOST,))
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation, num_ranks)
             options = replace(options, verify=settings.verify, skips_broken_steps=skips)
-            key = cache_key(graph, options, target.fingerprint, evaluated)
+            key = cache_key(graph, options, hardware.fingerprint, evaluated)
             if key not in self._plans:
-                self._plans[key] = compiled_plan(key, graph, target, options, settings, evaluated)
+                self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]
 
     def _compile_options(

@@ -207,13 +207,14 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     """Return the processor's seconds for each pass and for what surrounds them."""
     from actorflow.compile.native import ready_native
     from actorflow.compile.plan_cache import cache_key
-    from actorflow.compile.targets import HostTarget
+    from actorflow.compile.targets import hardware_for
     from actorflow.settings import Settings
     from actors.race import check_races
     from compiler.gc_pause import collector_paused
     from compiler.lowering.lower import lower
     from compiler.options import CompileOptions
     from compiler.pipeline import PASSES
+    from compiler.placement import HOST
     from compiler.plan import Plan
     from compiler.verify import verify_plan
 
@@ -233,11 +234,11 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     timed("same graph?", lambda: job.graph(model, types))
     settings = Settings.from_env(os.environ)
     ready_native(settings)
-    options, target = CompileOptions("train"), HostTarget()
-    timed("key", lambda: cache_key(graph, options, target.fingerprint))
+    options, hardware = CompileOptions("train"), hardware_for((HOST,))
+    timed("key", lambda: cache_key(graph, options, hardware.fingerprint))
     for step in [step for step in PASSES if step.is_wanted(options)]:
         graph = timed(step.name, lambda step=step, graph=graph: step.run(graph))
-    plan = timed("lower", lambda: lower(graph, target, options, ""))
+    plan = timed("lower", lambda: lower(graph, hardware, options, ""))
     timed("verify", lambda: verify_plan(plan))
     timed("races", lambda: check_races(plan))
     data = timed("to bytes", plan.to_bytes)

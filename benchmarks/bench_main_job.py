@@ -139,9 +139,10 @@ def starts(repeats: int) -> None:
 def compile_demo(repeats: int) -> None:
     import char_gpt as demo
 
-    from actorflow.compile.targets import HostTarget
+    from actorflow.compile.targets import hardware_for
     from compiler.options import CompileOptions
     from compiler.pipeline import compile_graph
+    from compiler.placement import HOST
     from compiler.types import DType, TensorType
 
     tokens = TensorType(DType.INT32, (demo.BATCH, demo.SEQ))
@@ -149,7 +150,7 @@ def compile_demo(repeats: int) -> None:
     for _ in range(repeats):
         before = time.perf_counter()
         graph = demo.train.graph(demo.CharLM(), {"x": tokens, "y": tokens})
-        compile_graph(graph, HostTarget(), CompileOptions("train", snapshot_seconds=5.0))
+        compile_graph(graph, hardware_for((HOST,)), CompileOptions("train", snapshot_seconds=5.0))
         seconds.append(time.perf_counter() - before)
     row("trace and compile of the demo", "<= 1 s", f"{statistics.median(seconds):.3f} s")
 
@@ -158,10 +159,11 @@ def compile_deep(repeats: int) -> None:
     """Compile training graphs of Linear + GELU + residual layers of growing depth."""
     import actorflow as af
     from actorflow import nn
-    from actorflow.compile.targets import HostTarget
+    from actorflow.compile.targets import hardware_for
     from compiler.options import CompileOptions
     from compiler.passes import autodiff
     from compiler.pipeline import compile_graph
+    from compiler.placement import HOST
     from compiler.types import DType, TensorType
 
     class Deep(nn.Module):
@@ -184,7 +186,7 @@ def compile_deep(repeats: int) -> None:
         for _ in range(max(1, repeats - 2)):
             before = time.perf_counter()
             graph = train.graph(Deep(depth), spec)
-            compile_graph(graph, HostTarget(), CompileOptions("train"))
+            compile_graph(graph, hardware_for((HOST,)), CompileOptions("train"))
             seconds.append(time.perf_counter() - before)
             nodes = len(autodiff.run(graph).nodes)
         measured.append((nodes, statistics.median(seconds)))

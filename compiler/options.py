@@ -49,7 +49,6 @@ class CompileOptions:
     offload: str = "auto"
     precision: str = "fp32"
     evaluate_precision: str = "fp32"
-    alignment: int = 64
     skips_broken_steps: bool = False
     verify: bool = False
 

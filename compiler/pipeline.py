@@ -44,7 +44,7 @@ from compiler.passes import (
 from compiler.passes.check import check
 from compiler.plan import Plan
 from compiler.rewrites import BudgetPass, Pass, check_order
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.verify import verify_plan
 
 PASSES: tuple[Pass | BudgetPass, ...] = (
@@ -126,19 +126,19 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
     # In host memory lies what the launches of the plan read, those that run again among them.
     BudgetPass(
         "recompute",
-        lambda graph, choice, target: recompute.run(graph, choice.launches),
+        lambda graph, choice, hardware: recompute.run(graph, choice.launches),
         ("order",),
         ("launches that run again",),
     ),
     BudgetPass(
         "offload",
-        lambda graph, choice, target: offload.run(graph, choice.state, target),
+        lambda graph, choice, hardware: offload.run(graph, choice.state, hardware),
         ("launches that run again",),
         ("state in host memory",),
     ),
     BudgetPass(
         "spill",
-        lambda graph, choice, target: spill.run(graph, choice.activations, target),
+        lambda graph, choice, hardware: spill.run(graph, choice.activations, hardware),
         ("state in host memory",),
         ("activations in host memory",),
     ),
@@ -157,7 +157,7 @@ Watch = Callable[[str, Graph], None]
 
 def compile_graph(
     graph: Graph,
-    target: Target,
+    hardware: Hardware,
     options: CompileOptions,
     watch: Watch | None = None,
     evaluation: Graph | None = None,
@@ -175,10 +175,10 @@ def compile_graph(
         evaluation = _rewritten(evaluation, its_steps, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
-        return lower(ordered, target, options, fingerprint, evaluation)
+        return lower(ordered, hardware, options, fingerprint, evaluation)
 
     if any([isinstance(step, BudgetPass) for step in steps]):
-        plan = _within_budget(graph, target, options, lowered, watch)
+        plan = _within_budget(graph, hardware, options, lowered, watch)
     else:
         plan = lowered(graph)
     # The plan is proven by other rules than those that made it.
@@ -205,7 +205,7 @@ def _rewritten(
 
 def _within_budget(
     graph: Graph,
-    target: Target,
+    hardware: Hardware,
     options: CompileOptions,
     lowered: Callable[[Graph], Plan],
     watch: Watch | None,
@@ -215,25 +215,25 @@ def _within_budget(
     from compiler.budget.trials import Trials
 
     def rewritten(choice: BudgetChoice) -> Graph:
-        return with_choice(graph, choice, target, options)
+        return with_choice(graph, choice, hardware, options)
 
-    choice, plan = meet_budget(Trials(graph, target, options, rewritten, lowered))
+    choice, plan = meet_budget(Trials(graph, hardware, options, rewritten, lowered))
     if watch is not None:
-        with_choice(graph, choice, target, options, watch)
+        with_choice(graph, choice, hardware, options, watch)
     return plan
 
 
 def with_choice(
     graph: Graph,
     choice: BudgetChoice,
-    target: Target,
+    hardware: Hardware,
     options: CompileOptions,
     watch: Watch | None = None,
 ) -> Graph:
     """Return an ordered graph with what was chosen for a budget."""
     for step in PASSES:
         if isinstance(step, BudgetPass):
-            graph = step.run(graph, choice, target)
+            graph = step.run(graph, choice, hardware)
             _look(graph, step.name, options, watch, "")
     return graph
 

@@ -98,3 +98,6 @@ class Place:
 HOST = Device(DeviceKind.HOST)
 PINNED = Place(HOST, Memory.PINNED)
 """Where devices meet the host: batches, outputs and snapshots, and values that are kept there."""
+
+HOST_SIDE = -1
+"""The place of what lies in PINNED memory, where a device's own memory has its number."""

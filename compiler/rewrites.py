@@ -14,7 +14,7 @@ from compiler.budget.choice import BudgetChoice
 from compiler.errors import InternalError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
-from compiler.target import Target
+from compiler.target import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class BudgetPass:
     """
 
     name: str
-    run: Callable[[Graph, BudgetChoice, Target], Graph]
+    run: Callable[[Graph, BudgetChoice, Hardware], Graph]
     needs: tuple[str, ...]
     provides: tuple[str, ...]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from compiler.attrs import Attrs
+from compiler.placement import HOST, HOST_SIDE, PINNED, Device, Place, StreamRole
 from compiler.registry import Layout
 from compiler.types import TensorType
 
@@ -65,25 +66,105 @@ class Link:
 
 
 class Target(Protocol):
-    """The kernels of one kind of device.
+    """What is known of a device before there is one: its kernels, and what its streams cost.
 
-    A device with memory of its own has an attribute `link` besides; ask `link_of`.
+    Plans depend on all of it, so the fingerprint covers it.
     """
 
     @property
     def fingerprint(self) -> str:
-        """Everything the answers depend on (libraries, versions): part of the plan's key."""
+        """Everything the answers depend on (libraries, versions, costs): part of the plan's key."""
+        ...
+
+    @property
+    def message_ns(self) -> float:
+        """What it takes until a stream that waits for another one goes on."""
+        ...
+
+    @property
+    def alignment(self) -> int:
+        """Offsets in its memory are multiples of it, in bytes."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """The way to the host's memory; None where the device works on that memory itself."""
         ...
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose a kernel. Raises LookupError when the device has none for this op."""
         ...
 
+    def collective_ns(self, size_bytes: int) -> float:
+        """Return what a collective over so many bytes is assumed to take.
 
-def link_of(target: Target) -> Link | None:
-    """Return the link to the host's memory; None where the device works on that memory itself.
+        Only the cut into chains depends on it.
+        """
+        ...
 
-    Plans depend on it, so it belongs in the target's fingerprint.
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a plan is made for: the devices of a job in order, each with its target.
+
+    A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory.
     """
-    link = getattr(target, "link", None)
-    return link if isinstance(link, Link) else None
+
+    devices: tuple[Device, ...]
+    targets: tuple[Target, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """What all answers depend on: of one device that is the host, its target's alone."""
+        if self.devices == (HOST,):
+            return self.targets[0].fingerprint
+        pairs = zip(self.devices, self.targets, strict=True)
+        return "; ".join([f"{device} {target.fingerprint}" for device, target in pairs])
+
+    def place(self, number: int) -> Place:
+        """Return where the values of a device lie."""
+        return PINNED if number == HOST_SIDE else self.devices[number].place
+
+    def alignment(self, place: Place) -> int:
+        """Return what offsets in a place are multiples of; in the host's, what suits all."""
+        pairs = zip(self.devices, self.targets, strict=True)
+        own = [target.alignment for device, target in pairs if device.place == place]
+        return max(own or [target.alignment for target in self.targets])
+
+    def message_ns(self, producer: int, consumer: int) -> float:
+        """Return what a wait of one device's stream for another stream, of any device, costs.
+
+        The slower of the two sets the pace: a thread wakes up late, whoever wakes it.
+        """
+        return max(self.targets[producer].message_ns, self.targets[consumer].message_ns)
+
+    def copy_stream(self, start: int, end: int) -> tuple[int, StreamRole]:
+        """Return whose stream copies from place to place, and the role of that stream.
+
+        What leaves a device that is not the host goes out by its own, whatever it goes to.
+        """
+        is_host = [n == HOST_SIDE or self.devices[n].kind is HOST.kind for n in (start, end)]
+        if start == HOST_SIDE or is_host == [True, False]:
+            return end, StreamRole.H2D
+        return start, StreamRole.D2H
+
+    def link(self, here: int, there: int) -> Link | None:
+        """Return the way between two memories, `in` leading here; None where both are the host's.
+
+        Between two devices it leads through the host, without a stop.
+        """
+        near, far = [None if n == HOST_SIDE else self.targets[n].link for n in (here, there)]
+        if far is None:
+            return near
+        if near is None:
+            return Link(far.out_bytes_per_ns, far.in_bytes_per_ns, far.latency_ns)
+        return Link(
+            min(near.in_bytes_per_ns, far.out_bytes_per_ns),
+            min(near.out_bytes_per_ns, far.in_bytes_per_ns),
+            near.latency_ns + far.latency_ns,
+        )
+
+
+def one_device(target: Target, device: Device = HOST) -> Hardware:
+    """Return what a plan of a single device is made for."""
+    return Hardware((device,), (target,))

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from actorflow.compile.native import compiled, has_refusals
 from actorflow.compile.plan_cache import PlanCache, is_ready
-from actorflow.compile.targets import HostTarget
 from actorflow.logs import logger, once
 from actorflow.settings import Settings
 from compiler.gc_pause import collector_paused
 from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.plan import Plan
+from compiler.target import Hardware
 
 
 @collector_paused()
 def compiled_plan(
     key: str,
     graph: Graph,
-    target: HostTarget,
+    hardware: Hardware,
     options: CompileOptions,
     settings: Settings,
     evaluation: Graph | None,
@@ -40,7 +40,7 @@ def compiled_plan(
     before = time.perf_counter()
     plan = compiled(
         options.name,
-        lambda: compile_graph(graph, target, options, dumper(settings.dump), evaluation),
+        lambda: compile_graph(graph, hardware, options, dumper(settings.dump), evaluation),
     )
     check_races(plan)
     seconds = time.perf_counter() - before

@@ -1,11 +1,18 @@
-"""The bridge from planning to kernels: `compiler.target.Target` answered by `actors.kernels`."""
+"""The bridge from planning to kernels: `compiler.target.Target` answered by `actors.kernels`.
+
+`hardware_for` is how the roof says what a plan is made for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.kernels import catalogue
 from actors.kernels.kernel import Operand as KernelOperand
+from compiler.errors import CompileError
+from compiler.placement import Device, DeviceKind
 from compiler.registry import Op, runs_as
-from compiler.target import CallOperand, KernelCall, KernelInfo
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Target
 
 
 class HostTarget:
@@ -13,6 +20,14 @@ class HostTarget:
 
     Library kernels stand before numpy's in the catalogue.
     """
+
+    message_ns = 20_000.0
+    """A thread that waits is woken by another one."""
+
+    alignment = 64
+    """A line of the cache."""
+
+    link = None
 
     @property
     def fingerprint(self) -> str:
@@ -24,6 +39,22 @@ class HostTarget:
         family = runs_as.get(Op(call.op))
         name, needs = catalogue.choose(call.op, call.attrs, *_operands(call), family)
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+    def collective_ns(self, size_bytes: int) -> float:
+        """Return what is assumed of ranks that meet on a network of 5 GB/s."""
+        return 50_000.0 + size_bytes / 5.0
+
+
+def hardware_for(devices: Sequence[Device]) -> Hardware:
+    """Return what a plan for some devices is made for. Raises CompileError; see `target_for`."""
+    return Hardware(tuple(devices), tuple([target_for(device) for device in devices]))
+
+
+def target_for(device: Device) -> Target:
+    """Return what is known of a device. Raises CompileError for a kind without kernels."""
+    if device.kind is DeviceKind.HOST:
+        return HostTarget()
+    raise CompileError(f"nothing is compiled for device {device} yet; there are kernels for host")
 
 
 def is_taken_elsewhere(call: KernelCall) -> bool:

@@ -26,11 +26,10 @@ from compiler.budget.choice import BudgetChoice
 from compiler.budget.trials import Trials
 from compiler.graph import Graph
 from compiler.lowering.buffers import copy_info
-from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
-from compiler.ops.copies import HOST_SIDE
+from compiler.placement import HOST_SIDE
 from compiler.rates import needed_per_step
-from compiler.target import Target, link_of
+from compiler.target import Hardware
 from compiler.types import TensorType, ValueId
 
 MIN_ACTIVATION_BYTES = 1 << 20
@@ -49,6 +48,7 @@ class _Candidate:
     """What goes together, its bytes, its time on the link, and the time that it has for that.
 
     `most_ns`: the time that saving the bytes in another way takes; None if there is none.
+    `messages_ns`: what the two waits for the copies cost.
     """
 
     state: tuple[str, ...]
@@ -58,11 +58,12 @@ class _Candidate:
     out_ns: float
     spare_ns: float
     most_ns: float | None
+    messages_ns: float
 
     @property
     def late_ns(self) -> float:
         """Time by which the copies are longer than what they have."""
-        return max(0.0, self.in_ns + self.out_ns + 2 * MESSAGE_NS - self.spare_ns)
+        return max(0.0, self.in_ns + self.out_ns + self.messages_ns - self.spare_ns)
 
 
 def choose_offload(trials: Trials) -> BudgetChoice:
@@ -78,10 +79,10 @@ def choose_offload(trials: Trials) -> BudgetChoice:
         return max(size - budget, 0), trials.step_ns(choice), -size
 
     nothing = BudgetChoice()
-    if trials.arena_bytes(nothing) <= budget or link_of(trials.target) is None:
+    if trials.arena_bytes(nothing) <= budget or trials.hardware.link(0, HOST_SIDE) is None:
         return nothing
     step_ns = trials.step_ns(nothing)
-    ranked = _rank(_candidates(trials.graph, trials.target, step_ns), step_ns)
+    ranked = _rank(_candidates(trials.graph, trials.hardware, step_ns), step_ns)
     state = [candidate for candidate in ranked if candidate.state]
     rows = [state, ranked] if 0 < len(state) < len(ranked) else [ranked]
     return min([nothing, *[_search(row, trials) for row in rows]], key=cost)
@@ -111,26 +112,26 @@ def _chosen(candidates: Sequence[_Candidate]) -> BudgetChoice:
     return BudgetChoice(state=state, activations=activations)
 
 
-def _candidates(graph: Graph, target: Target, step_ns: float) -> list[_Candidate]:
+def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candidate]:
     """Return all candidates, state first, each kind in order of time."""
     found: list[_Candidate] = []
     early = offload.with_early_updates(graph)
     updates = offload.state_updates(early)
     if updates:
         rate = needed_per_step(early)[updates[0].node]
-        times = launch_times(early, target, is_per_step=rate)
+        times = launch_times(early, hardware, is_per_step=rate)
         free_ns = 0.0
         for update in updates:
             node = early.nodes[update.node]
             types = [early.types[node.inputs[position]] for position in update.positions]
             spare_ns = times.begin_ns[update.node] - free_ns
             free_ns = times.begin_ns[update.node]
-            found.append(_candidate(update.names, None, types, spare_ns, None, target))
-    for idle in spill.idle_values(graph, target):
+            found.append(_candidate(update.names, None, types, spare_ns, None, hardware))
+    for idle in spill.idle_values(graph, hardware):
         type_ = graph.types[idle.value]
         is_long = idle.idle_ns >= MIN_IDLE_SHARE * step_ns
         if is_long and type_.size_bytes >= MIN_ACTIVATION_BYTES:
-            found.append(_candidate((), idle.value, [type_], idle.idle_ns, idle.made_ns, target))
+            found.append(_candidate((), idle.value, [type_], idle.idle_ns, idle.made_ns, hardware))
     return found
 
 
@@ -140,14 +141,16 @@ def _candidate(
     types: list[TensorType],
     spare_ns: float,
     most_ns: float | None,
-    target: Target,
+    hardware: Hardware,
 ) -> _Candidate:
     in_ns, out_ns = [
-        sum([copy_info(target, *ends, type_).duration_ns for type_ in types])
+        sum([copy_info(hardware, *ends, type_).duration_ns for type_ in types])
         for ends in ((HOST_SIDE, 0), (0, HOST_SIDE))
     ]
     size = sum([type_.size_bytes for type_ in types])
-    return _Candidate(state, activation, size, in_ns, out_ns, spare_ns, most_ns)
+    return _Candidate(
+        state, activation, size, in_ns, out_ns, spare_ns, most_ns, 2 * hardware.message_ns(0, 0)
+    )
 
 
 def _rank(candidates: Sequence[_Candidate], step_ns: float) -> list[_Candidate]:

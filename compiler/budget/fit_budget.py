@@ -54,9 +54,10 @@ class _RecomputeSearch:
     def __init__(self, trials: Trials, base: BudgetChoice) -> None:
         self.trials, self.base, self.options = trials, base, trials.options
         graph = trials.graph
-        drafts = draft_launches(graph, assign_storage(graph), trials.target)
+        drafts = draft_launches(graph, assign_storage(graph), trials.hardware)
         self.described = describe(graph, drafts)
-        self.planner = Planner(self.described.problem, alignment=self.options.alignment)
+        alignment = trials.hardware.targets[0].alignment
+        self.planner = Planner(self.described.problem, alignment=alignment)
         memory = trials.plan(base).memory[0]
         self.beside = memory.peak_bytes - memory.temporary_bytes - memory.unused_bytes
 

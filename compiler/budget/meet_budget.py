@@ -16,8 +16,8 @@ from compiler.budget.fit_budget import fit
 from compiler.budget.offload import state_names
 from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
+from compiler.placement import HOST_SIDE
 from compiler.plan import Plan, Recomputation
-from compiler.target import link_of
 
 NOTHING = BudgetChoice()
 
@@ -32,7 +32,7 @@ def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
     state_on_host = BudgetChoice(state=state_names(trials.graph))
     if options.offload == "optimizer":
         return fit(trials, state_on_host)
-    has_way = options.offload != "none" and link_of(trials.target) is not None
+    has_way = options.offload != "none" and trials.hardware.link(0, HOST_SIDE) is not None
     if not has_way or not budget or trials.arena_bytes(NOTHING) <= budget:
         return fit(trials, NOTHING)
     again = _recomputed(trials)

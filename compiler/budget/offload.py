@@ -27,13 +27,13 @@ from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node, Write, consumers, new_value
 from compiler.lowering.buffers import copy_info
-from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import launch_times
 from compiler.lowering.order import launches_in_order, place_views
-from compiler.ops.copies import COPY_TO, HOST_SIDE
+from compiler.ops.copies import COPY_TO
 from compiler.ops.sources import VARIABLE
+from compiler.placement import HOST_SIDE
 from compiler.rates import needed_per_step
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import Phase, TensorType, ValueId
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ def state_bytes(graph: Graph, update: StateUpdate) -> int:
 
 
 def run(
-    graph: Graph, names: Sequence[str], target: Target, *, bucket_bytes: int | None = None
+    graph: Graph, names: Sequence[str], hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> Graph:
     """Return an ordered graph with the variables of these names in host memory. O(nodes).
 
@@ -115,7 +115,7 @@ def run(
     updates = _chosen(graph, names)
     sizes = [state_bytes(graph, update) for update in updates]
     buckets = fill_buckets(updates, sizes, bucket_bytes)
-    return _StateCopies(graph, buckets, _start(graph, buckets, target)).run()
+    return _StateCopies(graph, buckets, _start(graph, buckets, hardware)).run()
 
 
 def with_early_updates(graph: Graph) -> Graph:
@@ -172,25 +172,26 @@ def fill_buckets(
 
 
 def _start(
-    graph: Graph, buckets: tuple[tuple[StateUpdate, ...], ...], target: Target
+    graph: Graph, buckets: tuple[tuple[StateUpdate, ...], ...], hardware: Hardware
 ) -> ValueId | None:
     """Return the value after which the first two buckets come in; None: at once.
 
     It is the last one that leaves both copies enough time before the updates that wait for them.
     """
     is_per_step = needed_per_step(graph)[buckets[0][0].node]
-    times = launch_times(graph, target, is_per_step=is_per_step)
+    times = launch_times(graph, hardware, is_per_step=is_per_step)
     latest, needed = inf, 0.0
+    messages_ns = 2 * hardware.message_ns(0, 0)
     for bucket in buckets[:2]:
-        needed += sum([_copy_in_ns(graph, update, target) for update in bucket])
-        latest = min(latest, times.begin_ns[bucket[0].node] - needed - 2 * MESSAGE_NS)
+        needed += sum([_copy_in_ns(graph, update, hardware) for update in bucket])
+        latest = min(latest, times.begin_ns[bucket[0].node] - needed - messages_ns)
     return times.last_before(latest)
 
 
-def _copy_in_ns(graph: Graph, update: StateUpdate, target: Target) -> float:
+def _copy_in_ns(graph: Graph, update: StateUpdate, hardware: Hardware) -> float:
     node = graph.nodes[update.node]
     types = [graph.types[node.inputs[position]] for position in update.positions]
-    return sum([copy_info(target, HOST_SIDE, node.device, type_).duration_ns for type_ in types])
+    return sum([copy_info(hardware, HOST_SIDE, node.device, type_).duration_ns for type_ in types])
 
 
 class _StateCopies:

@@ -26,12 +26,12 @@ from compiler.budget.offload import fill_buckets
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import copy_info
-from compiler.lowering.chains import MESSAGE_NS
 from compiler.lowering.launch_times import LaunchTimes, launch_times
 from compiler.lowering.storage import Storage, assign_storage
-from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy
+from compiler.ops.copies import COPY_TO, is_copy
+from compiler.placement import HOST_SIDE
 from compiler.registry import is_comm
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import TensorType, ValueId
 
 
@@ -49,13 +49,13 @@ class Idle:
     made_ns: float
 
 
-def idle_values(graph: Graph, target: Target) -> tuple[Idle, ...]:
+def idle_values(graph: Graph, hardware: Hardware) -> tuple[Idle, ...]:
     """Return the values that could go to host memory, in the order in which they are made.
 
     Not those of sources, outputs, and what is written over. O(nodes).
     """
     storage = assign_storage(graph)
-    times = launch_times(graph, target, is_per_step=False)
+    times = launch_times(graph, hardware, is_per_step=False)
     readers: dict[ValueId, list[int]] = {}
     for index in times.nodes:
         for root in dict.fromkeys([storage.root[v] for v in graph.nodes[index].inputs]):
@@ -100,7 +100,7 @@ def _idle(
 
 
 def run(
-    graph: Graph, values: Sequence[ValueId], target: Target, *, bucket_bytes: int | None = None
+    graph: Graph, values: Sequence[ValueId], hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> Graph:
     """Return an ordered graph with these values in host memory while they are idle. O(nodes).
 
@@ -110,7 +110,7 @@ def run(
     if not values:
         return graph
     wanted = dict.fromkeys(values)
-    chosen = [idle for idle in idle_values(graph, target) if idle.value in wanted]
+    chosen = [idle for idle in idle_values(graph, hardware) if idle.value in wanted]
     if len(chosen) < len(wanted):
         known = {idle.value for idle in chosen}
         stays = next(value for value in wanted if value not in known)
@@ -125,7 +125,7 @@ def run(
         bucket_bytes,
         lambda bucket, idle: idle.maker >= _first_reader(bucket),
     )
-    return _SpillCopies(graph, buckets, _starts(graph, buckets, target)).run()
+    return _SpillCopies(graph, buckets, _starts(graph, buckets, hardware)).run()
 
 
 _Bucket = tuple[Idle, ...]
@@ -140,21 +140,22 @@ def _first_reader(bucket: Sequence[Idle]) -> int:
 
 
 def _starts(
-    graph: Graph, buckets: tuple[_Bucket, ...], target: Target
+    graph: Graph, buckets: tuple[_Bucket, ...], hardware: Hardware
 ) -> tuple[ValueId | None, ...]:
     """Return, per bucket, the value after which it comes in; None: as soon as it is out.
 
     From the last one needed to the first: each arrives when it is needed, or when the link has to
     begin with the next, whatever is earlier.
     """
-    times = launch_times(graph, target, is_per_step=False)
+    times = launch_times(graph, hardware, is_per_step=False)
     starts: list[ValueId | None] = [None] * len(buckets)
     latest = times.ends_ns[-1]
+    messages_ns = 2 * hardware.message_ns(0, 0)
     for k in sorted(range(len(buckets)), key=lambda k: -_first_reader(buckets[k])):
-        latest = min(latest, times.begin_ns[_first_reader(buckets[k])] - 2 * MESSAGE_NS)
+        latest = min(latest, times.begin_ns[_first_reader(buckets[k])] - messages_ns)
         for idle in buckets[k]:
             device, type_ = graph.nodes[idle.maker].device, graph.types[idle.value]
-            latest -= copy_info(target, HOST_SIDE, device, type_).duration_ns
+            latest -= copy_info(hardware, HOST_SIDE, device, type_).duration_ns
         starts[k] = times.last_before(latest)
     return tuple(starts)
 

@@ -10,7 +10,7 @@ from compiler.graph import Graph
 from compiler.lowering.step_program import make_program
 from compiler.options import CompileOptions
 from compiler.plan import Plan
-from compiler.target import Target
+from compiler.target import Hardware
 
 _KEPT = 4
 """Graphs and plans at hand: the last few, for a plan of 100,000 launches is hundreds of MB."""
@@ -26,13 +26,13 @@ class Trials:
     def __init__(
         self,
         graph: Graph,
-        target: Target,
+        hardware: Hardware,
         options: CompileOptions,
         rewrite: Callable[[BudgetChoice], Graph],
         lower: Callable[[Graph], Plan],
     ) -> None:
         self.graph = graph
-        self.target = target
+        self.hardware = hardware
         self.options = options
         rewritten = lru_cache(_KEPT)(rewrite)
         self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
@@ -41,7 +41,7 @@ class Trials:
         """Return the bytes on the device that computes; an arena of another kind has no budget."""
         self.step_ns = lru_cache(None)(
             lambda choice: (
-                make_program(rewritten(choice), target, options.num_streams, 0).makespan_ns
+                make_program(rewritten(choice), hardware, options.num_streams, 0).makespan_ns
             )
         )
         """Return the estimated time of a step, copies included."""

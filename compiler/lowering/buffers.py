@@ -15,17 +15,11 @@ from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
 from compiler.lowering.storage import Storage, call_of, dense_layout, is_dense
-from compiler.ops.copies import HOST_SIDE, is_copy, place_number, places
+from compiler.ops.copies import is_copy, place_number, places
 from compiler.ops.shape import COPY
 from compiler.registry import is_comm
-from compiler.target import CallOperand, KernelCall, KernelInfo, Target, link_of
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Target
 from compiler.types import TensorType, ValueId
-
-COMM_LATENCY_NS = 50_000.0
-"""What a collective is assumed to take besides its bytes; only the cut into chains needs it."""
-
-COMM_BYTES_PER_NS = 5.0
-"""Bytes that a collective is assumed to finish per nanosecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +47,8 @@ class Buffers:
     of_root: dict[ValueId, int]
 
 
-def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[LaunchDraft, ...]:
-    """Choose a kernel for every launch. Raises CompileError when the target has none for an op."""
+def draft_launches(graph: Graph, storage: Storage, hardware: Hardware) -> tuple[LaunchDraft, ...]:
+    """Choose a kernel for every launch. Raises CompileError when a device has none for an op."""
     drafts: list[LaunchDraft] = []
     # Layers repeat: calls are told apart by the numbers of their operands, not by their contents.
     numbers = _operand_numbers(graph, storage)
@@ -66,7 +60,7 @@ def draft_launches(graph: Graph, storage: Storage, target: Target) -> tuple[Laun
         key = (node.op, node.attrs, inputs, tuple([numbers[v] for v in node.outputs]))
         if key not in answers:
             try:
-                answers[key] = _kernel_of(graph, storage, node, target)
+                answers[key] = _kernel_of(graph, storage, node, hardware)
             except LookupError as error:
                 raise CompileError(f"{node.source}: {error.args[0]}") from None
         drafts.append(LaunchDraft(node, answers[key]))
@@ -85,30 +79,30 @@ def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
     ]
 
 
-def _kernel_of(graph: Graph, storage: Storage, node: Node, target: Target) -> KernelInfo:
-    """Ask the target for a node's kernel. Raises LookupError when it has none."""
+def _kernel_of(graph: Graph, storage: Storage, node: Node, hardware: Hardware) -> KernelInfo:
+    """Ask the target of its device for a node's kernel. Raises LookupError when it has none."""
+    target = hardware.targets[0]
     if is_comm.get(node.op):
         moved = sum([graph.types[v].size_bytes for v in node.inputs])
-        duration_ns = COMM_LATENCY_NS + moved / COMM_BYTES_PER_NS
-        return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=duration_ns)
+        time_ns = target.collective_ns(moved)
+        return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=time_ns)
     if is_copy(node):
         x = node.inputs[0]
-        return copy_info(target, place_number(graph, x), node.attrs.int_("to"), graph.types[x])
+        return copy_info(hardware, place_number(graph, x), node.attrs.int_("to"), graph.types[x])
     return target.query(call_of(node, graph.types, storage.layout.__getitem__))
 
 
-def copy_info(target: Target, start: int, end: int, type_: TensorType) -> KernelInfo:
+def copy_info(hardware: Hardware, start: int, end: int, type_: TensorType) -> KernelInfo:
     """Return what a copy from place to place needs: the kernel, and the link's time.
 
     Without a link, as on the host itself, it takes what any copy takes. Raises LookupError when the
-    target has no kernel for a copy.
+    device whose stream copies has no kernel for it.
     """
-    info = dense_copy(target, type_)
-    link = link_of(target)
+    device, _ = hardware.copy_stream(start, end)
+    info, link = dense_copy(hardware.targets[device], type_), hardware.link(end, start)
     if link is None:
         return replace(info, in_place=())
-    time = link.in_ns if start == HOST_SIDE else link.out_ns
-    return replace(info, in_place=(), duration_ns=time(type_.size_bytes))
+    return replace(info, in_place=(), duration_ns=link.in_ns(type_.size_bytes))
 
 
 def dense_copy(target: Target, type_: TensorType) -> KernelInfo:

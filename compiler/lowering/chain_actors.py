@@ -18,8 +18,8 @@ from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
-from compiler.ops.copies import HOST_SIDE, is_copy, place_number
-from compiler.placement import PINNED, StreamRole
+from compiler.ops.copies import is_copy, place_number
+from compiler.placement import HOST_SIDE, PINNED, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 

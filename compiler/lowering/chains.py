@@ -2,9 +2,9 @@
 
 A chain is a run of launches on one stream; it becomes one actor. With one compute stream and no
 communication there is one chain. Otherwise the launches are scheduled on virtual time, a message
-across streams costing `MESSAGE_NS`, and chains end where another stream waits for a result, and
-begin where they wait for one. A wait that an earlier one implies cuts nothing: each stream keeps
-how far it knows the others to be (a vector clock, Fidge 1988).
+across streams costing what their devices say, and chains end where another stream waits for a
+result, and begin where they wait for one. A wait that an earlier one implies cuts nothing: each
+stream keeps how far it knows the others to be (a vector clock, Fidge 1988).
 
 Communication gets a stream of its own. Small collectives are put together into buckets, so that a
 step has a handful of them, each started as soon as its last operand is there. So do copies to host
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -32,8 +32,8 @@ H2D_STREAM = -2
 D2H_STREAM = -3
 """The stream of all copies from the device to host memory."""
 
-MESSAGE_NS = 20_000.0
-"""What it takes until a thread that waits for another one goes on."""
+MessageNs = Callable[[int, int], float]
+"""What a wait for a stream of one device costs a stream of another, or of the same."""
 
 MAX_BUCKETS = 8
 """Collectives per step: enough to overlap with the backward pass, few enough to cost no latency."""
@@ -88,7 +88,9 @@ class Chains:
     order: tuple[tuple[int, int], ...]
 
 
-def form_chains(work: LaunchWork, launches: Sequence[int], num_streams: int) -> Chains:
+def form_chains(
+    work: LaunchWork, launches: Sequence[int], num_streams: int, message_ns: MessageNs
+) -> Chains:
     """Return the chains of some launches, which stand in order; what they wait for is among them.
 
     O(n log n + n * streams) for n launches with few dependencies each.
@@ -99,7 +101,7 @@ def form_chains(work: LaunchWork, launches: Sequence[int], num_streams: int) -> 
         total = sum([work.duration_ns[i] for i in launches])
         return Chains((LaunchChain(tuple(launches), 0, 0.0, total),), ())
     tasks = _tasks(work, launches)
-    return _cut(_schedule(tasks, num_streams))
+    return _cut(_schedule(tasks, num_streams, message_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def _buckets(work: LaunchWork, launches: Sequence[int], depth: dict[int, int]) -
     return buckets
 
 
-def _schedule(tasks: list[_Task], num_streams: int) -> list[_ScheduledTask]:
+def _schedule(tasks: list[_Task], num_streams: int, message_ns: MessageNs) -> list[_ScheduledTask]:
     """Place every task on a stream; return them in order of start.
 
     Whenever a compute stream is free, the first task in order that could start by then is placed on
@@ -203,7 +205,7 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_ScheduledTask]:
         for p in task.before:
             after[p].append(index)
     own = dict.fromkeys([task.stream for task in tasks if task.stream])
-    free = dict.fromkeys((*range(num_streams), *own), MESSAGE_NS) | {0: 0.0}
+    free = dict.fromkeys((*range(num_streams), *own), message_ns(0, 0)) | {0: 0.0}
     placed: dict[int, _ScheduledTask] = {}
     ready = sorted([(tasks[i].depth, i) for i, count in enumerate(waiting) if not count])
     later: list[tuple[float, int]] = []
@@ -215,7 +217,7 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_ScheduledTask]:
             index = heappop(later)[1]
             heappush(ready, (tasks[index].depth, index))
         index = heappop(ready)[1]
-        placed[index] = slot = _place(tasks[index], index, placed, free)
+        placed[index] = slot = _place(tasks[index], index, placed, free, message_ns)
         free[slot.stream] = slot.end_ns
         for successor in after[index]:
             waiting[successor] -= 1
@@ -230,7 +232,11 @@ def _schedule(tasks: list[_Task], num_streams: int) -> list[_ScheduledTask]:
 
 
 def _place(
-    task: _Task, index: int, placed: dict[int, _ScheduledTask], free: dict[int, float]
+    task: _Task,
+    index: int,
+    placed: dict[int, _ScheduledTask],
+    free: dict[int, float],
+    message_ns: MessageNs,
 ) -> _ScheduledTask:
     """Return the task's place on the stream where it ends first."""
     best: _ScheduledTask | None = None
@@ -238,7 +244,7 @@ def _place(
         if min(stream, 0) != task.stream:
             continue
         for p in task.before:
-            delay = 0.0 if placed[p].stream == stream else MESSAGE_NS
+            delay = 0.0 if placed[p].stream == stream else message_ns(0, 0)
             start = max(start, placed[p].end_ns + delay)
         if best is None or start < best.start_ns:
             end = start + task.duration_ns

@@ -26,7 +26,7 @@ from compiler.lowering.storage import Storage, call_of
 from compiler.ops.copies import is_copy
 from compiler.ops.shape import COPY
 from compiler.registry import Layout, inside, is_comm, is_source, view
-from compiler.target import CallOperand, KernelCall, KernelInfo, Target
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo
 from compiler.types import ValueId
 
 
@@ -62,14 +62,14 @@ def place_parts(
     storage: Storage,
     drafts: tuple[LaunchDraft, ...],
     chains: Sequence[ChainDraft],
-    target: Target,
+    hardware: Hardware,
 ) -> Placed:
     """Return what is left to run when parts are written in place where that can be."""
     before = Placed(graph, storage, drafts, tuple(chains))
     joining = [i for i, draft in enumerate(drafts) if inside.has(draft.node.op)]
     if not joining:
         return before
-    work = _Decisions(before, target)
+    work = _Decisions(before, hardware)
     # From the last one on: what joins the parts of a part is placed before these are.
     for index in reversed(joining):
         work.take(index)
@@ -79,9 +79,9 @@ def place_parts(
 class _Decisions:
     """The state of the decisions so far."""
 
-    def __init__(self, given: Placed, target: Target) -> None:
+    def __init__(self, given: Placed, hardware: Hardware) -> None:
         self._given = given
-        self._graph, self._target = given.graph, target
+        self._graph, self._hardware = given.graph, hardware
         self._types = list(given.graph.types)
         self._root, self._layout = list(given.storage.root), list(given.storage.layout)
         self._drafts: list[LaunchDraft | None] = list(given.drafts)
@@ -240,7 +240,7 @@ class _Decisions:
         """Ask the target, once for all layers. Raises LookupError when it has no kernel."""
         info = self._answers.get(call)
         if info is None:
-            info = self._answers[call] = self._target.query(call)
+            info = self._answers[call] = self._hardware.targets[0].query(call)
         return info
 
     # -- all parts of one launch -------------------------------------------------------------------

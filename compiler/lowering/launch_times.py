@@ -15,7 +15,7 @@ from compiler.lowering.storage import assign_storage
 from compiler.ops.copies import is_copy
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import ValueId
 
 
@@ -41,7 +41,7 @@ class LaunchTimes:
         return self.ends_ns[launch] - self.begin_ns[self.nodes[launch]]
 
 
-def launch_times(graph: Graph, target: Target, *, is_per_step: bool) -> LaunchTimes:
+def launch_times(graph: Graph, hardware: Hardware, *, is_per_step: bool) -> LaunchTimes:
     """Return the times of an ordered graph. Raises CompileError when a kernel is missing."""
     storage = assign_storage(graph)
     per_step = needed_per_step(graph)
@@ -49,7 +49,9 @@ def launch_times(graph: Graph, target: Target, *, is_per_step: bool) -> LaunchTi
     computing: list[int] = []
     ends: list[float] = []
     now = 0.0
-    for index, draft in zip(storage.launches, draft_launches(graph, storage, target), strict=True):
+    for index, draft in zip(
+        storage.launches, draft_launches(graph, storage, hardware), strict=True
+    ):
         if per_step[index] != is_per_step:
             continue
         begin[index] = now

@@ -32,10 +32,10 @@ from compiler.lowering.chain_actors import BOUND, ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import snapshot_rate, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
-from compiler.ops.copies import HOST_SIDE, place_number
+from compiler.ops.copies import place_number
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST, PINNED, StreamRole
+from compiler.placement import HOST, HOST_SIDE, PINNED, StreamRole
 from compiler.plan import (
     PORTED,
     ActorKind,
@@ -45,7 +45,7 @@ from compiler.plan import (
     RegisterKind,
     Variable,
 )
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import RegisterId, StreamId, ValueId, Version
 from memory.registers import choose_slots
 
@@ -73,7 +73,7 @@ EDGE_BUDGET_BYTES = 64 << 20
 
 def lower(
     graph: Graph,
-    target: Target,
+    hardware: Hardware,
     options: CompileOptions,
     graph_hash: str,
     evaluation: Graph | None = None,
@@ -82,14 +82,14 @@ def lower(
 
     Raises CompileError when the target lacks a kernel.
     """
-    return _Lowering(target, options).run(graph, evaluation, graph_hash)
+    return _Lowering(hardware, options).run(graph, evaluation, graph_hash)
 
 
 @dataclass(slots=True)
 class _Lowering:
     """State of one lowering: the actors so far, and where the variables live."""
 
-    target: Target
+    hardware: Hardware
     options: CompileOptions
     plan: PlanBuilder = field(init=False)
     actors: ActorGraph = field(init=False)
@@ -99,10 +99,10 @@ class _Lowering:
     credits: set[str] = field(default_factory=set)
 
     def run(self, graph: Graph, evaluation: Graph | None, graph_hash: str) -> Plan:
-        self.plan = PlanBuilder(HOST.place, self.options.alignment)
+        self.plan = PlanBuilder(HOST.place, self.hardware.targets[0].alignment)
         self.actors = ActorGraph(self.plan)
         _ = self._compute  # the first of the plan
-        program = make_program(graph, self.target, self.options.num_streams, 0)
+        program = make_program(graph, self.hardware, self.options.num_streams, 0)
         train = self._place_program(program, 0, 0)
         data = self._place_inputs(train, "data", "batch")
         sums = program.batches_per_step > 1
@@ -123,7 +123,7 @@ class _Lowering:
         return self.plan.finish(
             self.options.name,
             graph_hash=graph_hash,
-            target=self.target.fingerprint,
+            target=self.hardware.fingerprint,
             options=self.options.recorded(),
         )
 
@@ -364,7 +364,7 @@ class _Lowering:
         reason = f"{every}: one credit per step between two snapshots"
         for number in step.gates:
             self._credits("updated", number, {snapshot: every}, every, reason)
-        staging, launches = stage_variables(chains, self.target)
+        staging, launches = stage_variables(chains, self.hardware)
         self.actors.drafts[snapshot].launches = launches
         self.actors.produce(snapshot, staging)
         writer = self.actors.add("checkpoint", ActorKind.SINK, self._port("checkpoint"))
@@ -382,7 +382,7 @@ class _Lowering:
         steps, batches = self.options.evaluate_every, self.options.evaluate_batches
         places = train.places()
         first_rank = max([place.span[1] for place in places])
-        program = make_program(graph, self.target, self.options.num_streams, first_rank)
+        program = make_program(graph, self.hardware, self.options.num_streams, first_rank)
         num_launches = sum([place.num_launches for place in places])
         chains = self._place_program(program, len(places), num_launches)
         due = self.actors.add("evaluation", ActorKind.COMPUTE, self._compute)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from compiler.lowering.buffers import dense_copy
 from compiler.lowering.chain_actors import ChainActors
-from compiler.ops.copies import HOST_SIDE, place_number
+from compiler.ops.copies import place_number
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import PINNED
+from compiler.placement import HOST_SIDE, PINNED
 from compiler.plan import Field, Launch, RegisterKind
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import RegisterId
 
 SNAPSHOTS_PER_PERIOD = 4
@@ -32,7 +32,9 @@ def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
     return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
 
 
-def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tuple[Launch, ...]]:
+def stage_variables(
+    chains: ChainActors, hardware: Hardware
+) -> tuple[RegisterId, tuple[Launch, ...]]:
     """Add the staging register, one field per variable of a program; return what fills it."""
     graph, plan = chains.program.graph, chains.plan
     between = {variable.name: variable.between for variable in plan.variables}
@@ -45,7 +47,7 @@ def stage_variables(chains: ChainActors, target: Target) -> tuple[RegisterId, tu
     staging = plan.register("staging", RegisterKind.DATA, size, reason=reason, place=place)
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):
-        info = dense_copy(target, type_)
+        info = dense_copy(hardware.targets[0], type_)
         view = plan.view(staging, type_, offset)
         name, source = node.attrs.str_("name"), plan.source(node.source)
         version = plan.version()

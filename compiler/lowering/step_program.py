@@ -24,10 +24,11 @@ from compiler.lowering.chains import (
 )
 from compiler.lowering.destinations import Placed, place_parts
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
-from compiler.ops.copies import HOST_SIDE, is_copy, places
+from compiler.ops.copies import is_copy, places
+from compiler.placement import HOST_SIDE
 from compiler.rates import batches_per_step, needed_per_step
 from compiler.registry import is_comm
-from compiler.target import Target
+from compiler.target import Hardware
 from compiler.types import ValueId
 
 
@@ -72,14 +73,16 @@ class StepProgram:
         )
 
 
-def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int) -> StepProgram:
+def make_program(
+    graph: Graph, hardware: Hardware, num_streams: int, first_rank: int
+) -> StepProgram:
     """Return the program of a graph that went through all passes; its time starts at a rank.
 
     Raises CompileError when the target lacks a kernel.
     """
     storage = assign_storage(graph)
     _check_places(graph, storage)
-    drafts = draft_launches(graph, storage, target)
+    drafts = draft_launches(graph, storage, hardware)
     nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
     work = _work(graph, storage, drafts, launch_at)
@@ -90,7 +93,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
     order: list[tuple[int, int]] = []
     for is_per_step in (False, True):
         launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
-        formed = form_chains(work, launches, num_streams)
+        formed = form_chains(work, launches, num_streams, hardware.message_ns)
         if not formed.chains and not is_per_step:
             formed = Chains((LaunchChain((), 0, 0.0, 0.0),), ())
         end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
@@ -102,7 +105,7 @@ def make_program(graph: Graph, target: Target, num_streams: int, first_rank: int
             # A link may be far slower than was assumed: nobody waits for bytes of a collective.
             end = first_rank if chain.stream == COMM_STREAM else end
             chains.append(ChainDraft(chain.launches, chain.stream, is_per_step, (start, end)))
-    placed = place_parts(graph, storage, drafts, chains, target)
+    placed = place_parts(graph, storage, drafts, chains, hardware)
     maker, readers = _crossings(placed)
     return StepProgram(
         placed.graph,

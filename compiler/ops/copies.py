@@ -27,9 +27,6 @@ from compiler.types import ValueId
 COPY_TO = define("copy_to")
 """x -> x in place `to`; with a second input, over that variable. Attrs: to, bucket."""
 
-HOST_SIDE = -1
-"""The place of what lies in the host's pinned memory; a device's own memory has its number."""
-
 writes.register(COPY_TO, ((0, 1),))
 is_exact.register(COPY_TO, True)
 may_repeat.register(COPY_TO, False)

@@ -3,16 +3,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_oracles import walked
+from graphs import HostCosts
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler import pipeline
 from compiler.graph import Graph, GraphBuilder
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
-from compiler.target import KernelInfo
+from compiler.target import KernelInfo, one_device
 from compiler.verify import edges_of
 
 
-class FakeTarget:
+class FakeTarget(HostCosts):
     """Has a kernel for every op but sin.
 
     add and mul may write over their first input; layer_norm wants scratch.
@@ -85,7 +86,7 @@ def evaluate_graphs():
 
 @pytest.fixture
 def fake_target():
-    return FakeTarget()
+    return one_device(FakeTarget())
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from graphs import adam, variable
+from graphs import HostCosts, adam, variable
 
 from compiler.graph import GraphBuilder
 from compiler.graph_hash import hash_graph
@@ -21,6 +21,7 @@ from compiler.options import CompileOptions
 from compiler.passes import simplify
 from compiler.pipeline import PASSES
 from compiler.plan import Plan
+from compiler.target import one_device
 from compiler.verify import verify_plan
 
 OPTIONS = CompileOptions("job")
@@ -93,17 +94,17 @@ def test_every_part_of_a_compilation_calls_in_proportion_to_the_layers(fake_targ
 
 
 def test_the_target_is_asked_once_for_equal_calls(fake_target):
-    class Counting:
+    class Counting(HostCosts):
         fingerprint = "counting"
         asked = 0
 
         def query(self, call):
             self.asked += 1
-            return fake_target.query(call)
+            return fake_target.targets[0].query(call)
 
     def asked(depth):
         graph, target = ordered(depth), Counting()
-        drafts = draft_launches(graph, assign_storage(graph), target)
+        drafts = draft_launches(graph, assign_storage(graph), one_device(target))
         return target.asked, len(drafts)
 
     (few, few_drafts), (more, more_drafts) = asked(8), asked(40)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import HostTarget
+from actorflow.compile.targets import hardware_for
 from compiler.graph import GraphBuilder, Output, Write
 from compiler.lowering import order
 from compiler.lowering.storage import assign_storage
@@ -21,6 +21,7 @@ from compiler.options import CompileOptions
 from compiler.passes import autodiff, outputs, simplify
 from compiler.passes.check import check
 from compiler.pipeline import compile_graph
+from compiler.placement import HOST
 from compiler.registry import reference
 
 
@@ -195,7 +196,9 @@ def test_a_gradient_that_is_the_transposed_variable_is_read_before_any_block_is_
     turned, rate = sketch.b.one(TRANSPOSE, w, perm=(1, 0)), sketch.constant(np.float32(0.1))
     new = sketch.b.one(SGD_UPDATE, w, turned, rate, weight_decay=0.5)
     sketch.b.writes, sketch.b.outputs = [Write(w, new)], [Output("loss", sketch.b.one(NEG, x))]
-    plan = compile_graph(sketch.b.freeze(), HostTarget(), CompileOptions("job", verify=True))
+    plan = compile_graph(
+        sketch.b.freeze(), hardware_for((HOST,)), CompileOptions("job", verify=True)
+    )
     before = np.random.default_rng(2).normal(size=(400, 400)).astype(np.float32)
     runner = af.Runner(plan, values={"w": before})
     runner.step({"x": np.zeros((), np.float32)})

@@ -3,6 +3,7 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
+from graphs import made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,18 +62,12 @@ def plan_bytes():
     from compiler.graph import GraphBuilder
     from compiler.ops.sources import INPUT
 
-    class Target:
-        fingerprint = "fake"
-
-        def query(self, call):
-            from compiler.target import KernelInfo
-
-            return KernelInfo(f"fake.{call.op}")
-
     b = GraphBuilder()
     x = b.one(INPUT, name="x", dtype="float32", shape=(4,))
     b.outputs = [Output("y", b.one(EXP, x))]
-    return compile_graph(b.freeze(), Target(), CompileOptions("j", is_training=False)).to_bytes()
+    return compile_graph(
+        b.freeze(), made_up("fake"), CompileOptions("j", is_training=False)
+    ).to_bytes()
 
 
 def test_another_format_version_is_named(plan):

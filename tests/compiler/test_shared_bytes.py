@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from graphs import Target, counter, descend, variable
+from graphs import counter, descend, made_up, variable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from compiler.verify import verify_plan
 
 def slow_target(rng):
     """Kernels that take between nothing and five messages, at random by a seed; some want bytes."""
-    return Target(
+    return made_up(
         "slow",
         ("add", "mul", "neg", "exp"),
         lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)),

@@ -180,7 +180,7 @@ def test_an_update_before_a_reader_of_the_old_value_is_found(
     sketch, fake_target, monkeypatch, num_streams
 ):
     monkeypatch.setattr("compiler.lowering.step_program.write_after_read", lambda graph: [])
-    monkeypatch.setattr("compiler.lowering.chains.MESSAGE_NS", 1.0)
+    monkeypatch.setattr(fake_target.targets[0], "message_ns", 1.0)
     options = CompileOptions("job", num_streams=num_streams)
     plan = lower(updating(sketch, is_early=True), fake_target, options, "")
     with pytest.raises((InternalError, RaceError), match=r"matmul.* reads (register )?'w'"):

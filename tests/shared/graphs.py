@@ -9,7 +9,7 @@ from compiler.lowering.storage import assign_storage
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
 from compiler.passes import outputs
-from compiler.target import KernelInfo
+from compiler.target import KernelInfo, one_device
 
 
 def variable(b, name, shape, dtype="float32", role="parameter"):
@@ -96,7 +96,16 @@ def launches(graph):
     return [n for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
 
 
-class Target:
+class HostCosts:
+    """What made-up targets say of streams and memory: as much as the host."""
+
+    message_ns, alignment, link = 20_000.0, 64, None
+
+    def collective_ns(self, size_bytes):
+        return 50_000.0 + size_bytes / 5.0
+
+
+class Target(HostCosts):
     """A device whose kernels write over their first operand, want scratch and take time as told."""
 
     def __init__(self, name, in_place=(), duration_ns=lambda call: 1000.0, scratch=None, link=None):
@@ -109,3 +118,8 @@ class Target:
         scratch = self.scratch(call) if self.scratch else 0
         pairs = ((0, 0),) if call.op in self.in_place else ()
         return KernelInfo(f"{self.name}.{call.op}", scratch, pairs, duration_ns)
+
+
+def made_up(*arguments, **options):
+    """Return the hardware of a single `Target`."""
+    return one_device(Target(*arguments, **options))

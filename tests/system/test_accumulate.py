@@ -9,8 +9,8 @@ from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import HostTarget
 from actorflow.initialise import initial_values
-from compiler.lowering import chains
 
 OPTIMIZERS = {
     "momentum": af.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),
@@ -179,7 +179,7 @@ class Killed(BaseException):
 def test_a_run_that_is_killed_at_any_step_resumes_bit_by_bit(
     mlp, classification, classify, tmp_path, cut, options, monkeypatch
 ):
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)  # so that a tiny model has several chains
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
 
     def job():
         return classify(accumulate=3, **options)

@@ -9,9 +9,9 @@ from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import HostTarget
 from actorflow.run.plan_facts import credits_after
 from actors.race import check_races
-from compiler.lowering import chains
 from compiler.verify import verify_plan
 
 
@@ -116,7 +116,7 @@ def test_a_resumed_run_evaluates_at_the_steps_of_an_uninterrupted_one(
 def test_nothing_races_from_whatever_step_a_run_goes_on(
     mlp, classification, classify, evaluation, options, monkeypatch
 ):
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)  # so that a tiny model has several chains
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
     plan = classify(**options).compile(
         mlp(), classification(), every=2, evaluation=evaluation(5, 3)
     )

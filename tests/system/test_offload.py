@@ -9,7 +9,7 @@ from actorflow import nn
 from actors import load as loading
 from compiler import pipeline
 from compiler.budget import offload, spill
-from compiler.ops.copies import HOST_SIDE
+from compiler.placement import HOST_SIDE
 from compiler.plan import ActorKind
 from compiler.types import Phase
 

@@ -9,9 +9,9 @@ import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
 from actorflow.compile.plan_cache import PlanCache
+from actorflow.compile.targets import HostTarget
 from actors.race import RaceError, check_races
 from compiler.errors import ActorflowError, PlanFormatError
-from compiler.lowering import chains
 from compiler.plan import Plan
 from compiler.verify import verify_plan
 
@@ -66,7 +66,7 @@ def with_actor(plan, changed):
 
 @pytest.fixture
 def data(monkeypatch, numpys_kernels):
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)  # small models are cut into many chains
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # small models are cut into many chains
     x = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
     y = (x.argmax(1) % 12).astype(np.int32)
     return lambda: af.data.ArraySource({"x": x, "y": y}, batch=8)

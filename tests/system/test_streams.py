@@ -8,16 +8,16 @@ from jobs import GPT, assert_same, losses_of_fit, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import HostTarget
 from actors.kernels import catalogue
 from actors.kernels.kernel import KernelNeeds
-from compiler.lowering import chains
 from compiler.plan import ActorKind
 
 
 @pytest.fixture(autouse=True)
 def short_messages(monkeypatch):
     """Plan as if threads met at once, so that small models are cut into many chains."""
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)
 
 
 class Tower(nn.Module):

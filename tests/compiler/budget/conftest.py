@@ -11,8 +11,8 @@ from compiler.pipeline import with_choice
 def budget_trials():
     """Return the trials of an ordered graph, with the real passes and the real lowering."""
 
-    def make(graph, target, options):
-        rewrite = partial(with_choice, graph, target=target, options=options)
-        return Trials(graph, target, options, rewrite, lambda g: lower(g, target, options, "x"))
+    def make(graph, hardware, options):
+        rewrite = partial(with_choice, graph, hardware=hardware, options=options)
+        return Trials(graph, hardware, options, rewrite, lambda g: lower(g, hardware, options, "x"))
 
     return make

@@ -1,7 +1,7 @@
 """Which way a budget is met, by what the link costs and by what recomputation costs."""
 
 import pytest
-from graphs import Target
+from graphs import made_up
 
 import compiler.budget.meet_budget as budget_module
 from compiler.attrs import Attrs
@@ -26,7 +26,7 @@ TENSOR = 4 * N * N
 def linked(bytes_per_ns):
     """Kernels that take a millisecond, with a link of so many bytes per nanosecond."""
     link = Link(bytes_per_ns, bytes_per_ns, 1000.0) if bytes_per_ns else None
-    return Target(f"linked-{bytes_per_ns}", ("exp", "mul"), lambda call: 1e6, link=link)
+    return made_up(f"linked-{bytes_per_ns}", ("exp", "mul"), lambda call: 1e6, link=link)
 
 
 @pytest.fixture

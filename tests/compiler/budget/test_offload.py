@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import Target, adam, variable
+from graphs import adam, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ from compiler.graph import GraphBuilder, Output
 from compiler.lowering.lower import lower
 from compiler.ops.activation import TANH
 from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy, places
+from compiler.ops.copies import COPY_TO, is_copy, places
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import MEAN
@@ -30,9 +30,10 @@ from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
 from compiler.passes.check import check
 from compiler.pipeline import with_choice
+from compiler.placement import HOST_SIDE
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
-from compiler.target import Link, link_of
+from compiler.target import Link
 from compiler.verify import verify_plan
 
 WIDTH = 8
@@ -44,7 +45,7 @@ FAST, SLOW = Link(1000.0, 1000.0, 0.0), Link(1e-4, 1e-4, 0.0)
 
 def linked(link=None, matmul_ns=1e6):
     """A matmul takes a millisecond, everything else ten microseconds."""
-    return Target(
+    return made_up(
         "fake",
         ("mul", "exp", "tanh", "copy"),
         lambda call: matmul_ns if call.op == "matmul" else 1e4,
@@ -217,8 +218,9 @@ def test_copies_have_the_type_of_what_they_copy():
 def test_a_link_takes_its_latency_and_the_time_of_the_bytes():
     link = Link(in_bytes_per_ns=2.0, out_bytes_per_ns=4.0, latency_ns=100.0)
     assert (link.in_ns(1000), link.out_ns(1000)) == (600.0, 350.0)
-    assert link_of(linked(link)) is link
-    assert link_of(linked(None)) is None
+    assert linked(link).link(0, HOST_SIDE) is link
+    assert linked(link).link(HOST_SIDE, 0).in_ns(1000) == 350.0
+    assert linked(None).link(0, HOST_SIDE) is None
 
 
 # -- the plan ------------------------------------------------------------------------------------

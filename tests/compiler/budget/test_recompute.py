@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import Target, descend, variable
+from graphs import descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import check_sequence, simulate
@@ -36,7 +36,7 @@ ALIGNMENT = 64
 N = 8
 
 
-PICKY = Target(
+PICKY = made_up(
     "picky",
     ("add", "mul", "neg", "exp", "relu", "relu_grad"),
     lambda call: 1000.0 + len(call.op),

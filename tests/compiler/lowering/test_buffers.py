@@ -1,6 +1,7 @@
 """Which inputs an output takes over, when a value is read at more than one position."""
 
 import pytest
+from graphs import HostCosts
 
 from compiler.graph import Output
 from compiler.lowering.buffers import assign_buffers, draft_launches
@@ -9,10 +10,10 @@ from compiler.ops.binary import ADD
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
 from compiler.ops.shape import RESHAPE
-from compiler.target import KernelInfo
+from compiler.target import KernelInfo, one_device
 
 
-class Offering:
+class Offering(HostCosts):
     """Kernels that offer these pairs for `add` and `matmul`, and none for the rest."""
 
     fingerprint = "offering"
@@ -33,7 +34,7 @@ def shares(sketch, op, view, pairs):
     b.outputs = [Output("y", y)]
     graph = b.freeze()
     storage = assign_storage(graph)
-    drafts = draft_launches(graph, storage, Offering(pairs))
+    drafts = draft_launches(graph, storage, one_device(Offering(pairs)))
     found = assign_buffers(graph, storage, drafts, ())
     assert storage.root[other] == u
     return found.of_root[u] == found.of_root[y]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from graphs import Target, counter, descend, variable
+from graphs import counter, descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ STEPS = 4
 
 def slow_target(rng):
     """Kernels that take up to five messages, at random by a seed."""
-    return Target("slow", duration_ns=lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)))
+    return made_up("slow", duration_ns=lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)))
 
 
 def towers(rng, every=1):

@@ -10,12 +10,16 @@ from compiler.lowering.chains import (
     D2H_STREAM,
     H2D_STREAM,
     MAX_BUCKETS,
-    MESSAGE_NS,
     LaunchWork,
     form_chains,
 )
 
+MESSAGE_NS = 20_000.0
 DURATIONS = (0.0, 1.0, 500.0, MESSAGE_NS, 5 * MESSAGE_NS)
+
+
+def message_ns(producer, consumer):
+    return MESSAGE_NS
 
 
 @st.composite
@@ -95,7 +99,7 @@ def play(work, formed):
 @given(works(), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     launches = [i for chain in formed.chains for i in chain.launches]
     assert sorted(launches) == list(range(len(work.before)))
     for chain in formed.chains:
@@ -108,7 +112,7 @@ def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
 @given(works(), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     reach = closure(len(formed.chains), formed.order)
     chain = chain_of(formed)
     for later, row in enumerate(work.before):
@@ -124,7 +128,7 @@ def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, st
 @given(works(), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert all(a < b for a, b in formed.order)
     reach = closure(len(formed.chains), formed.order)
     for stream in range(D2H_STREAM, streams):
@@ -135,14 +139,14 @@ def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work
 @given(works(), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_chains_ordered_by_nothing_but_their_edges_never_deadlock_or_begin_too_early(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert len(play(work, formed)) == len(work.before)
 
 
 @given(works(), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     for chain in formed.chains:
         needed = sum(work.duration_ns[i] for i in chain.launches)
         assert chain.end_ns - chain.start_ns >= needed * (1 - 1e-9)
@@ -155,7 +159,7 @@ def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, 
 @given(works(with_comm=False))
 @settings(max_examples=50, deadline=None)
 def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
-    formed = form_chains(work, range(len(work.before)), 1)
+    formed = form_chains(work, range(len(work.before)), 1, message_ns)
     assert [chain.launches for chain in formed.chains] == [tuple(range(len(work.before)))]
     assert formed.order == ()
 
@@ -163,7 +167,7 @@ def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
 @given(works(), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_collectives_make_few_chains_of_members_that_do_not_wait_for_each_other(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams)
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
     comm = [i for i, size in enumerate(work.comm_bytes) if size]
     depths = comm_depths(work)
     chains = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
@@ -178,7 +182,7 @@ def test_many_small_collectives_become_at_most_eight_chains():
         tuple((i - 1,) if i else () for i in range(gradients)) + tuple((i,) for i in range(64)),
         (0,) * gradients + (4096,) * gradients,
     )
-    formed = form_chains(work, range(2 * gradients), 1)
+    formed = form_chains(work, range(2 * gradients), 1, message_ns)
     comm = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
     assert [len(chain.launches) for chain in comm] == [8] * MAX_BUCKETS
     first_gradients = [min(chain.launches) - gradients for chain in comm]
@@ -190,40 +194,40 @@ def test_many_small_collectives_become_at_most_eight_chains():
 def test_collectives_without_duration_keep_their_order_on_their_stream():
     # The first bucket holds 1 and 4, so it stands behind launch 3; 2 waits for 1 alone.
     work = LaunchWork((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
-    formed = form_chains(work, range(5), 1)
+    formed = form_chains(work, range(5), 1, message_ns)
     assert len(play(work, formed)) == 5
 
 
 def test_two_long_branches_run_side_by_side_and_meet_once():
     long = 10 * MESSAGE_NS
     work = LaunchWork((long,) * 5, ((), (), (0,), (1,), (2, 3)), (0,) * 5)
-    formed = form_chains(work, range(5), 2)
+    formed = form_chains(work, range(5), 2, message_ns)
     assert sorted(chain.launches for chain in formed.chains) == [(0, 2), (1, 3), (4,)]
     assert max(chain.end_ns for chain in formed.chains) < 5 * long
 
 
 def test_what_is_shorter_than_a_message_stays_on_one_stream():
     work = LaunchWork((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()), (0,) * 6)
-    formed = form_chains(work, range(6), 4)
+    formed = form_chains(work, range(6), 4, message_ns)
     assert [chain.stream for chain in formed.chains] == [0]
 
 
 @given(works(), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_the_same_work_gives_the_same_chains(work, streams):
-    one, two = (form_chains(work, range(len(work.before)), streams) for _ in range(2))
+    one, two = (form_chains(work, range(len(work.before)), streams, message_ns) for _ in range(2))
     assert one == two
 
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_no_launches_are_no_chains(streams):
-    formed = form_chains(LaunchWork((), (), ()), (), streams)
+    formed = form_chains(LaunchWork((), (), ()), (), streams, message_ns)
     assert (formed.chains, formed.order) == ((), ())
 
 
 def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
     work = LaunchWork((1.0,) * 4, ((), (0,), (1,), (0, 2)), (0, 0, 0, 0))
-    formed = form_chains(work, (2, 3), 2)
+    formed = form_chains(work, (2, 3), 2, message_ns)
     assert sorted(i for chain in formed.chains for i in chain.launches) == [2, 3]
     assert len(play(LaunchWork(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
 
@@ -231,7 +235,7 @@ def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
 @given(works(), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_the_copies_of_a_bucket_run_in_one_chain(work, streams):
-    chain = chain_of(form_chains(work, range(len(work.before)), streams))
+    chain = chain_of(form_chains(work, range(len(work.before)), streams, message_ns))
     of_bucket = {}
     for launch, bucket in work.copies.items():
         of_bucket.setdefault(bucket, set()).add(chain[launch])
@@ -243,7 +247,9 @@ def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
     long = 50 * MESSAGE_NS
     before = [(), (0,), (1,), (), (3,), (4,), (), (6,), (7,)]
     copies = {i: (H2D_STREAM, i) for i in (0, 3, 6)} | {i: (D2H_STREAM, i) for i in (2, 5, 8)}
-    formed = form_chains(LaunchWork((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1)
+    formed = form_chains(
+        LaunchWork((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1, message_ns
+    )
     assert [c.stream for c in formed.chains].count(0) == 3
     end = max(chain.end_ns for chain in formed.chains)
     assert end == pytest.approx(5 * long, rel=0.1)
@@ -253,4 +259,4 @@ def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
     copies = {0: (H2D_STREAM, 0), 1: (D2H_STREAM, 1), 2: (D2H_STREAM, 1), 3: (H2D_STREAM, 0)}
     work = LaunchWork((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
     with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
-        form_chains(work, range(4), 1)
+        form_chains(work, range(4), 1, message_ns)

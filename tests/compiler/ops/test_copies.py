@@ -10,10 +10,11 @@ from compiler.errors import InternalError
 from compiler.graph import GraphBuilder
 from compiler.lowering.step_program import make_program
 from compiler.lowering.storage import assign_storage
-from compiler.ops.copies import COPY_TO, HOST_SIDE, is_copy, place_number, places
+from compiler.ops.copies import COPY_TO, is_copy, place_number, places
 from compiler.ops.elementwise import EXP
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT
+from compiler.placement import HOST_SIDE
 
 TARGET = Target("fake", ("exp", "copy"), lambda call: 1.0, lambda call: 0, None)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from compiler.lowering import chains
+from actorflow.compile.targets import HostTarget
 
 STEPS = 12
 OPTIONS = [{}, {"streams": 2}, {"accumulate": 2}, {"streams": 2, "accumulate": 2}]
@@ -16,7 +16,7 @@ OPTIONS = [{}, {"streams": 2}, {"accumulate": 2}, {"streams": 2, "accumulate": 2
 
 @pytest.fixture(params=OPTIONS, ids=str)
 def options(request, monkeypatch):
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)  # so that a tiny model has several chains
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)  # so that a tiny model has several chains
     return request.param
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import HostTarget
 from actors.machine import Machine
 from actors.table import MachineTable
 from actors.transitions import Message, message
-from compiler.lowering import chains
 
 STEPS = 12
 
@@ -122,7 +122,7 @@ def test_updates_that_have_begun_end_though_the_listener_does_not_return(
     classification, monkeypatch, options, late
 ):
     """Or a listener that reads the model would wait for itself: some updates, and not all."""
-    monkeypatch.setattr(chains, "MESSAGE_NS", 100.0)
+    monkeypatch.setattr(HostTarget, "message_ns", 100.0)
 
     @af.job(optimizer=af.optim.SGD(0.01), streams=2, **options)
     def train(model, batch):
