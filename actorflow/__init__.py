@@ -49,6 +49,7 @@ from actorflow.jobs import Job, job  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
+from actorflow.trace.devices import device  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
 from compiler.errors import (  # noqa: E402
     ActorflowError,
@@ -124,6 +125,7 @@ __all__ = [
     "cos",
     "cross_entropy",
     "data",
+    "device",
     "dropout",
     "embedding",
     "exp",

@@ -51,7 +51,7 @@ from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
-from compiler.placement import HOST
+from compiler.placement import Device
 from compiler.plan import Plan
 from compiler.types import TensorType
 
@@ -272,7 +272,7 @@ class Job:
             evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
-        hardware = hardware_for((HOST,))
+        hardware = hardware_for(self.devices)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation, num_ranks)
@@ -288,6 +288,7 @@ class Job:
         cadence = Every.parse(every) if every is not None else None
         return CompileOptions(
             name=self.name,
+            devices=tuple([str(device) for device in self.devices]),
             is_training=self.options.train,
             snapshot_every=(cadence.steps or 0) if cadence else 0,
             snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
@@ -304,6 +305,11 @@ class Job:
             evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
         )
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What the job runs on, in order; ACTORFLOW_DEVICE says so for one that names none."""
+        return self.options.placed_on or (Settings.from_env(os.environ).device,)
+
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.
 
@@ -319,7 +325,7 @@ class Job:
 
     def _new_traces(self) -> Traces:
         def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
-            return trace_job(self.name, self._function, self.options, model, spec)
+            return trace_job(self.name, self._function, self.options, model, spec, self.devices)
 
         options = self.options
         return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.errors import ActorflowError
+from compiler.placement import HOST, Device
 
 _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -32,6 +33,7 @@ class EnvVar:
 
 
 ENVIRONMENT: tuple[EnvVar, ...] = (
+    EnvVar("ACTORFLOW_DEVICE", "host", "device of jobs that name none: host, sim or sim:1"),
     EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
     EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
@@ -60,6 +62,7 @@ class Settings:
     the user: unknown names, and a cache that has no place.
     """
 
+    device: Device = HOST
     dump: Path | None = None
     trace: Path | None = None
     verify: bool = False
@@ -89,6 +92,7 @@ class Settings:
                 " set ACTORFLOW_CACHE to a folder"
             )
         return cls(
+            device=_device(environ, "ACTORFLOW_DEVICE"),
             dump=_path(environ, "ACTORFLOW_DUMP"),
             trace=_path(environ, "ACTORFLOW_TRACE"),
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
@@ -166,6 +170,13 @@ def _nearest(word: str, known: Iterable[str]) -> list[str]:
     import difflib  # only for what was mistyped
 
     return difflib.get_close_matches(word, list(known), n=1)
+
+
+def _device(environ: Mapping[str, str], name: str) -> Device:
+    try:
+        return Device.parse(environ.get(name, "").strip() or "host")
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def _level(environ: Mapping[str, str], name: str) -> str:

@@ -18,12 +18,23 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from actorflow.trace.devices import device_number, is_device_name
 from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.fusion.define import inlined
 from compiler.fusion.expressions import Expression
-from compiler.ops import activation, binary, elementwise, matmul, reduce, shape, slicing, sources
+from compiler.ops import (
+    activation,
+    binary,
+    copies,
+    elementwise,
+    matmul,
+    reduce,
+    shape,
+    slicing,
+    sources,
+)
 from compiler.registry import Op
 from compiler.types import DType, TensorType, ValueId
 
@@ -164,9 +175,19 @@ class Tensor:
             )
         return apply(shape.BROADCAST_TO, self, shape=wide)
 
-    def to(self, dtype: DType | npt.DTypeLike) -> Tensor:
-        """Convert to another element type: a `DType`, or whatever numpy takes for one."""
-        return apply(elementwise.CAST, self, dtype=_dtype(dtype, "dtype").value)
+    def to(self, target: DType | npt.DTypeLike | str) -> Tensor:
+        """Convert to another element type, or copy to another device of the job.
+
+        `target` is a `DType` or whatever numpy takes for one; or the name of a device, "sim:1". A
+        copy is made in every step; the gradient comes back the same way.
+        """
+        if isinstance(target, str) and is_device_name(target):
+            trace = _recorded("a copy to a device")
+            self._value_in(trace)
+            to = device_number(trace, target)
+            is_there = len(trace.devices) == 1
+            return self if is_there else apply(copies.COPY_TO, self, to=to, bucket=0)
+        return apply(elementwise.CAST, self, dtype=_dtype(target, "dtype").value)
 
     def detach(self) -> Tensor:
         """Return the same values; no gradient flows back through them."""

@@ -22,7 +22,8 @@ class CompileOptions:
     one, four snapshots to a period, so that the writer finds one soon after it is due. Both 0: no
     snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
-    firing. `num_streams`: compute streams of the device. `num_ranks`: copies of the plan that train
+    firing. `devices`: what the plan runs on, in order; a node's device is a number into them.
+    `num_streams`: compute streams of a device. `num_ranks`: copies of the plan that train
     together. After every `evaluate_every` steps come `evaluate_batches` of the graph that
     evaluates; 0: never. `memory_budget`: bytes the device's arena may take; 0: as many as it needs.
     `recompute`: what may run again to save bytes; "auto", what the budget asks for; "none"; or
@@ -40,6 +41,7 @@ class CompileOptions:
     snapshot_seconds: float = 0.0
     accumulate: int = 1
     metrics_every: int = 1
+    devices: tuple[str, ...] = ("host:0",)
     num_streams: int = 1
     num_ranks: int = 1
     evaluate_every: int = 0

@@ -60,11 +60,13 @@ class Device:
     index: Annotated[int, Bounds(0, MAX_DEVICES - 1)] = 0
 
     @staticmethod
-    def parse(text: str) -> Device:
+    def parse(text: object) -> Device:
         """Return the device of a text such as "host", "sim" or "sim:1".
 
         Raises ValueError, which names the kinds that there are.
         """
+        if not isinstance(text, str):
+            raise ValueError(f'a device is named by a text such as "sim:1", got {text!r}')
         name, _, number = text.partition(":")
         kinds = {kind.value: kind for kind in DeviceKind}
         index = int(number or "0") if (number or "0").isdecimal() and number.isascii() else -1

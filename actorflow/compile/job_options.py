@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actorflow.keywords import Choice, Count, check_fields
@@ -9,6 +10,7 @@ from actorflow.optim import Optimizer
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
+from compiler.placement import Device
 
 MAX_TOGETHER = 1024
 """Batches whose outputs or gradients come together: each has slots that are bound and proven."""
@@ -36,6 +38,12 @@ class JobOptions:
         streams: compute streams. Branches of a step that do not depend on each other may overlap,
             each on a thread of its own; set ACTORFLOW_THREADS so that streams times threads is the
             number of cores.
+        device: what the job runs on: "host", "sim" or "sim:1". A simulated device computes with the
+            host's kernels and is late as a seed likes; see `docs/devices.md`. By default what
+            ACTORFLOW_DEVICE says, and that is the host. An evaluation runs where its training does.
+        devices: several of them, instead of `device`. The job says what runs where (`af.device`,
+            `tensor.to`); one that does not is placed by cost, so that a step ends early and each
+            device's memory suffices.
         memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
             batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
             more, parts of the forward pass run again after the loss; the results stay the same,
@@ -62,6 +70,8 @@ class JobOptions:
     accumulate: int = field(default=1, metadata=_TOGETHER)
     metrics_every: int = field(default=1, metadata=_TOGETHER)
     streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
+    device: str | None = None
+    devices: Sequence[str] | None = None
     memory_budget: str | int | None = None
     recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
     offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
@@ -72,6 +82,24 @@ class JobOptions:
     def budget_bytes(self) -> int:
         """The memory budget in bytes; 0: as many as a step needs. Raises ValueError."""
         return 0 if self.memory_budget is None else parse_bytes(self.memory_budget)
+
+    @property
+    def placed_on(self) -> tuple[Device, ...]:
+        """The devices that the job names, in order; none where it leaves that open.
+
+        Raises ValueError.
+        """
+        if self.device is not None and self.devices is not None:
+            raise ValueError("give device, for one, or devices, for several, but not both")
+        given = self.devices if self.device is None else (self.device,)
+        if given is None:
+            return ()
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise ValueError(f'devices must be a list such as ["sim:0", "sim:1"], got {given!r}')
+        found = tuple([Device.parse(text) for text in given])
+        if len({*found}) < len(found):
+            raise ValueError(f"devices must differ, got {', '.join(map(str, found))}")
+        return found
 
     def check(self, job: str) -> None:
         """Raise CompileError, with the user's line, for what no job can be made with."""
@@ -99,6 +127,10 @@ class JobOptions:
                 f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
                 f" accumulate={self.accumulate} out"
             )
+        try:
+            _ = self.placed_on
+        except ValueError as error:
+            raise CompileError(f"{where}: job {job!r}: {error}") from None
         try:
             _ = self.budget_bytes
         except ValueError as error:

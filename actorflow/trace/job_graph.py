@@ -9,6 +9,7 @@ from actorflow import functional
 from actorflow.compile.job_options import JobOptions
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
+from actorflow.trace.devices import place_traced
 from actorflow.trace.tracer import Trace, current_trace, recording, source_of
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
@@ -16,6 +17,7 @@ from compiler.fusion.stated import forget
 from compiler.gc_pause import collector_paused
 from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.ops.update import INCREMENT
+from compiler.placement import HOST, Device
 from compiler.types import TensorType
 
 Function = Callable[[Any, Any], Any]
@@ -47,12 +49,18 @@ def trace_job(
     options: JobOptions,
     model: Module,
     spec: Mapping[str, TensorType],
+    devices: tuple[Device, ...] = (HOST,),
 ) -> Graph:
     """Return the graph of a job's function. Raises CompileError with the user's line."""
     names = {id(p): path for path, p in model.named_parameters()}
     paths = {id(m): path for path, m in model.named_modules()}
     trace = Trace(
-        spec, names, paths, is_training=options.train, batches_per_step=options.accumulate
+        spec,
+        names,
+        paths,
+        is_training=options.train,
+        batches_per_step=options.accumulate,
+        devices=devices,
     )
     forget()
     with collector_paused(), recording(trace):
@@ -62,6 +70,7 @@ def trace_job(
         b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
         if options.train:
             _add_update(trace, name, source_of(function), options, model, outputs["loss"])
+        place_traced(trace)
     return b.freeze()
 
 

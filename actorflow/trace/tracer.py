@@ -18,8 +18,9 @@ from types import CodeType, FrameType
 from actorflow.trace.code import OURS, WINGS
 from compiler.attrs import Attrs, PlainValue
 from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, SourceLocation
+from compiler.graph import UNPLACED, GraphBuilder, SourceLocation
 from compiler.ops.sources import INPUT, VARIABLE
+from compiler.placement import HOST, Device
 from compiler.registry import Op
 from compiler.types import TensorType, ValueId
 
@@ -63,6 +64,7 @@ class Trace:
         module_paths: path of every module by `id(module)`.
         is_training: False for jobs that only evaluate; dropout is the identity then.
         batches_per_step: batches whose gradients are summed before an update.
+        devices: of the job, in order.
     """
 
     def __init__(
@@ -73,8 +75,12 @@ class Trace:
         *,
         is_training: bool,
         batches_per_step: int = 1,
+        devices: tuple[Device, ...] = (HOST,),
     ) -> None:
         self.builder = GraphBuilder()
+        self.devices = devices
+        self.names_devices = False
+        self.regions = [0 if len(devices) == 1 else UNPLACED]
         self.batches_per_step = batches_per_step
         self.is_training = is_training
         self.is_open = True
@@ -88,8 +94,11 @@ class Trace:
         self._num_random = 0
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
-        """Append a node at the user's current line. Raises CompileError naming that line."""
-        with self.builder.at(self._scope, find_source()):
+        """Append a node at the user's current line. Raises CompileError naming that line.
+
+        It is on the device of the innermost region; see `actorflow.trace.devices`.
+        """
+        with self.builder.at(self._scope, find_source(), device=self.regions[-1]):
             return self.builder.emit(op, inputs, attrs)
 
     def inside(self, module: object) -> AbstractContextManager[None]:
@@ -147,7 +156,8 @@ class Trace:
                     "init": init,
                 }
             )
-            with self.builder.at(self._scope, source or find_source()):
+            line = source or find_source()
+            with self.builder.at(self._scope, line, device=self.regions[0]):
                 self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
         return self._variables[name]
 

@@ -8,7 +8,8 @@ a device need not hold all the time.
 
 A copy is one launch of the plain copy kernel. It runs in an actor of kind copy, on a stream of its
 own for each direction, so that it overlaps with compute. Copies with the same `bucket` run in one
-actor. Passes emit them once gradients are there, so they have none.
+actor. What flows back through a copy that the user wrote needs none of its own: like any value it
+is brought to where it is read (`compiler.passes.insert_copies`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.facts import fact
-from compiler.graph import Graph, Node
-from compiler.ops.rule import array_of
+from compiler.graph import Graph, GraphBuilder, Node
+from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.signature import Array, Types, typed
 from compiler.registry import Cost, cost, define, is_exact, is_source, view, writes
 from compiler.registry import recompute as may_repeat
@@ -64,6 +65,11 @@ def place_number(graph: Graph, value: ValueId) -> int:
 @array_of(COPY_TO)
 def _copy(attrs: Attrs, x: Array, *over: Array) -> Array:
     return np.array(x)
+
+
+@gradient_of(COPY_TO)
+def _pass_on(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    return (dy, *[None for _ in node.inputs[1:]])
 
 
 @cost.of(COPY_TO)

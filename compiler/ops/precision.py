@@ -21,6 +21,7 @@ from compiler.ops import (
     shape,
     slicing,
 )
+from compiler.ops.copies import COPY_TO
 from compiler.ops.random import DROPOUT
 from compiler.registry import OpAttr
 
@@ -69,6 +70,7 @@ FOLLOWING = (
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(grad_op(activation.GELU), grad_op(activation.SILU)),
     DROPOUT,
+    COPY_TO,
 )
 """The ops that take what comes. Comparisons do not: bfloat16 or not, the answer is the same."""
 

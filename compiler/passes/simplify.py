@@ -86,7 +86,7 @@ def _copied(
     seen: dict[_Same, tuple[ValueId, ...]],
 ) -> tuple[ValueId, ...]:
     """Copy a node, or find the equal one that was copied before."""
-    if writes.get(node.op):
+    if node.writes:
         return b.copy(node, inputs, types)
     key = (node.op, inputs, node.attrs, node.device)
     if key not in seen:

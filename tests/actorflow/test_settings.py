@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError, environment_table
+from compiler.placement import Device, DeviceKind
 
 HOME = {"HOME": "/home/ann"}
 
@@ -17,6 +18,7 @@ def test_an_empty_environment_gives_the_defaults():
 def test_every_variable_is_read():
     settings = Settings.from_env(
         {
+            "ACTORFLOW_DEVICE": "sim:1",
             "ACTORFLOW_DUMP": "out/dump",
             "ACTORFLOW_TRACE": "~/trace.json",
             "ACTORFLOW_VERIFY": "1",
@@ -28,6 +30,7 @@ def test_every_variable_is_read():
         }
     )
     assert settings == Settings(
+        device=Device(DeviceKind.SIM, 1),
         dump=Path("out/dump"),
         trace=Path("/home/ann/trace.json"),
         verify=True,
@@ -39,7 +42,7 @@ def test_every_variable_is_read():
 
 
 def test_each_variable_of_the_table_is_known_and_changes_something():
-    values = {"ACTORFLOW_LOG": "error", "ACTORFLOW_NATIVE": "0"}
+    values = {"ACTORFLOW_DEVICE": "sim", "ACTORFLOW_LOG": "error", "ACTORFLOW_NATIVE": "0"}
     for variable in ENVIRONMENT:
         changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
         assert changed != Settings.from_env(HOME)
@@ -151,7 +154,7 @@ def test_unknown_names_are_warned_of_with_the_nearest_known_name():
     assert settings.warnings[0] == (
         "ACTORFLOW_CAHCE is set, and no such setting exists; did you mean ACTORFLOW_CACHE?"
     )
-    assert "known are ACTORFLOW_DUMP, ACTORFLOW_TRACE" in settings.warnings[1]
+    assert "known are ACTORFLOW_DEVICE, ACTORFLOW_DUMP" in settings.warnings[1]
 
 
 def test_log_levels_are_names_that_logging_knows():
@@ -170,4 +173,4 @@ def test_the_table_has_a_row_for_each_variable():
     assert header.count("|") == rule.count("|") == 4
     assert [row.split("`")[1] for row in rows] == [v.name for v in ENVIRONMENT]
     assert all(row.count("|") == 4 for row in rows)
-    assert "| unset |" in rows[0]
+    assert "| unset |" in rows[1]
