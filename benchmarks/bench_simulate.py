@@ -32,6 +32,7 @@ from actorflow import nn
 from actorflow.initialise import initial_values
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.library.c_calibration import stopwatch_c
 from actors.kernels.library.calibration import calibrate, stopwatch
 from actors.kernels.library.recost import durations_ns, recost
 from actors.load import load
@@ -153,7 +154,7 @@ def bench(name: str, rounds: int, steps: int) -> tuple[list[float], dict[str, li
     pairs: list[tuple[float, float]] = []
     by_op: dict[str, list[list[float]]] = defaultdict(list)
     for _ in range(rounds):
-        rates = calibrate(stopwatch(time.perf_counter_ns))
+        rates = calibrate(stopwatch(time.perf_counter_ns), stopwatch_c(time.perf_counter_ns))
         predicted = simulate(plan, 50, durations_ns(plan, rates)).period_ns / 1e6
         pairs.append((predicted, step_ms(train, model, data, steps)))
         train.close(model)
@@ -165,7 +166,7 @@ def bench(name: str, rounds: int, steps: int) -> tuple[list[float], dict[str, li
             row = sums[launch.op]
             row[0] += 1
             row[1] += ns / 1e3
-            row[2] += price / 1e3
+            row[2] += price.duration_ns / 1e3
         for op, row in sums.items():
             by_op[op].append(row)
     launches.bound.release()

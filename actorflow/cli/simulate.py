@@ -18,10 +18,13 @@ from typing import Any
 from actorflow.compile.host import processor
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
+from actors.kernels.cost import Rates
 from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.library.c_calibration import stopwatch_c
 from actors.kernels.library.calibration import cached_rates, calibrate, stopwatch
 from actors.kernels.library.openblas import loaded_blas
 from actors.kernels.library.recost import durations_ns
+from actors.kernels.native import runtime
 from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, simulate_ranks
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
@@ -129,14 +132,20 @@ def _meets(plan: Plan) -> bool:
 
 def _measured(plan: Plan, *, is_fresh: bool | None) -> Sequence[float]:
     """Return the duration of each actor's firing on this machine."""
+    return durations_ns(plan, machine_rates(is_fresh=bool(is_fresh)))
+
+
+def machine_rates(*, is_fresh: bool) -> Rates:
+    """Return the rates of this machine: those of the cache folder, or measured and kept there."""
     quiet_floating_point()
     cache = Settings.from_env(os.environ).cache
     measure = stopwatch(time.perf_counter_ns)
+    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_on() else None
     if cache is None:
-        return durations_ns(plan, calibrate(measure))
+        return calibrate(measure, measure_c)
     machine = f"{processor()} {os.cpu_count()} {loaded_blas()}"  # what rates depend on
-    rates = cached_rates(cache / "rates", machine, measure, is_fresh=bool(is_fresh))
-    return durations_ns(plan, rates)
+    folder = cache / "rates"
+    return cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)
 
 
 def _report(

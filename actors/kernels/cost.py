@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from actors.kernels.c_rates import CRates
 from actors.kernels.kernel import KernelNeeds, Operand, Operands
 from actors.kernels.work import BytePass, MatrixProduct, Work
 
@@ -36,7 +37,7 @@ class Rates:
 
     `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that was last touched each of
     `DISTANCES_BYTES` ago; `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `EXTENTS`, k
-    fastest.
+    fastest. `in_c` is what native launches need, where they were measured.
     """
 
     call_ns: float
@@ -44,6 +45,7 @@ class Rates:
     pass_ns: tuple[float, ...]
     miss_ns: tuple[float, ...]
     flops_per_ns: tuple[float, ...]
+    in_c: CRates | None = None
 
     def pass_ns_of(self, sort: BytePass) -> float:
         """Return the time per byte of one sort of pass."""

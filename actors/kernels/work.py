@@ -8,9 +8,10 @@ once, beside the kernel, and holds for the planner's fixed rates and for measure
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from actors.kernels.interpret.blocks import BLOCK_BYTES
 
@@ -63,12 +64,42 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class CWork:
+    """What one launch in C does on one thread, and in how many pieces threads share it.
+
+    `passes` pairs a sort with bytes: SIMPLE are those that are moved to and from memory, the others
+    those of the elements that an instruction of the sort makes, in float32. `products` have the
+    extents of one call of a library, and `attentions` those of what the visible scores take:
+    `forward` ones first, then those of gradients. `openings`: how often the pool is opened.
+    """
+
+    passes: tuple[tuple[BytePass, float], ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
+    forward: tuple[MatrixProduct, ...] = ()
+    backward: tuple[MatrixProduct, ...] = ()
+    pieces: float = 1.0
+    openings: float = 1.0
+
+    def then(self, other: CWork) -> CWork:
+        """Return the work of both, cut like the one with more pieces."""
+        return CWork(
+            (*self.passes, *other.passes),
+            (*self.products, *other.products),
+            (*self.forward, *other.forward),
+            (*self.backward, *other.backward),
+            max(self.pieces, other.pieces),
+            self.openings + other.openings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one launch does.
 
     `calls` of numpy; `loops` are inner loops beyond one per call, which broadcasting and strides
     cause; `passes` pairs a sort of pass with the bytes it goes over; `unswept` are operands
-    (inputs, then outputs) that are not read as a whole.
+    (inputs, then outputs) that are not read as a whole. `in_c` tells what C does of a native
+    launch: the planner prices the other fields, whoever simulates this machine asks for it.
     """
 
     calls: float = 1.0
@@ -76,6 +107,7 @@ class Work:
     passes: tuple[tuple[BytePass, float], ...] = ()
     products: tuple[MatrixProduct, ...] = ()
     unswept: tuple[int, ...] = ()
+    in_c: Callable[[], CWork] | None = field(default=None, compare=False)
 
     def then(self, other: Work) -> Work:
         """Return the work of both; `unswept` are this one's."""
@@ -85,7 +117,12 @@ class Work:
             (*self.passes, *other.passes),
             (*self.products, *other.products),
             self.unswept,
+            self.in_c and other.in_c and partial(_both, self.in_c, other.in_c),
         )
+
+
+def _both(one: Callable[[], CWork], other: Callable[[], CWork]) -> CWork:
+    return one().then(other())
 
 
 def item_weight(itemsize: int) -> float:

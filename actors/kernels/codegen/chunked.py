@@ -49,9 +49,10 @@ from actors.kernels.native.launch import (
     address,
     native_launch,
 )
+from actors.kernels.native.matmul import product_in_c
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import Piece
-from actors.kernels.work import Work
+from actors.kernels.work import CWork, Work
 from actors.protocol import Arrays
 from compiler.errors import InternalError
 from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
@@ -161,10 +162,24 @@ class _NativeSteps:
 
     def work(self) -> Work:
         """Return the work of all chunks."""
-        region, work = self.region, self.bound.products_work()
-        for step in _programs(region):
-            work = work.then(program_work(made_of_step(step).program, region.rows, region.columns))
+        work = replace(self.bound.products_work(), in_c=self._products_in_c)
+        for step in _programs(self.region):
+            space = self._space(step, self.region.chunk_rows)
+            if space is not None:
+                work = work.then(program_work(made_of_step(step).program, space))
         return work
+
+    def _products_in_c(self) -> CWork:
+        """Return what C does of the products, every chunk taken for one like the first."""
+        chunks, found = self.region.chunks(), CWork(openings=0)
+        for step in [step for step in self.region.steps if step.kind in PRODUCTS]:
+            gemm, _ = self._gemm(step, *chunks[0])
+            library = None if gemm is None else _library_for(gemm)
+            if gemm is not None and library is not None:
+                each = product_in_c(gemm, library)
+                for _ in chunks:
+                    found = found.then(each)
+        return found
 
     def launch(self, step: Step, first: int, last: int) -> NativeLaunch:
         """Return the launch of a step on the rows of a chunk."""

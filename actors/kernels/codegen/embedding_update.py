@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from actors.kernels.native.embedding import (
     explain_ids,
     ids_words,
     is_id,
+    rows_in_c,
     rows_words,
 )
 from actors.kernels.native.launch import NativeLaunch, Word, address, native_launch
@@ -66,9 +68,11 @@ class EmbeddingUpdateKernel:
         is_small = words.column_sum(made.program, 0, 0) <= _MOST_WORDS
         if not (_is_by_elements(made) and is_small and table.type.dtype in FLOATS):
             return None
+        moved = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
         work = Work(
             NATIVE_CALLS,
-            passes=((BytePass.GATHER, (1.0 + 2 * len(outputs)) * dy.type.size_bytes),),
+            passes=((BytePass.GATHER, moved),),
+            in_c=partial(rows_in_c, BytePass.SCATTER, moved),
             unswept=(0, *range(len(inputs), len(inputs) + len(outputs))),
         )
         pieces = _pieces(ids.type.num_elements, table.shape[1], table.dtype, runtime.num_threads())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,9 +29,9 @@ from actors.kernels.native.gemm import MatrixView, views_of
 from actors.kernels.native.launch import NativeLaunch, address, argument_block
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import ALIGNMENT_BYTES, Piece
-from actors.kernels.work import NATIVE_CALLS, BytePass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
 from actors.protocol import Array, Arrays
-from compiler.fusion.program import FusedProgram
+from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
 from compiler.types import DType
 
 _REFERENCE_NS_PER_BYTE = 0.025
@@ -59,10 +60,9 @@ class FusedKernel:
         space = None if views is None else _space(attrs, made, views)
         if views is None or space is None:
             return None
-        rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
         size = scratch.size_bytes(pieces_of(made, space, runtime.num_threads()))
-        work = program_work(made.program, rows, columns)
-        pairs = in_place_pairs(made.program, made.schedule, rows, views)
+        work = program_work(made.program, space)
+        pairs = in_place_pairs(made.program, made.schedule, integer(attrs, "rows"), views)
         return cost.needs(inputs, outputs, work, size, pairs)
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
@@ -130,10 +130,45 @@ def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
     return np.dtype(np.int64 if dtype.is_integer else np.float64)
 
 
-def program_work(program: FusedProgram, rows: int, columns: int) -> Work:
+def program_work(program: FusedProgram, space: LoopSpace) -> Work:
     """Return the work of two threads, as bytes at the rate of a plain pass."""
-    size = duration_ns(program, rows, columns) / 2 / _REFERENCE_NS_PER_BYTE
-    return Work(NATIVE_CALLS, 0.0, ((BytePass.SIMPLE, float(int(size))),))
+    size = duration_ns(program, space.rows, space.columns) / 2 / _REFERENCE_NS_PER_BYTE
+    passes = ((BytePass.SIMPLE, float(int(size))),)
+    return Work(NATIVE_CALLS, 0.0, passes, in_c=partial(program_in_c, program, space))
+
+
+def program_in_c(program: FusedProgram, space: LoopSpace) -> CWork:
+    """Return what C does of a program: the bytes of its operands, and every instruction."""
+    elements, chunks = space.rows * space.columns, space.chunks
+    size = dict.fromkeys(BytePass, 0.0)
+    for value in (*range(len(program.inputs)), *program.outputs):
+        if program.kind_of(value) is Kind.FULL:
+            size[BytePass.SIMPLE] += elements * program.dtype_of(value).itemsize
+    for instruction in program.instructions:
+        is_sum = instruction.op in (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
+        if is_sum or instruction.kind is Kind.FULL:
+            sort = BytePass.REDUCE if is_sum else C_SORTS.get(instruction.op, BytePass.PLAIN)
+            size[sort] += elements * _ITEM_BYTES
+    passes = tuple([(sort, count) for sort, count in size.items() if count])
+    return CWork(passes, pieces=chunks.num_rows * max(1, chunks.num_columns))
+
+
+C_SORTS = {
+    op: sort
+    for sort, ops in (
+        (BytePass.DIVIDE, ("div", "reciprocal")),
+        (BytePass.ROOT, ("sqrt", "rsqrt")),
+        (BytePass.EXP, ("exp", "log")),
+        (BytePass.TANH, ("tanh", "erf", "mod")),
+        (BytePass.POWER, ("pow", "sin", "cos")),
+        (BytePass.RANDOM, ("philox",)),
+    )
+    for op in ops
+}
+"""Instructions that take longer than an addition, by the sort of their pass."""
+
+_ITEM_BYTES = 4
+"""Rates of instructions are those of float32."""
 
 
 def argument_words(

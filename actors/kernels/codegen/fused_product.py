@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from actors.kernels.codegen.fused_kernel import (
     argument_words,
     explain_index,
     pieces_of,
+    program_in_c,
     program_work,
 )
 from actors.kernels.codegen.programs import Made, function_of
@@ -44,9 +46,10 @@ from actors.kernels.native.gemm import (
 )
 from actors.kernels.native.gemm_launch import Epilogue, Library, ProductScratch, gemm_launch
 from actors.kernels.native.launch import NativeLaunch, native_launch
-from actors.kernels.native.matmul import LIBRARIES, product_work
+from actors.kernels.native.matmul import LIBRARIES, product_in_c, product_work
 from actors.kernels.native.runtime import CFunction
 from actors.kernels.scratch import Piece
+from actors.kernels.work import CWork
 from actors.protocol import Arrays
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram
@@ -121,8 +124,9 @@ class FusedProductKernel:
         return None if call is None or runtime.is_broken(call.function) else call
 
     def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
-        own = program_work(call.made.program, call.space.rows, call.space.columns)
-        work = replace(product_work(call.gemm), passes=own.passes)
+        own = program_work(call.made.program, call.space)
+        product = product_work(call.gemm, self.library)
+        work = replace(product, passes=own.passes, in_c=partial(_in_c, call, self.library))
         size = scratch.size_bytes(call.pieces(runtime.num_threads()))
         return cost.needs(inputs, outputs, work, size, call.pairs)
 
@@ -165,6 +169,12 @@ class FusedProductKernel:
 
 
 _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
+
+
+def _in_c(call: _Call, library: Library) -> CWork:
+    """Return what C does: the program finds the product's rows in cache, and opens no pool."""
+    product, own = product_in_c(call.gemm, library), program_in_c(call.made.program, call.space)
+    return replace(product.then(own), openings=product.openings, pieces=product.pieces)
 
 
 def _steps_of(region: Region) -> tuple[Step, Step] | None:

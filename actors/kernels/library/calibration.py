@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from actors.kernels import catalogue, cost
+from actors.kernels.c_rates import CRates
 from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
 from actors.kernels.interpret.blocks import BLOCK_BYTES
 from actors.kernels.kernel import Attrs, Kernel, Operand, Operands
+from actors.kernels.library.c_calibration import MeasureC, calibrate_c
 from actors.kernels.library.measured_file import read_object, replace_object, report_damage
 from actors.kernels.native.sealed import DamagedFile
 from actors.kernels.scratch import ALIGNMENT_BYTES
@@ -29,7 +32,7 @@ from actors.protocol import Array, Clock, Launch
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
 
-FORMAT = 2
+FORMAT = 3
 _report = logging.getLogger("actorflow").warning
 _BLOCK = BLOCK_BYTES // 4
 _LEAST_SHARE = 0.02
@@ -166,8 +169,8 @@ def _place(sort: BytePass) -> int:
     return list(BytePass).index(sort)
 
 
-def calibrate(measure: Measure) -> Rates:
-    """Return the rates that explain the times of all probes.
+def calibrate(measure: Measure, measure_c: MeasureC | None = None) -> Rates:
+    """Return the rates that explain the times of all probes, and with `measure_c` those of C.
 
     Each is measured in several rounds and the least time counts: a neighbour that makes the machine
     slow for a moment rarely meets the same probe twice.
@@ -183,7 +186,7 @@ def calibrate(measure: Measure) -> Rates:
     )
     for probe, duration_ns in zip(every, map(min, *rounds), strict=True):
         rates = _solve(probe, duration_ns, rates)
-    return rates
+    return rates if measure_c is None else replace(rates, in_c=calibrate_c(measure_c))
 
 
 def _solve(probe: Probe, duration_ns: float, rates: Rates) -> Rates:
@@ -262,13 +265,21 @@ def _filled(operand: Operand) -> Array:
     return dense.reshape(operand.shape[::-1]).T
 
 
-def cached_rates(folder: Path, machine: str, measure: Measure, *, is_fresh: bool = False) -> Rates:
+def cached_rates(
+    folder: Path,
+    machine: str,
+    measure: Measure,
+    *,
+    measure_c: MeasureC | None = None,
+    is_fresh: bool = False,
+) -> Rates:
     """Return the rates kept in a folder for a machine; measure and keep them when there are none.
 
     Args:
         folder: Where the file is or will be; it is made.
         machine: What rates depend on: processor, its threads, libraries.
         measure: How to measure, see `stopwatch`.
+        measure_c: The same for native kernels; None where they are off.
         is_fresh: Measure although there are rates.
 
     A line says where rates are damaged, and so measured anew, or cannot be kept.
@@ -279,13 +290,25 @@ def cached_rates(folder: Path, machine: str, measure: Measure, *, is_fresh: bool
         try:
             found = read_object(path)
             if found is not None:
-                columns = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
-                return Rates(**columns)  # type: ignore[arg-type]  # as they were written
+                return _decoded(found)
         except DamagedFile as error:
             report_damage(path, error, "the rates of this machine are measured anew")
-    rates = calibrate(measure)
+    rates = calibrate(measure, measure_c)
     try:
         replace_object(path, asdict(rates))
     except OSError as error:
         _report("%s cannot be written (%s): the rates are not kept", path, error.strerror)
     return rates
+
+
+def _decoded(found: dict[str, Any]) -> Rates:
+    """Return rates as they were written. Raises DamagedFile: they were not written by `Rates`."""
+    try:
+        in_c = None if found["in_c"] is None else CRates(**_columns(found["in_c"]))
+        return Rates(**{**_columns(found), "in_c": in_c})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"these are no rates: {error}") from None
+
+
+def _columns(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}

@@ -8,19 +8,20 @@ walked twice, because a step begins with the caches that the step before it left
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from actors.kernels import catalogue, cost
+from actors.kernels.c_rates import LaunchPrice
 from actors.kernels.cost import Rates
-from actors.kernels.kernel import Kernel, Operand
+from actors.kernels.kernel import Kernel, OneOfSeveral, Operand
 from actors.kernels.work import Work
 from compiler.plan import Actor, Launch, Plan, View
 
 GRANULE_BYTES = 64 << 10
 
 
-def recost(plan: Plan, rates: Rates) -> tuple[tuple[float, ...], ...]:
-    """Return the duration of every launch in nanoseconds, per actor in the order of its chain.
+def recost(plan: Plan, rates: Rates) -> tuple[tuple[LaunchPrice, ...], ...]:
+    """Return the price of every launch, per actor in the order of its chain.
 
     A kernel that does not describe its work keeps the duration that the plan has. Pure; linear in
     launches and in the granules that they touch.
@@ -29,35 +30,50 @@ def recost(plan: Plan, rates: Rates) -> tuple[tuple[float, ...], ...]:
     return tuple([_chain(plan, actor, rates, kernels) for actor in plan.actors])
 
 
-def durations_ns(plan: Plan, rates: Rates) -> tuple[float, ...]:
-    """Return the duration of a firing per actor; an actor without launches keeps the plan's."""
+def firing_prices(plan: Plan, rates: Rates) -> tuple[LaunchPrice, ...]:
+    """Return the price of a firing per actor; an actor without launches keeps the plan's."""
     return tuple(
         [
-            sum(launches) if launches else actor.duration_ns
-            for actor, launches in zip(plan.actors, recost(plan, rates), strict=True)
+            LaunchPrice(sum([x.duration_ns for x in own]), sum([x.busy_ns for x in own]))
+            if own
+            else LaunchPrice(actor.duration_ns, actor.duration_ns)
+            for actor, own in zip(plan.actors, recost(plan, rates), strict=True)
         ]
     )
 
 
+def durations_ns(plan: Plan, rates: Rates) -> tuple[float, ...]:
+    """Return the duration of a firing per actor; an actor without launches keeps the plan's."""
+    return tuple([price.duration_ns for price in firing_prices(plan, rates)])
+
+
 def _chain(
     plan: Plan, actor: Actor, rates: Rates, kernels: Mapping[str, Kernel]
-) -> tuple[float, ...]:
+) -> tuple[LaunchPrice, ...]:
     works = [_work(plan, launch, kernels.get(launch.kernel)) for launch in actor.launches]
-    caches = _Caches(plan, rates)
-    total: list[float] = []
+    caches = _Caches(plan)
+    total: list[LaunchPrice] = []
     for _ in range(2):
         total = []
         for launch, work in zip(actor.launches, works, strict=True):
+            is_in_c = work is not None and work.in_c is not None and rates.in_c is not None
+            miss_ns_at = rates.in_c.miss_ns_at if is_in_c and rates.in_c else rates.miss_ns_at
             unswept = work.unswept if work is not None else ()
             missed_ns = 0.0
             for index, view in enumerate((*launch.inputs, *launch.outputs)):
                 if index not in unswept:
-                    missed_ns += caches.touch(plan.views[view])
-            if work is None:
-                total.append(launch.duration_ns)
-            else:
-                total.append(rates.work_ns(work) + missed_ns)
+                    missed_ns += caches.touch(plan.views[view], miss_ns_at)
+            total.append(_price(launch, work, rates, missed_ns))
     return tuple(total)
+
+
+def _price(launch: Launch, work: Work | None, rates: Rates, missed_ns: float) -> LaunchPrice:
+    if work is None:
+        return LaunchPrice(launch.duration_ns, launch.duration_ns)
+    if work.in_c is not None and rates.in_c is not None:
+        return rates.in_c.price(work.in_c(), missed_ns)
+    duration = rates.work_ns(work) + missed_ns
+    return LaunchPrice(duration, duration)
 
 
 def _work(plan: Plan, launch: Launch, kernel: Kernel | None) -> Work | None:
@@ -65,7 +81,8 @@ def _work(plan: Plan, launch: Launch, kernel: Kernel | None) -> Work | None:
         return None
     inputs = tuple([_operand(plan.views[view]) for view in launch.inputs])
     outputs = tuple([_operand(plan.views[view]) for view in launch.outputs])
-    needs = kernel.query(dict(launch.attrs), inputs, outputs)
+    ask = kernel.needs if isinstance(kernel, OneOfSeveral) else kernel.query
+    needs = ask(dict(launch.attrs), inputs, outputs)
     return None if needs is None else needs.work
 
 
@@ -76,15 +93,14 @@ def _operand(view: View) -> Operand:
 class _Caches:
     """When each granule of the arenas was touched last, in bytes touched by the chain."""
 
-    __slots__ = ("_last", "_now_bytes", "_plan", "_rates")
+    __slots__ = ("_last", "_now_bytes", "_plan")
 
-    def __init__(self, plan: Plan, rates: Rates) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._rates = rates
         self._last: dict[tuple[int, int], float] = {}
         self._now_bytes = 0.0
 
-    def touch(self, view: View) -> float:
+    def touch(self, view: View, miss_ns_at: Callable[[float], float]) -> float:
         """Touch the bytes of a view; return the time that their way to the caches takes.
 
         What was never touched is as far away as can be: only the first walk meets it.
@@ -100,7 +116,7 @@ class _Caches:
         for granule in granules:
             place = (register.arena, granule)
             distance = self._now_bytes - self._last.get(place, -cost.DISTANCES_BYTES[-1])
-            missed_ns += share * self._rates.miss_ns_at(distance)
+            missed_ns += share * miss_ns_at(distance)
             self._now_bytes += share
             self._last[place] = self._now_bytes
         return missed_ns

@@ -8,7 +8,8 @@ forward and 6.3 backward, where numpy's kernels take 7.4 and 16; bfloat16 takes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of, 
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
 from actors.kernels.native import runtime
 from actors.kernels.native.launch import Word, address, native_launch, single
+from actors.kernels.work import CWork, MatrixProduct
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -56,7 +58,8 @@ class NativeAttention:
         if not takes(e, (*inputs, outputs[0]), outputs[1]):
             return None
         scratch = runtime.num_threads() * forward_bytes(e)
-        return cost.needs(inputs, outputs, work_of(e, 2), scratch)
+        work = replace(work_of(e, 2), in_c=partial(in_c, e, is_forward=True))
+        return cost.needs(inputs, outputs, work, scratch)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads and blocks of queries."""
@@ -89,13 +92,30 @@ class NativeAttentionGrad:
             if (output, given) in equal_operands(output, outputs, inputs)
         ]
         scratch = runtime.num_threads() * backward_bytes(e)
-        return cost.needs(inputs, outputs, work_of(e, 5), scratch, tuple(pairs))
+        work = replace(work_of(e, 5), in_c=partial(in_c, e, is_forward=False))
+        return cost.needs(inputs, outputs, work, scratch, tuple(pairs))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads."""
         _, q, k, v, *_ = inputs
         e = extents_of(attrs, q.shape, k.shape, v.shape)
         return launch(e, attrs, (*inputs, *outputs), workspace, is_forward=False)
+
+
+def in_c(e: BlockExtents, *, is_forward: bool) -> CWork:
+    """Return what C does, by the products of the scores alone: of whole strips and vectors."""
+    strips = [(row, min(row + _STRIP, e.rows)) for row in range(0, e.rows, _STRIP)]
+    seen = [min(stop + e.offset, e.columns) if e.causal else e.columns for _, stop in strips]
+    scores = sum([(b - a) * _padded(max(n, 0)) for (a, b), n in zip(strips, seen, strict=True)])
+    count = e.heads * (2.0 if is_forward else 5.0)
+    keys = -(-scores // max(e.rows, 1))
+    products = (MatrixProduct(count, e.rows, keys, (e.width + e.out) // 2),)
+    block, group = _chunks(e, is_forward=is_forward)
+    parts = e.heads * (-(-e.rows // block) if is_forward else 1)
+    pieces = max(1, -(-parts // group))
+    if is_forward:
+        return CWork(forward=products, pieces=pieces)
+    return CWork(backward=products, pieces=pieces)
 
 
 def takes(e: BlockExtents, operands: Sequence[Operand], lse: Operand) -> bool:

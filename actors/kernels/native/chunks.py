@@ -18,7 +18,11 @@ CACHED_BYTES = 1 << 20
 """What a second-level cache holds."""
 
 
+def num_chunks(num_bytes: float) -> int:
+    """Return how many chunks there are where so many bytes are moved."""
+    return max(1, min(int(num_bytes) // CHUNK_BYTES, MAX_CHUNKS))
+
+
 def units_per_chunk(num_units: int, num_bytes: int) -> int:
     """Return how many of equal units make a chunk, where all of them together move `num_bytes`."""
-    num_chunks = max(1, min(num_bytes // CHUNK_BYTES, MAX_CHUNKS, num_units))
-    return max(1, -(-num_units // num_chunks))
+    return max(1, -(-num_units // max(1, min(num_chunks(num_bytes), num_units))))

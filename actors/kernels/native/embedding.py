@@ -7,6 +7,7 @@ kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspa
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.launch import Explain, Word, address, native_launch
 from actors.kernels.scratch import Piece
-from actors.kernels.work import NATIVE_CALLS, BytePass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.types import DType
 
@@ -48,9 +49,9 @@ class NativeEmbedding:
             return None
         if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
             return None
-        work = Work(
-            NATIVE_CALLS, passes=((BytePass.GATHER, float(out.type.size_bytes)),), unswept=(0,)
-        )
+        size = float(out.type.size_bytes)
+        in_c = partial(rows_in_c, BytePass.GATHER, size)
+        work = Work(NATIVE_CALLS, passes=((BytePass.GATHER, size),), unswept=(0,), in_c=in_c)
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -87,7 +88,8 @@ class NativeEmbeddingGrad:
             (BytePass.SIMPLE, float(out.type.size_bytes)),
         )
         size = scratch.size_bytes(_scatter_pieces(ids.type.num_elements, integer(attrs, "rows")))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes), size)
+        in_c = partial(rows_in_c, BytePass.SCATTER, float(dy.type.size_bytes))
+        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes, in_c=in_c), size)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
@@ -106,6 +108,11 @@ class NativeEmbeddingGrad:
         where = runtime.address_in("embedding.c", "af_embedding_grad")
         keep = (inputs, outputs, pieces)
         return native_launch(where, words, keep, explain_ids(ids, rows))
+
+
+def rows_in_c(sort: BytePass, size_bytes: float) -> CWork:
+    """Return what C does of rows that are taken or added by their numbers."""
+    return CWork(((sort, size_bytes),), pieces=chunks.num_chunks(2 * size_bytes))
 
 
 @dataclass(frozen=True, slots=True)

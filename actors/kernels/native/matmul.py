@@ -6,17 +6,19 @@ own; so their order in the catalogue does not matter, and what no library takes 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 from actors.kernels import cost
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library import tuning
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, views_of
+from actors.kernels.native.gemm import Gemm, ThreadCut, chunks_of, gemm_of, views_of
 from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas, Small
-from actors.kernels.work import MatrixProduct, Work, item_weight
+from actors.kernels.work import BytePass, CWork, MatrixProduct, Work, item_weight
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 
@@ -60,7 +62,7 @@ class NativeMatmulKernel:
         size = None if gemm is None else workspace_bytes(self.library, gemm)
         if gemm is None or size is None:
             return None
-        return cost.needs(inputs, outputs, product_work(gemm), size)
+        return cost.needs(inputs, outputs, product_work(gemm, self.library), size)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
@@ -76,10 +78,29 @@ def _gemm_of(inputs: Operands | Arrays, outputs: Operands | Arrays) -> Gemm | No
     return None if views is None else gemm_of(*views)
 
 
-def product_work(gemm: Gemm) -> Work:
-    """Return the work of a product."""
+def product_work(gemm: Gemm, library: Library) -> Work:
+    """Return the work of a product by a library."""
     count = gemm.flops / (2 * gemm.m * gemm.n * gemm.k) * item_weight(gemm.dtype.itemsize)
-    return Work(_CALLS, products=(MatrixProduct(count, gemm.m, gemm.n, gemm.k),))
+    products = (MatrixProduct(count, gemm.m, gemm.n, gemm.k),)
+    return Work(_CALLS, products=products, in_c=partial(product_in_c, gemm, library))
+
+
+def product_in_c(gemm: Gemm, library: Library) -> CWork:
+    """Return what C does of a product: the calls of its chunks, and where b is packed, the copy."""
+    chunks, weight = chunks_of(gemm, library.cut), item_weight(gemm.dtype.itemsize)
+    calls = Counter([(call.rows, call.columns) for chunk in chunks for call in chunk.calls])
+    products = [MatrixProduct(weight * n, *extents, gemm.k) for extents, n in calls.items()]
+    copied = 2.0 * gemm.k * gemm.n * gemm.dtype.itemsize if _is_packed(library) else 0.0
+    return CWork(
+        ((BytePass.SIMPLE, copied),) if copied else (),
+        tuple(products),
+        pieces=len(chunks),
+        openings=2 if copied else 1,
+    )
+
+
+def _is_packed(library: Library) -> bool:
+    return isinstance(library, OneDnn) and library.is_packed
 
 
 NATIVE_MATMUL_KERNELS = tuple([NativeMatmulKernel(library) for library in LIBRARIES])

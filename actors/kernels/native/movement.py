@@ -10,6 +10,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from actors.kernels import cost
 from actors.kernels.axes import MAX_OUTER, Axis, columns_of, walk_arrays
@@ -17,7 +18,7 @@ from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_co
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
-from actors.kernels.work import NATIVE_CALLS, BytePass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
 from actors.protocol import Array, Arrays, Launch
 
 _MAX_RANK = MAX_OUTER + 2
@@ -43,11 +44,18 @@ class MoveKernel:
         if not can_copy(self.op, inputs, outputs):
             return None
         moved = float(sum([x.type.size_bytes for x in outputs]))
-        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),)))
+        in_c = partial(_moved_in_c, moved, all([x.is_dense for x in (*inputs, *outputs)]))
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),), in_c=in_c)
+        return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         return moving_launch(self.copies(inputs, outputs, attrs))
+
+
+def _moved_in_c(moved_bytes: float, is_dense: bool) -> CWork:
+    sort = BytePass.SIMPLE if is_dense else BytePass.STRIDED
+    return CWork(((sort, 2 * moved_bytes),), pieces=chunks.num_chunks(2 * moved_bytes))
 
 
 def _is_movable(operand: Operand) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from actors.kernels import cost
 from actors.kernels.attributes import integers
@@ -14,7 +15,7 @@ from actors.kernels.axes import Axis, walk
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import NATIVE_CALLS, BytePass, Work
+from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
 from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 from compiler.types import DType
@@ -50,7 +51,9 @@ class NativeReduce:
             return None
         if _walked(attrs, x.shape, x.strides_bytes, x.dtype.itemsize) is None:
             return None
-        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, float(x.type.size_bytes)),))
+        size = float(x.type.size_bytes)
+        in_c = partial(_reduced_in_c, size)
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, size),), in_c=in_c)
         return cost.needs(inputs, outputs, work)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -71,6 +74,10 @@ class NativeReduce:
             float(rows.extent) if self.op == "mean" else 1.0,
         ]
         return native_launch(runtime.address_in("reduce.c", "af_reduce"), words, (x, out))
+
+
+def _reduced_in_c(size_bytes: float) -> CWork:
+    return CWork(((BytePass.REDUCE, size_bytes),), pieces=chunks.num_chunks(size_bytes))
 
 
 def _walked(

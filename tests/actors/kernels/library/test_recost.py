@@ -4,7 +4,8 @@ import pytest
 
 from actors.kernels import cost
 from actors.kernels.cost import REFERENCE
-from actors.kernels.library.recost import GRANULE_BYTES, durations_ns, recost
+from actors.kernels.library.recost import GRANULE_BYTES, durations_ns
+from actors.kernels.library.recost import recost as prices_of
 from compiler.placement import HOST, Memory, StreamRole
 from compiler.plan import (
     Actor,
@@ -22,6 +23,11 @@ from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType, con
 
 FREE = replace(REFERENCE, miss_ns=(0.0,) * len(REFERENCE.miss_ns))
 ONLY_MISSES = replace(REFERENCE, call_ns=0.0, loop_ns=0.0, pass_ns=(0.0,) * len(REFERENCE.pass_ns))
+
+
+def recost(plan, rates):
+    """Return the durations alone."""
+    return tuple([tuple([price.duration_ns for price in own]) for own in prices_of(plan, rates)])
 
 
 def plan_of(launches, num_views, elements, offsets=None):

@@ -1,0 +1,155 @@
+"""How long a native launch takes on this machine, and how many of its cores it keeps busy.
+
+On one thread a launch takes what its passes and products take, and what its operands take to come
+from where they lie. Threads share it by pieces: with 5 pieces on 2 threads, one of them does 3. How
+much faster threads are together than one alone is measured, for passes and for products: two cores
+of a shared machine, or two halves of one, are rarely twice as fast.
+
+So `busy_ns` of a launch, its time on one thread alone, over its `duration_ns` is the share of the
+machine that it takes: what `actors.contention` divides among launches that run at once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.kernels.work import BytePass, CWork, MatrixProduct
+
+C_EXTENTS = (1, 8, 32, 128, 512)
+"""Extents of the measured products of one call; rates in between are interpolated."""
+
+ATTENTION_ROWS, ATTENTION_WIDTHS = (32, 128, 512), (32, 64, 128)
+"""Places and widths of the measured heads."""
+
+C_DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+"""Reuse distances with a measured rate."""
+
+MOVES = (BytePass.SIMPLE, BytePass.STRIDED, BytePass.GATHER, BytePass.SCATTER)
+"""What moves bytes. Instructions run while more bytes are on their way: the longer one counts."""
+
+_PLACE = {sort: place for place, sort in enumerate(BytePass)}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPrice:
+    """What a launch takes, and what it would on one thread: `busy_ns`."""
+
+    duration_ns: float
+    busy_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class CRates:
+    """What one thread of this machine needs in C, and what all of them gain.
+
+    `call_ns` is for a launch, `open_ns` for handing pieces to the other threads. `pass_ns` is per
+    byte, by `BytePass`; `miss_ns` per byte that was last touched each of `C_DISTANCES_BYTES` ago;
+    `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `C_EXTENTS`, k fastest; `forward` and
+    `backward` are flops per ns of attention, by `ATTENTION_ROWS` and `ATTENTION_WIDTHS`.
+    `pass_speedup`, `miss_speedup` and `product_speedup`: how many times as fast as one thread all
+    `num_threads` are.
+    """
+
+    num_threads: int
+    call_ns: float
+    open_ns: float
+    pass_speedup: float
+    miss_speedup: float
+    product_speedup: float
+    pass_ns: tuple[float, ...]
+    miss_ns: tuple[float, ...]
+    flops_per_ns: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+    @property
+    def capacity(self) -> float:
+        """What all threads do in the time of one: the whole of the machine."""
+        return max(self.pass_speedup, self.product_speedup, 1.0)
+
+    def miss_ns_at(self, distance_bytes: float) -> float:
+        """Return the time per byte at a reuse distance, on one thread."""
+        places = (C_DISTANCES_BYTES[0] / 2, *C_DISTANCES_BYTES)
+        return _interpolated(places, (0.0, *self.miss_ns), distance_bytes)
+
+    def moves_ns(self, work: CWork) -> float:
+        """Return the time of moving operands in cache, on one thread."""
+        return self._passes_ns(work, is_moving=True)
+
+    def instructions_ns(self, work: CWork) -> float:
+        """Return the time of all instructions of programs on one thread."""
+        return self._passes_ns(work, is_moving=False)
+
+    def _passes_ns(self, work: CWork, *, is_moving: bool) -> float:
+        return sum(
+            [n * self.pass_ns[_PLACE[s]] for s, n in work.passes if (s in MOVES) == is_moving]
+        )
+
+    def products_ns(self, work: CWork) -> float:
+        """Return the time of all products and attention on one thread."""
+        plain = sum([item.flops / self._rate(item) for item in work.products if item.flops])
+        for items, rates in ((work.forward, self.forward), (work.backward, self.backward)):
+            plain += sum([x.flops / _rate_of_heads(rates, x) for x in items])
+        return plain
+
+    def price(self, work: CWork, missed_ns: float) -> LaunchPrice:
+        """Return the price of a launch whose operands take `missed_ns` of one thread to arrive."""
+        moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
+        passes = max(moves, self.instructions_ns(work))
+        busy = self.call_ns + passes + products
+        if work.pieces < 2 or self.num_threads < 2:
+            return LaunchPrice(busy, busy)
+        speedup = self.miss_speedup if missed_ns > passes / 2 else self.pass_speedup
+        duration = (
+            self.call_ns
+            + work.openings * self.open_ns
+            + passes / self._gain(speedup, work.pieces)
+            + products / self._gain(self.product_speedup, work.pieces)
+        )
+        return LaunchPrice(duration, busy)
+
+    def _gain(self, speedup: float, pieces: float) -> float:
+        """Return how many times as fast threads are that share some pieces."""
+        threads = min(self.num_threads, pieces)
+        ideal = pieces / math.ceil(pieces / threads)
+        share = (speedup - 1) / (self.num_threads - 1)
+        return 1 + max(0.0, share) * (ideal - 1)
+
+    def _rate(self, item: MatrixProduct) -> float:
+        """Return the rate of a product; its logarithm is linear in those of the extents."""
+        size, rate = len(C_EXTENTS), 0.0
+        for i, u in _corners(item.m):
+            for j, v in _corners(item.n):
+                for k, w in _corners(item.k):
+                    rate += u * v * w * math.log(self.flops_per_ns[(i * size + j) * size + k])
+        return math.exp(rate)
+
+
+def _interpolated(places: Sequence[float], values: Sequence[float], x: float) -> float:
+    """Return the value at x, linear in the logarithm of the places, constant outside."""
+    right = bisect_right(places, x)
+    if right == 0 or right == len(places):
+        return values[0] if right == 0 else values[-1]
+    low, high = places[right - 1], places[right]
+    share = math.log(x / low) / math.log(high / low)
+    return values[right - 1] * (1 - share) + values[right] * share
+
+
+def _rate_of_heads(rates: Sequence[float], item: MatrixProduct) -> float:
+    width = len(ATTENTION_WIDTHS)
+    by_rows = [
+        _interpolated(ATTENTION_WIDTHS, rates[place * width : (place + 1) * width], item.k)
+        for place in range(len(ATTENTION_ROWS))
+    ]
+    return _interpolated(ATTENTION_ROWS, by_rows, item.m)
+
+
+def _corners(extent: int) -> tuple[tuple[int, float], ...]:
+    """Return the measured extents around one, with their weights."""
+    right = min(max(bisect_right(C_EXTENTS, extent), 1), len(C_EXTENTS) - 1)
+    low, high = C_EXTENTS[right - 1], C_EXTENTS[right]
+    share = min(max(math.log(max(extent, 1) / low) / math.log(high / low), 0.0), 1.0)
+    return (right - 1, 1.0 - share), (right, share)

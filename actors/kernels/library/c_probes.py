@@ -1,0 +1,220 @@
+"""Launches in C whose times reveal what this machine needs: each with the work that it does.
+
+A *probe* is bound anew each time it is measured, on one thread or on all of them, on numbers of its
+own. Most of them only make sense in pairs: what five exponentials take more than one is four of
+them, whatever else a launch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.kernels import catalogue
+from actors.kernels.interpret.attention_blocks import extents_of
+from actors.kernels.kernel import Attrs, OneOfSeveral, Operand, Operands
+from actors.kernels.native import runtime
+from actors.kernels.native.attention import in_c
+from actors.kernels.native.gemm import Chunk, ProductCall, gemm_of, view_of_array
+from actors.kernels.native.gemm_launch import Library, PackedPlace
+from actors.kernels.native.launch import NativeLaunch
+from actors.kernels.work import BytePass, CWork, MatrixProduct
+from actors.protocol import Array
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+
+_ALIGNMENT_BYTES = 64
+_SMALL_PRIME = 251
+
+
+@dataclass(frozen=True, slots=True)
+class CProbe:
+    """A launch to be timed: what it does, how it is made, and on how many threads it runs.
+
+    `touched_bytes` is what it reads and writes each time it runs, where that leaves the caches.
+    """
+
+    work: CWork
+    make: Callable[[], NativeLaunch]
+    on_all_threads: bool = False
+    touched_bytes: float = 0.0
+
+
+def program(
+    op: str,
+    times: int,
+    elements: int,
+    *,
+    pieces: int = 1,
+    on_all_threads: bool = False,
+    leaves_caches: bool = False,
+) -> CProbe:
+    """Return an instruction over a vector, several times in a row."""
+    one, x = ProgramInput(DType.FLOAT32, Kind.SCALAR), ProgramInput(DType.FLOAT32, Kind.FULL)
+    is_binary = op in ("add", "div")
+    steps = tuple(
+        [
+            Instruction(op, (1 + n if n else 0, 1) if is_binary else (n + (n > 0),),
+                        DType.FLOAT32, Kind.FULL)
+            for n in range(times)
+        ]
+    )  # fmt: skip
+    made = FusedProgram((x, one), steps, (1 + times,))
+    size = 4.0 * elements
+    sort = _SORTS.get(op, BytePass.PLAIN)
+    work = CWork(((BytePass.SIMPLE, 2 * size), (sort, times * size)), pieces=pieces)
+    operands = ((_dense(1, elements), _dense(1, 1)), (_dense(1, elements),))
+    attrs: Attrs = {"program": made, "rows": 1, "columns": elements}
+    touched = 2 * size if leaves_caches else 0.0
+    return CProbe(work, lambda: bound("c.fused", attrs, *operands), on_all_threads, touched)
+
+
+_SORTS = {
+    "div": BytePass.DIVIDE,
+    "sqrt": BytePass.ROOT,
+    "exp": BytePass.EXP,
+    "tanh": BytePass.TANH,
+    "sin": BytePass.POWER,
+}
+"""What stands for each sort of instruction, in C."""
+
+INSTRUCTIONS = {"add": 32, "div": 4, "sqrt": 4, "exp": 1, "tanh": 1, "sin": 1}
+"""How often each is done in a row, so that it takes longer than moving the operands."""
+
+
+def row_sums(rows: int, columns: int) -> CProbe:
+    """Return the sums of rows."""
+    x = ProgramInput(DType.FLOAT32, Kind.FULL)
+    steps = (Instruction("row_sum", (0,), DType.FLOAT32, Kind.ROW),)
+    attrs: Attrs = {"program": FusedProgram((x,), steps, (1,)), "rows": rows, "columns": columns}
+    size = 4.0 * rows * columns
+    work = CWork(((BytePass.SIMPLE, size), (BytePass.REDUCE, size)))
+    return CProbe(
+        work, lambda: bound("c.fused", attrs, (_dense(rows, columns),), (_dense(rows, 1),))
+    )
+
+
+def random_bits(elements: int) -> CProbe:
+    """Return what dropout asks for."""
+    seed = ProgramInput(DType.INT64, Kind.SCALAR)
+    steps = (Instruction("philox", (0, 1), DType.BOOL, Kind.FULL, (1, 0.1)),)
+    attrs: Attrs = {
+        "program": FusedProgram((seed, seed), steps, (2,)), "rows": 1, "columns": elements,
+    }  # fmt: skip
+    work = CWork(((BytePass.SIMPLE, float(elements)), (BytePass.RANDOM, 4.0 * elements)))
+    state, out = _dense(dtype=DType.INT64), _dense(1, elements, dtype=DType.BOOL)
+    return CProbe(work, lambda: bound("c.fused", attrs, (state, state), (out,)))
+
+
+def moved(side: int) -> CProbe:
+    """Return a copy of a transposed matrix."""
+    given = _dense(side, side)
+    across = Operand(given.type, 0, given.strides_bytes[::-1])
+    work = CWork(((BytePass.STRIDED, 8.0 * side * side),))
+    return CProbe(work, lambda: bound("c.copy", {}, (across,), (given,)))
+
+
+def taken(count: int, width: int) -> CProbe:
+    """Return rows that are taken by their numbers."""
+    table, ids, out = _dense(256, width), _dense(count, dtype=DType.INT32), _dense(count, width)
+    work = CWork(((BytePass.GATHER, 4.0 * count * width),))
+    return CProbe(work, lambda: bound("c.embedding", {}, (table, ids), (out,)))
+
+
+def added(count: int, width: int) -> CProbe:
+    """Return rows that are added by their numbers."""
+    table, ids, rows = _dense(256, width), _dense(count, dtype=DType.INT32), _dense(count, width)
+    work = CWork(((BytePass.SCATTER, 4.0 * count * width),))
+    attrs: Attrs = {"rows": 256}
+    return CProbe(work, lambda: bound("c.embedding_grad", attrs, (rows, ids), (table,)))
+
+
+def product(library: Library, m: int, n: int, k: int) -> CProbe:
+    """Return one call of a library, uncut."""
+    work = CWork(products=(MatrixProduct(1, m, n, k),))
+    return CProbe(work, lambda: _called(library, m, n, k))
+
+
+def shared_product(side: int, *, on_all_threads: bool) -> CProbe:
+    """Return a product that threads share in whole rows."""
+    m = 16 * 64
+    item = MatrixProduct(16, 64, side, side)
+    x, weights, out = _dense(m, side), _dense(side, side), _dense(m, side)
+    work = CWork(products=(item,), pieces=16)
+    name = "onednn.rows.matmul"
+    return CProbe(work, lambda: bound(name, {}, (x, weights), (out,)), on_all_threads)
+
+
+def attention(rows: int, width: int, *, is_forward: bool) -> CProbe:
+    """Return causal attention of two heads."""
+    q, row = _dense(2, rows, width), _dense(2, rows)
+    attrs: Attrs = {"scale": 0.125, "causal": True}
+    e = extents_of(attrs, q.shape, q.shape, q.shape)
+    work = replace(in_c(e, is_forward=is_forward), pieces=1)
+    if is_forward:
+        return CProbe(work, lambda: bound("c.attention", attrs, (q, q, q), (q, row)))
+    read = (q, q, q, q, q, row)
+    return CProbe(work, lambda: bound("c.attention_grad", attrs, read, (q, q, q)))
+
+
+def bound(kernel: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> NativeLaunch:
+    """Return the launch of a kernel on numbers of its own. Raises LookupError: it takes no such."""
+    found = catalogue.binders()[kernel]
+    ask = found.needs if isinstance(found, OneOfSeveral) else found.query
+    needs = ask(attrs, inputs, outputs)
+    if needs is None:
+        raise LookupError(f"kernel {kernel!r} does not take what it is probed with")
+    arrays = [_filled(operand) for operand in (*inputs, *outputs)]
+    workspace = _aligned(needs.workspace_bytes)
+    count = len(inputs)
+    launch = found.bind(attrs, tuple(arrays[:count]), tuple(arrays[count:]), workspace)
+    if not isinstance(launch, NativeLaunch):
+        raise LookupError(f"kernel {kernel!r} is not made in C")
+    return launch
+
+
+def _called(library: Library, m: int, n: int, k: int) -> NativeLaunch:
+    arrays = (_filled(_dense(m, k)), _filled(_dense(k, n)), _filled(_dense(m, n)))
+    views = [view_of_array(array) for array in arrays]
+    a, b, out = [view for view in views if view is not None]
+    gemm = gemm_of(a, b, out)
+    chunks = (Chunk((ProductCall(0, m, n, 0, 0, 0),), 0, m),)
+    scratch = None if gemm is None else library.scratch(gemm, chunks)
+    if gemm is None or scratch is None or gemm.is_swapped:
+        raise LookupError(f"{library.name} does not take a product [{m}, {k}] [{k}, {n}]")
+    place = PackedPlace(_aligned(scratch.size_bytes(1)), scratch, 1, None)
+    return library.launch(gemm, chunks, arrays, place)
+
+
+def is_taken(probe: CProbe) -> bool:
+    """Whether there is a kernel for a probe here."""
+    try:
+        with runtime.as_one_thread():
+            probe.make()
+    except LookupError:
+        return False
+    return True
+
+
+def _dense(*shape: int, dtype: DType = DType.FLOAT32) -> Operand:
+    itemsize = numpy_dtype(dtype).itemsize
+    return Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, itemsize))
+
+
+def _aligned(size_bytes: int) -> Array | None:
+    if not size_bytes:
+        return None
+    raw = np.zeros(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % _ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]
+
+
+def _filled(operand: Operand) -> Array:
+    """Return an array of small varied numbers; integers are indices below 256."""
+    pattern = (np.arange(_SMALL_PRIME) * 37 % _SMALL_PRIME).astype(operand.dtype)
+    if operand.type.dtype.is_float:
+        pattern = pattern / _SMALL_PRIME + 0.5
+    dense = np.resize(pattern.astype(operand.dtype), operand.shape)
+    return dense if operand.is_dense else dense.reshape(operand.shape[::-1]).T

@@ -1,0 +1,88 @@
+from dataclasses import astuple, replace
+from itertools import count, product
+from random import Random
+
+import pytest
+
+from actors.kernels.c_rates import (
+    ATTENTION_ROWS,
+    ATTENTION_WIDTHS,
+    C_DISTANCES_BYTES,
+    C_EXTENTS,
+    MOVES,
+    CRates,
+)
+from actors.kernels.library import c_probes
+from actors.kernels.library.c_calibration import calibrate_c, stopwatch_c
+from actors.kernels.work import BytePass
+
+NUM_HEADS = len(ATTENTION_ROWS) * len(ATTENTION_WIDTHS)
+
+
+def hidden_rates(seed):
+    """Rates of a machine on which one addition takes less than moving its operands."""
+    rng = Random(seed)
+    passes = [rng.uniform(0.01, 0.02) if s in MOVES else rng.uniform(0.1, 0.5) for s in BytePass]
+    passes[list(BytePass).index(BytePass.PLAIN)] = rng.uniform(0.002, 0.008)
+    miss = sorted(rng.uniform(0.001, 0.05) for _ in C_DISTANCES_BYTES)
+    return CRates(
+        num_threads=2,
+        call_ns=rng.uniform(5, 50),
+        open_ns=rng.uniform(500, 5000),
+        pass_speedup=rng.uniform(1.2, 2.0),
+        miss_speedup=rng.uniform(1.2, 2.0),
+        product_speedup=rng.uniform(1.2, 2.0),
+        pass_ns=tuple(passes),
+        miss_ns=tuple(miss),
+        flops_per_ns=tuple(
+            min(rng.uniform(1, 90), m * n * k / 10) for m, n, k in product(C_EXTENTS, repeat=3)
+        ),
+        forward=tuple(rng.uniform(10, 90) for _ in range(NUM_HEADS)),
+        backward=tuple(rng.uniform(10, 90) for _ in range(NUM_HEADS)),
+    )
+
+
+def machine_of(rates):
+    """A machine of these rates, exactly."""
+
+    def measure(probe):
+        own = rates if probe.on_all_threads else replace(rates, num_threads=1)
+        missed_ns = probe.touched_bytes * rates.miss_ns_at(probe.touched_bytes)
+        return own.price(probe.work, missed_ns).duration_ns
+
+    return measure
+
+
+def flat(rates):
+    return [x for column in astuple(rates) for x in (column if type(column) is tuple else [column])]
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_the_rates_of_a_machine_that_follows_the_model_are_found(native, seed):
+    hidden = hidden_rates(seed)
+    # Opening the pool and one element are a part of what the longest probes take.
+    assert flat(calibrate_c(machine_of(hidden))) == pytest.approx(flat(hidden), rel=0.05)
+
+
+def test_every_probe_of_the_catalogue_can_be_bound_and_run(native):
+    ticks = count(step=10**9)  # every reading of this clock is a second after the one before
+    measure = stopwatch_c(lambda: next(ticks))
+    probes = (
+        *[c_probes.program(op, times, 64) for op, times in c_probes.INSTRUCTIONS.items()],
+        c_probes.row_sums(4, 64),
+        c_probes.random_bits(64),
+        c_probes.moved(16),
+        c_probes.taken(16, 8),
+        c_probes.added(16, 8),
+        c_probes.shared_product(64, on_all_threads=True),
+        c_probes.attention(32, 32, is_forward=True),
+        c_probes.attention(32, 32, is_forward=False),
+    )
+    assert [measure(probe) for probe in probes] == [1e9 / 2] * len(probes)
+
+
+def test_what_no_kernel_takes_is_told_before_it_is_measured(native, monkeypatch):
+    probe = c_probes.taken(16, 8)
+    assert c_probes.is_taken(probe)
+    monkeypatch.setattr("actors.kernels.native.embedding.is_id", lambda ids: False)
+    assert not c_probes.is_taken(probe)
