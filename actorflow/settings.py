@@ -50,6 +50,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "60",
         "seconds without a firing after which a run says who holds it up; 0 never",
     ),
+    EnvVar("ACTORFLOW_SIM_SEED", "0", "how late the streams of simulated devices are"),
 )
 
 
@@ -71,6 +72,7 @@ class Settings:
     threads: int | None = None
     native: bool = True
     stall_seconds: float = 60.0
+    sim_seed: int = 0
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -101,6 +103,7 @@ class Settings:
             threads=_threads(environ, "ACTORFLOW_THREADS"),
             native=_flag(environ, "ACTORFLOW_NATIVE", default=True),
             stall_seconds=_seconds(environ, "ACTORFLOW_STALL_SECONDS"),
+            sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
             warnings=tuple(warnings),
         )
 
@@ -198,6 +201,13 @@ def _threads(environ: Mapping[str, str], name: str) -> int | None:
         f"{name}: expected a number of threads from 1 up, came {environ[name]!r};"
         " unset it to use all cores"
     )
+
+
+def _seed(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name, "").strip() or "0"
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise SettingsError(f"{name}: expected an integer from 0 up, came {environ[name]!r}")
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> float:

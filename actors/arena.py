@@ -1,16 +1,18 @@
 """The memory of a plan: one aligned block per arena, and the typed views on it.
 
-The blocks are the only arrays that the runtime allocates.
+The blocks are the only memory that the runtime allocates. Each is made by the device that the arena
+is on; pinned memory by the first device that copies from and to it, which may have to lock it.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
+from actors.device.protocol import Block, DeviceStore, OpenDevice, PlacedArray
 from actors.protocol import Array
 from compiler.errors import InternalError, OutOfMemory
+from compiler.placement import Device, Memory
 from compiler.plan import Arena, Plan
-from compiler.types import numpy_dtype
 
 _ALIGNMENT = 64
 
@@ -18,14 +20,18 @@ _ALIGNMENT = 64
 class Views:
     """The blocks of a plan and the views on them, each made once per slot."""
 
-    __slots__ = ("_blocks", "_made", "_plan")
+    __slots__ = ("_blocks", "_made", "_plan", "_stores")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, devices: Mapping[Device, OpenDevice]) -> None:
         self._plan = plan
-        self._blocks = [_allocate(plan, arena) for arena in plan.arenas]
-        self._made: dict[tuple[int, int], Array] = {}
+        self._stores = [_store_of(arena, devices) for arena in plan.arenas]
+        self._blocks: list[Block] = [
+            _allocate(plan, arena, store)
+            for arena, store in zip(plan.arenas, self._stores, strict=True)
+        ]
+        self._made: dict[tuple[int, int], PlacedArray] = {}
 
-    def get(self, view: int, slot: int) -> Array:
+    def get(self, view: int, slot: int) -> PlacedArray:
         """Return a view on one slot of its register."""
         key = (view, slot)
         array = self._made.get(key)
@@ -33,21 +39,29 @@ class Views:
             array = self._made[key] = self._make(view, slot)
         return array
 
-    def release(self) -> None:
-        """Drop every block and view."""
-        self._blocks = []
-        self._made = {}
+    def read(self, view: int) -> Array:
+        """Return a copy of what a register of one slot holds."""
+        return self._store(view).read(self.get(view, 0))
 
-    def _make(self, index: int, slot: int) -> Array:
+    def write(self, view: int, array: Array) -> None:
+        """Fill a register of one slot from an array of its type, or one that broadcasts to it."""
+        self._store(view).write(self.get(view, 0), array)
+
+    def arena_of(self, view: int) -> Arena:
+        """Return where a view lies."""
+        return self._plan.arenas[self._plan.registers[self._plan.views[view].register].arena]
+
+    def _store(self, view: int) -> DeviceStore:
+        return self._stores[self._plan.registers[self._plan.views[view].register].arena]
+
+    def _make(self, index: int, slot: int) -> PlacedArray:
         view = self._plan.views[index]
         register = self._plan.registers[view.register]
         offset = register.offsets_bytes[slot] + view.offset_bytes
-        dtype = numpy_dtype(view.type.dtype)
+        block = self._blocks[register.arena]
         try:
-            return np.ndarray(
-                view.type.shape, dtype, self._blocks[register.arena], offset, view.strides_bytes
-            )
-        except (TypeError, ValueError) as error:
+            return self._store(index).view(block, offset, view.type, view.strides_bytes)
+        except ValueError as error:
             raise InternalError(
                 f"view {index} ({view.type}, strides {view.strides_bytes}) of register"
                 f" {register.name!r} at byte {offset} leaves its arena of"
@@ -55,17 +69,22 @@ class Views:
             ) from error
 
 
-def _allocate(plan: Plan, arena: Arena) -> Array:
-    alignment = max(_ALIGNMENT, arena.alignment)
+def _store_of(arena: Arena, devices: Mapping[Device, OpenDevice]) -> DeviceStore:
+    if arena.memory is Memory.PINNED:
+        for device in devices.values():
+            if device.is_asynchronous:
+                return device
+    return devices[arena.device]
+
+
+def _allocate(plan: Plan, arena: Arena, store: DeviceStore) -> Block:
     try:
-        block = np.empty(arena.size_bytes + alignment, np.uint8)
-    except (MemoryError, ValueError) as error:
+        return store.allocate(arena.size_bytes, max(_ALIGNMENT, arena.alignment), arena.memory)
+    except MemoryError as error:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, and the machine"
             " does not give them; set a smaller memory budget or batch"
         ) from error
-    start = -block.ctypes.data % alignment
-    return block[start : start + arena.size_bytes]
 
 
 def _size(size_bytes: int) -> str:

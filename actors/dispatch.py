@@ -43,7 +43,6 @@ from compiler.errors import InternalError
 from compiler.plan import PORTED, ActorKind, Plan
 
 if TYPE_CHECKING:
-    from actors.device.plan import DevicePlan
     from actors.load import BoundPlan
 
 _COMMAND = -1
@@ -67,7 +66,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        bound: BoundPlan | DevicePlan,
+        bound: BoundPlan,
         *,
         clock: Clock,
         timeline: Timeline | None,

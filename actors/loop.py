@@ -30,7 +30,6 @@ from actors.worker import Worker
 from compiler.errors import ActorflowError, DeviceError
 
 if TYPE_CHECKING:
-    from actors.device.plan import DevicePlan
     from actors.load import BoundPlan
 
 _report = logging.getLogger("actorflow").warning
@@ -68,7 +67,7 @@ class Loop:
 
     def __init__(
         self,
-        bound: BoundPlan | DevicePlan,
+        bound: BoundPlan,
         *,
         timeline: Timeline | None = None,
         clock: Clock = time.perf_counter_ns,

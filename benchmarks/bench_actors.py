@@ -29,6 +29,7 @@ from actorflow import nn
 from actorflow.initialise import initial_values
 from actorflow.run.training_run import Run, RunOptions
 from actorflow.settings import Settings
+from actors.device.host import HostDevice
 from actors.load import load
 from actors.loop import Loop
 from actors.timeline import Timeline
@@ -162,7 +163,7 @@ def bench_hop(steps: int = 20_000) -> list[str]:
     medians = []
     for _ in range(ROUNDS):
         timeline = Timeline(1 << 16)
-        loop = Loop(load(plan, ports, {}), timeline=timeline)
+        loop = Loop(load(plan, ports, (HostDevice({}),)), timeline=timeline)
         loop.admit(steps)
         loop.end()
         loop.start()

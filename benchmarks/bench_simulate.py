@@ -30,6 +30,7 @@ import numpy as np
 import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
+from actors.device.host import HostDevice
 from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.library.c_calibration import stopwatch_c
@@ -128,7 +129,7 @@ class Launches:
 
     def __init__(self, plan):
         ports = {a.name: OnesPort() for a in plan.actors if a.kind.value in ("source", "sink")}
-        self.bound = load(plan, ports, catalogue.binders())
+        self.bound = load(plan, ports, (HostDevice(catalogue.binders(), joins=False),))
         self.step = max(plan.actors, key=lambda actor: len(actor.launches) * actor.duration_ns)
         for name, value in initial_values(plan, {}, 0).items():
             self.bound.variables.write(name, value)

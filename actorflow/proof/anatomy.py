@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from actorflow.initialise import INITIALISERS
 from compiler.errors import PlanFormatError
 from compiler.ops.sources import ROLES, SCRATCH
-from compiler.placement import HOST
+from compiler.placement import DeviceKind
 from compiler.plan import PORTED, Actor, ActorKind, Field, Plan, Port, RegisterKind, Variable
 from compiler.types import DType, TensorType
 
@@ -52,20 +52,27 @@ def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
         raise PlanFormatError(f"a period has {firings[feeder]} batches, a step has {batches}")
 
 
+def _ports_of(actor: Actor) -> tuple[Port, ...]:
+    return actor.inputs + actor.outputs
+
+
+def _is_on_host(plan: Plan, port: Port) -> bool:
+    register = plan.registers[port.register]
+    arena = plan.arenas[register.arena] if register.kind is RegisterKind.DATA else None
+    return arena is None or arena.device.kind is DeviceKind.HOST
+
+
 def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
     for actor in plan.actors:
-        if plan.streams[actor.stream].device != HOST:
-            raise PlanFormatError(f"actor {actor.name!r} runs on another device than the host")
         wanted = _KINDS.get(actor.name)
         if actor.kind is not wanted and (wanted is not None or actor.kind in PORTED):
             raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
         if actor.kind in PORTED and not plan.streams[actor.stream].has_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
+        if actor.kind in PORTED and any([not _is_on_host(plan, p) for p in _ports_of(actor)]):
+            raise PlanFormatError(f"{actor.kind.value} {actor.name!r} sees memory of a device")
         if actor.name != "data" and not actor.inputs:
             raise PlanFormatError(f"actor {actor.name!r} waits for nothing, so it would never end")
-    for arena in plan.arenas:
-        if arena.device != HOST:
-            raise PlanFormatError(f"an arena is on {arena.device}, and there is only the host")
     for name in ("data", "metrics"):
         if name not in actors:
             raise PlanFormatError(f"there is no actor {name!r}")

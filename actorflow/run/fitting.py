@@ -15,6 +15,7 @@ from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
 from actorflow.logs import logger
 from actorflow.run.broken_steps import skips
+from actorflow.run.devices import said_of
 from actorflow.run.listener import Listener, make_reporter
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
@@ -112,6 +113,8 @@ class FitCall:
         for warning in self._runner.settings.warnings:
             self._warn(warning)
         if self._options.progress:
+            if said := said_of(self._plan, self._runner.settings):
+                self._notice(said)
             for line in summarise(self._plan):
                 self._notice(line)
 

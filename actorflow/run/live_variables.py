@@ -70,6 +70,11 @@ class LiveVariables:
         return tuple(self._registers)
 
     @property
+    def lost_with(self) -> str:
+        """What of a device's failed and took the variables along, in its words, or nothing."""
+        return self._variables.lost_with
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing will change the variables any more."""
         return self._loop.is_still
@@ -77,8 +82,8 @@ class LiveVariables:
     def read(self, names: Iterable[str]) -> dict[str, Array] | None:
         """Return read-only copies of variables, all of them after the last finished step.
 
-        None where a failure cut an update in two. Blocks until no update is under way. Raises
-        CompileError where the run is being closed in the middle of a step.
+        None where a failure cut an update in two, or took the memory along. Blocks until no update
+        is under way. Raises CompileError where the run is being closed in the middle of a step.
         """
         wanted = tuple(names)
         copies: dict[str, Array] = {}
@@ -106,7 +111,7 @@ class LiveVariables:
             self._loop.visit(Visit(self._between_steps, self._apply))
 
     def whole(self) -> dict[str, Array] | None:
-        """Return all variables of a loop that is closed; None when an update was cut in two.
+        """Return all variables of a loop that is closed; None where `read` does.
 
         A step that fails before its first update leaves them whole, and so does a failure outside
         of the actors that update, unless it finds some of them further than others. Counters that
@@ -193,7 +198,9 @@ class LiveVariables:
         return failure if isinstance(failure, ActorFailed) else None
 
     def _updates(self) -> set[int] | None:
-        """Return how often variables were changed; None where that was done in part."""
+        """Return how often variables were changed; None where in part, or where they are lost."""
+        if self.lost_with:
+            return None
         ended, failed = self._loop.ended_firings(), self._failed
         done: set[int] = set()
         for actor in self._plan.actors:

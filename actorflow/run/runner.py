@@ -257,11 +257,10 @@ class Runner:
             return
         variables = run.whole_variables()
         if variables is None:
-            logger.warning(
-                "a step of plan %r failed inside its updates; the variables go back to those before"
-                " the run",
-                self.plan.name,
-            )
+            why = f"a step of plan {self.plan.name!r} failed inside its updates"
+            if lost_with := run.variables.lost_with:
+                why = f"the variables of plan {self.plan.name!r} went with a device: {lost_with}"
+            logger.warning("%s; the variables go back to those before the run", why)
         else:
             self.given = variables
         self._open = self._live = None

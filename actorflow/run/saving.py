@@ -130,6 +130,14 @@ class Saver:
             self._report(f"checkpoints can be saved again: that of step {step} is")
         self._unsaved, self._num_failures = None, 0
 
+    @property
+    def newest(self) -> str:
+        """Which checkpoint is the newest, in words."""
+        if not self._last_step:
+            return "no checkpoint was written yet"
+        directory = self._manager.directory
+        return f"the newest checkpoint is that of step {self._last_step} in {directory}"
+
     def finish(self) -> None:
         """Raise what kept the last state of the run from being saved, if anything did.
 

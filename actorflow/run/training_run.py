@@ -16,7 +16,9 @@ import numpy as np
 from actorflow.compile.native import is_native
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
+from actorflow.logs import logger
 from actorflow.run.broken_steps import BrokenSteps, skips
+from actorflow.run.devices import open_devices, said_of
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
     batch_fields,
@@ -31,14 +33,13 @@ from actorflow.run.ports import CheckpointPort, DataPort, FedSteps, Metrics, Met
 from actorflow.run.stopping import ON_RESULT, ON_STEP
 from actorflow.run.trace_file import TraceFile
 from actorflow.settings import Settings
+from actors.device.protocol import DeviceFault
 from actors.errors import ActorFailed
-from actors.kernels import catalogue
 from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.library import openblas
-from actors.kernels.native.chain import join
-from actors.load import Rework, load
+from actors.load import load
 from actors.loop import Loop
-from actors.protocol import Chain, HostPort
+from actors.protocol import HostPort
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.ops.sources import SCRATCH
@@ -106,6 +107,8 @@ class Run:
     def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
         settings = options.settings
         _share_cores(plan, settings, options.warn)
+        if said := said_of(plan, settings):
+            logger.info(said)
         self.plan = plan
         self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._total_steps = options.total_steps
@@ -119,16 +122,18 @@ class Run:
         self._evaluated: EvaluationDataPort | None = None
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace)
-        rework: Rework | None = None
-        if self._trace is not None:  # launch by launch where somebody watches
-            rework = self._trace.launches.watch
-        elif settings.log_level != "DEBUG":
-            rework = _joined
-        self.bound = load(plan, ports, catalogue.binders(), rework)
+        initial = credits_after(plan, self._first_step)
+        self.bound = load(
+            plan,
+            ports,
+            open_devices(plan, settings),
+            initial=initial,
+            watch=None if self._trace is None else self._trace.launches.watch,
+        )
         self._fill(options.values)
         self.loop = Loop(
             self.bound,
-            initial=credits_after(plan, self._first_step),
+            initial=initial,
             watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
             timeline=None if self._trace is None else self._trace.timeline,
             on_finished=options.on_finished,
@@ -176,15 +181,19 @@ class Run:
     def wait(self) -> None:
         """Block until the plan has ended.
 
-        Raises ActorFailed for a failed launch, the typed error itself where a port raised one of
-        ours (a checkpoint that cannot be written, a loss that is not finite), and what the data
-        source raised.
+        Raises ActorFailed for a failed launch, DeviceFault for one that the device could not name,
+        the typed error itself where a port raised one of ours (a checkpoint that cannot be written,
+        a loss that is not finite), and what the data source raised.
         """
         try:
             self.loop.wait()
+        except DeviceFault as fault:  # of which no device could tell the launch
+            self._note_loss(fault)
+            raise
         except ActorFailed as failed:
             cause = failed.__cause__
             error = cause if isinstance(cause, ActorflowError) else failed
+            self._note_loss(error)
             if self._data.failure is not None:
                 error.add_note(f"before that the data source raised {self._data.failure!r}")
             raise error from (failed if error is cause else cause)
@@ -196,6 +205,15 @@ class Run:
             raise self._data.failure
         if self._evaluated is not None and self._evaluated.failure is not None:
             raise self._evaluated.failure
+
+    def _note_loss(self, error: ActorflowError) -> None:
+        """Say on an error what is left where the variables went with a device."""
+        if self.bound.variables.lost_with:
+            kept = "none was to be written" if self._saver is None else self._saver.newest
+            error.add_note(
+                f"the variables lay in the memory of the device and are lost; {kept}. The model has"
+                " its values from before the run"
+            )
 
     @property
     def num_skipped(self) -> int:
@@ -360,7 +378,3 @@ def check_fields_of(
                 f" source gives {came if came is not None else 'no such key'}; compile the job for"
                 " this source, or give it the source that it was compiled for"
             )
-
-
-def _joined(actor: int, chain: Chain) -> Chain:
-    return join(chain)

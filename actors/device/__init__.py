@@ -1,7 +1,9 @@
-"""Asynchronous devices: firings that are enqueued, and ordered by events.
+"""Devices: where a plan's launches run and its bytes lie.
 
-- `protocol`: what a device is; `waits`: which firing waits for which, from the rates alone;
-  `executor`: chains that enqueue; `plan`: a bound plan that a loop runs through an executor.
-- `simulated`: a device on numpy whose streams lag as a seed likes; `poison`: free bytes scribbled
+- `protocol`: what a device is: streams and events, memory and kernels.
+- `host`: this process, done when a call returns; `host_memory`: numpy on memory it can address.
+- `simulated`: devices on numpy whose streams lag as a seed likes; `poison`: free bytes scribbled
   over, so that a value that is read too late shows.
+- `executor`: what a firing calls, whatever devices a plan has; `waits`: which firing waits for
+  which, from the rates alone; `gate`: streams, rings of events, and the waiting.
 """

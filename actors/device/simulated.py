@@ -1,16 +1,20 @@
-"""A device that is late on purpose: launches on queues, in a random order that a seed replays.
+"""Devices that are late on purpose: launches on queues, in a random order that a seed replays.
 
 Nothing put on a stream is executed by that. A scheduler takes the head of any stream that can go on
 whenever something else happens: a few after each call, and as many as it takes when the host waits.
 Streams have weights that change now and then, so that one lags far behind the others, then runs in
 a burst. Waits are CUDA's to the letter (see `protocol`): a wait keeps the record that was the
-event's latest when it was put on the stream.
+event's latest when it was put on the stream. Devices with one schedule lag behind one another as
+their streams do, and wait for one another's events.
 
 So code that forgot a wait gives wrong numbers for some seed; with one host thread every seed can be
 replayed. Several host threads may use a device; a launch then runs on any of them, one at a time.
 
-A launch that raises is a fault: later launches are skipped, records and waits still happen, and
-every call from then on raises.
+Memory is numpy's, and begins as 0xFF: NaN for floating point, so that what is read before it is
+written shows.
+
+A launch that raises is a fault of its device: later launches there are skipped, records and waits
+still happen, and every call from then on raises.
 
 Source: deterministic simulation testing, as in `actors.explore`.
 """
@@ -18,25 +22,101 @@ Source: deterministic simulation testing, as in `actors.explore`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from enum import Enum
 from random import Random
 from threading import Lock
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-from actors.device.protocol import DeviceEvent, DeviceFault
-from actors.protocol import Launch
+import numpy as np
+
+from actors.device import host_memory
+from actors.device.protocol import DeviceEvent, DeviceFault, DeviceStream
+from actors.protocol import Array, Chain, Launch
 from compiler.errors import InternalError
+from compiler.placement import Device, DeviceKind, Memory
+
+if TYPE_CHECKING:
+    from actors.kernels.kernel import Kernel
 
 _EAGERNESS = (0.0, 0.3, 0.6, 0.85)
 """How likely the device does one more operation after a call: 0 is as late as can be."""
 
 _WEIGHTS = (0.001, 0.03, 1.0)
+_NO_KERNELS: Mapping[str, Kernel] = MappingProxyType({})
 _CHANGE = 0.03
 """How likely a weight changes, per operation."""
 
 
 class SimulatedDevice:
-    """Streams and events on one scheduler.
+    """Numpy's memory and kernels behind streams that a schedule makes late.
+
+    Args:
+        schedule: The same for all devices of a run.
+        kernels: Its kernels, by name.
+        index: Which simulated device this is.
+    """
+
+    is_asynchronous = True
+    view = staticmethod(host_memory.view_on)
+    read = staticmethod(host_memory.read)
+    write = staticmethod(host_memory.write)
+
+    def __init__(
+        self, schedule: LateSchedule, kernels: Mapping[str, Kernel] = _NO_KERNELS, index: int = 0
+    ) -> None:
+        self.device = Device(DeviceKind.SIM, index)
+        self.kernels = kernels
+        self._schedule = schedule
+
+    def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> Array:
+        """Return a block of bytes that mean nothing; see `DeviceStore.allocate`."""
+        block = host_memory.allocate(size_bytes, alignment, memory)
+        block.fill(0xFF)
+        return block
+
+    def make_stream(self, name: str) -> SimulatedStream:
+        """Return a new stream."""
+        return self._schedule.make_stream(self.device, name)
+
+    def make_event(self) -> SimulatedEvent:
+        """Return a new event."""
+        return self._schedule.make_event(self.device)
+
+    def bind_chain(self, stream: DeviceStream, launches: Chain) -> Chain:
+        """Return one call that puts all launches on the stream, one by one."""
+        if not isinstance(stream, SimulatedStream):
+            raise InternalError(f"a stream of {type(stream).__name__} is not a simulated device's")
+        return (_EnqueuedChain(stream, launches),)
+
+    def synchronize(self) -> None:
+        """Execute all that was put on the streams."""
+        self._schedule.synchronize(self.device)
+
+
+class _EnqueuedChain:
+    """Launches that are put on a stream one by one; `running` is the one that is being put."""
+
+    __slots__ = ("_launches", "_stream", "running")
+
+    def __init__(self, stream: SimulatedStream, launches: Chain) -> None:
+        self._stream = stream
+        self._launches = launches
+        self.running = 0
+
+    def __call__(self) -> None:
+        for number, launch in enumerate(self._launches):
+            self.running = number
+            self._stream.enqueue(launch)
+
+    @property
+    def num_launches(self) -> int:
+        return len(self._launches)
+
+
+class LateSchedule:
+    """When the operations on the streams of some devices are executed.
 
     Args:
         rng: Where all its choices come from.
@@ -52,35 +132,26 @@ class SimulatedDevice:
         self._weights: list[float] = []
         self._num_events = 0
         self._lock = Lock()
-        self._fault: _InjectedFault | None = None
+        self._faults: dict[Device, _InjectedFault] = {}
 
-    def make_stream(self, name: str) -> SimulatedStream:
-        """Return a new stream."""
-        stream = SimulatedStream(self, name)
+    def make_stream(self, device: Device, name: str) -> SimulatedStream:
+        """Return a new stream of a device."""
+        stream = SimulatedStream(self, device, name)
         self._streams.append(stream)
         self._weights.append(self._rng.choice(_WEIGHTS))
         return stream
 
-    def make_event(self) -> SimulatedEvent:
-        """Return a new event."""
+    def make_event(self, device: Device) -> SimulatedEvent:
+        """Return a new event of a device."""
         self._num_events += 1
-        return SimulatedEvent(self, self._num_events - 1)
+        return SimulatedEvent(self, device, self._num_events - 1)
 
-    def synchronize(self) -> None:
-        """Execute all that was put on the streams."""
+    def synchronize(self, device: Device) -> None:
+        """Execute all that was put on a device's streams, and what that waits for."""
         with self._lock:
-            while any([stream.queue for stream in self._streams]):
-                self._step("the host waits for the device")
-            self._check()
-
-    def advance(self, operations: int) -> int:
-        """Execute so many operations, or as many as can be; return how many."""
-        with self._lock:
-            for number in range(operations):
-                if not self._ready():
-                    return number
-                self._step("")
-        return operations
+            while any([stream.queue for stream in self._streams if stream.device == device]):
+                self._step(f"the host waits for {device}")
+            self._check(device)
 
     # -- for streams and events ------------------------------------------------------------------
 
@@ -94,7 +165,7 @@ class SimulatedDevice:
     ) -> None:
         """Put an operation on a stream, and perhaps execute some."""
         with self._lock:
-            self._check()
+            self._check(stream.device)
             if kind is OperationKind.RECORD and event is not None:
                 event.mark(stream.name)
             stream.queue.append(Operation(kind, launch, None if event is None else event.record))
@@ -107,7 +178,7 @@ class SimulatedDevice:
             record = event.record
             while record is not None and not record.is_done:
                 self._step(f"the host waits for {record}")
-            self._check()
+            self._check(event.device)
 
     # -- the scheduler ---------------------------------------------------------------------------
 
@@ -127,7 +198,7 @@ class SimulatedDevice:
                 f"stream {s.name!r} waits for {s.queue[0].record}" for s in self._streams if s.queue
             ]
             raise InternalError(
-                f"the device cannot go on: {reason}; {'; '.join(heads) or 'every stream is empty'}"
+                f"the devices cannot go on: {reason}; {'; '.join(heads) or 'every stream is empty'}"
             )
         if rng.random() < _CHANGE:
             self._weights[rng.randrange(len(self._weights))] = rng.choice(_WEIGHTS)
@@ -141,16 +212,18 @@ class SimulatedDevice:
 
     def _execute(self, stream: SimulatedStream, launch: Launch) -> None:
         stream.num_executed += 1
-        if self._fault is not None:
+        if stream.device in self._faults:
             return
         try:
-            launch()
+            # On whatever thread this is: overflow and NaN are ordinary values inside a kernel.
+            with np.errstate(all="ignore"):
+                launch()
         except Exception as error:
-            self._fault = _InjectedFault(stream, stream.num_executed - 1, error)
+            self._faults[stream.device] = _InjectedFault(stream, stream.num_executed - 1, error)
 
-    def _check(self) -> None:
-        if self._fault is not None:
-            stream, launch, error = self._fault
+    def _check(self, device: Device) -> None:
+        if device in self._faults:
+            stream, launch, error = self._faults[device]
             raise DeviceFault(
                 f"launch {launch} on stream {stream.name!r} raised {type(error).__name__}: {error}",
                 stream=stream,
@@ -161,32 +234,34 @@ class SimulatedDevice:
 class SimulatedStream:
     """A queue of operations. `num_executed` launches have been taken off it."""
 
-    def __init__(self, device: SimulatedDevice, name: str) -> None:
+    def __init__(self, schedule: LateSchedule, device: Device, name: str) -> None:
         self.name = name
+        self.device = device
         self.queue: deque[Operation] = deque()
         self.num_executed = 0
-        self._device = device
+        self._schedule = schedule
 
     def enqueue(self, launch: Launch) -> None:
         """Execute a launch after all that is on this stream."""
-        self._device.put(self, OperationKind.LAUNCH, launch=launch)
+        self._schedule.put(self, OperationKind.LAUNCH, launch=launch)
 
     def record(self, event: DeviceEvent) -> None:
         """Make this place of the stream the latest record of an event."""
-        self._device.put(self, OperationKind.RECORD, event=_own(event))
+        self._schedule.put(self, OperationKind.RECORD, event=_own(event))
 
     def wait(self, event: DeviceEvent) -> None:
         """Hold this stream until what is now the latest record of an event is done."""
-        self._device.put(self, OperationKind.WAIT, event=_own(event))
+        self._schedule.put(self, OperationKind.WAIT, event=_own(event))
 
 
 class SimulatedEvent:
     """A mark that can be set again. `record` is the latest, or None."""
 
-    def __init__(self, device: SimulatedDevice, number: int) -> None:
+    def __init__(self, schedule: LateSchedule, device: Device, number: int) -> None:
         self.number = number
+        self.device = device
         self.record: Record | None = None
-        self._device = device
+        self._schedule = schedule
         self._num_records = 0
 
     @property
@@ -196,7 +271,7 @@ class SimulatedEvent:
 
     def synchronize(self) -> None:
         """Execute until what is now the latest record is done."""
-        self._device.wait_for(self)
+        self._schedule.wait_for(self)
 
     def mark(self, stream: str) -> None:
         """Make a new record, which is the latest from now on."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actorflow.initialise import initial_values
+from actors.device.host import HostDevice
 from actors.kernels import catalogue
 from actors.kernels.library import openblas
 from actors.kernels.native.chain import JoinedLaunches, join
@@ -79,7 +80,7 @@ def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -
     """
     openblas.use_one_thread()
     ports = {actor.name: _IdlePort() for actor in plan.actors if actor.kind in PORTED}
-    bound = load(plan, ports, catalogue.binders())
+    bound = load(plan, ports, (HostDevice(catalogue.binders(), joins=False),))
     try:
         for name, array in initial_values(plan, dict(values), 0).items():
             bound.variables.write(name, array)

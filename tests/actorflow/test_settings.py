@@ -26,6 +26,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_CACHE": "/big/cache",
             "ACTORFLOW_THREADS": "3",
             "ACTORFLOW_STALL_SECONDS": "2.5",
+            "ACTORFLOW_SIM_SEED": "7",
             **HOME,
         }
     )
@@ -38,6 +39,7 @@ def test_every_variable_is_read():
         cache=Path("/big/cache"),
         threads=3,
         stall_seconds=2.5,
+        sim_seed=7,
     )
 
 
@@ -122,6 +124,11 @@ def test_flags_that_are_false(text):
             "1min",
             "ACTORFLOW_STALL_SECONDS: expected a number of seconds from 0 up, came '1min';"
             " 0 turns the watchdog off",
+        ),
+        (
+            "ACTORFLOW_SIM_SEED",
+            "-1",
+            "ACTORFLOW_SIM_SEED: expected an integer from 0 up, came '-1'",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.errors import SourceExhausted
 from actors.load import load
 from actors.machine import Machine
@@ -227,6 +228,14 @@ def fail_at(firing, error):
     return body
 
 
+def load_forgotten(plan, ports, kernels):
+    """Load a plan on the host; fake kernels keep no array of its arena."""
+    bound = load(plan, ports, (HostDevice(kernels),))
+    for kernel in kernels.values():
+        kernel.bound.clear()
+    return bound
+
+
 @pytest.fixture
 def pipeline(plan_maker, fake_port, fake_kernel):
     """data -> step -> log over slots; returns the bound plan and the ports."""
@@ -250,7 +259,7 @@ def pipeline(plan_maker, fake_port, fake_kernel):
             if isinstance(port.body, Gate):
                 port.close = lambda port=port: port.body.permits.put("closed")
         kernels = {"nothing": fake_kernel(), "compute": fake_kernel(compute)}
-        return load(make.plan(), ports, kernels), ports
+        return load_forgotten(make.plan(), ports, kernels), ports
 
     return build
 
@@ -287,7 +296,7 @@ def deadlocked(plan_maker, fake_port):
     make.actor("a", ActorKind.SOURCE, outputs=[(direct, 1), (fast, 1)])
     make.actor("b", ActorKind.COMPUTE, inputs=[(fast, 3)], outputs=[(gathered, 3)])
     make.actor("c", ActorKind.COMPUTE, inputs=[(direct, 1), (gathered, 1)])
-    return load(make.plan(), {"a": fake_port()}, {})
+    return load(make.plan(), {"a": fake_port()}, (HostDevice({}),))
 
 
 @pytest.fixture
@@ -315,7 +324,7 @@ def snapshots(plan_maker, fake_port, fake_kernel):
             "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
         }
         kernels = {"update": fake_kernel(copy), "copy": fake_kernel(copy)}
-        return load(make.plan(), ports, kernels), saved
+        return load_forgotten(make.plan(), ports, kernels), saved
 
     return build
 

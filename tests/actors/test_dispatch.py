@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.device.protocol import DeviceFailure
 from actors.dispatch import Dispatcher
 from actors.errors import ActorFailed, SourceExhausted
@@ -182,7 +183,7 @@ def uneven(plan_maker, fake_port):
     make.actor("long", ActorKind.SOURCE, outputs=[(right, 1)], is_thread=False)
     make.actor("join", ActorKind.SINK, inputs=[(left, 3), (right, 1)], is_thread=False)
     ports = {name: fake_port() for name in ("short", "long", "join")}
-    return by_hand(load(make.plan(), ports, {}))
+    return by_hand(load(make.plan(), ports, (HostDevice({}),)))
 
 
 def exhaust_after(dispatcher, firings):
@@ -263,7 +264,7 @@ def test_a_flushed_firing_that_has_not_begun_is_dropped_when_another_fails(
         "log": fake_port(flushed.append),
         "bad": fake_port(bodies.fail_at(0, OSError("full"))),
     }
-    with Loop(load(make.plan(), ports, {})) as loop:
+    with Loop(load(make.plan(), ports, (HostDevice({}),))) as loop:
         loop._dispatcher.command(lambda: (loop._dispatcher.admit(1), loop.end()))
         with pytest.raises(ActorFailed, match="actor 'bad' failed in firing 0"):
             loop.wait(PATIENCE)

@@ -3,10 +3,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from actors.load import load, num_phases
+from actors.device.host import HostDevice
+from actors.load import load as load_on
+from actors.load import num_phases
 from compiler.errors import InternalError, OutOfMemory
 from compiler.plan import ActorKind, Constant, RegisterKind, Variable
 from compiler.types import DType, contiguous_strides
+
+
+def load(plan, ports, kernels):
+    return load_on(plan, ports, (HostDevice(kernels),))
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def test_what_one_launch_writes_the_next_reads(small, fake_port, fake_kernel):
         assert ports["log"].bound[0][0]["loss"].tolist() == [3 * (phase + 1)] * 2
 
 
-def test_strided_views_and_constants_are_filled_from_the_plan(plan_maker, fake_kernel):
+def test_strided_views_and_constants_are_filled_from_the_plan(plan_maker, fake_port, fake_kernel):
     make = plan_maker()
     table = make.register("table", RegisterKind.CONSTANT, size=24)
     whole = make.view(table, DType.FLOAT32, (2, 3))
@@ -98,9 +104,11 @@ def test_strided_views_and_constants_are_filled_from_the_plan(plan_maker, fake_k
     )
     data = np.arange(6, dtype=np.float32)
     make.constants.append(Constant(whole, data.tobytes(), 0))
-    make.actor("step", ActorKind.COMPUTE, launches=[make.launch("k", [turned])])
+    go = make.edge("go", 1)
+    make.actor("data", ActorKind.SOURCE, outputs=[(go, 1)])
+    make.actor("step", ActorKind.COMPUTE, inputs=[(go, 1)], launches=[make.launch("k", [turned])])
     kernel = fake_kernel()
-    load(make.plan(), {}, {"k": kernel})
+    load(make.plan(), {"data": fake_port()}, {"k": kernel})
     assert kernel.bound[0][1][0].tolist() == data.reshape(2, 3).T.tolist()
 
 
@@ -166,7 +174,8 @@ def test_release_lets_go_of_the_memory(small, fake_port, fake_kernel):
     bound.release()
     bound.release()
     assert bound.chains == ()
-    assert "net.weight" not in bound.variables
+    with pytest.raises(InternalError, match="memory of plan 'test' was given back"):
+        bound.variables.read("net.weight")
 
 
 def test_who_has_the_variables_keeps_their_memory_and_reads_copies(small, fake_port, fake_kernel):

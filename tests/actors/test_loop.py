@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.errors import ActorFailed, SourceExhausted
 from actors.load import load
 from actors.loop import Loop
@@ -124,7 +125,7 @@ def test_the_other_source_stops_where_the_exhausted_one_did(plan_maker, fake_por
         "long": fake_port(),
         "join": fake_port(),
     }
-    with Loop(load(make.plan(), ports, {})) as loop:
+    with Loop(load(make.plan(), ports, (HostDevice({}),))) as loop:
         loop.admit(10**12)
         loop.end()
         assert loop.wait(PATIENCE)
@@ -139,7 +140,7 @@ def test_an_inline_source_may_be_exhausted_too(plan_maker, fake_port, bodies):
     make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], is_thread=False)
     make.actor("log", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
     ports = {"data": fake_port(bodies.Counting(3)), "log": fake_port()}
-    assert firings(run(load(make.plan(), ports, {}), 9)) == (3, 3)
+    assert firings(run(load(make.plan(), ports, (HostDevice({}),)), 9)) == (3, 3)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])

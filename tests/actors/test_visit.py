@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
@@ -161,7 +162,7 @@ def two_updates(plan_maker, fake_port, fake_kernel, bodies):
 
         ports = {"data": fake_port(bodies.Counting()), "log": fake_port(sink)}
         kernels = {"first": fake_kernel(first), "second": fake_kernel(second)}
-        return load(make.plan(), ports, kernels), done, gate
+        return load(make.plan(), ports, (HostDevice(kernels),)), done, gate
 
     return build
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
@@ -197,7 +198,7 @@ def test_a_kernel_that_hangs_is_named_with_its_launch_and_the_users_line(
     )  # fmt: skip
     make.actors[2] = dataclasses.replace(make.actors[2], stream=make.actors[1].stream)
     kernels = {"quick": fake_kernel(), "hangs": fake_kernel(lambda i, o: gate(None))}
-    bound = load(make.plan(), {"data": fake_port(bodies.Counting())}, kernels)
+    bound = load(make.plan(), {"data": fake_port(bodies.Counting())}, (HostDevice(kernels),))
     with Loop(bound) as loop:
         loop.admit(50)
         gate.open()

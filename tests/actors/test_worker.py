@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.device.host import HostDevice
 from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
@@ -84,7 +85,7 @@ def fork(plan_maker, fake_port, fake_kernel, bodies):
         ports = {name: fake_port(actions[name]) for name in ("data", "log")}
         kernels = {n: fake_kernel(actions[n]) for n in ("first", "second", "other", "join")}
         plan = make.plan()
-        bound = load(plan, ports, kernels)
+        bound = load(plan, ports, (HostDevice(kernels),))
         arena = weakref.ref(ports["log"].bound[0][0]["x"].base)
         for fake in (*ports.values(), *kernels.values()):
             fake.bound.clear()

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.device.executor import Executor
-from actors.device.simulated import SimulatedDevice
+from actors.device.executor import Executor, StreamHome
+from actors.device.host import HostDevice
+from actors.device.simulated import LateSchedule, SimulatedDevice
 from actors.explore import explore
 from actors.machine import Machine
 from actors.table import Edge, MachineTable
@@ -95,14 +96,18 @@ class Driver:
         self.bodies = bodies
         self.machine = machine
         self.rng = rng
-        self.chains = [executor.bind(a, (bodies.chain(a),)) for a in range(len(bodies.states))]
+        self.chains = [
+            executor.bind(a, (executor.bind_chain(a, bodies.chain(a)),))
+            for a in range(len(bodies.states))
+        ]
         self.late = {}
 
     def started(self, actor, firing):
         (chain,) = self.chains[actor]
         if self.machine.state(actor) is State.FLUSHING:
             tokens = self.machine.flush_tokens(actor)
-            chain = self.executor.bind_flush(actor, tokens, self.bodies.chain(actor, tokens))
+            whole = self.executor.bind_chain(actor, self.bodies.chain(actor, tokens))
+            chain = self.executor.bind_flush(actor, tokens, whole)
         if self.rng.random() < 0.5:
             self.late[actor] = chain
         else:
@@ -142,10 +147,15 @@ def run_on_host(table, admitted):
     return bodies.states
 
 
-def make_executor(table, device, max_ahead=2):
-    """Return the executor of a table, with the streams below HOST on the device."""
-    streams = {s: f"stream {s}" for s in sorted(set(table.streams)) if s < HOST}
-    return Executor(table, streams, device, max_ahead=max_ahead)
+def make_executor(table, devices, max_ahead=2):
+    """Return the executor of a table, with the streams below HOST on the devices in turn."""
+    devices = devices if isinstance(devices, list) else [devices]
+    homes = {
+        s: HostDevice({}) if s >= HOST else devices[s % len(devices)]
+        for s in sorted(set(table.streams))
+    }
+    streams = {s: StreamHome(f"stream {s}", home) for s, home in homes.items()}
+    return Executor(table, streams, max_ahead=max_ahead)
 
 
 def drive(executor, admitted, rng, *, bodies=None, look=lambda actor: None):
@@ -198,18 +208,29 @@ def random_case(rng, make_random):
     return replace(table, streams=tuple(streams), is_detached=is_detached), admitted
 
 
-def is_equal(table, admitted, rng, *, mutate=None, device_type=SimulatedDevice, max_ahead=2):
-    """Return whether the device gives the numbers of the host; `mutate` changes the executor."""
-    executor = make_executor(table, device_type(rng), max_ahead)
+def late(rng, num_devices=1, *, schedule_type=LateSchedule, **options):
+    """Return simulated devices on one schedule."""
+    schedule = schedule_type(rng, **options)
+    return [SimulatedDevice(schedule, index=index) for index in range(num_devices)]
+
+
+def is_equal(
+    table, admitted, rng, *, mutate=None, schedule_type=LateSchedule, max_ahead=2, num_devices=1
+):
+    """Return whether the devices give the numbers of the host; `mutate` changes the executor."""
+    devices = late(rng, num_devices, schedule_type=schedule_type)
+    executor = make_executor(table, devices, max_ahead)
     if mutate is not None:
         mutate(executor)
     return drive(executor, admitted, rng) == run_on_host(table, admitted)
 
 
-def is_equal_for(seed, make_random, mutate=None):
+def is_equal_for(seed, make_random, mutate=None, num_devices=1):
     rng = Random(seed)
     table, admitted = random_case(rng, make_random)
-    return is_equal(table, admitted, rng, mutate=mutate, max_ahead=rng.randint(1, 3))
+    return is_equal(
+        table, admitted, rng, mutate=mutate, max_ahead=rng.randint(1, 3), num_devices=num_devices
+    )
 
 
 def ping_pong(num_slots=2):
@@ -256,7 +277,7 @@ def flushed_end():
 @pytest.fixture(scope="session")
 def graphs():
     return SimpleNamespace(
-        HOST=HOST, Bodies=Bodies, drive=drive, make_executor=make_executor,
+        HOST=HOST, Bodies=Bodies, drive=drive, make_executor=make_executor, late=late,
         run_on_host=run_on_host, random_case=random_case, is_equal=is_equal,
         is_equal_for=is_equal_for, ping_pong=ping_pong, early_end=early_end,
         flushed_end=flushed_end,

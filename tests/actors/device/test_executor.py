@@ -1,15 +1,16 @@
 """An executor gives the host's numbers at every pace of the device, and says what failed."""
 
+from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
-from actors.device.executor import _Gate, _Ring
+from actors.device.gate import EventRing, Gate
 from actors.device.protocol import DeviceFailure, DeviceFault
-from actors.device.simulated import SimulatedDevice
+from actors.device.simulated import LateSchedule
 from actors.device.waits import EventWait
 from compiler.errors import InternalError
+from compiler.placement import Device, DeviceKind
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -20,20 +21,38 @@ def test_every_pace_of_the_device_gives_the_numbers_of_the_host(block, graphs, m
 
 def test_slots_of_a_consumer_that_ended_early_are_waited_for_as_far_as_it_came(graphs):
     table, admitted = graphs.early_end()
-    executor = graphs.make_executor(table, SimulatedDevice(Random(0)))
+    executor = graphs.make_executor(table, graphs.late(Random(0)))
     assert [w.actor for w in executor.waits.all[2]] == [3, 4]
     assert [w.actor for w in executor.waits.needed[2]] == [4]
     assert all([graphs.is_equal(table, admitted, Random(seed)) for seed in range(200)])
 
 
-def test_after_a_restart_the_same_executor_runs_again(graphs, make_random):
-    for seed in range(60):
+def test_streams_of_several_devices_wait_for_one_another(graphs, make_random):
+    for seed in range(400):
+        assert graphs.is_equal_for(seed, make_random, num_devices=2 + seed % 2), f"seed {seed}"
+
+
+def test_a_device_of_another_kind_is_waited_for_by_the_host(graphs, make_random):
+    """As if one were CUDA's: its streams must never be given events of the other."""
+    for seed in range(100):
         rng = Random(seed)
         table, admitted = graphs.random_case(rng, make_random)
-        executor = graphs.make_executor(table, SimulatedDevice(rng))
-        for _ in range(2):
-            assert graphs.drive(executor, admitted, rng) == graphs.run_on_host(table, admitted)
-            executor.restart()
+        devices = graphs.late(rng) + graphs.late(rng)
+        devices[1].device = Device(DeviceKind.CUDA)
+        executor = graphs.make_executor(table, devices)
+        assert graphs.drive(executor, admitted, rng) == graphs.run_on_host(table, admitted)
+
+
+def test_an_actor_that_needs_no_device_runs_its_own_chain(graphs):
+    executor = graphs.make_executor(graphs.ping_pong(), graphs.late(Random(0)))
+    chain = (lambda: None, lambda: None)
+    assert executor.bind_chain(0, chain) == chain
+    data, *_ = executor.bind(0, (chain,))
+    assert data is not chain  # it waits for the slots that `first` frees
+    table = graphs.ping_pong()
+    on_host = replace(table, streams=tuple([graphs.HOST + s for s in range(3)]))
+    executor = graphs.make_executor(on_host, [])
+    assert all([executor.bind(actor, (chain,))[0] is chain for actor in range(3)])
 
 
 # -- how far ahead -------------------------------------------------------------------------------
@@ -42,15 +61,15 @@ def test_after_a_restart_the_same_executor_runs_again(graphs, make_random):
 @pytest.mark.parametrize("max_ahead", [1, 2, 3])
 def test_a_device_that_does_nothing_unasked_is_fed_so_many_steps_and_no_more(max_ahead, graphs):
     most = [0, 0, 0]
-    device = SimulatedDevice(Random(1), eagerness=0.0)
+    device = graphs.late(Random(1), eagerness=0.0)
     executor = graphs.make_executor(graphs.ping_pong(num_slots=8), device, max_ahead)
 
     def look(actor):
-        most[:] = [max(n, executor.num_unfinished(a)) for a, n in enumerate(most)]
+        most[:] = [max(n, executor._rings[a].num_unfinished) for a, n in enumerate(most)]
 
     graphs.drive(executor, {0: 30}, Random(3), look=look)
     assert most == [0, max_ahead, max_ahead]
-    assert [executor.num_unfinished(a) for a in range(3)] == [0, 0, 0]
+    assert [executor._rings[a].num_unfinished for a in range(3)] == [0, 0, 0]
 
 
 def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_random):
@@ -58,13 +77,13 @@ def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_ran
     for seed in range(150):
         rng = Random(seed)
         table, admitted = graphs.random_case(rng, make_random)
-        executor = graphs.make_executor(table, SimulatedDevice(rng), rng.randint(1, 3))
+        executor = graphs.make_executor(table, graphs.late(rng), rng.randint(1, 3))
         windows = [throttle.window for throttle in executor.waits.throttles]
 
         def look(actor, executor=executor, windows=windows):
             nonlocal most
-            assert executor.num_unfinished(actor) <= windows[actor]
-            most = max(most, executor.num_unfinished(actor))
+            assert executor._rings[actor].num_unfinished <= windows[actor]
+            most = max(most, executor._rings[actor].num_unfinished)
 
         graphs.drive(executor, admitted, rng, look=look)
     assert most >= 3
@@ -72,7 +91,7 @@ def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_ran
 
 def test_less_than_one_step_ahead_is_refused(graphs):
     with pytest.raises(ValueError, match="max_ahead of 1 step or more, got 0"):
-        graphs.make_executor(graphs.ping_pong(), SimulatedDevice(Random(0)), 0)
+        graphs.make_executor(graphs.ping_pong(), graphs.late(Random(0)), 0)
 
 
 # -- failures ------------------------------------------------------------------------------------
@@ -111,10 +130,7 @@ def test_a_launch_that_fails_on_the_device_is_named_wherever_it_is_found(seed, g
     rng = Random(seed)
     table = graphs.ping_pong(num_slots=3)
     actor, firing, launch = rng.choice([1, 2]), rng.randint(0, 9), rng.randint(0, 4)
-    executor = graphs.make_executor(table, SimulatedDevice(rng), rng.randint(1, 3))
-    for _ in range(rng.randint(0, 2)):
-        graphs.drive(executor, {0: rng.randint(1, 7)}, rng)
-        executor.restart()
+    executor = graphs.make_executor(table, graphs.late(rng), rng.randint(1, 3))
     with pytest.raises(DeviceFailure) as caught:
         graphs.drive(executor, {0: 10}, rng, bodies=breaking(table, actor, firing, launch))
     error = caught.value
@@ -128,15 +144,15 @@ def test_a_launch_that_fails_on_the_device_is_named_wherever_it_is_found(seed, g
 
 def test_a_launch_of_the_host_that_fails_stays_what_it_is(graphs, breaking):
     table = graphs.ping_pong()
-    executor = graphs.make_executor(table, SimulatedDevice(Random(0)))
+    executor = graphs.make_executor(table, graphs.late(Random(0)))
     with pytest.raises(Broken):
         graphs.drive(executor, {0: 5}, Random(0), bodies=breaking(table, 0, 3, 0))
 
 
 def test_a_launch_that_cannot_be_enqueued_is_named(graphs):
-    class Refusing(SimulatedDevice):
-        def make_stream(self, name):
-            stream = super().make_stream(name)
+    class Refusing(LateSchedule):
+        def make_stream(self, device, name):
+            stream = super().make_stream(device, name)
             enqueue, calls = stream.enqueue, iter(range(1000))
 
             def refuse(launch):
@@ -147,7 +163,8 @@ def test_a_launch_that_cannot_be_enqueued_is_named(graphs):
             stream.enqueue = refuse
             return stream
 
-    executor = graphs.make_executor(graphs.ping_pong(), Refusing(Random(0)))
+    devices = graphs.late(Random(0), schedule_type=Refusing)
+    executor = graphs.make_executor(graphs.ping_pong(), devices)
     text = "launch 3 of 5 of actor '(first|second)' could not be enqueued in firing 1: too many"
     with pytest.raises(DeviceFailure, match=text) as caught:
         graphs.drive(executor, {0: 10}, Random(0))
@@ -156,11 +173,12 @@ def test_a_launch_that_cannot_be_enqueued_is_named(graphs):
 
 
 def test_a_fault_of_which_the_device_cannot_tell_the_place_comes_with_the_suspects(graphs):
-    class Dead(SimulatedDevice):
-        def synchronize(self):
+    class Dead(LateSchedule):
+        def synchronize(self, device):
             raise DeviceFault("an illegal memory access")
 
-    executor = graphs.make_executor(graphs.ping_pong(), Dead(Random(0), eagerness=0.0))
+    devices = graphs.late(Random(0), schedule_type=Dead, eagerness=0.0)
+    executor = graphs.make_executor(graphs.ping_pong(), devices)
     with pytest.raises(DeviceFault, match="illegal memory access") as caught:
         graphs.drive(executor, {0: 2}, Random(0))
     assert caught.value.__notes__ == [
@@ -177,13 +195,13 @@ class Event:
 
 def gate_on(firings, *, is_input):
     """A gate of one wait for the firing before, on an actor that enqueued some firings."""
-    ring = _Ring("maker", tuple([Event() for _ in range(4)]))
+    ring = EventRing("maker", tuple([Event() for _ in range(4)]))
     for firing in range(firings):
         ring.firings[firing % 4] = firing
     ring.count = firings
     waited = []
     wait = EventWait(0, 1, -1, 1, 0, is_input=is_input)
-    return _Gate((wait,), (wait,), (ring,), [-1], waited.append), ring, waited
+    return Gate((wait,), (wait,), (ring,), [-1], (waited.append,)), ring, waited
 
 
 def test_a_token_that_was_never_enqueued_is_refused_and_a_slot_is_not():
@@ -209,25 +227,12 @@ def test_unfinished_firings_are_no_more_than_there_were_or_than_events():
         assert gate_on(firings, is_input=True)[1].num_unfinished == expected
 
 
-def test_a_restart_waits_for_the_device(graphs):
-    device = SimulatedDevice(Random(0))
-    executor = graphs.make_executor(graphs.ping_pong(num_slots=2), device)
-    calls = []
-    device.synchronize = lambda: calls.append(1)
-    executor.restart()
-    assert calls == [1]
-
-
 def test_a_fault_that_comes_up_while_a_launch_is_enqueued_is_not_lost(graphs):
-    device = SimulatedDevice(Random(0))
-    executor = graphs.make_executor(graphs.ping_pong(num_slots=2), device)
-    lane = next(iter(executor._lanes.values()))
+    executor = graphs.make_executor(graphs.ping_pong(num_slots=2), graphs.late(Random(0)))
 
-    def refuse(launch):
+    def refuse():
         raise DeviceFault("an earlier launch failed")
 
-    lane.stream = SimpleNamespace(enqueue=refuse, wait=None, record=None)
-    (fire,) = executor.bind(1, ((lambda: None,),))[0]
-    executor._bodies[1]._lane = lane
+    (fire,) = executor.bind(1, ((refuse,),))[0]
     with pytest.raises(DeviceFault, match="an earlier launch failed"):
         fire()

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from actors.device.simulated import OperationKind, SimulatedDevice
+from actors.device.simulated import LateSchedule, OperationKind
 from compiler.errors import InternalError
 
 _HOST = 10
@@ -16,12 +16,18 @@ def bodies_of(executor, *, on_device):
     return [b for a, b in enumerate(executor._bodies) if (streams[a] < _HOST) == on_device]
 
 
+def give_events(ring, events):
+    ring.events, ring.firings = events, [-1] * len(events)
+    ring.first_launches = [0] * len(events)
+
+
 def lengthen_rings(executor):
     """A ring refuses what was recorded again, and would find many a mutant before the numbers."""
-    for ring in executor._rings:
+    for actor, ring in enumerate(executor._rings):
         if ring.events:
-            ring.events += tuple([executor._device.make_event() for _ in range(8)])
-            ring.restart()
+            device = executor._lane(actor).device
+            more = tuple([device.make_event() for _ in range(8)])
+            give_events(ring, ring.events + more)
 
 
 def edit_waits(executor, edit, *, on_device=True):
@@ -83,12 +89,26 @@ def know_one_firing_too_many(executor):
 def wrapped_streams(wrapper):
     def mutate(executor):
         for lane in executor._lanes.values():
-            lane.stream = wrapper(lane.stream)
+            if lane.device.is_asynchronous:
+                lane.stream = wrapper(lane.stream)
+                lane.device = Wrapping(lane.device)
         for body in bodies_of(executor, on_device=True):
-            body._gate.wait_for = body._lane.stream.wait
+            body._gate.wait_for = (body._lane.stream.wait,) * executor.table.num_actors
 
     mutate.__name__ = wrapper.__name__
     return mutate
+
+
+class Wrapping:
+    """A device that puts launches on a wrapped stream."""
+
+    is_asynchronous = True
+
+    def __init__(self, device):
+        self.device = device.device
+
+    def bind_chain(self, stream, launches):
+        return (lambda: [stream.enqueue(launch) for launch in launches],)
 
 
 class Wrapped:
@@ -125,7 +145,7 @@ class WaitAfterLaunches(Wrapped):
 class RecordOnAnIdleStream(Wrapped):
     def __init__(self, stream):
         super().__init__(stream)
-        self.record = stream._device.make_stream("idle").record
+        self.record = stream._schedule.make_stream(stream.device, "idle").record
 
 
 class LaunchInReverse(Wrapped):
@@ -196,7 +216,7 @@ def test_the_last_firing_comes_out_wrong_with_an_executor_that_trusts_a_flushed_
 def test_no_wait_that_is_left_can_be_dropped(graphs):
     """Numbers are wrong without any one of the waits of a graph that has implied ones too."""
     table, admitted = graphs.early_end()
-    needed = graphs.make_executor(table, SimulatedDevice(Random(0))).waits.needed
+    needed = graphs.make_executor(table, graphs.late(Random(0))).waits.needed
     places = [(a, w) for a, row in enumerate(needed) for w in row]
     assert len(places) == 6
     for actor, wait in places:
@@ -213,8 +233,7 @@ def test_no_wait_that_is_left_can_be_dropped(graphs):
 def test_a_ring_that_is_too_short_is_refused_when_an_event_is_recorded_again(graphs, make_random):
     def shorten(executor):
         for ring in executor._rings:
-            ring.events = ring.events[:1]
-            ring.restart()
+            give_events(ring, ring.events[:1])
 
     refused = 0
     for seed in range(100):
@@ -225,11 +244,11 @@ def test_a_ring_that_is_too_short_is_refused_when_an_event_is_recorded_again(gra
     assert refused >= 20
 
 
-class LateDevice(SimulatedDevice):
-    """A device whose waits look for the latest record when they are executed."""
+class WaitsForTheLatest(LateSchedule):
+    """Devices whose waits look for the latest record when they are executed."""
 
-    def make_event(self):
-        event = super().make_event()
+    def make_event(self, device):
+        event = super().make_event(device)
         self.events = [*getattr(self, "events", []), event]
         return event
 
@@ -245,12 +264,12 @@ class LateDevice(SimulatedDevice):
 def test_a_device_whose_waits_are_no_snapshots_hangs_and_says_who_waits(graphs):
     hung = 0
     for seed in range(40):
-        options = {"device_type": LateDevice, "max_ahead": 3}
+        options = {"schedule_type": WaitsForTheLatest, "max_ahead": 3}
         try:
             graphs.is_equal(graphs.ping_pong(), {0: 20}, Random(seed), **options)
         except InternalError as error:
             text = str(error)
-            assert "the device cannot go on: the host waits for record" in text
+            assert "the devices cannot go on: the host waits for record" in text
             assert "stream 'stream 0' waits for record" in text
             hung += 1
     assert hung >= 10

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from actors.device.simulated import SimulatedDevice
 from actors.device.waits import Throttle, wait_table
 from actors.machine import Machine
 from actors.table import Edge, MachineTable
@@ -168,7 +167,7 @@ def test_the_waits_that_are_left_order_all_that_the_dropped_ones_did(graphs, mak
     dropped = 0
     for seed in range(150):
         table, _ = graphs.random_case(Random(seed), make_random)
-        executor = graphs.make_executor(table, SimulatedDevice(Random(0)))
+        executor = graphs.make_executor(table, graphs.late(Random(0)))
         streams = {a: s for a, s in enumerate(table.streams) if s < graphs.HOST}
         waits = executor.waits
         before = reached(table, waits.needed, streams)

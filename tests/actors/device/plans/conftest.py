@@ -10,11 +10,11 @@ import pytest
 from plans import trained_plan
 
 from actorflow.initialise import initial_values
-from actors.device.plan import DevicePlan
+from actors.device.host import HostDevice
 from actors.device.poison import POISON_KERNELS
-from actors.device.simulated import SimulatedDevice
+from actors.device.simulated import LateSchedule, SimulatedDevice
 from actors.explore import explore
-from actors.load import load
+from actors.load import _fill, load
 from actors.loop import Loop
 from actors.machine import Machine
 from actors.table import MachineTable
@@ -101,28 +101,39 @@ class PlanDriver:
         return Message.DONE
 
 
-class World:
-    """A plan with its ports and variables, ready for one run."""
+def devices_of(plan, kernels, rng, **options):
+    """Return what a plan runs on: the host, and as many simulated devices as it names."""
+    schedule = LateSchedule(rng, **options)
+    numbers = sorted({s.device.index for s in plan.streams if s.device.kind is DeviceKind.SIM})
+    return HostDevice(kernels), *[SimulatedDevice(schedule, kernels, n) for n in numbers]
 
-    def __init__(self, plan, kernels):
+
+class World:
+    """A plan with its ports and variables, ready for one run on devices as late as `rng` likes."""
+
+    def __init__(self, plan, kernels, rng=None, *, eagerness=None, **options):
         self.sinks = {a.name: Recorder() for a in plan.actors if a.kind is ActorKind.SINK}
         sources = {a.name: Batches() for a in plan.actors if a.kind is ActorKind.SOURCE}
-        self.bound = load(plan, sources | self.sinks, kernels)
+        devices = devices_of(plan, kernels, rng or Random(0), eagerness=eagerness)
+        self.bound = load(plan, sources | self.sinks, devices, **options)
         for block in self.bound._views._blocks:
             block[:] = 0
+        for constant in plan.constants:
+            _fill(plan, self.bound._views, constant)
         for name, array in initial_values(plan, {}, 0).items():
             self.bound.variables.write(name, array)
 
-    def explore(self, runnable, rng, steps=STEPS, initial=MappingProxyType({})):
+    def explore(self, rng, steps=STEPS, initial=MappingProxyType({})):
         machine = Machine(MachineTable.of(self.bound.plan, initial))
         for source in machine.table.sources:
             machine.admit(source, steps * machine.table.firings_per_step[source])
             machine.end_admission(source)
-        explore(machine, rng, PlanDriver(runnable, machine, rng), is_checked=False)
+        explore(machine, rng, PlanDriver(self.bound, machine, rng), is_checked=False)
         assert machine.is_finished
+        self.bound.synchronize()
 
-    def loop(self, runnable, steps=STEPS):
-        with Loop(runnable) as loop:
+    def loop(self, steps=STEPS):
+        with Loop(self.bound) as loop:
             loop.admit(steps)
             loop.end()
             loop.wait()
@@ -141,15 +152,13 @@ class World:
 
 def on_host(plan, kernels):
     world = World(plan, kernels)
-    world.explore(world.bound, Random(0))
+    world.explore(Random(0))
     return world.result()
 
 
 def on_device(plan, kernels, rng, *, max_ahead=2):
-    world = World(plan, kernels)
-    device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=max_ahead)
-    world.explore(device_plan, rng)
-    device_plan.synchronize()
+    world = World(plan, kernels, rng, max_ahead=max_ahead)
+    world.explore(rng)
     return world.result()
 
 
@@ -232,9 +241,10 @@ def as_on_paper(steps):
 @pytest.fixture
 def log_of(fake_kernel):
     def run(plan, seed):
-        world, rng = World(plan, {"fold": fake_kernel(fold), **POISON_KERNELS}), Random(seed)
-        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=rng.randint(1, 3))
-        world.explore(device_plan, rng, steps=8)
+        rng = Random(seed)
+        kernels = {"fold": fake_kernel(fold), **POISON_KERNELS}
+        world = World(plan, kernels, rng, max_ahead=rng.randint(1, 3))
+        world.explore(rng, steps=8)
         return [token["x"].tolist() for row in world.sinks["log"].rows for token in row]
 
     return run

@@ -5,13 +5,12 @@ from random import Random
 
 import pytest
 
-from actors.device.plan import DevicePlan
-from actors.device.simulated import SimulatedDevice
+from actors.device.protocol import DeviceFailure
 from actors.errors import ActorFailed
 from actors.kernels import catalogue
 from actors.race import RaceError, check_races
-from compiler.errors import InternalError
-from compiler.placement import Device, DeviceKind
+from compiler.errors import DeviceError, InternalError
+from compiler.placement import Device, DeviceKind, Memory
 
 # -- plans of jobs -------------------------------------------------------------------------------
 
@@ -44,11 +43,10 @@ def test_a_training_job_without_the_waits_of_one_actor_gives_other_bits(actor, j
     number = next(a.id for a in plan.actors if a.name == actor)
     different = 0
     for seed in range(40):
-        world, rng = plans.World(plan, kernels), Random(seed)
-        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=3)
-        device_plan.executor._bodies[number]._gate.needed = ()
-        world.explore(device_plan, rng)
-        device_plan.synchronize()
+        rng = Random(seed)
+        world = plans.World(plan, kernels, rng, max_ahead=3)
+        world.bound._executor._bodies[number]._gate.needed = ()
+        world.explore(rng)
         different += world.result() != expected
     assert different >= 1
 
@@ -59,25 +57,9 @@ def test_a_training_job_gives_the_same_bits_through_the_real_loop(is_apart, job_
     expected = plans.on_host(job_plan, kernels)
     plan = plans.put_on_device(job_plan, is_apart=is_apart)
     for seed in range(15):
-        world = plans.World(plan, kernels)
-        device_plan = DevicePlan(world.bound, SimulatedDevice(Random(seed)))
-        world.loop(device_plan)
-        device_plan.synchronize()
+        world = plans.World(plan, kernels, Random(seed))
+        world.loop()
         assert world.result() == expected
-
-
-def test_a_device_plan_runs_again_after_a_restart(job_plan, plans):
-    kernels = catalogue.binders()
-    world, plain = (
-        plans.World(plans.put_on_device(job_plan), kernels),
-        plans.World(job_plan, kernels),
-    )
-    device_plan = DevicePlan(world.bound, SimulatedDevice(Random(1)))
-    for _ in range(2):
-        world.loop(device_plan, steps=3)
-        device_plan.restart()
-        plain.loop(plain.bound, steps=3)
-    assert world.result() == plain.result()
 
 
 # -- a pipeline over three streams whose scratch memory is shared --------------------------------
@@ -139,52 +121,77 @@ def test_a_kernel_that_fails_on_the_device_fails_the_run_with_its_place(
         launches = [replace(launch, kernel="fail") for launch in steps[0].launches]
         actors = [replace(a, launches=tuple(launches)) if a in steps else a for a in plan.actors]
         kernels = {"fold": fake_kernel(plans.fold), "fail": fake_kernel(fail)}
-        world = plans.World(replace(plan, actors=tuple(actors)), kernels)
-        device_plan = DevicePlan(world.bound, SimulatedDevice(Random(seed)))
+        world = plans.World(replace(plan, actors=tuple(actors)), kernels, Random(seed))
         with pytest.raises(ActorFailed) as caught:
-            world.loop(device_plan, steps=20)
+            world.loop(steps=20)
         failed = caught.value
         assert (failed.actor, failed.firing, failed.launch) == ("step", 6, 2)
         assert isinstance(failed.__cause__, ZeroDivisionError)
-        device_plan.release()
+        assert world.bound.variables.lost_with.startswith("launch ")
+        with pytest.raises(DeviceFailure, match="'step' failed on the device in firing 6"):
+            world.bound.variables.read("any")
+        world.bound.release()
 
 
 def test_release_waits_for_the_device_and_lets_go_of_the_memory(pipeline, fake_kernel, plans):
-    world = plans.World(pipeline(), {"fold": fake_kernel(plans.fold)})
-    device = SimulatedDevice(Random(0), eagerness=0.0)
-    device_plan = DevicePlan(world.bound, device)
-    assert device_plan.arena_bytes == world.bound.arena_bytes
-    world.explore(device_plan, Random(0))
-    device_plan.release()
-    device_plan.release()
-    assert device.advance(1) == 0
-    assert (device_plan.chains, world.bound.chains) == ((), ())
+    kernels = {"fold": fake_kernel(plans.fold)}
+    world = plans.World(pipeline(), kernels, eagerness=0.0)
+    ran = []
+    (fire,) = world.bound.chains[1][0]
+    world.bound._whole[1][0][0]._launches += (lambda: ran.append(1),)
+    fire()
+    assert ran == []
+    world.bound.release()
+    world.bound.release()
+    assert ran == [1]
+    assert world.bound.chains == ()
 
 
-def test_streams_on_two_devices_are_refused(pipeline, plans):
+def on_two_devices(plan):
+    """Put every other stream of a device on another one."""
+    streams = [
+        replace(s, device=Device(s.device.kind, s.id % 2)) if s.device.kind is DeviceKind.SIM else s
+        for s in plan.streams
+    ]
+    return replace(plan, streams=tuple(streams))
+
+
+def test_streams_on_two_devices_give_the_same_bits(job_plan, pipeline, log_of, plans):
+    kernels = catalogue.binders()
+    expected = plans.on_host(job_plan, kernels)
+    plan = on_two_devices(plans.put_on_device(job_plan, is_apart=True))
+    assert {str(s.device) for s in plan.streams} == {"host:0", "sim:0", "sim:1"}
+    for seed in range(50):
+        assert plans.on_device(plan, kernels, Random(seed)) == expected, seed
+    plan = on_two_devices(pipeline(num_slots=2))
+    for seed in range(100):
+        assert log_of(plan, seed) == plans.as_on_paper(8), seed
+
+
+def test_a_device_that_is_not_here_is_refused_with_what_is(pipeline, plans):
     plan = pipeline()
-    streams = [replace(s, device=Device(DeviceKind.SIM, s.id)) for s in plan.streams]
-    with pytest.raises(InternalError, match=r"streams on sim:0, sim:1, .* one device"):
-        DevicePlan(
-            load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
-        )
+    streams = [replace(s, device=Device(DeviceKind.CUDA, 1)) for s in plan.streams]
+    text = (
+        "plan 'test' was compiled for cuda:1, host:0; this process has host:0, and no cuda:1."
+        " Compile the job for a device that is here"
+    )
+    with pytest.raises(DeviceError, match=text):
+        plans.World(replace(plan, streams=tuple(streams)), {})
 
 
-def test_a_source_on_a_device_is_refused_with_the_way_out(pipeline, plans):
+def test_a_source_on_a_device_is_refused_with_the_way_out(pipeline, fake_kernel, plans):
     plan = pipeline()
     streams = [replace(s, device=plans.GPU) for s in plan.streams]
     with pytest.raises(InternalError, match="source 'data' is on stream 'data' of sim:0"):
-        DevicePlan(
-            load_bare(replace(plan, streams=tuple(streams)), plans), SimulatedDevice(Random(0))
-        )
+        plans.World(replace(plan, streams=tuple(streams)), {"fold": fake_kernel(plans.fold)})
 
 
-def load_bare(plan, plans):
-    class Nothing:
-        def bind(self, attrs, inputs, outputs, workspace):
-            return lambda: None
-
-    return plans.World(plan, {"fold": Nothing()}).bound
+def test_a_port_sees_no_memory_of_a_device(pipeline, fake_kernel, plans):
+    plan = pipeline()
+    arenas = [replace(a, device=plans.GPU, memory=Memory.DEVICE) for a in plan.arenas]
+    text = "source 'data' reads or writes register 'batch' in device memory of sim:0; a port sees"
+    with pytest.raises(InternalError, match=text):
+        plans.World(replace(plan, arenas=tuple(arenas)), {"fold": fake_kernel(plans.fold)})
 
 
 def test_initial_credits_are_counted_when_a_resumed_run_starts_between_two_snapshots(
@@ -194,13 +201,10 @@ def test_initial_credits_are_counted_when_a_resumed_run_starts_between_two_snaps
     plan, initial = plans.put_on_device(job_plan, is_apart=True), {"updated": 2}
     results = []
     for seed in range(20):
-        world, rng = plans.World(plan, kernels), Random(seed)
-        runnable = world.bound
-        if seed:
-            runnable = DevicePlan(world.bound, SimulatedDevice(rng), initial=initial)
-        world.explore(runnable, rng, initial=initial)
-        if seed:
-            runnable.synchronize()
+        rng = Random(seed)
+        on_device = plan if seed else job_plan
+        world = plans.World(on_device, kernels, rng, initial=initial)
+        world.explore(rng, initial=initial)
         results.append(world.result())
     assert all(result == results[0] for result in results)
     assert [s["step"] for row in world.sinks["checkpoint"].rows for s in row] == [1, 4, 7, 7]

@@ -8,9 +8,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.device.plan import DevicePlan
 from actors.device.poison import POISON_KERNELS, poison
-from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
 from actors.race import RaceError, check_races
 from compiler import pipeline
@@ -91,7 +89,7 @@ def test_the_same_bits_through_the_real_loop_with_threads_for_the_copies(both, p
     expected = plans.on_host(plain, kernels)
     for _ in range(3):
         world = plans.World(moved, kernels)
-        world.loop(world.bound)
+        world.loop()
         assert world.result() == expected
 
 
@@ -116,13 +114,11 @@ def test_a_copy_out_that_waits_for_nothing_gives_other_bits(both, plans):
     outs = [a.id for a in plan.actors if a.name.startswith("copy_out")]
     different = 0
     for seed in range(20):
-        world, rng = plans.World(plan, kernels), Random(seed)
-        device_plan = DevicePlan(world.bound, SimulatedDevice(rng), max_ahead=3)
+        rng = Random(seed)
+        world = plans.World(plan, kernels, rng, max_ahead=3)
         for number in outs:
-            device_plan.executor._bodies[number]._gate.needed = ()
-        with np.errstate(all="ignore"):
-            world.explore(device_plan, rng)
-            device_plan.synchronize()
+            world.bound._executor._bodies[number]._gate.needed = ()
+        world.explore(rng)
         different += world.result() != expected
     assert different >= 1
 

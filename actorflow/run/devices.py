@@ -1,0 +1,44 @@
+"""The devices of this process that a plan runs on, opened for one run."""
+
+from __future__ import annotations
+
+from random import Random
+
+from actorflow.settings import Settings
+from actors.device.host import HostDevice
+from actors.device.protocol import OpenDevice
+from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.kernels import catalogue
+from compiler.placement import DeviceKind
+from compiler.plan import Plan
+
+
+def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
+    """Return the host, and every simulated device that a plan names; those share one schedule.
+
+    With the log level DEBUG the host makes launches one by one.
+    """
+    kernels = catalogue.binders()
+    schedule = LateSchedule(Random(settings.sim_seed))
+    simulated = [SimulatedDevice(schedule, kernels, index) for index in simulated_in(plan)]
+    return HostDevice(kernels, joins=settings.log_level != "DEBUG"), *simulated
+
+
+def simulated_in(plan: Plan) -> tuple[int, ...]:
+    """Return the numbers of the simulated devices of a plan, in order."""
+    devices = [*[s.device for s in plan.streams], *[a.device for a in plan.arenas]]
+    return tuple(sorted({d.index for d in devices if d.kind is DeviceKind.SIM}))
+
+
+def said_of(plan: Plan, settings: Settings) -> str:
+    """Return what is worth saying of a run's devices first of all; nothing where all is the host's.
+
+    Whoever sees wrong numbers there needs the seed to see them again.
+    """
+    names = ", ".join([f"sim:{index}" for index in simulated_in(plan)])
+    if not names:
+        return ""
+    return (
+        f"plan {plan.name!r} runs on the simulated device {names}, late as"
+        f" ACTORFLOW_SIM_SEED={settings.sim_seed} makes it: no measure of speed"
+    )
