@@ -57,7 +57,8 @@ def draft_launches(graph: Graph, storage: Storage, hardware: Hardware) -> tuple[
         if not storage.is_launch[index]:
             continue
         inputs = tuple([numbers[v] for v in node.inputs])
-        key = (node.op, node.attrs, inputs, tuple([numbers[v] for v in node.outputs]))
+        outputs = tuple([numbers[v] for v in node.outputs])
+        key = (node.op, node.attrs, inputs, outputs, node.device)
         if key not in answers:
             try:
                 answers[key] = _kernel_of(graph, storage, node, hardware)
@@ -81,7 +82,7 @@ def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
 
 def _kernel_of(graph: Graph, storage: Storage, node: Node, hardware: Hardware) -> KernelInfo:
     """Ask the target of its device for a node's kernel. Raises LookupError when it has none."""
-    target = hardware.targets[0]
+    target = hardware.targets[node.device]
     if is_comm.get(node.op):
         moved = sum([graph.types[v].size_bytes for v in node.inputs])
         time_ns = target.collective_ns(moved)

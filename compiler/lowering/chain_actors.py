@@ -14,7 +14,7 @@ from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers
-from compiler.lowering.chains import COMM_STREAM, D2H_STREAM, H2D_STREAM
+from compiler.lowering.chains import StreamKey
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
@@ -23,12 +23,12 @@ from compiler.placement import HOST_SIDE, PINNED, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 
-BOUND = {
-    COMM_STREAM: (StreamRole.COMM, "all_reduce", ActorKind.COMM),
-    H2D_STREAM: (StreamRole.H2D, "copy_in", ActorKind.COPY),
-    D2H_STREAM: (StreamRole.D2H, "copy_out", ActorKind.COPY),
+_MOVING = {
+    StreamRole.COMM: ("all_reduce", ActorKind.COMM),
+    StreamRole.H2D: ("copy_in", ActorKind.COPY),
+    StreamRole.D2H: ("copy_out", ActorKind.COPY),
 }
-"""The streams that do not compute: their roles, and names and kind of the actors there."""
+"""Names and kind of the actors on streams that do not compute."""
 
 Home = tuple[RegisterId, int]
 """Where a root lives: a register, and bytes from its beginning."""
@@ -68,12 +68,10 @@ class ChainActors:
         program = self.program
         self.versions = ValueVersions(program.graph, program.storage, self.plan)
 
-    def add(self, names: Callable[[bool], str], stream_of: Callable[[int], StreamId]) -> None:
+    def add(self, names: Callable[[bool], str], stream_of: Callable[[StreamKey], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
-            BOUND[chain.stream][1:]
-            if chain.stream in BOUND
-            else (names(chain.is_per_step), ActorKind.COMPUTE)
+            _MOVING.get(chain.stream.role) or (names(chain.is_per_step), ActorKind.COMPUTE)
             for chain in self.program.chains
         ]
         labels = [label for label, _ in bound]

@@ -6,9 +6,10 @@ across streams costing what their devices say, and chains end where another stre
 result, and begin where they wait for one. A wait that an earlier one implies cuts nothing: each
 stream keeps how far it knows the others to be (a vector clock, Fidge 1988).
 
-Communication gets a stream of its own. Small collectives are put together into buckets, so that a
-step has a handful of them, each started as soon as its last operand is there. So do copies to host
-memory and those from it; which of them make a bucket is the business of whoever planned them.
+A device has compute streams of its own, and a launch runs on any of those. Communication gets a
+stream of its own. Small collectives are put together into buckets, so that a step has a handful of
+them, each started as soon as its last operand is there. So do copies into a device and those out of
+it; which of them make a bucket is the business of whoever planned them.
 
 Source: list scheduling with the earliest finish time (Topcuoglu, Hariri, Wu, "HEFT", 2002).
 """
@@ -19,18 +20,11 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from compiler.errors import InternalError
-
-COMM_STREAM = -1
-"""The stream of all communication; compute streams count from 0."""
-
-H2D_STREAM = -2
-"""The stream of all copies from host memory to the device."""
-
-D2H_STREAM = -3
-"""The stream of all copies from the device to host memory."""
+from compiler.placement import StreamRole
 
 MessageNs = Callable[[int, int], float]
 """What a wait for a stream of one device costs a stream of another, or of the same."""
@@ -39,25 +33,50 @@ MAX_BUCKETS = 8
 """Collectives per step: enough to overlap with the backward pass, few enough to cost no latency."""
 
 
+class StreamKey(NamedTuple):
+    """The `nth` stream of a role on a device, which is called by its number in the job."""
+
+    device: int
+    role: StreamRole
+    nth: int = 0
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is one of the device's streams for what computes."""
+        return self.role is StreamRole.COMPUTE
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """A place in a fixed order: what computes stands first."""
+        return _ROLES.index(self.role), self.device, self.nth
+
+
+_ROLES = (
+    StreamRole.COMPUTE,
+    StreamRole.D2H,
+    StreamRole.H2D,
+    StreamRole.COMM,
+    StreamRole.PORT,
+)
+
+COMPUTE = StreamKey(0, StreamRole.COMPUTE)
+"""The first compute stream of a job's first device: that of a plan that has no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """Columns by launch: duration, the launches that must be done before, bytes to communicate.
+    """Columns by launch: duration, the launches that must be done before, its stream.
 
-    `comm_bytes` is 0 for launches that compute. `copies` has the stream and the bucket of those
-    that copy to or from host memory; a bucket begins once all that its members wait for is done.
-    Launches stand in an order that obeys `before`.
+    What computes may run on any compute stream of its device, and its stream is the first of them.
+    `comm_bytes` are those of collectives. `buckets` are those of copies; a bucket begins once all
+    that its members wait for is done. Launches stand in an order that obeys `before`.
     """
 
     duration_ns: tuple[float, ...]
     before: tuple[tuple[int, ...], ...]
-    comm_bytes: tuple[int, ...]
-    copies: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    def stream(self, launch: int) -> int:
-        """Return the stream that a launch is bound to; 0 where any compute stream will do."""
-        if self.comm_bytes[launch]:
-            return COMM_STREAM
-        return self.copies[launch][0] if launch in self.copies else 0
+    stream: tuple[StreamKey, ...]
+    comm_bytes: Mapping[int, int] = field(default_factory=dict)
+    buckets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +84,7 @@ class ChainDraft:
     """A chain of a program, by the numbers of its launches; `span` is in ranks of time."""
 
     launches: tuple[int, ...]
-    stream: int
+    stream: StreamKey
     is_per_step: bool
     span: tuple[int, int]
 
@@ -75,7 +94,7 @@ class LaunchChain:
     """A run of launches on one stream, with its place on virtual time."""
 
     launches: tuple[int, ...]
-    stream: int
+    stream: StreamKey
     start_ns: float
     end_ns: float
 
@@ -97,9 +116,10 @@ def form_chains(
     """
     if not launches:
         return Chains((), ())
-    if num_streams == 1 and not any([work.stream(i) for i in launches]):
+    only = work.stream[launches[0]]
+    if num_streams == 1 and only.computes and all([work.stream[i] == only for i in launches]):
         total = sum([work.duration_ns[i] for i in launches])
-        return Chains((LaunchChain(tuple(launches), 0, 0.0, total),), ())
+        return Chains((LaunchChain(tuple(launches), only, 0.0, total),), ())
     tasks = _tasks(work, launches)
     return _cut(_schedule(tasks, num_streams, message_ns))
 
@@ -108,14 +128,14 @@ def form_chains(
 class _Task:
     """Launches that are scheduled as one, and the tasks that must be done before.
 
-    `stream` is as in `LaunchWork.stream`; `depth` is the number of collectives on the way to it,
+    `stream` is as in `LaunchWork`; `depth` is the number of collectives on the way to it,
     one after the other.
     """
 
     launches: tuple[int, ...]
     before: tuple[int, ...]
     duration_ns: float
-    stream: int
+    stream: StreamKey
     depth: int
 
 
@@ -126,7 +146,7 @@ class _ScheduledTask:
     task: int
     launches: tuple[int, ...]
     before: tuple[int, ...]
-    stream: int
+    stream: StreamKey
     start_ns: float
     end_ns: float
 
@@ -135,10 +155,10 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     """Return one task per computing launch, and per bucket of the others, in order."""
     chosen = set(launches)
     depth = _depths(work, launches)
-    groups = [[i] for i in launches if not work.stream(i)] + _buckets(work, launches, depth)
-    copied: dict[tuple[int, int], list[int]] = {}
-    for i in [i for i in launches if i in work.copies]:
-        copied.setdefault(work.copies[i], []).append(i)
+    groups = [[i] for i in launches if work.stream[i].computes] + _buckets(work, launches, depth)
+    copied: dict[tuple[StreamKey, int], list[int]] = {}
+    for i in [i for i in launches if i in work.buckets]:
+        copied.setdefault((work.stream[i], work.buckets[i]), []).append(i)
     groups += copied.values()
     # A bucket stands after the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
@@ -151,7 +171,7 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
                 tuple(group),
                 tuple(sorted({p for p in before if p != index})),
                 sum([work.duration_ns[i] for i in group]),
-                work.stream(group[0]),
+                work.stream[group[0]],
                 max([depth[i] for i in group]),
             )
         )
@@ -159,7 +179,7 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
 
 
 def _position(work: LaunchWork, launch: int) -> float:
-    if not work.stream(launch):
+    if work.stream[launch].computes:
         return float(launch)
     return max(work.before[launch], default=-1) + 0.5
 
@@ -168,7 +188,7 @@ def _depths(work: LaunchWork, launches: Sequence[int]) -> dict[int, int]:
     depth: dict[int, int] = {}
     for i in launches:
         earlier = [p for p in work.before[i] if p in depth]
-        depth[i] = max([depth[p] + bool(work.comm_bytes[p]) for p in earlier], default=0)
+        depth[i] = max([depth[p] + (p in work.comm_bytes) for p in earlier], default=0)
     return depth
 
 
@@ -177,13 +197,14 @@ def _buckets(work: LaunchWork, launches: Sequence[int], depth: dict[int, int]) -
 
     One that waits for another, however indirectly, never shares a bucket with it.
     """
-    comm = [i for i in launches if work.comm_bytes[i]]
-    comm.sort(key=lambda i: (depth[i], _position(work, i), i))
+    comm = [i for i in launches if i in work.comm_bytes]
+    apart = {i: (work.stream[i].device, depth[i]) for i in comm}
+    comm.sort(key=lambda i: (apart[i], _position(work, i), i))
     enough = sum([work.comm_bytes[i] for i in comm]) / MAX_BUCKETS
     buckets: list[list[int]] = []
     held = 0
     for i in comm:
-        if not buckets or held >= enough or depth[buckets[-1][0]] != depth[i]:
+        if not buckets or held >= enough or apart[buckets[-1][0]] != apart[i]:
             buckets.append([])
             held = 0
         buckets[-1].append(i)
@@ -191,39 +212,67 @@ def _buckets(work: LaunchWork, launches: Sequence[int], depth: dict[int, int]) -
     return buckets
 
 
+@dataclass(frozen=True, slots=True)
+class _DeviceQueue:
+    """Tasks of a device that wait for nothing any more, by depth and number; and those to come.
+
+    `later` has, by time and number, the tasks that can begin at that time.
+    """
+
+    compute: tuple[StreamKey, ...]
+    ready: list[tuple[int, int]]
+    later: list[tuple[float, int]]
+
+    def now_ns(self, free: dict[StreamKey, float]) -> float:
+        """Return when the next task is chosen: a compute stream is free, and there is one."""
+        now = min([free[stream] for stream in self.compute])
+        return now if self.ready else max(now, self.later[0][0])
+
+    def take(self, now_ns: float, tasks: list[_Task]) -> int:
+        """Take the first task in order that could begin by now."""
+        while self.later and self.later[0][0] <= now_ns:
+            index = heappop(self.later)[1]
+            heappush(self.ready, (tasks[index].depth, index))
+        return heappop(self.ready)[1]
+
+
 def _schedule(tasks: list[_Task], num_streams: int, message_ns: MessageNs) -> list[_ScheduledTask]:
     """Place every task on a stream; return them in order of start.
 
     Whenever a compute stream is free, the first task in order that could start by then is placed on
-    the stream where it ends first; but what needs a collective comes after all that does not, so
-    that no chain waits for communication while there is work. Every stream but the first waits for
-    a message to begin with, so that what is short stays together.
+    the stream of its device where it ends first; but what needs a collective comes after all that
+    does not, so that no chain waits for communication while there is work. Every stream but the
+    first of a device waits for a message to begin with, so that what is short stays together.
     """
     waiting = [len(task.before) for task in tasks]
     after: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
         for p in task.before:
             after[p].append(index)
-    own = dict.fromkeys([task.stream for task in tasks if task.stream])
-    free = dict.fromkeys((*range(num_streams), *own), message_ns(0, 0)) | {0: 0.0}
+    free: dict[StreamKey, float] = {}
+    queues: dict[int, _DeviceQueue] = {}
+    for device in sorted({task.stream.device for task in tasks}):
+        compute = [StreamKey(device, StreamRole.COMPUTE, index) for index in range(num_streams)]
+        queues[device] = _DeviceQueue(tuple(compute), [], [])
+        bound = [t.stream for t in tasks if t.stream.device == device and not t.stream.computes]
+        free |= dict.fromkeys([*compute, *bound], message_ns(device, device))
+        free[compute[0]] = 0.0
+    for index in [index for index, count in enumerate(waiting) if not count]:
+        queues[tasks[index].stream.device].ready.append((tasks[index].depth, index))
+    for queue in queues.values():
+        heapify(queue.ready)
     placed: dict[int, _ScheduledTask] = {}
-    ready = sorted([(tasks[i].depth, i) for i, count in enumerate(waiting) if not count])
-    later: list[tuple[float, int]] = []
-    while ready or later:
-        now = min([free[s] for s in range(num_streams)])
-        if not ready:
-            now = max(now, later[0][0])
-        while later and later[0][0] <= now:
-            index = heappop(later)[1]
-            heappush(ready, (tasks[index].depth, index))
-        index = heappop(ready)[1]
+    while turns := [(q.now_ns(free), d) for d, q in queues.items() if q.ready or q.later]:
+        now, device = min(turns)
+        index = queues[device].take(now, tasks)
         placed[index] = slot = _place(tasks[index], index, placed, free, message_ns)
         free[slot.stream] = slot.end_ns
         for successor in after[index]:
             waiting[successor] -= 1
             if not waiting[successor]:
-                ends = [placed[p].end_ns for p in tasks[successor].before]
-                heappush(later, (max(ends), successor))
+                task = tasks[successor]
+                begin_ns = max([_known_ns(placed[p], task, message_ns) for p in task.before])
+                heappush(queues[task.stream.device].later, (begin_ns, successor))
     if len(placed) < len(tasks):
         stuck = [task.launches for index, task in enumerate(tasks) if index not in placed]
         raise InternalError(f"buckets wait for each other: launches {stuck[0]} never begin")
@@ -231,20 +280,27 @@ def _schedule(tasks: list[_Task], num_streams: int, message_ns: MessageNs) -> li
     return sorted(placed.values(), key=lambda slot: (slot.start_ns, slot.end_ns))
 
 
+def _known_ns(done: _ScheduledTask, task: _Task, message_ns: MessageNs) -> float:
+    """Return when a device can know at the earliest that what its task waits for is done."""
+    own, other = task.stream.device, done.stream.device
+    return done.end_ns + (0.0 if own == other else message_ns(other, own))
+
+
 def _place(
     task: _Task,
     index: int,
     placed: dict[int, _ScheduledTask],
-    free: dict[int, float],
+    free: dict[StreamKey, float],
     message_ns: MessageNs,
 ) -> _ScheduledTask:
-    """Return the task's place on the stream where it ends first."""
+    """Return the task's place on the stream of its kind where it ends first."""
     best: _ScheduledTask | None = None
     for stream, start in free.items():
-        if min(stream, 0) != task.stream:
+        if stream.device != task.stream.device or stream.role is not task.stream.role:
             continue
         for p in task.before:
-            delay = 0.0 if placed[p].stream == stream else message_ns(0, 0)
+            other = placed[p].stream
+            delay = 0.0 if other == stream else message_ns(other.device, stream.device)
             start = max(start, placed[p].end_ns + delay)
         if best is None or start < best.start_ns:
             end = start + task.duration_ns
@@ -254,14 +310,18 @@ def _place(
     return best
 
 
+_Position = tuple[StreamKey, int]
+"""A stream and a number among the tasks on it."""
+
+
 def _cut(slots: list[_ScheduledTask]) -> Chains:
     """Return the chains of a schedule, which stands in order of start."""
     streams = tuple(dict.fromkeys([slot.stream for slot in slots]))
-    on_stream: dict[int, list[_ScheduledTask]] = {stream: [] for stream in streams}
-    place: dict[int, tuple[int, int]] = {}
-    known: dict[int, dict[int, int]] = {}
-    starts: dict[int, list[int]] = {stream: [0] for stream in streams}
-    waits: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    on_stream: dict[StreamKey, list[_ScheduledTask]] = {stream: [] for stream in streams}
+    place: dict[int, _Position] = {}
+    known: dict[int, dict[StreamKey, int]] = {}
+    starts: dict[StreamKey, list[int]] = {stream: [0] for stream in streams}
+    waits: list[tuple[_Position, _Position]] = []
     for slot in slots:
         own = on_stream[slot.stream]
         clock = dict(known[own[-1].task]) if own else dict.fromkeys(streams, -1)
@@ -281,27 +341,27 @@ def _cut(slots: list[_ScheduledTask]) -> Chains:
 
 
 def _number(
-    on_stream: dict[int, list[_ScheduledTask]],
-    starts: dict[int, list[int]],
-    waits: list[tuple[tuple[int, int], tuple[int, int]]],
+    on_stream: dict[StreamKey, list[_ScheduledTask]],
+    starts: dict[StreamKey, list[int]],
+    waits: list[tuple[_Position, _Position]],
 ) -> Chains:
     """Number the chains in order of start; `starts` are the places where one may begin."""
-    runs: list[tuple[float, float, int, int]] = []
-    begins: dict[int, list[int]] = {}
+    runs: list[tuple[float, float, StreamKey, int]] = []
+    begins: dict[StreamKey, list[int]] = {}
     for stream, own in [(stream, own) for stream, own in on_stream.items() if own]:
         begins[stream] = [b for b in sorted(set(starts[stream])) if b < len(own)]
         for begin, end in zip(begins[stream], [*begins[stream][1:], len(own)], strict=True):
             runs.append((own[begin].start_ns, own[end - 1].end_ns, stream, begin))
-    runs.sort(key=lambda run: (run[0], run[1], run[2] < 0, run[2], run[3]))
+    runs.sort(key=lambda run: (run[0], run[1], run[2].rank, run[3]))
     number = {(stream, begin): i for i, (_, _, stream, begin) in enumerate(runs)}
 
-    def chain_at(place: tuple[int, int]) -> int:
+    def chain_at(place: _Position) -> int:
         stream, index = place
         own = begins[stream]
         return number[stream, own[bisect_right(own, index) - 1]]
 
     order = {(chain_at(earlier), chain_at(later)) for earlier, later in waits}
-    stop: dict[tuple[int, int], int | None] = {}
+    stop: dict[_Position, int | None] = {}
     for stream, places in begins.items():
         for a, b in itertools.pairwise(places):
             order.add((number[stream, a], number[stream, b]))

@@ -99,7 +99,7 @@ class _Decisions:
         self._live: dict[int, _Live] = {}
         self._copies: dict[int, list[LaunchDraft]] = {}
         self._joined: dict[int, Node] = {}
-        self._answers: dict[KernelCall, KernelInfo] = {}
+        self._answers: dict[tuple[int, KernelCall], KernelInfo] = {}
 
     def take(self, index: int) -> None:
         """Have the parts of a launch that joins some written in place, if that can be."""
@@ -124,7 +124,9 @@ class _Decisions:
                 copied.append((place, value, layout))
         if not move.moved:
             return
-        copies = [(place, *self._copy(value, layout)) for place, value, layout in copied]
+        copies = [
+            (place, *self._copy(value, layout, node.device)) for place, value, layout in copied
+        ]
         if copies and sum([c[-1].duration_ns for c in copies]) >= draft.info.duration_ns:
             return
         if self._live_in(self._chain_of[index][0]).take(root, move.moved):
@@ -222,7 +224,7 @@ class _Decisions:
                 return False
             call = call_of(draft.node, self._types, lambda v: layouts.get(v, self._layout[v]))
             try:
-                info = self._query(call)
+                info = self._query(call, draft.node.device)
             except LookupError:
                 return False
             if info.kernel != draft.info.kernel:
@@ -230,17 +232,20 @@ class _Decisions:
             move.info[index] = info
         return True
 
-    def _copy(self, value: ValueId, layout: Layout) -> tuple[ValueId, Layout, KernelInfo]:
+    def _copy(
+        self, value: ValueId, layout: Layout, device: int
+    ) -> tuple[ValueId, Layout, KernelInfo]:
         """Return a part that is to be copied into its place, with what that needs."""
         given = CallOperand(self._types[value], self._layout[value])
         into = CallOperand(self._types[value], layout)
-        return value, layout, self._query(KernelCall(COPY.name, NO_ATTRS, (given,), (into,)))
+        call = KernelCall(COPY.name, NO_ATTRS, (given,), (into,))
+        return value, layout, self._query(call, device)
 
-    def _query(self, call: KernelCall) -> KernelInfo:
-        """Ask the target, once for all layers. Raises LookupError when it has no kernel."""
-        info = self._answers.get(call)
+    def _query(self, call: KernelCall, device: int) -> KernelInfo:
+        """Ask a device's target, once for all layers. Raises LookupError when it has no kernel."""
+        info = self._answers.get((device, call))
         if info is None:
-            info = self._answers[call] = self._hardware.targets[0].query(call)
+            info = self._answers[device, call] = self._hardware.targets[device].query(call)
         return info
 
     # -- all parts of one launch -------------------------------------------------------------------

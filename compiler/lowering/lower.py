@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from compiler.errors import InternalError
 from compiler.graph import Graph, Node
 from compiler.lowering.actor_graph import ActorGraph
-from compiler.lowering.chain_actors import BOUND, ChainActors, Span
+from compiler.lowering.chain_actors import ChainActors, Span
+from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import snapshot_rate, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
@@ -93,7 +94,7 @@ class _Lowering:
     options: CompileOptions
     plan: PlanBuilder = field(init=False)
     actors: ActorGraph = field(init=False)
-    streams: dict[str, StreamId] = field(default_factory=dict)
+    streams: dict[StreamKey, StreamId] = field(default_factory=dict)
     state: dict[str, RegisterId] = field(default_factory=dict)
     between: dict[str, Version] = field(default_factory=dict)
     credits: set[str] = field(default_factory=set)
@@ -129,28 +130,23 @@ class _Lowering:
 
     # -- streams and state -----------------------------------------------------------------------
 
-    def _stream(self, name: str, role: StreamRole, index: int = 0) -> StreamId:
-        if name not in self.streams:
-            self.streams[name] = self.plan.stream(name, role, HOST, index)
-        return self.streams[name]
-
     def _port(self, name: str) -> StreamId:
         """Return a new stream for a source or a sink."""
         num_ports = sum([actor.kind in PORTED for actor in self.actors.drafts])
-        return self._stream(name, StreamRole.PORT, num_ports)
+        return self.plan.stream(name, StreamRole.PORT, HOST, num_ports)
 
-    def _stream_of(self, stream: int) -> StreamId:
-        """Return the stream of a chain; a plan's only compute stream needs no thread of its own."""
-        if stream == 0:
-            return self._compute
-        if stream in BOUND:
-            role, *_ = BOUND[stream]
-            return self._stream(role.value, role)
-        return self._stream(f"compute {stream}", StreamRole.COMPUTE, stream)
+    def _stream_of(self, key: StreamKey) -> StreamId:
+        """Return the stream of a chain, which is called after its device unless that is first."""
+        if key not in self.streams:
+            device = self.hardware.devices[key.device]
+            name = f"{key.role.value} {key.nth}" if key.nth else key.role.value
+            name = f"{device} {name}" if key.device else name
+            self.streams[key] = self.plan.stream(name, key.role, device, key.nth)
+        return self.streams[key]
 
     @property
     def _compute(self) -> StreamId:
-        return self._stream("compute", StreamRole.COMPUTE)
+        return self._stream_of(COMPUTE)
 
     def _place_program(self, program: StepProgram, chain: int, launch: int) -> ChainActors:
         """Return the chains of a program with a home for its variables and constants."""

@@ -13,19 +13,18 @@ from compiler.errors import InternalError
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import LaunchDraft, draft_launches
 from compiler.lowering.chains import (
-    COMM_STREAM,
-    D2H_STREAM,
-    H2D_STREAM,
+    COMPUTE,
     ChainDraft,
     Chains,
     LaunchChain,
     LaunchWork,
+    StreamKey,
     form_chains,
 )
 from compiler.lowering.destinations import Placed, place_parts
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.ops.copies import is_copy, places
-from compiler.placement import HOST_SIDE
+from compiler.placement import HOST_SIDE, StreamRole
 from compiler.rates import batches_per_step, needed_per_step
 from compiler.registry import is_comm
 from compiler.target import Hardware
@@ -85,7 +84,7 @@ def make_program(
     drafts = draft_launches(graph, storage, hardware)
     nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
-    work = _work(graph, storage, drafts, launch_at)
+    work = _work(graph, storage, drafts, launch_at, hardware)
     per_step = needed_per_step(graph)
     every = batches_per_step(graph)
     makespan_ns = 0.0
@@ -95,7 +94,7 @@ def make_program(
         launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
         formed = form_chains(work, launches, num_streams, hardware.message_ns)
         if not formed.chains and not is_per_step:
-            formed = Chains((LaunchChain((), 0, 0.0, 0.0),), ())
+            formed = Chains((LaunchChain((), COMPUTE, 0.0, 0.0),), ())
         end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
         makespan_ns += end_ns if is_per_step else every * end_ns
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
@@ -103,7 +102,7 @@ def make_program(
         first_rank = max([first_rank, *[end for _, end in spans]])
         for chain, (start, end) in zip(formed.chains, spans, strict=True):
             # A link may be far slower than was assumed: nobody waits for bytes of a collective.
-            end = first_rank if chain.stream == COMM_STREAM else end
+            end = first_rank if chain.stream.role is StreamRole.COMM else end
             chains.append(ChainDraft(chain.launches, chain.stream, is_per_step, (start, end)))
     placed = place_parts(graph, storage, drafts, chains, hardware)
     maker, readers = _crossings(placed)
@@ -121,7 +120,11 @@ def make_program(
 
 
 def _work(
-    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], launch_at: dict[int, int]
+    graph: Graph,
+    storage: Storage,
+    drafts: tuple[LaunchDraft, ...],
+    launch_at: dict[int, int],
+    hardware: Hardware,
 ) -> LaunchWork:
     made_by = launch_of_values(graph)
     before: list[list[int]] = [[] for _ in drafts]
@@ -134,15 +137,19 @@ def _work(
     return LaunchWork(
         tuple([draft.info.duration_ns for draft in drafts]),
         tuple([tuple(dict.fromkeys(row)) for row in before]),
-        tuple([_comm_bytes(graph, draft.node) for draft in drafts]),
-        {index: _copy(d.node) for index, d in enumerate(drafts) if is_copy(d.node)},
+        tuple([_stream(graph, draft.node, hardware) for draft in drafts]),
+        {i: size for i, draft in enumerate(drafts) if (size := _comm_bytes(graph, draft.node))},
+        {i: d.node.attrs.int_("bucket") for i, d in enumerate(drafts) if is_copy(d.node)},
     )
 
 
-def _copy(node: Node) -> tuple[int, int]:
-    """Return the stream of a copy, and its bucket there."""
-    stream = D2H_STREAM if node.attrs.int_("to") == HOST_SIDE else H2D_STREAM
-    return stream, node.attrs.int_("bucket")
+def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
+    """Return the stream of a node that is a launch."""
+    if is_copy(node):
+        ends = places(graph)[node.inputs[0]], node.attrs.int_("to")
+        return StreamKey(*hardware.copy_stream(*ends))
+    role = StreamRole.COMM if _comm_bytes(graph, node) else StreamRole.COMPUTE
+    return StreamKey(node.device, role)
 
 
 def _check_places(graph: Graph, storage: Storage) -> None:

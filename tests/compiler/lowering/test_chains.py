@@ -6,28 +6,31 @@ from hypothesis import strategies as st
 
 from compiler.errors import InternalError
 from compiler.lowering.chains import (
-    COMM_STREAM,
-    D2H_STREAM,
-    H2D_STREAM,
+    COMPUTE,
     MAX_BUCKETS,
     LaunchWork,
+    StreamKey,
     form_chains,
 )
+from compiler.placement import StreamRole
+
+COMM, H2D, D2H = [StreamKey(0, role) for role in (StreamRole.COMM, StreamRole.H2D, StreamRole.D2H)]
 
 MESSAGE_NS = 20_000.0
 DURATIONS = (0.0, 1.0, 500.0, MESSAGE_NS, 5 * MESSAGE_NS)
 
 
 def message_ns(producer, consumer):
-    return MESSAGE_NS
+    """Return what a wait costs; the first device is the slowest."""
+    return MESSAGE_NS / (1 + min(producer, consumer))
 
 
 @st.composite
-def works(draw, with_comm=True):
+def works(draw, with_comm=True, num_devices=1):
     """A random DAG of up to 24 launches; each waits for some of the launches before it.
 
-    Some communicate and some copy. Copies that follow each other at once share a bucket, but not
-    where anything communicates: such buckets could wait for each other.
+    Each belongs to a device. Some communicate and some copy. Copies that follow each other at once
+    share a bucket, but not where anything communicates: such buckets could wait for each other.
     """
     count = draw(st.integers(1, 24))
     durations = draw(st.lists(st.sampled_from(DURATIONS), min_size=count, max_size=count))
@@ -37,15 +40,24 @@ def works(draw, with_comm=True):
     ]
     sizes = st.sampled_from((0, 0, 0, 4, 1000) if with_comm else (0,))
     comm = draw(st.lists(sizes, min_size=count, max_size=count))
-    ways = st.sampled_from((0, 0, 0, H2D_STREAM, D2H_STREAM) if with_comm else (0,))
-    copies, bucket, last = {}, 0, None
+    ways = st.sampled_from((COMPUTE, COMPUTE, COMPUTE, H2D, D2H) if with_comm else (COMPUTE,))
+    streams, buckets, bucket, last = [], {}, 0, None
     for i in range(count):
-        way = 0 if comm[i] else draw(ways)
+        way = COMM if comm[i] else draw(ways)
+        way = way._replace(device=draw(st.integers(0, num_devices - 1)))
         bucket += way != last or any(comm)
         last = way
-        if way:
-            copies[i] = (way, bucket)
-    return LaunchWork(tuple(durations), tuple(before), tuple(comm), copies)
+        streams.append(way)
+        if way.role in (H2D.role, D2H.role):
+            buckets[i] = bucket
+    return worked(durations, before, comm, buckets, streams)
+
+
+def worked(durations, before, comm=(), buckets=(), streams=None):
+    """Return work; what has no stream of its own computes, or communicates bytes."""
+    sizes = {i: size for i, size in enumerate(comm) if size}
+    streams = streams or [COMM if i in sizes else COMPUTE for i in range(len(durations))]
+    return LaunchWork(tuple(durations), tuple(before), tuple(streams), sizes, dict(buckets))
 
 
 def closure(count, pairs):
@@ -64,7 +76,7 @@ def comm_depths(work):
     """Return, per launch, the most collectives on any way that leads to it."""
     depths = []
     for row in work.before:
-        depths.append(max([depths[p] + bool(work.comm_bytes[p]) for p in row], default=0))
+        depths.append(max([depths[p] + (p in work.comm_bytes) for p in row], default=0))
     return depths
 
 
@@ -77,7 +89,7 @@ def play(work, formed):
 
     A chain begins when the chains before it in `order` are done; nothing else is waited for.
     """
-    waiting = {stream: [] for stream in sorted({c.stream for c in formed.chains})}
+    waiting = {stream: [] for stream in dict.fromkeys([c.stream for c in formed.chains])}
     for number, chain in enumerate(formed.chains):
         waiting[chain.stream].append(number)
     done, launches = set(), []
@@ -96,7 +108,7 @@ def play(work, formed):
     return launches
 
 
-@given(works(), st.integers(1, 4))
+@given(works(num_devices=3), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
@@ -105,11 +117,11 @@ def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
     for chain in formed.chains:
         assert chain.launches
         for i in chain.launches:
-            assert min(chain.stream, 0) == work.stream(i)
-        assert chain.stream < streams
+            assert chain.stream[:2] == work.stream[i][:2]
+        assert chain.stream.nth < (streams if chain.stream.computes else 1)
 
 
-@given(works(), st.integers(1, 4))
+@given(works(num_devices=3), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
@@ -125,25 +137,25 @@ def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, st
                 assert reach[a][b], (earlier, later, formed)
 
 
-@given(works(), st.integers(1, 4))
+@given(works(num_devices=3), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert all(a < b for a, b in formed.order)
     reach = closure(len(formed.chains), formed.order)
-    for stream in range(D2H_STREAM, streams):
+    for stream in dict.fromkeys([chain.stream for chain in formed.chains]):
         own = [c for c, chain in enumerate(formed.chains) if chain.stream == stream]
         assert all(reach[a][b] for a, b in pairwise(own))
 
 
-@given(works(), st.integers(1, 4))
+@given(works(num_devices=3), st.integers(1, 4))
 @settings(max_examples=120, deadline=None)
 def test_chains_ordered_by_nothing_but_their_edges_never_deadlock_or_begin_too_early(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert len(play(work, formed)) == len(work.before)
 
 
-@given(works(), st.integers(1, 4))
+@given(works(num_devices=3), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
@@ -152,7 +164,8 @@ def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, 
         assert chain.end_ns - chain.start_ns >= needed * (1 - 1e-9)
     for a, b in formed.order:
         earlier, later = formed.chains[a], formed.chains[b]
-        message = 0.0 if earlier.stream == later.stream else MESSAGE_NS
+        message = message_ns(earlier.stream.device, later.stream.device)
+        message *= earlier.stream != later.stream
         assert later.start_ns >= (earlier.end_ns + message) * (1 - 1e-9)
 
 
@@ -168,48 +181,69 @@ def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
 @settings(max_examples=100, deadline=None)
 def test_collectives_make_few_chains_of_members_that_do_not_wait_for_each_other(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
-    comm = [i for i, size in enumerate(work.comm_bytes) if size]
+    comm = sorted(work.comm_bytes)
     depths = comm_depths(work)
-    chains = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
+    chains = [chain for chain in formed.chains if chain.stream == COMM]
     assert len(chains) <= MAX_BUCKETS + len({depths[i] for i in comm})
     assert sorted(i for chain in chains for i in chain.launches) == comm
 
 
 def test_many_small_collectives_become_at_most_eight_chains():
     gradients = 64
-    work = LaunchWork(
+    work = worked(
         (50_000.0,) * gradients + (10_000.0,) * gradients,
         tuple((i - 1,) if i else () for i in range(gradients)) + tuple((i,) for i in range(64)),
         (0,) * gradients + (4096,) * gradients,
     )
     formed = form_chains(work, range(2 * gradients), 1, message_ns)
-    comm = [chain for chain in formed.chains if chain.stream == COMM_STREAM]
+    comm = [chain for chain in formed.chains if chain.stream == COMM]
     assert [len(chain.launches) for chain in comm] == [8] * MAX_BUCKETS
     first_gradients = [min(chain.launches) - gradients for chain in comm]
     assert first_gradients == sorted(first_gradients)
-    compute = [chain for chain in formed.chains if chain.stream == 0]
+    compute = [chain for chain in formed.chains if chain.stream == COMPUTE]
     assert comm[0].start_ns < compute[-1].start_ns, "communication waits for all gradients"
 
 
 def test_collectives_without_duration_keep_their_order_on_their_stream():
     # The first bucket holds 1 and 4, so it stands behind launch 3; 2 waits for 1 alone.
-    work = LaunchWork((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
+    work = worked((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
     formed = form_chains(work, range(5), 1, message_ns)
     assert len(play(work, formed)) == 5
 
 
 def test_two_long_branches_run_side_by_side_and_meet_once():
     long = 10 * MESSAGE_NS
-    work = LaunchWork((long,) * 5, ((), (), (0,), (1,), (2, 3)), (0,) * 5)
+    work = worked((long,) * 5, ((), (), (0,), (1,), (2, 3)))
     formed = form_chains(work, range(5), 2, message_ns)
     assert sorted(chain.launches for chain in formed.chains) == [(0, 2), (1, 3), (4,)]
     assert max(chain.end_ns for chain in formed.chains) < 5 * long
 
 
+def test_two_devices_work_at_the_same_time_and_one_that_waits_takes_no_turn_of_the_other():
+    long, other = 10 * MESSAGE_NS, StreamKey(1, StreamRole.COMPUTE)
+    streams = [COMPUTE, COMPUTE, COMPUTE, other, other, other]
+    before = ((), (), (), (0,), (), ())
+    formed = form_chains(worked((long,) * 6, before, streams=streams), range(6), 1, message_ns)
+    assert max(chain.end_ns for chain in formed.chains) == 3 * long
+    (first, *_) = [chain for chain in formed.chains if chain.stream == other]
+    assert first.launches == (4, 5)
+
+
+def test_a_wait_across_devices_costs_what_the_slower_of_the_two_needs():
+    long, other = 10 * MESSAGE_NS, StreamKey(2, StreamRole.COMPUTE)
+    work = worked((long,) * 3, ((), (0,), (1,)), streams=[COMPUTE, other, COMPUTE])
+    formed = form_chains(work, range(3), 1, message_ns)
+    assert [chain.start_ns for chain in formed.chains] == [
+        0,
+        long + MESSAGE_NS,
+        2 * (long + MESSAGE_NS),
+    ]
+
+
 def test_what_is_shorter_than_a_message_stays_on_one_stream():
-    work = LaunchWork((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()), (0,) * 6)
+    work = worked((100.0,) * 6, ((), (), (0,), (1,), (2, 3), ()))
     formed = form_chains(work, range(6), 4, message_ns)
-    assert [chain.stream for chain in formed.chains] == [0]
+    assert [chain.stream for chain in formed.chains] == [COMPUTE]
 
 
 @given(works(), st.integers(1, 4))
@@ -221,15 +255,15 @@ def test_the_same_work_gives_the_same_chains(work, streams):
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_no_launches_are_no_chains(streams):
-    formed = form_chains(LaunchWork((), (), ()), (), streams, message_ns)
+    formed = form_chains(worked((), ()), (), streams, message_ns)
     assert (formed.chains, formed.order) == ((), ())
 
 
 def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
-    work = LaunchWork((1.0,) * 4, ((), (0,), (1,), (0, 2)), (0, 0, 0, 0))
+    work = worked((1.0,) * 4, ((), (0,), (1,), (0, 2)))
     formed = form_chains(work, (2, 3), 2, message_ns)
     assert sorted(i for chain in formed.chains for i in chain.launches) == [2, 3]
-    assert len(play(LaunchWork(work.duration_ns, ((), (), (), (2,)), (0,) * 4), formed)) == 2
+    assert len(play(worked(work.duration_ns, ((), (), (), (2,))), formed)) == 2
 
 
 @given(works(), st.integers(1, 3))
@@ -237,7 +271,7 @@ def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
 def test_the_copies_of_a_bucket_run_in_one_chain(work, streams):
     chain = chain_of(form_chains(work, range(len(work.before)), streams, message_ns))
     of_bucket = {}
-    for launch, bucket in work.copies.items():
+    for launch, bucket in work.buckets.items():
         of_bucket.setdefault(bucket, set()).add(chain[launch])
     assert all(len(found) == 1 for found in of_bucket.values())
 
@@ -246,17 +280,20 @@ def test_both_ways_of_the_link_and_compute_run_at_the_same_time():
     """Three rounds of copy in, compute, copy out: a pipeline of as many stages."""
     long = 50 * MESSAGE_NS
     before = [(), (0,), (1,), (), (3,), (4,), (), (6,), (7,)]
-    copies = {i: (H2D_STREAM, i) for i in (0, 3, 6)} | {i: (D2H_STREAM, i) for i in (2, 5, 8)}
-    formed = form_chains(
-        LaunchWork((long,) * 9, tuple(before), (0,) * 9, copies), range(9), 1, message_ns
+    work = worked(
+        (long,) * 9,
+        before,
+        buckets={i: i for i in (0, 2, 3, 5, 6, 8)},
+        streams=[H2D, COMPUTE, D2H] * 3,
     )
-    assert [c.stream for c in formed.chains].count(0) == 3
+    formed = form_chains(work, range(9), 1, message_ns)
+    assert [c.stream for c in formed.chains].count(COMPUTE) == 3
     end = max(chain.end_ns for chain in formed.chains)
     assert end == pytest.approx(5 * long, rel=0.1)
 
 
 def test_buckets_that_wait_for_each_other_are_a_bug_that_is_named():
-    copies = {0: (H2D_STREAM, 0), 1: (D2H_STREAM, 1), 2: (D2H_STREAM, 1), 3: (H2D_STREAM, 0)}
-    work = LaunchWork((1.0,) * 4, ((), (0,), (), (2,)), (0,) * 4, copies)
+    buckets, streams = {0: 0, 1: 1, 2: 1, 3: 0}, [H2D, D2H, D2H, H2D]
+    work = worked((1.0,) * 4, ((), (0,), (), (2,)), buckets=buckets, streams=streams)
     with pytest.raises(InternalError, match=r"wait for each other: launches \(.*\) never begin"):
         form_chains(work, range(4), 1, message_ns)
