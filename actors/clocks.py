@@ -168,11 +168,10 @@ def lags_behind(table: MachineTable, origin: int, *, is_reversed: bool = False) 
         if edge.producer == OUTSIDE:
             continue
         tokens = edge.produce * table.repetitions[edge.producer]
-        freed = edge.num_slots - edge.initial + edge.consume - edge.produce
-        pairs = (
-            (edge.consumer, edge.producer, -(-edge.initial // tokens)),
-            (edge.producer, edge.consumer, max(-(-freed // tokens), 0)),
-        )
+        pairs = [(edge.consumer, edge.producer, -(-edge.initial // tokens))]
+        if not edge.is_one_way:
+            freed = edge.num_slots - edge.initial + edge.consume - edge.produce
+            pairs.append((edge.producer, edge.consumer, max(-(-freed // tokens), 0)))
         for ahead, behind, lag in pairs:
             start, end = (behind, ahead) if is_reversed else (ahead, behind)
             steps[start].append((lag, end))

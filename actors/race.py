@@ -9,14 +9,15 @@ first, and that schedule, one firing at a time, is legal on one stream as on man
 takes one of them; which one is no property of the plan. So a conflict without a path is an error
 on one stream too.
 
-**How.** (1) What a firing accesses is gathered per actor and view, because the launches of a firing
-are ordered among themselves. (2) A sweep over addresses cuts the arenas where an access begins or
-ends, and puts bytes that the same actors access in the same phases into one class; bytes of one
-actor drop out, and all variables of a plan end in one class. (3) The firings of some periods are
-visited, each with its vector clock. A class keeps only its last write and, per line of firings, the
-last read since: what came before these is ordered with whatever they are (as FastTrack does:
-Flanagan & Freund 2009). Only once some pair is unordered are they visited again, with the last
-write and read of every actor, so that all actors that race are named.
+**On a device** a message says that a firing is enqueued, and only events say that it has ended. A
+plan with streams of devices is checked as an executor runs it, on every device at once: by the
+order of streams, the waits for events, and what the host waits for (`actors.device.order`).
+
+**How.** Bytes that the same actors access in the same phases are one class (`actors.accesses`). The
+firings of some periods are visited, each with its vector clock. A class keeps only its last write
+and, per line of firings, the last read since: what came before these is ordered with whatever they
+are (as FastTrack does: Flanagan & Freund 2009). Only once some pair is unordered are they visited
+again, with the last write and read of every actor, so that all actors that race are named.
 
 **How many periods.** Edges are missing at the start only (of Free, and of initial tokens), so a
 later pair without a path has its copy in the first turn of the slots; and two actors get no further
@@ -31,24 +32,23 @@ is whether a value lives until its last reader: that is `compiler.verify`, on re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd, lcm
-from typing import NamedTuple
 
+from actors.accesses import ByteSegment, LaunchAccess, gather_accesses, share_bytes
 from actors.clocks import downstream, lags_behind, watch
 from actors.conflicts import Check, Conflict, ConflictFinder, PhasedFiring
+from actors.device.order import order_of_run
 from actors.table import MachineTable
 from compiler.errors import ActorflowError
-from compiler.plan import PORTED, Actor, Plan, RegisterKind
+from compiler.plan import Plan
 
 MAX_FIRINGS = 400_000
 """Firings visited at most, in a few seconds; what comes round again is not visited."""
 
 _NUM_NAMED = 8
 """Races named in a message; `RaceError.races` has all."""
-
-_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Race:
     """Two accesses to bytes [start_bytes, end_bytes) of an arena that nothing orders.
 
     `missing` names the two ends of a control edge that would order them, producer first, with its
-    `rates`. With the fewest slots that these allow, the two actors take turns.
+    `rates`. With the fewest slots that these allow, the two actors take turns. `is_enqueued`: the
+    messages do order them, so that they are enqueued in turn, but no event makes the device wait.
     """
 
     first: ByteAccess
@@ -92,6 +93,7 @@ class Race:
     is_same_stream: bool
     missing: tuple[str, str]
     rates: tuple[int, int]
+    is_enqueued: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -104,14 +106,25 @@ class Race:
             self.second.register,
             self.second.slot,
         )
-        return (
+        where = (
             f"bytes [{self.start_bytes}, {self.end_bytes}) of arena {self.arena}\n"
             f"    {self.first}\n    {self.second}\n"
-            f"    nothing orders them: they may run {how}; add a control edge from"
+        )
+        if self.is_enqueued:
+            return (
+                f"{where}    they are enqueued in order, and nothing waits until the first of them"
+                " has ended: a wait for its event is missing"
+            )
+        return (
+            f"{where}    nothing orders them: they may run {how}; add a control edge from"
             f" {self.missing[0]!r} to {self.missing[1]!r} (rates {self.rates[0]} and"
             f" {self.rates[1]}, {self.num_slots} slots)"
             + ("" if is_one_place else ", or give both bytes of their own")
         )
+
+
+_Conflicts = Mapping[tuple[int, int, int], Conflict]
+"""By class of bytes and the two actors."""
 
 
 class RaceError(ActorflowError):
@@ -139,32 +152,6 @@ class RaceReport:
     is_exhaustive: bool
 
 
-class _LaunchAccess(NamedTuple):
-    """Bytes [start, end) and the firings that access them; the rest is for the message."""
-
-    arena: int
-    start: int
-    end: int
-    phase: PhasedFiring
-    register: int
-    slot: int
-    op: str
-    scope: str
-    source: int
-
-
-class _ByteSegment(NamedTuple):
-    """Bytes [start, end) that several actors access, with the numbers of their accesses."""
-
-    arena: int
-    start: int
-    end: int
-    accesses: tuple[int, ...]
-
-
-_Classes = dict[tuple[PhasedFiring, ...], list[_ByteSegment]]
-
-
 def check_races(
     plan: Plan, periods: int = 3, initial: Mapping[str, int] | None = None
 ) -> RaceReport:
@@ -184,15 +171,28 @@ def check_races(
         InternalError: The actor graph does not balance or deadlocks.
     """
     table = MachineTable.of(plan, initial or {})
-    accesses = _gather(plan)
-    classes = _share(accesses)
-    depth = max([periods, *_depths(table, tuple(classes))])
-    check = Check(table, tuple(classes))
-    watch(table, depth, MAX_FIRINGS, check.phases, check)
+    return check_order(plan, table, order_of_run(plan, table), periods)
+
+
+def check_order(
+    plan: Plan, table: MachineTable, order: MachineTable, periods: int = 3
+) -> RaceReport:
+    """Check the accesses of a plan in an order of its own, which need not be that of its table.
+
+    `order` has an edge for all that comes after something, and perhaps more nodes than `table`.
+    Raises as `check_races`.
+    """
+    accesses = gather_accesses(plan)
+    shared = share_bytes(accesses)
+    classes = tuple(shared)
+    depth = max([periods, *_depths(order, classes)])
+    check = Check(order, classes)
+    watch(order, depth, MAX_FIRINGS, check.phases, check)
     if check.is_racy:
-        finder = ConflictFinder(table, tuple(classes))
-        watch(table, depth, MAX_FIRINGS, check.phases, finder)
-        races = _name(plan, table, accesses, tuple(classes.values()), finder.conflicts.values())
+        conflicts = _conflicts(order, depth, check, classes)
+        # Of two that messages order, a device was not told so.
+        known = conflicts if order is table else _conflicts(table, depth, check, classes)
+        races = _name(plan, table, accesses, tuple(shared.values()), conflicts, known)
         raise RaceError(_message(plan, races), races)
     return RaceReport(
         depth,
@@ -201,102 +201,17 @@ def check_races(
         len(classes),
         check.num_lines,
         check.num_pairs,
-        check.num_firings + check.num_left_out == depth * sum(table.repetitions),
+        check.num_firings + check.num_left_out == depth * sum(order.repetitions),
     )
 
 
-# -- what a firing accesses -----------------------------------------------------------------------
-
-
-def _gather(plan: Plan) -> list[_LaunchAccess]:
-    """Return the accesses of all actors, each actor's in the order of its launches."""
-    extents = [view.extent for view in plan.views]
-    accesses: list[_LaunchAccess] = []
-    for actor in plan.actors:
-        rates = {port.register: port.rate for port in actor.inputs + actor.outputs}
-        seen: set[tuple[int, int, bool]] = set()
-        for view, edge, is_write, op, scope, source in _operands(plan, actor):
-            if (view, edge, is_write) in seen or extents[view][0] == extents[view][1]:
-                continue
-            seen.add((view, edge, is_write))
-            register = plan.registers[plan.views[view].register]
-            phases: tuple[tuple[int, int, int], ...] = ((0, 1, 0),)
-            if plan.registers[edge].kind in _EDGES:
-                phases = _phases(plan.registers[edge].num_slots, rates.get(plan.registers[edge].id))
-            for slot, modulus, residue in phases:
-                slot %= register.num_slots
-                start, end = [register.offsets_bytes[slot] + byte for byte in extents[view]]
-                phase, id_ = PhasedFiring(actor.id, modulus, residue, is_write), register.id
-                accesses.append(
-                    _LaunchAccess(register.arena, start, end, phase, id_, slot, op, scope, source)
-                )
-    return accesses
-
-
-def _operands(plan: Plan, actor: Actor) -> Iterator[tuple[int, int, bool, str, str, int]]:
-    """Yield view, the register whose slots it follows, is_write, op, scope and line."""
-    if actor.kind in PORTED:
-        kind = actor.kind.value
-        for ports, is_write in ((actor.inputs, False), (actor.outputs, True)):
-            registers = {port.register for port in ports}
-            for field in plan.fields:
-                if field.register in registers:
-                    yield field.view, field.register, is_write, kind, field.name, field.source
-        return
-    for launch in actor.launches:
-        workspace = () if launch.workspace is None else (launch.workspace,)
-        for views, is_write in ((launch.inputs, False), (launch.outputs + workspace, True)):
-            for view in views:
-                register = plan.views[view].register
-                yield view, register, is_write, launch.op, launch.scope, launch.source
-
-
-def _phases(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...]:
-    """Return (slot, modulus, residue) for every slot and every firing that works on it.
-
-    Without a port (rate None), which no loader accepts, each firing is taken to access every slot.
-    """
-    if rate is None:
-        return tuple([(slot, 1, 0) for slot in range(num_slots)])
-    modulus = num_slots // gcd(num_slots, rate)
-    return tuple(
-        [
-            ((residue * rate + token) % num_slots, modulus, residue)
-            for residue in range(modulus)
-            for token in range(rate)
-        ]
-    )
-
-
-# -- which bytes are shared ----------------------------------------------------------------------
-
-
-def _share(accesses: Sequence[_LaunchAccess]) -> _Classes:
-    """Return the segments that two actors access and one writes, by the phases of all accesses."""
-    events = [(t.arena, t.start, 1, i) for i, t in enumerate(accesses)]
-    events += [(t.arena, t.end, 0, i) for i, t in enumerate(accesses)]
-    events.sort()
-    classes: _Classes = {}
-    active: set[int] = set()
-    actors: Counter[int] = Counter()
-    previous = 0
-    for arena, address, is_start, index in events:
-        if len(actors) > 1 and address > previous:
-            key = tuple(sorted({accesses[i].phase for i in active}))
-            if any([phase.is_write for phase in key]):
-                segment = _ByteSegment(arena, previous, address, tuple(sorted(active)))
-                classes.setdefault(key, []).append(segment)
-        previous = address
-        actor = accesses[index].phase.actor
-        if is_start:
-            active.add(index)
-            actors[actor] += 1
-        else:
-            active.remove(index)
-            actors[actor] -= 1
-            if not actors[actor]:
-                del actors[actor]
-    return classes
+def _conflicts(
+    order: MachineTable, depth: int, check: Check, classes: Sequence[tuple[PhasedFiring, ...]]
+) -> _Conflicts:
+    """Return the first conflict of each class of bytes and pair of actors."""
+    finder = ConflictFinder(order, classes)
+    watch(order, depth, MAX_FIRINGS, check.phases, finder)
+    return finder.conflicts
 
 
 # -- how far to unroll ---------------------------------------------------------------------------
@@ -307,13 +222,19 @@ def _depths(table: MachineTable, classes: tuple[tuple[PhasedFiring, ...], ...]) 
 
     Slots and repetitions come round together after the least common multiple. Beyond that, the one
     firing of an unordered pair can be only so many periods ahead of the other: no further than by
-    way of a third actor, which is the one that accesses most classes.
+    way of a third actor, which is the one that accesses most classes; and what has no way to it or
+    from it is looked at by itself.
     """
     count = Counter([phase.actor for phases in classes for phase in set(phases)])
     if not count:
         return
     hub = max(count, key=lambda actor: (count[actor], -actor))
     behind, ahead = lags_behind(table, hub), lags_behind(table, hub, is_reversed=True)
+    apart = {
+        actor: (lags_behind(table, actor), lags_behind(table, actor, is_reversed=True))
+        for actor in sorted(count)
+        if actor not in behind or actor not in ahead
+    }
     for phases in classes:
         round_ = lcm(*[t.modulus // gcd(t.modulus, table.repetitions[t.actor]) for t in phases])
         actors = sorted({phase.actor for phase in phases})
@@ -322,6 +243,8 @@ def _depths(table: MachineTable, classes: tuple[tuple[PhasedFiring, ...], ...]) 
             + max([ahead.get(actor, 0) for actor in actors])
             + max([behind.get(actor, 0) for actor in actors])
         )
+        for lags in [lags for actor in actors for lags in apart.get(actor, ())]:
+            yield round_ + max([lags.get(actor, 0) for actor in actors])
 
 
 # -- the error -----------------------------------------------------------------------------------
@@ -330,25 +253,30 @@ def _depths(table: MachineTable, classes: tuple[tuple[PhasedFiring, ...], ...]) 
 def _name(
     plan: Plan,
     table: MachineTable,
-    accesses: Sequence[_LaunchAccess],
-    classes: Sequence[list[_ByteSegment]],
-    conflicts: Iterable[Conflict],
+    accesses: Sequence[LaunchAccess],
+    classes: Sequence[list[ByteSegment]],
+    conflicts: _Conflicts,
+    unordered: Container[tuple[int, int, int]],
 ) -> tuple[Race, ...]:
-    """Return the conflicts in words, each pair of actors and registers once, by address."""
+    """Return the conflicts in words, each pair of actors and registers once, by address.
+
+    `unordered` are those that messages leave unordered too.
+    """
     races: dict[tuple[tuple[int, int], ...], Race] = {}
-    for conflict in conflicts:
+    for place, conflict in conflicts.items():
         for segment in classes[conflict.bytes_class]:
             found = [accesses[i] for i in segment.accesses]
             first = next(t for t in found if t.phase == conflict.first)
             second = next(t for t in found if t.phase == conflict.second)
             key = tuple(sorted([(t.phase.actor, t.register) for t in (first, second)]))
             if key not in races:
-                races[key] = _race(plan, table, conflict, first, second)
+                race = _race(plan, table, conflict, first, second)
+                races[key] = race if place in unordered else replace(race, is_enqueued=True)
     return tuple(sorted(races.values(), key=lambda race: (race.arena, race.start_bytes)))
 
 
 def _race(
-    plan: Plan, table: MachineTable, conflict: Conflict, first: _LaunchAccess, second: _LaunchAccess
+    plan: Plan, table: MachineTable, conflict: Conflict, first: LaunchAccess, second: LaunchAccess
 ) -> Race:
     producer, consumer = _missing(table, first.phase, second.phase)
     repetitions = table.repetitions[producer], table.repetitions[consumer]
@@ -375,7 +303,7 @@ def _missing(table: MachineTable, first: PhasedFiring, second: PhasedFiring) -> 
     return producer, consumer
 
 
-def _access(plan: Plan, access: _LaunchAccess, firing: int) -> ByteAccess:
+def _access(plan: Plan, access: LaunchAccess, firing: int) -> ByteAccess:
     return ByteAccess(
         plan.actors[access.phase.actor].name,
         firing,

@@ -181,7 +181,8 @@ class Rounds:
         both = [e for e in both if fired[e.producer] and fired[e.consumer]]
         return all(
             [
-                e.made_by(counts[e.consumer]) >= 0 and e.freed_by(counts[e.producer]) >= 0
+                e.made_by(counts[e.consumer]) >= 0
+                and (e.is_one_way or e.freed_by(counts[e.producer]) >= 0)
                 for e in both
             ]
         )
@@ -207,8 +208,10 @@ class Rounds:
             if fired[edge.consumer] and not fired[edge.producer]:
                 known = max(edge.made_by(read - 1) + 1, 0)
                 tokens = known * edge.produce + edge.initial
-                alone = min(tokens // edge.consume, edge.freed_by(made) + 1) - read
-                limits.append(alone // fired[edge.consumer])
+                alone = tokens // edge.consume
+                if not edge.is_one_way:
+                    alone = min(alone, edge.freed_by(made) + 1)
+                limits.append((alone - read) // fired[edge.consumer])
         return min(limits)
 
 

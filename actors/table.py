@@ -24,6 +24,9 @@ from memory.registers import RateEdge, RatesError, repetition_vector
 OUTSIDE = -1
 """The producer of an admission edge."""
 
+ENDLESS = 1 << 62
+"""Slots of an edge that only orders: its producer never waits for one to be free."""
+
 _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -42,6 +45,11 @@ class Edge:
     consume: int
     num_slots: int
     initial: int = 0
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether it holds up its consumer only."""
+        return self.num_slots >= ENDLESS
 
     def made_by(self, firing: int) -> int:
         """Return the producer's firing that makes the last token of a consumer's; < 0: none."""

@@ -14,11 +14,11 @@ MODULE_LINES = 500
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 16_300,
-    "actors": 21_200,
-    "compiler": 17_750,
+    "actorflow": 17_300,
+    "actors": 22_600,
+    "compiler": 18_700,
     "memory": 3_600,
-    "tests": 46_900,
+    "tests": 49_500,
     "benchmarks": 7_300,
 }
 """Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""

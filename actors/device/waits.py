@@ -33,12 +33,10 @@ from typing import NamedTuple
 
 from actors.clocks import downstream, unroll
 from actors.rounds import Moment
-from actors.table import MachineTable
+from actors.table import ENDLESS, MachineTable
 
 _MAX_FIRINGS = 20_000
 """Firings unrolled at most to find implied waits; of a longer period every wait is kept."""
-
-_ENDLESS = 1 << 62
 
 
 class EventWait(NamedTuple):
@@ -106,7 +104,7 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
         tuple(
             [
                 w
-                for w in _predecessors(table, a)
+                for w in predecessors(table, a)
                 if is_on_device[w.actor]
                 and not (is_on_device[a] and table.streams[a] == table.streams[w.actor])
             ]
@@ -127,7 +125,7 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
     )
 
 
-def _predecessors(table: MachineTable, actor: int) -> tuple[EventWait, ...]:
+def predecessors(table: MachineTable, actor: int) -> tuple[EventWait, ...]:
     """Return what a firing comes after: one firing per edge, inputs first."""
     waits = []
     for index in table.inputs[actor]:
@@ -180,7 +178,7 @@ def _implied(
         if last.start < 0:
             continue
         # Inputs always come; of freed slots only those that are waited for: see above.
-        seen = [w for w in _predecessors(table, actor) if w.is_input or w in row]
+        seen = [w for w in predecessors(table, actor) if w.is_input or w in row]
         for wait in row:
             if all([_is_implied(moments, wait, seen, actor, k) for k in last]):
                 implied.add((actor, wait))
@@ -224,10 +222,10 @@ def _moments_of_inputs(table: MachineTable) -> _Moments:
     ]
     periods = 3 + max(laps, default=0)
     if periods * sum(table.repetitions) <= _MAX_FIRINGS:
-        edges = tuple([replace(e, num_slots=_ENDLESS) for e in table.edges])
+        edges = tuple([replace(e, num_slots=ENDLESS) for e in table.edges])
         columns = zip(table.inputs, table.is_flushed, strict=True)
         inputs = tuple([() if is_flushed else row for row, is_flushed in columns])
         reduced = replace(table, edges=edges, inputs=inputs)
-        for actor, _, moment in unroll(reduced, periods, _ENDLESS):
+        for actor, _, moment in unroll(reduced, periods, ENDLESS):
             moments[actor].append(moment)
     return moments

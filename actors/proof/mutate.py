@@ -1,8 +1,8 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
     python -m actors.proof.mutate [FILE ...] [--function NAME] [--every N] [--first K]
-        [--limit SECONDS]    with files among machine, dispatch, worker, loop, executor, clocks,
-        rounds, conflicts; default: all
+        [--limit SECONDS]    with files among machine, dispatch, worker, loop, executor, order,
+        clocks, rounds, conflicts; default: all
 
 Every mutant (`actors.proof.mutants`) of a file runs against the tests of that file, in a process of
 its own, until one fails. What no test notices survives: it wants a test, or an argument why it
@@ -51,6 +51,7 @@ _THREADS = (
     "test_statistics.py", "test_in_flight.py",
 )  # fmt: skip
 _CLOCKS = ("test_rounds.py", "test_clocks.py")
+_ORDER = "device/plans/test_order.py"
 _DEVICE = ("device/test_executor.py", "device/test_executor_mutants.py")
 
 SUBJECTS = {
@@ -64,8 +65,12 @@ SUBJECTS = {
     "worker": Subject("actors.worker", _THREADS),
     "loop": Subject("actors.loop", _THREADS),
     "executor": Subject("actors.device.executor", _DEVICE),
+    "order": Subject("actors.device.order", (_ORDER,)),
     "clocks": Subject("actors.clocks", _CLOCKS),
-    "rounds": Subject("actors.rounds", _CLOCKS),
+    "rounds": Subject(
+        "actors.rounds",
+        (*_CLOCKS, f"{_ORDER}::test_a_long_period_on_a_device_is_checked_to_its_end"),
+    ),
     "conflicts": Subject(
         "actors.conflicts",
         ("test_race_scale.py", *_CLOCKS, "test_race.py", "test_race_oracle.py"),
