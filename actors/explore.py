@@ -22,7 +22,7 @@ from actors.machine import Machine
 from actors.transitions import KIND_MASK, Message, message, subject_of
 
 if TYPE_CHECKING:
-    from actors.proof.oracle import Memory
+    from actors.proof.oracle import StampedSlots
 
 _NOBODY = -1
 
@@ -36,7 +36,7 @@ def channel_of(code: int) -> int:
 def explore(
     machine: Machine,
     rng: Random,
-    observer: Memory,
+    observer: StampedSlots,
     commands: Iterable[Callable[[], object]] = (),
     *,
     is_checked: bool = True,
@@ -80,7 +80,7 @@ class _PendingEvents:
         "running",
     )  # fmt: skip
 
-    def __init__(self, machine: Machine, rng: Random, observer: Memory) -> None:
+    def __init__(self, machine: Machine, rng: Random, observer: StampedSlots) -> None:
         table = machine.table
         self._draw = rng.random
         self._machine = machine

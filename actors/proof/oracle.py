@@ -47,7 +47,7 @@ def play(
     `is_checked` validates the machine after every event. Raises InternalError when the run breaks a
     rule: OracleError, ProtocolError, or a broken invariant.
     """
-    memory = Memory(scenario, machine, Random(rng.random()), forged_share)
+    memory = StampedSlots(scenario, machine, Random(rng.random()), forged_share)
     commands = [partial(memory.command, command) for command in scenario.commands]
     num_events = explore(
         machine, rng, memory, commands, is_checked=is_checked, before_message=memory.arrives
@@ -56,7 +56,7 @@ def play(
     return num_events
 
 
-class Memory:
+class StampedSlots:
     """Plays the bodies of the actors on stamped slots, and gives the commands."""
 
     def __init__(

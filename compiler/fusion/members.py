@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WayToSee:
     """One way to see a frame in a space: how each operand would be read, None where it cannot."""
 
     inputs: tuple[Access | None, ...]
@@ -94,7 +94,7 @@ class Members:
         self._weights: dict[Op, int] = {}
         # By the identity of a frame, which layers share: to compare two takes as long as to see it.
         self._spaces: dict[int, Space] = {}
-        self._places: dict[tuple[int, int, int], tuple[Place, ...]] = {}
+        self._places: dict[tuple[int, int, int], tuple[WayToSee, ...]] = {}
 
     def frame_of(self, index: int) -> Frame | None:
         """Return the frame of a node, or None for one that no program computes."""
@@ -157,7 +157,7 @@ class Members:
         return self._weights[node.op]
 
     def _placed(
-        self, index: int, place: Place, space: Space, made: dict[ValueId, Kind]
+        self, index: int, place: WayToSee, space: Space, made: dict[ValueId, Kind]
     ) -> Member | None:
         node, write_only = self.graph.nodes[index], self._write_only(index)
         reads: list[Read] = []
@@ -227,14 +227,14 @@ def _natural_space(found: Frame) -> Space:
     return Space(math.prod(shape[:first]), math.prod(shape[first:]))
 
 
-def _places(found: Frame, space: Space) -> Iterator[Place]:
+def _places(found: Frame, space: Space) -> Iterator[WayToSee]:
     """Yield the ways to see a frame in a space, the widest first."""
     shape, size, columns = found.shape, math.prod(found.shape), space.columns
     own = (
         None if found.num_trailing is None else math.prod(shape[len(shape) - found.num_trailing :])
     )
     if size == space.rows * columns and own in (None, columns):
-        yield Place(
+        yield WayToSee(
             tuple([access_of(s, shape, columns) for s in found.inputs]),
             tuple([access_of(s, shape, columns) for s in found.outputs]),
         )
@@ -243,15 +243,15 @@ def _places(found: Frame, space: Space) -> Iterator[Place]:
     num_outputs = len(found.outputs)
     if size == space.rows:
         wide = (*shape, columns)
-        yield Place(
+        yield WayToSee(
             tuple([access_of((*s, 1), wide, columns) for s in found.inputs]), (ROW,) * num_outputs
         )
     if size == columns:
-        yield Place(
+        yield WayToSee(
             tuple([_of_columns(math.prod(s), size) for s in found.inputs]), (COLUMN,) * num_outputs
         )
     if size == 1:
-        yield Place((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
+        yield WayToSee((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
 
 
 def _of_columns(num_elements: int, columns: int) -> Access | None:

@@ -6,7 +6,7 @@ import pytest
 
 from actors.errors import ProtocolError
 from actors.machine import Machine
-from actors.proof.oracle import Memory, OracleError, expected_run
+from actors.proof.oracle import OracleError, StampedSlots, expected_run
 from actors.proof.scenario import Command, EventOrder, Scenario
 from actors.table import Edge, MachineTable
 from actors.transitions import Message, kind_of, message
@@ -37,7 +37,7 @@ def test_firings_and_the_rest_follow_from_the_graph(options, ends, firings, left
 def memory():
     scenario = scenario_of()
     machine = Machine(scenario.table)
-    memory = Memory(scenario, machine)
+    memory = StampedSlots(scenario, machine)
     memory.command(scenario.commands[0])
     return memory
 
@@ -94,7 +94,7 @@ def test_the_oracle_forges_only_what_must_be_refused_and_minds_when_it_is_taken(
     forged = set()
     for seed in range(200):
         machine = Gullible(Machine(scenario.table))
-        memory = Memory(scenario, machine, Random(seed), forged_share=1.0)
+        memory = StampedSlots(scenario, machine, Random(seed), forged_share=1.0)
         with pytest.raises(OracleError, match="which must be refused now"):  # noqa: PT012
             for _ in range(100):
                 memory.arrives(message(Message.READY, 1))
@@ -139,7 +139,7 @@ def test_a_run_that_stops_short_is_found(memory):
 
 def test_a_stall_is_told_with_who_waits_for_what():
     scenario = scenario_of()
-    memory = Memory(scenario, Machine(scenario.table))
+    memory = StampedSlots(scenario, Machine(scenario.table))
     with pytest.raises(OracleError, match=r"fired \[0, 0\], expected \[5, 2\]; 'a' waits for 1"):
         memory.check_end()
 
