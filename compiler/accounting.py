@@ -131,12 +131,15 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
 
 
 def _snapshots(plan: Plan) -> list[Actor]:
-    """Return the actors that copy variables for a sink; all other copies are chains of a step."""
+    """Return the actors that copy variables for a sink; others copy for one what a chain makes."""
     read = _registers_of(plan.actors, ActorKind.SINK)
+    state = {plan.views[variable.view].register for variable in plan.variables}
     return [
         actor
         for actor in plan.actors
-        if actor.kind is ActorKind.COPY and any([port.register in read for port in actor.outputs])
+        if actor.kind is ActorKind.COPY
+        and any([port.register in read for port in actor.outputs])
+        and all([plan.views[x.inputs[0]].register in state for x in actor.launches])
     ]
 
 

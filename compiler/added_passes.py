@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.graph import Graph
 from compiler.passes.check import check
-from compiler.rewrites import BudgetPass, Pass
+from compiler.rewrites import AnyPass, BudgetPass, Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def identity() -> str:
     return repr(rows) if rows else ""
 
 
-def with_added(passes: tuple[Pass | BudgetPass, ...]) -> tuple[Pass | BudgetPass, ...]:
+def with_added(passes: tuple[AnyPass, ...]) -> tuple[AnyPass, ...]:
     """Return the passes with those from elsewhere among them.
 
     Raises CompileError, naming pass and file, where one cannot stand anywhere.
@@ -118,7 +118,7 @@ def _is_ready(added: AddedPass, names: set[str], facts: set[str]) -> bool:
     return {n for n in (added.before, added.after) if n} <= names and {*added.step.needs} <= facts
 
 
-def _missing(added: AddedPass, placed: Sequence[Pass | BudgetPass]) -> str:
+def _missing(added: AddedPass, placed: Sequence[AnyPass]) -> str:
     names = [step.name for step in placed]
     for name in (added.before, added.after):
         if name and name not in names:
@@ -129,7 +129,7 @@ def _missing(added: AddedPass, placed: Sequence[Pass | BudgetPass]) -> str:
     return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
 
 
-def _place(added: AddedPass, placed: list[Pass | BudgetPass]) -> int:
+def _place(added: AddedPass, placed: list[AnyPass]) -> int:
     """Return the index at which a pass is inserted."""
     step, first, last, why = added.step, 0, len(placed), "at the end"
     for index, other in enumerate(placed):

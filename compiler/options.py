@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 
+from compiler.placement import HOST, Device
 from compiler.plan import PlainValue
 
 SKIPPED = "skipped"
@@ -53,6 +54,11 @@ class CompileOptions:
     evaluate_precision: str = "fp32"
     skips_broken_steps: bool = False
     verify: bool = False
+
+    @property
+    def has_device(self) -> bool:
+        """Whether any of the devices is not the host."""
+        return any([Device.parse(text).kind is not HOST.kind for text in self.devices])
 
     @property
     def asks_for_less(self) -> bool:

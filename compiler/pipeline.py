@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
+from compiler import feeding
 from compiler.added_passes import registered, with_added
 from compiler.budget import offload, recompute, spill
 from compiler.budget.choice import BudgetChoice
@@ -43,11 +44,11 @@ from compiler.passes import (
 )
 from compiler.passes.check import check
 from compiler.plan import Plan
-from compiler.rewrites import BudgetPass, Pass, check_order
+from compiler.rewrites import AnyPass, BudgetPass, DevicePass, Pass, check_order
 from compiler.target import Hardware
 from compiler.verify import verify_plan
 
-PASSES: tuple[Pass | BudgetPass, ...] = (
+PASSES: tuple[AnyPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
     Pass(
         "autodiff",
@@ -123,11 +124,18 @@ PASSES: tuple[Pass | BudgetPass, ...] = (
         ("products with what reads them",),
     ),
     Pass("order", order.run, ("owned outputs", "products with what reads them"), ("order",)),
+    DevicePass(
+        "feed",
+        lambda graph, hardware: feeding.run(graph, hardware.devices),
+        ("order",),  # it puts copies at the ends of it
+        ("ports on the host's side",),
+        lambda options: options.has_device,
+    ),
     # In host memory lies what the launches of the plan read, those that run again among them.
     BudgetPass(
         "recompute",
         lambda graph, choice, hardware: recompute.run(graph, choice.launches),
-        ("order",),
+        ("order", "ports on the host's side"),
         ("launches that run again",),
     ),
     BudgetPass(
@@ -166,13 +174,14 @@ def compile_graph(
 
     Raises CompileError for what the user can mend, InternalError for a bug of ours.
     """
+    options = replace(options, devices=tuple([str(device) for device in hardware.devices]))
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    graph = _rewritten(graph, steps, options, watch, "")
+    graph = _rewritten(graph, steps, hardware, options, watch)
     if evaluation is not None:
         its = replace(options, precision=options.evaluate_precision)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
-        evaluation = _rewritten(evaluation, its_steps, its, watch, "evaluation ")
+        evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
         return lower(ordered, hardware, options, fingerprint, evaluation)
@@ -188,18 +197,20 @@ def compile_graph(
 
 def _rewritten(
     graph: Graph,
-    steps: Sequence[Pass | BudgetPass],
+    steps: Sequence[AnyPass],
+    hardware: Hardware,
     options: CompileOptions,
     watch: Watch | None,
-    prefix: str,
+    prefix: str = "",
 ) -> Graph:
     """Run passes over a graph, but for those that a budget asks for."""
     if options.verify:
         check(graph, "trace")
     for step in steps:
-        if isinstance(step, Pass):
-            graph = step.run(graph)
-            _look(graph, step.name, options, watch, prefix)
+        if isinstance(step, BudgetPass):
+            continue
+        graph = step.run(graph) if isinstance(step, Pass) else step.run(graph, hardware)
+        _look(graph, step.name, options, watch, prefix)
     return graph
 
 

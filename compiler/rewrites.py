@@ -33,6 +33,17 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePass:
+    """A rewrite that depends on what devices the job has."""
+
+    name: str
+    run: Callable[[Graph, Hardware], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetPass:
     """A rewrite of the ordered graph that does what a search for a budget has chosen.
 
@@ -50,7 +61,9 @@ class BudgetPass:
         return options.asks_for_less
 
 
-Rewrite = TypeVar("Rewrite", Pass, BudgetPass, Pass | BudgetPass)
+AnyPass = Pass | DevicePass | BudgetPass
+
+Rewrite = TypeVar("Rewrite", Pass, AnyPass)
 
 
 def check_order(

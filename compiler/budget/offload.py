@@ -29,7 +29,7 @@ from compiler.graph import Graph, Node, Write, consumers, new_value
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.launch_times import launch_times
 from compiler.lowering.order import launches_in_order, place_views
-from compiler.ops.copies import COPY_TO
+from compiler.ops.copies import COPY_TO, next_bucket
 from compiler.ops.sources import VARIABLE
 from compiler.placement import HOST_SIDE
 from compiler.rates import needed_per_step
@@ -206,6 +206,7 @@ class _StateCopies:
         self._graph = graph
         self._buckets = buckets
         self._start = start
+        self._first_bucket = next_bucket(graph)
         self._types: list[TensorType] = list(graph.types)
         self._nodes: list[Node] = []
         self._written: dict[ValueId, ValueId] = {}
@@ -268,6 +269,6 @@ class _StateCopies:
     def _append(self, copy: Node, to: int, bucket: int) -> ValueId:
         """Append a copy of one bucket; return its value, which has the type of its input."""
         value = new_value(self._types, self._types[copy.inputs[0]])
-        attrs = Attrs({"to": to, "bucket": bucket})
+        attrs = Attrs({"to": to, "bucket": self._first_bucket + bucket})
         self._nodes.append(replace(copy, outputs=(value,), attrs=attrs))
         return value

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from compiler.feeding import runs_beside_steps
 from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import LaunchDraft, may_share_bytes
 from compiler.lowering.order import place_views, sort_launches
@@ -52,7 +53,9 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     storage = assign_storage(graph)
     per_step = needed_per_step(graph)
     mine = [(node, draft) for node, draft in zip(storage.launches, drafts, strict=True)]
-    mine = [(node, draft) for node, draft in mine if not per_step[node]]
+    # What brings a batch is like a source to the planner, and what takes outputs out like a sink.
+    is_beside = runs_beside_steps(graph)
+    mine = [(node, draft) for node, draft in mine if not (per_step[node] or is_beside[node])]
     repeats = _repeatable(graph, storage)
     ordered = [row for row in mine if repeats[row[0]]]
     num_forward = len(ordered)
@@ -67,11 +70,12 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
 
 def _repeatable(graph: Graph, storage: Storage) -> list[bool]:
     """Mark the forward launches that may repeat and that only such launches feed."""
-    made_by = launch_of_values(graph)
+    made_by, is_beside = launch_of_values(graph), runs_beside_steps(graph)
     marks = [False] * len(graph.nodes)
     for index, node in enumerate(graph.nodes):
         if storage.is_launch[index] and node.phase is Phase.FORWARD and may_repeat(node):
-            marks[index] = all([made_by[v] < 0 or marks[made_by[v]] for v in node.inputs])
+            makers = [made_by[v] for v in node.inputs]
+            marks[index] = all([m < 0 or is_beside[m] or marks[m] for m in makers])
     return marks
 
 
@@ -80,6 +84,8 @@ def _buffers(
 ) -> tuple[dict[ValueId, int], list[int]]:
     """Number the roots that launches make; outputs have bytes elsewhere, so they count none."""
     outputs = {o.value for o in graph.outputs}
+    beside = zip(graph.nodes, runs_beside_steps(graph), strict=True)
+    outputs |= {storage.root[v] for node, is_one in beside if is_one for v in node.inputs}
     buffer_of: dict[ValueId, int] = {}
     sizes: list[int] = []
     for index in nodes:
@@ -149,8 +155,10 @@ class _Repetition:
         self._views: dict[tuple[int, ValueId], ValueId] = {}
         self._latest: tuple[ValueId, ...] = ()
         self._is_after_loss = False
+        is_beside = runs_beside_steps(graph)
         for index, node in enumerate(graph.nodes):
-            if is_source.get(node.op):
+            is_fed = is_beside[index] and self._has_run[self._producers[node.inputs[0]]]
+            if is_source.get(node.op) or is_fed:
                 self.nodes.append(node)
                 self._has_run[index] = True
 

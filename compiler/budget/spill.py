@@ -28,7 +28,7 @@ from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import copy_info
 from compiler.lowering.launch_times import LaunchTimes, launch_times
 from compiler.lowering.storage import Storage, assign_storage
-from compiler.ops.copies import COPY_TO, is_copy
+from compiler.ops.copies import COPY_TO, is_copy, next_bucket
 from compiler.placement import HOST_SIDE
 from compiler.registry import is_comm
 from compiler.target import Hardware
@@ -173,8 +173,7 @@ class _SpillCopies:
         self._types: list[TensorType] = list(graph.types)
         self._nodes: list[Node] = []
         self._out: dict[ValueId, ValueId] = {}
-        taken = [n.attrs.int_("bucket") for n in graph.nodes if is_copy(n)]
-        self._first_bucket = max(taken, default=-1) + 1
+        self._first_bucket = next_bucket(graph)
 
     def run(self) -> Graph:
         root = assign_storage(self._graph).root

@@ -22,6 +22,7 @@ from compiler.ops.copies import is_copy, place_number
 from compiler.placement import HOST_SIDE, PINNED, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
+from memory.registers import choose_slots
 
 _MOVING = {
     StreamRole.COMM: ("all_reduce", ActorKind.COMM),
@@ -29,6 +30,9 @@ _MOVING = {
     StreamRole.D2H: ("copy_out", ActorKind.COPY),
 }
 """Names and kind of the actors on streams that do not compute."""
+
+BESIDE_BUDGET_BYTES = 1 << 30
+"""Slots of one edge between a step and a copy beside it may take this much."""
 
 Home = tuple[RegisterId, int]
 """Where a root lives: a register, and bytes from its beginning."""
@@ -62,6 +66,8 @@ class ChainActors:
     first_launch: int
     numbers: list[int] = field(default_factory=list)
     home: dict[ValueId, Home] = field(default_factory=dict)
+    brought: list[tuple[int, RegisterId]] = field(default_factory=list)
+    """Who brings batches to a device beside steps, and what each fills there."""
     versions: ValueVersions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,22 +117,48 @@ class ChainActors:
             if others and root not in self.home:
                 groups.setdefault((maker, others), []).append(root)
         for (maker, others), roots in groups.items():
+            ends = (maker, *others)
             offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots])
-            names = [self.actors.drafts[self.numbers[c]].name for c in (maker, *others)]
+            names = [self.actors.drafts[self.numbers[c]].name for c in ends]
+            is_beside = any([self.program.chains[c].is_beside for c in ends])
+            slots, reason = 1, "1: within a step"
+            if is_beside:
+                slots, reason = self._slots_beside(size, maker, others, names)
             register = self.plan.register(
                 f"{names[0]}>{','.join(names[1:])}",
                 RegisterKind.DATA,
                 size,
-                chains=tuple([self.first_chain + c for c in (maker, *others)]),
-                reason="1: within a step",
+                num_slots=slots,
+                chains=() if is_beside else tuple([self.first_chain + c for c in ends]),
+                reason=reason,
                 place=PINNED if place_number(self.program.graph, roots[0]) == HOST_SIDE else None,
             )
             self.home.update(
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
             )
             self.actors.produce(self.numbers[maker], register)
+            if self.program.chains[maker].is_beside:
+                self.brought.append((self.numbers[maker], register))
             for c in others:
                 self.actors.consume(self.numbers[c], register, self.numbers[maker])
+
+    def _slots_beside(
+        self, size: int, maker: int, readers: tuple[int, ...], names: list[str]
+    ) -> tuple[int, str]:
+        """Return the slots of a register between a step and a copy beside it, and why so many."""
+        made_ns, *read_ns = [
+            sum([self.program.drafts[i].info.duration_ns for i in self.program.chains[c].launches])
+            for c in (maker, *readers)
+        ]
+        return choose_slots(
+            1,
+            made_ns,
+            max(read_ns),
+            size_bytes=size,
+            budget_bytes=max(BESIDE_BUDGET_BYTES, size),
+            most=2,
+            names=(names[0], names[1]),
+        )
 
     def place_temporaries(self) -> None:
         """Give every root that no one else has placed bytes in the block of its chain."""
@@ -232,7 +264,7 @@ class ChainActors:
         chains = [
             n
             for n, chain in zip(self.numbers, self.program.chains, strict=True)
-            if chain.is_per_step == is_per_step
+            if chain.is_per_step == is_per_step and not chain.is_beside
         ]
         if not chains:
             return None

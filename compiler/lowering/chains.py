@@ -81,12 +81,16 @@ class LaunchWork:
 
 @dataclass(frozen=True, slots=True)
 class ChainDraft:
-    """A chain of a program, by the numbers of its launches; `span` is in ranks of time."""
+    """A chain of a program, by the numbers of its launches; `span` is in ranks of time.
+
+    One that is `beside` runs while other steps do: see `compiler.feeding`.
+    """
 
     launches: tuple[int, ...]
     stream: StreamKey
     is_per_step: bool
     span: tuple[int, int]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

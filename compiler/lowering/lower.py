@@ -36,7 +36,7 @@ from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.copies import place_number
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST, HOST_SIDE, PINNED, StreamRole
+from compiler.placement import HOST, HOST_SIDE, PINNED, Place, StreamRole
 from compiler.plan import (
     PORTED,
     ActorKind,
@@ -113,7 +113,7 @@ class _Lowering:
         begun, ended = self._connect(train, data)
         is_flushed = self.options.metrics_every > 1
         sink = self._add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
-        if len(program.chains) > 1:
+        if len([chain for chain in program.chains if not chain.is_beside]) > 1:
             self._tell_of_steps(sink, begun, ended, outputs)
         self._add_snapshots(train, ended)
         chains = [train]
@@ -210,7 +210,14 @@ class _Lowering:
         offsets, size = self.plan.stack(types)
         ends = (source, _io_ns(size)), ("compute", program.batch_ns)
         slots, reason = self._slots(size, 1, *ends, latency_ns=IO_LATENCY_NS)
-        register = self.plan.register(name, RegisterKind.DATA, size, num_slots=slots, reason=reason)
+        register = self.plan.register(
+            name,
+            RegisterKind.DATA,
+            size,
+            num_slots=slots,
+            reason=reason,
+            place=_place_of(program.graph, [n.outputs[0] for n in nodes]),
+        )
         for node, offset in zip(nodes, offsets, strict=True):
             label = node.attrs.str_("name")
             chains.add_field(label, node.outputs[0], (register, offset), node.source)
@@ -241,6 +248,7 @@ class _Lowering:
                 size,
                 num_slots=slots,
                 reason=reason,
+                place=_place_of(program.graph, [v for _, v in items]),
             )
             registers[chain] = register
             for (label, value), offset in zip(items, offsets, strict=True):
@@ -321,11 +329,7 @@ class _Lowering:
         batch = chains.fence(is_per_step=False, compute=self._compute)
         if batch is None:
             raise InternalError(f"plan {self.options.name!r} does nothing with a batch")
-        source, register = data
-        inputs = [n.outputs[0] for n in chains.program.graph.nodes if n.op is INPUT]
-        readers = [chains.numbers[c] for value in inputs for c in chains.readers(value)]
-        for number in sorted({*batch.begins, *readers}):
-            self.actors.consume(number, register, source)
+        self._feed(chains, data, batch.begins)
         step = chains.fence(is_per_step=True, compute=self._compute)
         if step is None:
             return batch, batch
@@ -336,6 +340,21 @@ class _Lowering:
             consumers += [step.end] if number in batch.begins else []
             self._credits("accumulated", number, dict.fromkeys(consumers, every), every, reason)
         return batch, step
+
+    def _feed(
+        self, chains: ChainActors, data: tuple[int, RegisterId], begins: tuple[int, ...]
+    ) -> None:
+        """Let batches reach whoever reads them, and let whatever begins one wait for it."""
+        source, register = data
+        inputs = [n.outputs[0] for n in chains.program.graph.nodes if n.op is INPUT]
+        readers = [chains.numbers[c] for value in inputs for c in chains.readers(value)]
+        brought = chains.brought
+        for number in sorted({*readers, *(() if brought else begins)}):
+            self.actors.consume(number, register, source)
+        for number in begins:
+            if brought and not any([self._reads(number, there) for _, there in brought]):
+                feeder, there = brought[0]
+                self.actors.consume(number, there, feeder)
 
     def _credits(
         self, name: str, producer: int, consumers: dict[int, int], slots: int, reason: str
@@ -428,6 +447,11 @@ class _Lowering:
                     f"{names[0]!r} and {names[1]!r} share bytes at different rates without a path"
                 )
             self.actors.control(f"{names[0]}>{names[1]} bytes", a, b, "1: bytes used again")
+
+
+def _place_of(graph: Graph, values: list[ValueId]) -> Place | None:
+    """Return where a register with some values lies; None: where the step computes."""
+    return PINNED if any([place_number(graph, v) == HOST_SIDE for v in values]) else None
 
 
 def _io_ns(size_bytes: int) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
+from compiler.feeding import runs_beside_steps
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import LaunchDraft, draft_launches
 from compiler.lowering.chains import (
@@ -85,13 +86,17 @@ def make_program(
     nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
     work = _work(graph, storage, drafts, launch_at, hardware)
-    per_step = needed_per_step(graph)
+    per_step, is_beside = needed_per_step(graph), runs_beside_steps(graph)
     every = batches_per_step(graph)
     makespan_ns = 0.0
-    chains: list[ChainDraft] = []
+    chains = _chains_beside(work, [i for i, node in enumerate(nodes) if is_beside[node]])
     order: list[tuple[int, int]] = []
     for is_per_step in (False, True):
-        launches = [i for i, node in enumerate(nodes) if per_step[node] == is_per_step]
+        launches = [
+            i
+            for i, node in enumerate(nodes)
+            if per_step[node] == is_per_step and not is_beside[node]
+        ]
         formed = form_chains(work, launches, num_streams, hardware.message_ns)
         if not formed.chains and not is_per_step:
             formed = Chains((LaunchChain((), COMPUTE, 0.0, 0.0),), ())
@@ -150,6 +155,17 @@ def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
         return StreamKey(*hardware.copy_stream(*ends))
     role = StreamRole.COMM if _comm_bytes(graph, node) else StreamRole.COMPUTE
     return StreamKey(node.device, role)
+
+
+def _chains_beside(work: LaunchWork, launches: list[int]) -> list[ChainDraft]:
+    """Return a chain for each bucket of copies that run beside steps."""
+    buckets: dict[tuple[StreamKey, int], list[int]] = {}
+    for i in launches:
+        buckets.setdefault((work.stream[i], work.buckets[i]), []).append(i)
+    return [
+        ChainDraft(tuple(own), stream, False, (0, 1), is_beside=True)
+        for (stream, _), own in buckets.items()
+    ]
 
 
 def _check_places(graph: Graph, storage: Storage) -> None:

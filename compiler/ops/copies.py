@@ -62,6 +62,11 @@ def place_number(graph: Graph, value: ValueId) -> int:
     return places(graph)[value]
 
 
+def next_bucket(graph: Graph) -> int:
+    """Return a bucket that no copy of a graph is in, nor any above it."""
+    return max([node.attrs.int_("bucket") for node in graph.nodes if is_copy(node)], default=-1) + 1
+
+
 @array_of(COPY_TO)
 def _copy(attrs: Attrs, x: Array, *over: Array) -> Array:
     return np.array(x)

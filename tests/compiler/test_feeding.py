@@ -1,0 +1,147 @@
+"""Copies between ports and devices: in the graph, and what a plan makes of them."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import Target, adam, variable
+
+from actors.race import check_races
+from actors.simulate import simulate
+from compiler import feeding, pipeline
+from compiler.feeding import runs_beside_steps
+from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Output
+from compiler.ops.activation import TANH
+from compiler.ops.binary import MUL
+from compiler.ops.copies import COPY_TO, is_copy, places
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import MEAN
+from compiler.ops.sources import INPUT
+from compiler.options import CompileOptions
+from compiler.passes.check import check
+from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind
+from compiler.plan import ActorKind, RegisterKind
+from compiler.target import one_device
+
+SIM, OTHER = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
+WIDTH = 8
+
+
+def crossing(on=(0, 1)):
+    """x and y on devices: tanh(x) on the first, times y on the second; both are outputs."""
+    b = GraphBuilder()
+    x, y = (b.one(INPUT, name=n, dtype="float32", shape=(2, 3)) for n in "xy")
+    first, second = on
+    with b.at("", UNKNOWN_SOURCE, device=first):
+        made = b.one(TANH, x)
+    moved = made if first == second else b.one(COPY_TO, made, to=second, bucket=0)
+    with b.at("", UNKNOWN_SOURCE, device=second):
+        product = b.one(MUL, moved, y)
+        again = b.one(MUL, product, x if first == second else b.one(COPY_TO, x, to=1, bucket=1))
+    b.outputs = [Output("made", made), Output("again", again)]
+    return b.freeze()
+
+
+def copies(graph):
+    """Return each copy as (from, to), in order."""
+    place = places(graph)
+    return [(place[n.inputs[0]], n.attrs["to"]) for n in graph.nodes if is_copy(n)]
+
+
+def test_on_the_host_nothing_is_copied():
+    graph = crossing((0, 0))
+    assert feeding.run(graph, (HOST,)) is graph
+    assert not any(runs_beside_steps(graph))
+
+
+def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(evaluate_graphs):
+    graph = crossing((0, 0))
+    fed = check(feeding.run(graph, (SIM,)), "feed")
+    assert copies(fed) == [(HOST_SIDE, 0)] * 2 + [(0, HOST_SIDE)] * 2
+    place = places(fed)
+    assert [place[n.outputs[0]] for n in fed.nodes if n.op is INPUT] == [HOST_SIDE] * 2
+    assert [place[o.value] for o in fed.outputs] == [HOST_SIDE] * 2
+    assert [o.name for o in fed.outputs] == [o.name for o in graph.outputs]
+    buckets = [n.attrs["bucket"] for n in fed.nodes if is_copy(n)]
+    assert buckets[0] == buckets[1] != buckets[2] == buckets[3]
+    assert [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one] == [
+        n for n in fed.nodes if is_copy(n)
+    ]
+    values = {n: np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3) for n in "xy"}
+    for one, other in zip(
+        evaluate_graphs(fed, values), evaluate_graphs(graph, values), strict=True
+    ):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
+
+
+def test_a_batch_goes_straight_to_each_device_that_reads_it():
+    fed = feeding.run(crossing(), (SIM, OTHER))
+    assert copies(fed) == [(HOST_SIDE, 0), (HOST_SIDE, 1), (HOST_SIDE, 1), (0, 1), (0, -1), (1, -1)]
+    beside = [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one]
+    buckets = {(places(fed)[n.inputs[0]], n.attrs["to"], n.attrs["bucket"]) for n in beside}
+    assert len({bucket for *_, bucket in buckets}) == len(buckets) == 4
+
+
+def test_what_only_the_host_reads_or_makes_stays_where_it_is():
+    fed = feeding.run(crossing((0, 1)), (HOST, SIM))
+    x, y = [n for n in fed.nodes if n.op is INPUT]
+    assert places(fed)[x.outputs[0]] == places(fed)[y.outputs[0]] == HOST_SIDE
+    assert places(fed)[fed.outputs[0].value] == 0
+    only = feeding.run(crossing((0, 0)), (HOST, SIM))
+    assert copies(only) == []
+
+
+# -- plans ---------------------------------------------------------------------------------------
+
+
+def job(every=1):
+    b = GraphBuilder()
+    value = b.one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
+    weights = [variable(b, f"w{i}", (WIDTH, WIDTH)) for i in range(2)]
+    for weight in weights:
+        value = b.one(TANH, b.one(MATMUL, value, weight))
+    adam(b, b.one(MEAN, value, axes=(0, 1), keepdims=False), weights, every)
+    return b.freeze()
+
+
+def fed_plan(every=1, **options):
+    hardware = one_device(Target("fake", (), lambda call: 1e6), SIM)
+    options = CompileOptions("job", accumulate=every, **options)
+    return pipeline.compile_graph(job(every), hardware, options)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_copies_beside_steps_have_two_slots_at_both_ends_and_no_fence_around_them(every):
+    plan = fed_plan(every, snapshot_every=2)
+    check_races(plan)
+    into, out = [next(a for a in plan.actors if a.name == n) for n in ("copy_in", "copy_out")]
+    assert {into.kind, out.kind} == {ActorKind.COPY}
+    ports = [port for actor in (into, out) for port in (*actor.inputs, *actor.outputs)]
+    assert len(ports) == 4
+    for port in ports:
+        register = plan.registers[port.register]
+        assert register.kind is RegisterKind.DATA
+        assert register.num_slots >= 2 * port.rate
+    ended = {row[0:2]: row[2:4] for row in simulate(plan, 4).rows}
+    step = next(a.id for a in plan.actors if a.name in ("step", "gradient"))
+    begin, end = ended[step, 0]
+    assert begin <= ended[into.id, 1][0] < end
+
+
+def test_however_late_anything_is_no_copy_overtakes_a_slot(play):
+    plan = fed_plan()
+    into, out, step = [
+        next(a.id for a in plan.actors if a.name == n) for n in ("copy_in", "copy_out", "step")
+    ]
+    for seed in range(6):
+        begun, done = dict.fromkeys((into, out, step), 0), dict.fromkeys((into, out, step), 0)
+        ahead = 0
+        for actor, _, is_start in play(plan, Random(seed), 6):
+            if actor in begun:
+                (begun if is_start else done)[actor] += 1
+            assert begun[step] <= done[into]
+            assert begun[out] <= done[step]
+            ahead = max(ahead, begun[into] - done[step])
+        assert ahead == 2
+        assert done[out] == 6
