@@ -12,7 +12,7 @@ from actors.kernels.kernel import Operand as KernelOperand
 from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
 from compiler.registry import Op, runs_as
-from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Target
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Link, Target
 
 
 class HostTarget:
@@ -45,6 +45,43 @@ class HostTarget:
         return 50_000.0 + size_bytes / 5.0
 
 
+class SimTarget:
+    """A simulated device: the host's kernels, behind a link, on streams that events order.
+
+    What it says of link and messages is what a device on PCIe 4.0 with 16 lanes has, about.
+    """
+
+    message_ns = 2_000.0
+    """A stream that waits for an event asks no thread."""
+
+    alignment = 256
+    """What CUDA's allocator gives."""
+
+    link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = HostTarget()
+
+    @property
+    def fingerprint(self) -> str:
+        """That it is simulated, and the host's kernels."""
+        return f"simulated, {self._host.fingerprint}"
+
+    def query(self, call: KernelCall) -> KernelInfo:
+        """Choose the kernel that the host would. Raises LookupError when there is none."""
+        try:
+            return self._host.query(call)
+        except LookupError as error:
+            raise LookupError(
+                f"{self._device} computes with the host's kernels, and {error.args[0]}"
+            ) from None
+
+    def collective_ns(self, size_bytes: int) -> float:
+        """Return what the host assumes."""
+        return self._host.collective_ns(size_bytes)
+
+
 def hardware_for(devices: Sequence[Device]) -> Hardware:
     """Return what a plan for some devices is made for. Raises CompileError; see `target_for`."""
     return Hardware(tuple(devices), tuple([target_for(device) for device in devices]))
@@ -54,7 +91,12 @@ def target_for(device: Device) -> Target:
     """Return what is known of a device. Raises CompileError for a kind without kernels."""
     if device.kind is DeviceKind.HOST:
         return HostTarget()
-    raise CompileError(f"nothing is compiled for device {device} yet; there are kernels for host")
+    if device.kind is DeviceKind.SIM:
+        return SimTarget(device)
+    raise CompileError(
+        f"device {device} has no kernels in this version, so nothing can be compiled for it; there"
+        " are kernels for host and sim"
+    )
 
 
 def is_taken_elsewhere(call: KernelCall) -> bool:

@@ -1,0 +1,86 @@
+"""What the roof tells the compiler of devices."""
+
+import pytest
+
+from actorflow.compile.targets import HostTarget, SimTarget, hardware_for, target_for
+from compiler.attrs import NO_ATTRS
+from compiler.errors import CompileError
+from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
+from compiler.registry import Layout
+from compiler.target import CallOperand, KernelCall
+from compiler.types import DType, TensorType
+
+SIM0, SIM1 = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
+OPERAND = CallOperand(TensorType(DType.FLOAT32, (4,)), Layout(0, (4,)))
+
+
+def call(op):
+    return KernelCall(op, NO_ATTRS, (OPERAND,), (OPERAND,))
+
+
+def test_the_host_alone_is_told_by_its_kernels_and_has_no_link():
+    hardware = hardware_for((HOST,))
+    assert hardware.fingerprint == HostTarget().fingerprint
+    assert hardware.link(0, HOST_SIDE) is None
+    assert hardware.place(0) == HOST.place
+
+
+def test_a_simulated_device_computes_with_the_kernels_of_the_host():
+    simulated = target_for(SIM1)
+    assert isinstance(simulated, SimTarget)
+    assert simulated.query(call("copy")) == HostTarget().query(call("copy"))
+    assert simulated.fingerprint != HostTarget().fingerprint
+
+
+def test_an_op_without_a_kernel_is_refused_in_the_name_of_the_device():
+    with pytest.raises(LookupError, match=r"sim:1 computes with the host's kernels, and the host"):
+        target_for(SIM1).query(call("fft"))
+
+
+def test_a_kind_of_device_without_kernels_is_refused_by_name():
+    with pytest.raises(CompileError, match=r"cuda:0 has no kernels .* for host and sim"):
+        hardware_for((HOST, Device(DeviceKind.CUDA)))
+
+
+def test_hardware_of_several_devices_is_told_by_all_of_them_in_order():
+    both = hardware_for((HOST, SIM1)).fingerprint
+    assert both not in (hardware_for((SIM1, HOST)).fingerprint, hardware_for((HOST,)).fingerprint)
+    assert hardware_for((SIM0,)).fingerprint != hardware_for((SIM1,)).fingerprint
+
+
+def test_a_copy_to_a_device_takes_its_link_and_one_between_devices_both():
+    hardware = hardware_for((HOST, SIM0, SIM1))
+    into, between = hardware.link(1, HOST_SIDE), hardware.link(1, 2)
+    assert into is not None
+    assert into.in_ns(250_000) == 20_000.0
+    assert hardware.link(1, 0) == into
+    assert between is not None
+    assert between.in_ns(250_000) == 30_000.0
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "stream"),
+    [
+        (HOST_SIDE, 1, (1, StreamRole.H2D)),
+        (1, HOST_SIDE, (1, StreamRole.D2H)),
+        (1, 2, (1, StreamRole.D2H)),
+        (0, 1, (1, StreamRole.H2D)),
+        (1, 0, (1, StreamRole.D2H)),
+        (0, HOST_SIDE, (0, StreamRole.D2H)),
+        (HOST_SIDE, 0, (0, StreamRole.H2D)),
+    ],
+)
+def test_a_copy_runs_on_the_stream_of_the_device_that_it_enters_or_else_leaves(start, end, stream):
+    assert hardware_for((HOST, SIM0, SIM1)).copy_stream(start, end) == stream
+
+
+def test_a_wait_between_two_devices_costs_what_the_slower_one_takes():
+    hardware = hardware_for((HOST, SIM0, SIM1))
+    assert hardware.message_ns(1, 2) == SimTarget.message_ns
+    assert hardware.message_ns(0, 1) == hardware.message_ns(1, 0) == HostTarget.message_ns
+
+
+def test_pinned_memory_suits_the_device_with_the_largest_alignment():
+    hardware = hardware_for((HOST, SIM0))
+    places = (HOST.place, SIM0.place, PINNED)
+    assert [hardware.alignment(place) for place in places] == [64, 256, 256]
