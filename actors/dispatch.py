@@ -43,7 +43,7 @@ from compiler.errors import InternalError
 from compiler.plan import PORTED, ActorKind, Plan
 
 if TYPE_CHECKING:
-    from actors.load import BoundPlan
+    from actors.bound import BoundPlan
 
 _COMMAND = -1
 """In the inbox: look at the commands. Messages of the machine are never negative."""

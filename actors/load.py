@@ -8,7 +8,6 @@ again. A launch that touches no register with several slots is bound once and sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from math import gcd, lcm
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from actors.arena import Views
+from actors.bound import BoundPlan, tokens_of
 from actors.device.executor import Executor, StreamHome
-from actors.device.protocol import DeviceFailure, DeviceFault, OpenDevice
-from actors.protocol import Array, Chain, HostPort, Launch, Token
+from actors.device.protocol import OpenDevice
+from actors.protocol import Chain, HostPort, Launch
 from actors.table import MachineTable
 from compiler.errors import ActorflowError, DeviceError, InternalError
 from compiler.placement import Device, DeviceKind
@@ -36,121 +36,6 @@ _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
 Watching = Callable[[int, Chain], Chain]
 """From an actor's number and chain to what its firings run."""
-
-
-class VariableMemory:
-    """The variables of a bound plan, by name. Whoever has it keeps their memory.
-
-    Nothing may write a variable meanwhile: ask between steps.
-    """
-
-    __slots__ = ("_executor", "_numbers", "_views")
-
-    def __init__(self, plan: Plan, views: Views, executor: Executor) -> None:
-        self._numbers = {v.name: v.view for v in plan.variables}
-        self._views = views
-        self._executor = executor
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._numbers
-
-    def read(self, name: str) -> Array:
-        """Return a copy of a variable, when the devices have done all they were given.
-
-        Raises DeviceFailure or DeviceFault where one of them has failed.
-        """
-        self._executor.synchronize()
-        return self._views.read(self._numbers[name])
-
-    def write(self, name: str, array: Array) -> None:
-        """Give a variable new values: an array of its type, or one that broadcasts to it.
-
-        Waits and raises as `read` does.
-        """
-        self._executor.synchronize()
-        self._views.write(self._numbers[name], array)
-
-    @property
-    def lost_with(self) -> str:
-        """What failed and took the values along: the device's words, or nothing."""
-        with suppress(DeviceFault, DeviceFailure):
-            self._executor.synchronize()
-        return "" if self._executor.fault is None else str(self._executor.fault)
-
-
-class BoundPlan:
-    """A plan with memory and launches, driven through an executor.
-
-    `chains[actor][phase]` is what firing k runs, with phase = k mod the number of phases.
-    `variables` reads and writes the plan's state; `ports` are the host's, by name of their actor.
-    """
-
-    __slots__ = (
-        "_executor", "_variables", "_views", "_whole", "arena_bytes", "chains", "plan", "ports",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        plan: Plan,
-        ports: Mapping[str, HostPort],
-        views: Views,
-        executor: Executor,
-        launches: Sequence[tuple[Chain, ...]],
-    ) -> None:
-        self.plan = plan
-        self.arena_bytes = sum([arena.size_bytes for arena in plan.arenas])
-        self.ports = ports
-        self._variables: VariableMemory | None = VariableMemory(plan, views, executor)
-        self._views: Views | None = views
-        self._executor = executor
-        self._whole = tuple(
-            [
-                tuple([executor.bind_chain(actor, chain) for chain in phases])
-                for actor, phases in enumerate(launches)
-            ]
-        )
-        self.chains = tuple([executor.bind(a, phases) for a, phases in enumerate(self._whole)])
-
-    def bind_flush(self, actor: int, firing: int, num_tokens_per_input: tuple[int, ...]) -> Chain:
-        """Return what the last firing of a flushed actor runs, with fewer tokens on its inputs.
-
-        The launch of a sink is bound to the tokens that are there; a chain of kernels is the one of
-        its phase, because its bytes do not depend on the number of tokens.
-        """
-        entry = self.plan.actors[actor]
-        phases = self._whole[actor]
-        chain = phases[firing % len(phases)]
-        if entry.kind in PORTED and self._views is not None:
-            counts = num_tokens_per_input + tuple([port.rate for port in entry.outputs])
-            tokens = _tokens(self.plan, self._views, entry, firing, counts)
-            chain = self._executor.bind_chain(actor, (self.ports[entry.name].bind(tokens),))
-        return self._executor.bind_flush(actor, num_tokens_per_input, chain)
-
-    @property
-    def variables(self) -> VariableMemory:
-        """The plan's state. Raises InternalError after `release`."""
-        if self._variables is None:
-            raise InternalError(f"the memory of plan {self.plan.name!r} was given back")
-        return self._variables
-
-    def synchronize(self) -> None:
-        """Wait until the devices have done all that the run enqueued: see `Executor.synchronize`.
-
-        On the host a launch is done when it returns, so there is nothing to wait for.
-        """
-        self._executor.synchronize()
-
-    def release(self) -> None:
-        """Drop launches and views, when the devices are done; idempotent, raises nothing.
-
-        The memory goes when nobody has `variables` any more. A device that has failed executes
-        nothing more, so its memory can go, too.
-        """
-        if self.chains:
-            with suppress(ActorflowError):
-                self._executor.synchronize()
-        self.chains = self._whole = ()
-        self._variables = self._views = None
 
 
 def load(
@@ -279,7 +164,7 @@ def _bind_actor(
         rates = tuple([port.rate for port in _ports_of(actor)])
         return tuple(
             [
-                (ports[actor.name].bind(_tokens(plan, views, actor, phase, rates)),)
+                (ports[actor.name].bind(tokens_of(plan, views, actor, phase, rates)),)
                 for phase in phases
             ]
         )
@@ -336,42 +221,3 @@ def _bind(views: Views, kernel: Kernel, launch: PlannedLaunch, slots: tuple[int,
     if not callable(made):
         raise DeviceError(f"{launch.kernel} was bound for {launch.op} to {made!r}, no launch")
     return made
-
-
-def _tokens(
-    plan: Plan, views: Views, actor: Actor, firing: int, counts: tuple[int, ...]
-) -> tuple[Token, ...]:
-    """Return the tokens of a port's firing, `counts` of them per port.
-
-    Token i holds the fields of every DATA register that has an i-th token in this firing.
-    """
-    tokens: list[dict[str, Array]] = [{} for _ in range(_num_tokens(plan, actor, counts))]
-    for port, count in zip(_ports_of(actor), counts, strict=True):
-        register = plan.registers[port.register]
-        for field in plan.fields:
-            if field.register != port.register:
-                continue
-            for i in range(count):
-                if field.name in tokens[i]:
-                    raise InternalError(
-                        f"actor {actor.name!r} sees two fields of the name {field.name!r}"
-                    )
-                slot = (firing * port.rate + i) % register.num_slots
-                arena = views.arena_of(field.view)
-                if arena.device.kind is not DeviceKind.HOST:
-                    raise InternalError(
-                        f"{actor.kind.value} {actor.name!r} reads or writes register"
-                        f" {register.name!r} in {arena.place}; a port sees memory of the host only,"
-                        " and a copy actor brings its data over"
-                    )
-                tokens[i][field.name] = views.get(field.view, slot)
-    return tuple([MappingProxyType(token) for token in tokens])
-
-
-def _num_tokens(plan: Plan, actor: Actor, counts: tuple[int, ...]) -> int:
-    data = [
-        count
-        for port, count in zip(_ports_of(actor), counts, strict=True)
-        if plan.registers[port.register].kind is RegisterKind.DATA
-    ]
-    return max(data, default=0)

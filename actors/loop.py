@@ -30,7 +30,7 @@ from actors.worker import Worker
 from compiler.errors import ActorflowError, DeviceError
 
 if TYPE_CHECKING:
-    from actors.load import BoundPlan
+    from actors.bound import BoundPlan
 
 _report = logging.getLogger("actorflow").warning
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from actorflow.initialise import check_values
+from actors.bound import VariableMemory
 from actors.errors import ActorFailed
-from actors.load import VariableMemory
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError

@@ -18,7 +18,7 @@ from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.logs import logger
 from actorflow.run.broken_steps import BrokenSteps, skips
-from actorflow.run.devices import open_devices, said_of
+from actorflow.run.devices import as_run, open_devices, said_of
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
     batch_fields,
@@ -124,7 +124,7 @@ class Run:
         self._trace = None if settings.trace is None else TraceFile(settings.trace)
         initial = credits_after(plan, self._first_step)
         self.bound = load(
-            plan,
+            as_run(plan),
             ports,
             open_devices(plan, settings),
             initial=initial,

@@ -1,9 +1,10 @@
 """Scribble over bytes that a plan calls free, so that who reads them too late is seen.
 
-A plan that is poisoned gets one more launch at the end of each chain. It fills with 0xFF, which is
-NaN for floating point, what nobody may need when the firing ends: the chain's TEMPORARY registers,
-and every slot of an input that has no other consumer. A right plan gives the same numbers with it;
-and since it is a plan, `actors.race` proves that no poison hits what somebody else still uses.
+A plan that is poisoned gets one more launch at the end of each chain on a simulated device. It
+fills with 0xFF, which is NaN for floating point, what nobody may need when the firing ends: the
+chain's TEMPORARY registers, and every slot of an input that has no other consumer. A right plan
+gives the same numbers with it; and since it is a plan, `actors.race` proves that no poison hits
+what somebody else still uses.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from actors.protocol import Array, Launch
-from compiler.plan import Actor, AttrValue, Plan, Register, RegisterKind, View
+from actors.kernels.kernel import Attrs, Kernel, Operands
+from actors.protocol import Array, Arrays, Launch
+from compiler.placement import DeviceKind
+from compiler.plan import Actor, Plan, Register, RegisterKind, View
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import DType, RegisterId, TensorType
 
@@ -24,11 +27,14 @@ _NAME = "poison"
 
 
 def poison(plan: Plan) -> Plan:
-    """Return the plan with poison at the end of each chain; for running, with `POISON_KERNELS`."""
+    """Return the plan with poison at the end of each chain that a simulated device runs."""
     views = list(plan.views)
     num_consumers = Counter([port.register for actor in plan.actors for port in actor.inputs])
     actors = []
     for actor in plan.actors:
+        if plan.streams[actor.stream].device.kind is not DeviceKind.SIM:
+            actors.append(actor)
+            continue
         touched = [plan.registers[number] for number in _touched(plan, actor)]
         own = [port.register for port in actor.inputs if num_consumers[port.register] == 1]
         free = [r for r in touched if r.kind is RegisterKind.TEMPORARY or r.id in own]
@@ -68,14 +74,15 @@ def _overlap(one: Register, other: Register) -> bool:
 
 
 class _Poison:
-    """The kernel that fills its outputs with 0xFF."""
+    """The kernel that fills its outputs with 0xFF; no graph has its op."""
+
+    name = op = _NAME
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> None:
+        """Take no call of a graph."""
 
     def bind(
-        self,
-        attrs: Mapping[str, AttrValue],
-        inputs: tuple[Array, ...],
-        outputs: tuple[Array, ...],
-        workspace: Array | None,
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Array | None
     ) -> Launch:
         """Return the launch."""
 
@@ -86,5 +93,5 @@ class _Poison:
         return scribble
 
 
-POISON_KERNELS: Mapping[str, _Poison] = MappingProxyType({_NAME: _Poison()})
+POISON_KERNELS: Mapping[str, Kernel] = MappingProxyType({_NAME: _Poison()})
 """What a poisoned plan needs besides its own kernels."""

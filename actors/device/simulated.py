@@ -27,18 +27,17 @@ from enum import Enum
 from random import Random
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from actors.device import host_memory
+from actors.device.poison import POISON_KERNELS
 from actors.device.protocol import DeviceEvent, DeviceFault, DeviceStream
+from actors.kernels.kernel import Kernel
 from actors.protocol import Array, Chain, Launch
 from compiler.errors import InternalError
 from compiler.placement import Device, DeviceKind, Memory
-
-if TYPE_CHECKING:
-    from actors.kernels.kernel import Kernel
 
 _EAGERNESS = (0.0, 0.3, 0.6, 0.85)
 """How likely the device does one more operation after a call: 0 is as late as can be."""
@@ -67,7 +66,7 @@ class SimulatedDevice:
         self, schedule: LateSchedule, kernels: Mapping[str, Kernel] = _NO_KERNELS, index: int = 0
     ) -> None:
         self.device = Device(DeviceKind.SIM, index)
-        self.kernels = kernels
+        self.kernels: Mapping[str, Kernel] = {**kernels, **POISON_KERNELS}
         self._schedule = schedule
 
     def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> Array:

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actorflow.initialise import initial_values
+from actors.bound import BoundPlan
 from actors.device.host import HostDevice
 from actors.kernels import catalogue
 from actors.kernels.library import openblas
 from actors.kernels.native.chain import JoinedLaunches, join
-from actors.load import BoundPlan, load
+from actors.load import load
 from actors.protocol import Array, Launch, Token
 from compiler.attrs import Attrs
 from compiler.plan import PORTED, Plan

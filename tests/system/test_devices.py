@@ -12,9 +12,11 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.run import training_run
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
 from actors.errors import ActorFailed
+from actors.load import load
 from compiler.errors import DeviceError
 from compiler.placement import Device, DeviceKind, StreamRole
 
@@ -140,3 +142,17 @@ def test_after_a_fault_the_error_names_the_checkpoint_and_the_values_are_those_o
     assert note.endswith("The model has its values from before the run")
     assert bytes_of(failing.variables()) == before
     assert "the variables of plan 'look_up' went with a device: launch" in caplog.text
+
+
+def test_what_nobody_may_need_is_scribbled_over_in_a_run(plan, monkeypatch):
+    """A batch slot is free as soon as its step ends; a plan that read it later would see NaN."""
+    loaded = []
+    monkeypatch.setattr(
+        training_run,
+        "load",
+        lambda plan, *rest, **options: loaded.append(plan) or load(plan, *rest, **options),
+    )
+    runner(on(plan, SIM)).fit(rows(), steps=1, progress=False)
+    runner(plan).fit(rows(), steps=1, progress=False)
+    last = [[a.launches[-1].op for a in p.actors if a.launches] for p in loaded]
+    assert [ops.count("poison") for ops in last] == [1, 0]
