@@ -51,7 +51,7 @@ from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
-from compiler.placement import Device
+from compiler.placement import ALONE, Device, Ranks
 from compiler.plan import Plan
 from compiler.types import TensorType
 
@@ -99,14 +99,25 @@ class Job:
         counters; all gradients of a step are alive at once then.
         Raises CompileError with the user's line.
         """
-        check_model(model)
         check_count("num_ranks", num_ranks)
+        return self._compile_among(Ranks(num_ranks), model, data, every, evaluation, on_nan)
+
+    def _compile_among(
+        self,
+        ranks: Ranks,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        every: str | int | None,
+        evaluation: Evaluation | None,
+        on_nan: str,
+    ) -> Plan:
+        check_model(model)
         check_evaluation(evaluation)
         check_policy_name(on_nan)
         if every is not None:
             check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        return self._compile(model, data, rate, every, evaluation, num_ranks, skips=skips)
+        return self._compile(model, data, rate, every, evaluation, ranks, skips=skips)
 
     @takes(FitOptions, Module)
     def fit(self, model: Module, options: FitOptions) -> FitResult:
@@ -135,13 +146,13 @@ class Job:
             return runner.run(options)
 
     def _compiled_for(self, model: Module, options: FitOptions) -> Plan:
-        return self.compile(
+        return self._compile_among(
+            CAPTURING.get() or ALONE,
             model,
             options.data,
-            every=None if options.checkpoint is None else options.every,
-            evaluation=options.evaluation,
-            num_ranks=max(1, CAPTURING.get()),
-            on_nan=options.on_nan,
+            None if options.checkpoint is None else options.every,
+            options.evaluation,
+            options.on_nan,
         )
 
     def stream(
@@ -250,7 +261,7 @@ class Job:
         metrics_every: int,
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
-        num_ranks: int = 1,
+        ranks: Ranks = ALONE,
         *,
         skips: bool = False,
         graph: Graph | None = None,
@@ -265,25 +276,25 @@ class Job:
         configure(settings.log_level)
         load_plugins()  # before the trace: what they add may change what it sees
         spec = spec_of_source(data)
-        graph = replace(graph or self.graph(model, spec), num_ranks=num_ranks)
+        graph = graph or self.graph(model, spec)
         evaluated = None
         if evaluation is not None:
             check_shared_arena(evaluation.job)
             evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
             types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
             check_results(types, evaluation.job.name)
-        hardware = hardware_for(self.devices)
+        hardware = replace(hardware_for(self.devices), ranks=ranks)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
-            options = self._compile_options(metrics_every, every, evaluation, num_ranks)
+            options = self._compile_options(metrics_every, every, evaluation)
             options = replace(options, verify=settings.verify, skips_broken_steps=skips)
-            key = cache_key(graph, options, hardware.fingerprint, evaluated)
+            key = cache_key(graph, options, hardware.fingerprint, evaluated, ranks)
             if key not in self._plans:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]
 
     def _compile_options(
-        self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None, ranks: int
+        self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None
     ) -> CompileOptions:
         cadence = Every.parse(every) if every is not None else None
         return CompileOptions(
@@ -295,7 +306,6 @@ class Job:
             accumulate=self.options.accumulate,
             metrics_every=metrics_every,
             num_streams=self.options.streams,
-            num_ranks=ranks,
             evaluate_every=evaluation.every if evaluation else 0,
             evaluate_batches=evaluation.batches if evaluation else 0,
             memory_budget=self.options.budget_bytes,

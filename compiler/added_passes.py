@@ -189,7 +189,7 @@ def _trains(graph: Graph) -> str:
     batches = 1 if graph.accumulation is None else graph.accumulation.every
     return (
         f"{'no' if graph.objective is None else 'an'} objective, {len(graph.updates)} updates,"
-        f" {batches} batches, {graph.num_ranks} ranks"
+        f" {batches} batches"
     )
 
 

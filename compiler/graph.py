@@ -125,8 +125,7 @@ class Graph:
     """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
 
     `objective`, `updates` and `accumulation` are what autodiff consumes; afterwards they are None
-    and empty, and the gradients, sums and update nodes are ordinary nodes with `writes`. The
-    gradients of a graph with `num_ranks` > 1 are to become their mean over the ranks.
+    and empty, and the gradients, sums and update nodes are ordinary nodes with `writes`.
     """
 
     nodes: tuple[Node, ...]
@@ -136,7 +135,6 @@ class Graph:
     updates: tuple[UpdateRule, ...] = ()
     writes: tuple[Write, ...] = ()
     accumulation: Accumulation | None = None
-    num_ranks: int = 1
     facts: dict[Callable[..., object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -225,7 +223,6 @@ class GraphBuilder:
         self.updates: list[UpdateRule] = []
         self.writes: list[Write] = []
         self.accumulation: Accumulation | None = None
-        self.num_ranks = 1
         self._scope = ""
         self._source = UNKNOWN_SOURCE
         self._phase = Phase.FORWARD
@@ -324,7 +321,6 @@ class GraphBuilder:
             tuple(self.updates),
             tuple(self.writes),
             self.accumulation,
-            self.num_ranks,
         )
 
     def freeze_as(self, graph: Graph, new_id: Sequence[ValueId]) -> Graph:
@@ -347,7 +343,6 @@ class GraphBuilder:
         self.accumulation = graph.accumulation and replace(
             graph.accumulation, batch=new_id[graph.accumulation.batch]
         )
-        self.num_ranks = graph.num_ranks
         return self.freeze()
 
     @staticmethod
@@ -358,7 +353,7 @@ class GraphBuilder:
         b._producers = list(graph.producers())
         b.outputs, b.objective = list(graph.outputs), graph.objective
         b.updates, b.writes = list(graph.updates), list(graph.writes)
-        b.accumulation, b.num_ranks = graph.accumulation, graph.num_ranks
+        b.accumulation = graph.accumulation
         return b
 
 

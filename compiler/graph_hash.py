@@ -28,6 +28,5 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         rules,
         [(w.variable, w.value) for w in graph.writes],
         None if graph.accumulation is None else astuple(graph.accumulation),
-        graph.num_ranks,
     ]
     return hashlib.blake2b(packed(body), digest_size=16).hexdigest()

@@ -24,16 +24,17 @@ class CompileOptions:
     snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
     firing. `devices`: what the plan runs on, in order; a node's device is a number into them.
-    `num_streams`: compute streams of a device. `num_ranks`: copies of the plan that train
-    together. After every `evaluate_every` steps come `evaluate_batches` of the graph that
-    evaluates; 0: never. `memory_budget`: bytes the device's arena may take; 0: as many as it needs.
-    `recompute`: what may run again to save bytes; "auto", what the budget asks for; "none"; or
-    "blocks", whatever lies between articulation points of the forward graph, always. `offload`:
-    what may live in the memory of the host; "auto", what the budget asks for, where the device has
-    a link; "none"; or "optimizer", all optimizer state. `precision`: what products read and what
-    lies between them is, "fp32" or "bf16"; `evaluate_precision` the same for the graph that
-    evaluates. `skips_broken_steps`: whether a step whose loss or gradients are
-    not finite changes nothing but the counters. `verify`: run the graph verifier between passes.
+    `num_ranks`: copies of the plan that train together; it and the devices are those of the
+    hardware, whatever is said here. `num_streams`: compute streams of a device. After every
+    `evaluate_every` steps come `evaluate_batches` of the graph that evaluates; 0: never.
+    `memory_budget`: bytes the device's arena may take; 0: as many as it needs. `recompute`: what
+    may run again to save bytes; "auto", what the budget asks for; "none"; or "blocks", whatever
+    lies between articulation points of the forward graph, always. `offload`: what may live in the
+    memory of the host; "auto", what the budget asks for, where the device has a link; "none"; or
+    "optimizer", all optimizer state. `precision`: what products read and what lies between them is,
+    "fp32" or "bf16"; `evaluate_precision` the same for the graph that evaluates.
+    `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
+    the counters. `verify`: run the graph verifier between passes.
     """
 
     name: str

@@ -34,6 +34,7 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
+    collectives,
     fuse_attention,
     outputs,
     precision,
@@ -64,10 +65,18 @@ PASSES: tuple[AnyPass, ...] = (
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
     ),
+    DevicePass(
+        "collectives",
+        lambda graph, hardware: collectives.run(graph, hardware.ranks),
+        ("minimal", "updates that a broken step skips"),  # all ranks skip the same steps
+        ("gradients of all ranks",),
+        lambda options: options.num_ranks > 1,
+    ),
     Pass(
         "sparse_update",
         sparse_update.run,
-        ("minimal", "updates that a broken step skips"),  # a gradient that is searched is needed
+        # A gradient that is searched, or summed over ranks, is needed whole.
+        ("minimal", "updates that a broken step skips", "gradients of all ranks"),
         ("updates of rows",),
     ),
     Pass(
@@ -77,7 +86,12 @@ PASSES: tuple[AnyPass, ...] = (
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
-    Pass("rates", rates.run, ("minimal", "updates that a broken step skips"), ("rates",)),
+    Pass(
+        "rates",
+        rates.run,
+        ("minimal", "updates that a broken step skips", "gradients of all ranks"),
+        ("rates",),
+    ),
     Pass(
         "outputs",
         outputs.run,
@@ -172,9 +186,11 @@ def compile_graph(
 ) -> Plan:
     """Return the verified plan of a traced graph, and of one that evaluates between its steps.
 
-    Raises CompileError for what the user can mend, InternalError for a bug of ours.
+    With several ranks it is the plan of each. Raises CompileError for what the user can mend,
+    InternalError for a bug of ours.
     """
-    options = replace(options, devices=tuple([str(device) for device in hardware.devices]))
+    devices = tuple([str(device) for device in hardware.devices])
+    options = replace(options, devices=devices, num_ranks=hardware.ranks.count)
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     graph = _rewritten(graph, steps, hardware, options, watch)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from compiler.attrs import Attrs
-from compiler.placement import HOST, HOST_SIDE, PINNED, Device, Place, StreamRole
+from compiler.placement import ALONE, HOST, HOST_SIDE, PINNED, Device, Place, Ranks, StreamRole
 from compiler.registry import Layout
 from compiler.types import TensorType
 
@@ -107,11 +107,13 @@ class Target(Protocol):
 class Hardware:
     """What a plan is made for: the devices of a job in order, each with its target.
 
-    A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory.
+    A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory. With
+    several `ranks` each of them has such devices, and all have one plan.
     """
 
     devices: tuple[Device, ...]
     targets: tuple[Target, ...]
+    ranks: Ranks = ALONE
 
     @property
     def fingerprint(self) -> str:

@@ -33,6 +33,7 @@ from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
 from compiler.errors import ActorflowError, CompileError
+from compiler.placement import ALONE, Ranks
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
 from memory.report import format_bytes
@@ -205,15 +206,15 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     cli_simulate.check_options(options)
-    num_ranks = options.devices or 1
-    return cli_simulate.run(_plans_of(options.file, options.rest, num_ranks)[0], options)
+    ranks = cli_simulate.ranks_of(options)
+    return cli_simulate.run(_plans_of(options.file, options.rest, ranks)[0], options)
 
 
-def _plans_of(file: str, rest: list[str], num_ranks: int = 1) -> tuple[Plan, Plan | None]:
+def _plans_of(file: str, rest: list[str], ranks: Ranks = ALONE) -> tuple[Plan, Plan | None]:
     """Return a plan and, where a script's job recomputes, the one that stores all instead."""
     if _is_plan_file(file):
         return _proven(file), None
-    with capturing_plan(num_ranks):
+    with capturing_plan(ranks):
         try:
             _run_script(file, rest)
         except PlanCaptured as captured:

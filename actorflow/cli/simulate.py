@@ -29,6 +29,7 @@ from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, 
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
 from compiler.errors import CompileError
+from compiler.placement import Ranks
 from compiler.plan import Plan
 
 _TOP = 5
@@ -95,6 +96,11 @@ def _devices(plan: Plan, options: argparse.Namespace) -> int:
     if options.devices is None:
         return planned if isinstance(planned, int) else 1
     return int(options.devices)
+
+
+def ranks_of(options: argparse.Namespace) -> Ranks:
+    """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
+    return Ranks(options.devices or 1, options.link, options.latency * 1e3)
 
 
 def check_options(options: argparse.Namespace) -> None:

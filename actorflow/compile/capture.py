@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from compiler.placement import ALONE, Ranks
 from compiler.plan import Plan
 
 
@@ -21,14 +22,14 @@ class PlanCaptured(BaseException):
         self.store_all = store_all
 
 
-CAPTURING: ContextVar[int] = ContextVar("actorflow_capturing", default=0)
-"""Ranks of the plan that is asked for; 0 where a `fit` is to run."""
+CAPTURING: ContextVar[Ranks | None] = ContextVar("actorflow_capturing", default=None)
+"""The ranks of the plan that is asked for; None where a `fit` is to run."""
 
 
 @contextmanager
-def capturing_plan(num_ranks: int = 1) -> Iterator[None]:
+def capturing_plan(ranks: Ranks = ALONE) -> Iterator[None]:
     """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
-    token = CAPTURING.set(num_ranks)
+    token = CAPTURING.set(ranks)
     try:
         yield
     finally:

@@ -33,6 +33,7 @@ from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
+from compiler.placement import ALONE, Ranks
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
 from compiler.rules import gradient
@@ -56,7 +57,11 @@ _THIS_PROCESS = uuid.uuid4().hex
 
 
 def cache_key(
-    graph: Graph, options: CompileOptions, target_fingerprint: str, evaluation: Graph | None = None
+    graph: Graph,
+    options: CompileOptions,
+    target_fingerprint: str,
+    evaluation: Graph | None = None,
+    ranks: Ranks = ALONE,
 ) -> str:
     """Return the key of a compilation: 32 hexadecimal digits."""
     parts = (
@@ -64,6 +69,7 @@ def cache_key(
         "" if evaluation is None else hash_graph(evaluation, with_sources=True),
         options.name,
         repr(options.recorded()),
+        repr(ranks),
         target_fingerprint,
         choices(),
         str(PLAN_FORMAT),

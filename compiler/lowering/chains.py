@@ -7,9 +7,10 @@ result, and begin where they wait for one. A wait that an earlier one implies cu
 stream keeps how far it knows the others to be (a vector clock, Fidge 1988).
 
 A device has compute streams of its own, and a launch runs on any of those. Communication gets a
-stream of its own. Small collectives are put together into buckets, so that a step has a handful of
-them, each started as soon as its last operand is there. So do copies into a device and those out of
-it; which of them make a bucket is the business of whoever planned them.
+stream of its own. Which collectives make a bucket, and in which order they go, says the graph, and
+nothing here changes it: ranks whose kernels take another time must all do the same. Each bucket is
+a chain, begun as soon as its last operand is there and the one before it is done. Copies into a
+device and those out of it have streams and buckets, too, in any order.
 
 Source: list scheduling with the earliest finish time (Topcuoglu, Hariri, Wu, "HEFT", 2002).
 """
@@ -28,9 +29,6 @@ from compiler.placement import StreamRole
 
 MessageNs = Callable[[int, int], float]
 """What a wait for a stream of one device costs a stream of another, or of the same."""
-
-MAX_BUCKETS = 8
-"""Collectives per step: enough to overlap with the backward pass, few enough to cost no latency."""
 
 
 class StreamKey(NamedTuple):
@@ -68,15 +66,16 @@ class LaunchWork:
     """Columns by launch: duration, the launches that must be done before, its stream.
 
     What computes may run on any compute stream of its device, and its stream is the first of them.
-    `comm_bytes` are those of collectives. `buckets` are those of copies; a bucket begins once all
-    that its members wait for is done. Launches stand in an order that obeys `before`.
+    `buckets` are those of copies and collectives; a bucket begins once all that its members wait
+    for is done. `turns` are those of collectives, which go in this order. Launches stand in an
+    order that obeys `before`.
     """
 
     duration_ns: tuple[float, ...]
     before: tuple[tuple[int, ...], ...]
     stream: tuple[StreamKey, ...]
-    comm_bytes: Mapping[int, int] = field(default_factory=dict)
     buckets: Mapping[int, int] = field(default_factory=dict)
+    turns: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +158,20 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     """Return one task per computing launch, and per bucket of the others, in order."""
     chosen = set(launches)
     depth = _depths(work, launches)
-    groups = [[i] for i in launches if work.stream[i].computes] + _buckets(work, launches, depth)
-    copied: dict[tuple[StreamKey, int], list[int]] = {}
-    for i in [i for i in launches if i in work.buckets]:
-        copied.setdefault((work.stream[i], work.buckets[i]), []).append(i)
-    groups += copied.values()
+    groups = [[i] for i in launches if work.stream[i].computes]
+    bound: dict[tuple[StreamKey, int], list[int]] = {}
+    for i in sorted([i for i in launches if i in work.buckets], key=lambda i: work.turns.get(i, 0)):
+        bound.setdefault((work.stream[i], work.buckets[i]), []).append(i)
+    groups += bound.values()
+    meetings = [group for group in bound.values() if group[0] in work.turns]
+    turn = {later[0]: earlier[0] for earlier, later in itertools.pairwise(meetings)}
     # A bucket stands after the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
     tasks: list[_Task] = []
     for index, group in enumerate(groups):
         before = [task_of[p] for i in group for p in work.before[i] if p in chosen]
+        before += [task_of[turn[i]] for i in group if i in turn]
         tasks.append(
             _Task(
                 tuple(group),
@@ -192,28 +194,8 @@ def _depths(work: LaunchWork, launches: Sequence[int]) -> dict[int, int]:
     depth: dict[int, int] = {}
     for i in launches:
         earlier = [p for p in work.before[i] if p in depth]
-        depth[i] = max([depth[p] + (p in work.comm_bytes) for p in earlier], default=0)
+        depth[i] = max([depth[p] + (p in work.turns) for p in earlier], default=0)
     return depth
-
-
-def _buckets(work: LaunchWork, launches: Sequence[int], depth: dict[int, int]) -> list[list[int]]:
-    """Put collectives that become ready one after another together, up to a share of all bytes.
-
-    One that waits for another, however indirectly, never shares a bucket with it.
-    """
-    comm = [i for i in launches if i in work.comm_bytes]
-    apart = {i: (work.stream[i].device, depth[i]) for i in comm}
-    comm.sort(key=lambda i: (apart[i], _position(work, i), i))
-    enough = sum([work.comm_bytes[i] for i in comm]) / MAX_BUCKETS
-    buckets: list[list[int]] = []
-    held = 0
-    for i in comm:
-        if not buckets or held >= enough or apart[buckets[-1][0]] != apart[i]:
-            buckets.append([])
-            held = 0
-        buckets[-1].append(i)
-        held += work.comm_bytes[i]
-    return buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +312,8 @@ def _cut(slots: list[_ScheduledTask]) -> Chains:
         own = on_stream[slot.stream]
         clock = dict(known[own[-1].task]) if own else dict.fromkeys(streams, -1)
         place[slot.task] = here = (slot.stream, len(own))
+        if slot.stream.role is StreamRole.COMM:
+            starts[slot.stream].append(len(own))  # an actor for each bucket, on every rank
         # The last result of each stream first: whoever waits for it has waited for all before.
         for p in sorted(slot.before, key=lambda p: -place[p][1]):
             stream, index = place[p]

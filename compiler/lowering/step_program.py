@@ -139,12 +139,14 @@ def _work(
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
+    meetings = [i for i, draft in enumerate(drafts) if is_comm.get(draft.node.op)]
+    bound = [*meetings, *[i for i, draft in enumerate(drafts) if is_copy(draft.node)]]
     return LaunchWork(
         tuple([draft.info.duration_ns for draft in drafts]),
         tuple([tuple(dict.fromkeys(row)) for row in before]),
         tuple([_stream(graph, draft.node, hardware) for draft in drafts]),
-        {i: size for i, draft in enumerate(drafts) if (size := _comm_bytes(graph, draft.node))},
-        {i: d.node.attrs.int_("bucket") for i, d in enumerate(drafts) if is_copy(d.node)},
+        {i: drafts[i].node.attrs.int_("bucket") for i in bound},
+        {i: drafts[i].node.attrs.int_("order") for i in meetings},
     )
 
 
@@ -153,7 +155,7 @@ def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
     if is_copy(node):
         ends = places(graph)[node.inputs[0]], node.attrs.int_("to")
         return StreamKey(*hardware.copy_stream(*ends))
-    role = StreamRole.COMM if _comm_bytes(graph, node) else StreamRole.COMPUTE
+    role = StreamRole.COMM if is_comm.get(node.op) else StreamRole.COMPUTE
     return StreamKey(node.device, role)
 
 
@@ -187,10 +189,6 @@ def _check_places(graph: Graph, storage: Storage) -> None:
             at = place[value]
             where = "host memory" if at == HOST_SIDE else f"the memory of device {at}"
             raise InternalError(f"{node.op} at {node.source} reads a value in {where}")
-
-
-def _comm_bytes(graph: Graph, node: Node) -> int:
-    return sum([graph.types[v].size_bytes for v in node.inputs]) if is_comm.get(node.op) else 0
 
 
 def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:

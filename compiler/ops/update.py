@@ -12,6 +12,7 @@ from __future__ import annotations
 from compiler.attrs import Attrs
 from compiler.fusion.expressions import Expression
 from compiler.fusion.updates import update_op
+from compiler.graph import Node
 from compiler.ops.signature import Types
 from compiler.registry import OpTypeError
 from compiler.types import DType
@@ -87,6 +88,14 @@ Floats; batch is int64 and counts the batches done. Attrs: every (batches per st
 Overwriting at the first batch, in place of zeros after the last, saves a pass over the sums and
 makes what a cut step left in them harmless.
 """
+
+_COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
+
+
+def is_update(node: Node) -> bool:
+    """Whether a node applies a gradient to a variable; what counts and sums up does not."""
+    return bool(node.writes) and node.op not in _COUNTERS
+
 
 SGD_UPDATE = update_op("sgd_update", "param: float, grad = param, lr = param [] -> param", _sgd)
 """param, grad, lr [] -> param', over param. Floats. Attrs: weight_decay."""

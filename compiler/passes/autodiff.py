@@ -8,8 +8,8 @@ are added where the value was made, in the order in which the walk meets them, s
 deterministic. Then the update rules become update nodes, each on the device of its variable.
 
 A step of several batches divides the objective's own gradient by their number, adds the gradients
-of each up in scratch variables, and updates from those. With several ranks, the gradients that
-updates read pass through an `all_reduce`, once per step.
+of each up in scratch variables, and updates from those. The gradients are those of one rank; what
+other ranks add is the business of `compiler.passes.collectives`.
 
 Guarantees: objective None, updates empty, accumulation None, one write per written variable.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 from compiler.errors import CompileError
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
 from compiler.ops.binary import ADD
-from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.shape import STOP_GRADIENT
 from compiler.ops.slicing import joined_pads
 from compiler.ops.sources import SCRATCH, VARIABLE, scalar
@@ -127,20 +126,19 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
 
 
 def _collect(b: GraphBuilder, variable: Node, grad: ValueId) -> ValueId:
-    """Return the gradient of the whole step: summed over its batches, averaged over the ranks."""
-    if b.accumulation is not None:
-        type_ = b.type_of(grad)
-        total = b.one(
-            VARIABLE,
-            name=f"gradient/{variable.attrs.str_('name')}",
-            dtype=type_.dtype.value,
-            shape=type_.shape,
-            role=SCRATCH,
-            init=(("kind", "zeros"),),
-        )
-        every, batch = b.accumulation.every, b.accumulation.batch
-        grad = b.one(ACCUMULATE, total, grad, batch, every=every)
-        b.writes.append(Write(total, grad))
-    if b.num_ranks > 1:
-        grad = b.one(ALL_REDUCE, grad, num_ranks=b.num_ranks)
+    """Return the gradient of the whole step: summed over its batches."""
+    if b.accumulation is None:
+        return grad
+    type_ = b.type_of(grad)
+    total = b.one(
+        VARIABLE,
+        name=f"gradient/{variable.attrs.str_('name')}",
+        dtype=type_.dtype.value,
+        shape=type_.shape,
+        role=SCRATCH,
+        init=(("kind", "zeros"),),
+    )
+    every, batch = b.accumulation.every, b.accumulation.batch
+    grad = b.one(ACCUMULATE, total, grad, batch, every=every)
+    b.writes.append(Write(total, grad))
     return grad

@@ -12,7 +12,8 @@ anyway, and a broken batch drops its whole step.
 The flag passes from one tensor to the next, first the loss, then the others as they are made.
 The variable `skipped` counts the steps dropped; its value before a step is an output of that step.
 
-It runs after `simplify`, which leaves one learning rate where every update had its own.
+It runs after `simplify`, which leaves one learning rate where every update had its own, and before
+ranks meet, so that all of them decide by the losses and gradients of all.
 
 Guarantees: every update of the optimizer reads the one flag.
 """
@@ -24,15 +25,13 @@ from dataclasses import replace
 from compiler.errors import CompileError
 from compiler.fusion.updates import update
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write
-from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
-from compiler.ops.update import ACCUMULATE, COUNT, INCREMENT
+from compiler.ops.update import ACCUMULATE, COUNT, is_update
 from compiler.options import SKIPPED
 from compiler.types import DType, Phase, ValueId
 
-_COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
 _ZEROS = (("kind", "zeros"),)
 
 
@@ -41,7 +40,7 @@ def run(graph: Graph) -> Graph:
 
     Raises CompileError where an update has no way to be skipped, or a name is taken.
     """
-    updates = [node for node in graph.nodes if _is_update(node)]
+    updates = [node for node in graph.nodes if is_update(node)]
     if not updates:
         return graph
     for node in updates:
@@ -55,7 +54,7 @@ def run(graph: Graph) -> Graph:
             f"the job returns {SKIPPED!r}, which on_nan='skip' returns itself: how many steps were"
             " skipped. Give the job's own another name"
         )
-    others = tuple([node for node in graph.nodes if not _is_update(node)])
+    others = tuple([node for node in graph.nodes if not is_update(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
     with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
         flag = _flag(b, graph, updates)
@@ -64,10 +63,6 @@ def run(graph: Graph) -> Graph:
     b.outputs.append(Output(SKIPPED, counter))
     b.nodes += [replace(node, inputs=(*node.inputs, flag)) for node in updates]
     return b.freeze()
-
-
-def _is_update(node: Node) -> bool:
-    return bool(node.writes) and node.op not in _COUNTERS
 
 
 def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
@@ -96,15 +91,13 @@ def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:
 
 
 def _loss_of_step(b: GraphBuilder, loss: ValueId) -> ValueId:
-    """Return what is finite if the losses of all batches and ranks of a step are."""
+    """Return what is finite if the losses of all batches of a step are."""
     total = next((node for node in b.nodes if node.op is ACCUMULATE), None)
     if total is not None:
         with b.on(b.producer_of(loss).device):
             of_step = _variable(b, "sum/loss", SCRATCH, b.type_of(loss).dtype)
             loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
         b.writes.append(Write(of_step, loss))
-    if b.num_ranks > 1:
-        loss = b.one(ALL_REDUCE, loss, num_ranks=b.num_ranks)
     return loss
 
 

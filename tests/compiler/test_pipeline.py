@@ -11,7 +11,12 @@ from compiler.pipeline import LOWERING_NEEDS, PASSES
 from compiler.rewrites import Pass, check_order
 
 EVERYTHING = CompileOptions(
-    "job", precision="bf16", skips_broken_steps=True, memory_budget=1, devices=("host:0", "sim:0")
+    "job",
+    precision="bf16",
+    skips_broken_steps=True,
+    memory_budget=1,
+    devices=("host:0", "sim:0"),
+    num_ranks=2,
 )
 
 

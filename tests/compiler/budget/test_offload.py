@@ -28,9 +28,10 @@ from compiler.ops.reduce import MEAN
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
+from compiler.passes import collectives
 from compiler.passes.check import check
 from compiler.pipeline import with_choice
-from compiler.placement import HOST_SIDE
+from compiler.placement import HOST_SIDE, Ranks
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.target import Link
@@ -57,7 +58,6 @@ def linked(link=None, matmul_ns=1e6):
 def adam_job(depth=4, every=1, rng=None, ranks=1):
     """A training graph of square layers with AdamW, through all passes; `rng` mixes the layers."""
     b = GraphBuilder()
-    b.num_ranks = ranks
     value = b.one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
     weights = [variable(b, f"w{i}", (WIDTH, WIDTH)) for i in range(depth)]
     for weight in weights:
@@ -69,6 +69,8 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
     graph = b.freeze()
     for step_ in [p for p in pipeline.PASSES if p.is_wanted(CompileOptions("job"))]:
         graph = check(step_.run(graph), step_.name)
+        if step_.name == "simplify":
+            graph = collectives.run(graph, Ranks(ranks))
     return graph
 
 
@@ -314,7 +316,7 @@ def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_who
 def test_gradients_meet_the_other_ranks_before_state_comes_in_for_them(every):
     graph, target = adam_job(6, every, ranks=4), linked(Link(0.1, 0.1, 0.0))
     moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES)
-    plan = planned(moved, target, accumulate=every, num_ranks=4)
+    plan = planned(moved, target, accumulate=every)
     check_races(plan)
     kinds = {actor.kind for actor in plan.actors}
     assert {ActorKind.COMM, ActorKind.COPY} < kinds

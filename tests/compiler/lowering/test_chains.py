@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,6 @@ from hypothesis import strategies as st
 from compiler.errors import InternalError
 from compiler.lowering.chains import (
     COMPUTE,
-    MAX_BUCKETS,
     LaunchWork,
     StreamKey,
     form_chains,
@@ -29,8 +29,9 @@ def message_ns(producer, consumer):
 def works(draw, with_comm=True, num_devices=1):
     """A random DAG of up to 24 launches; each waits for some of the launches before it.
 
-    Each belongs to a device. Some communicate and some copy. Copies that follow each other at once
-    share a bucket, but not where anything communicates: such buckets could wait for each other.
+    Each belongs to a device. Some communicate and some copy. Collectives that do not wait for each
+    other may share a bucket. So do copies that follow each other at once, but not where anything
+    communicates: such buckets could wait for each other.
     """
     count = draw(st.integers(1, 24))
     durations = draw(st.lists(st.sampled_from(DURATIONS), min_size=count, max_size=count))
@@ -38,8 +39,8 @@ def works(draw, with_comm=True, num_devices=1):
         tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else ()
         for i in range(count)
     ]
-    sizes = st.sampled_from((0, 0, 0, 4, 1000) if with_comm else (0,))
-    comm = draw(st.lists(sizes, min_size=count, max_size=count))
+    kinds = st.sampled_from((False, False, False, True, True) if with_comm else (False,))
+    comm = draw(st.lists(kinds, min_size=count, max_size=count))
     ways = st.sampled_from((COMPUTE, COMPUTE, COMPUTE, H2D, D2H) if with_comm else (COMPUTE,))
     streams, buckets, bucket, last = [], {}, 0, None
     for i in range(count):
@@ -50,14 +51,21 @@ def works(draw, with_comm=True, num_devices=1):
         streams.append(way)
         if way.role in (H2D.role, D2H.role):
             buckets[i] = bucket
-    return worked(durations, before, comm, buckets, streams)
+    turns, depths = {}, comm_depths(before, comm)
+    for i in [i for i in range(count) if comm[i]]:
+        last = max(turns, default=None)
+        joins = last is not None and (depths[last], streams[last]) == (depths[i], streams[i])
+        turns[i] = (turns[last][0] if joins and draw(st.booleans()) else len(turns), len(turns))
+    return worked(durations, before, turns, buckets, streams)
 
 
-def worked(durations, before, comm=(), buckets=(), streams=None):
-    """Return work; what has no stream of its own computes, or communicates bytes."""
-    sizes = {i: size for i, size in enumerate(comm) if size}
-    streams = streams or [COMM if i in sizes else COMPUTE for i in range(len(durations))]
-    return LaunchWork(tuple(durations), tuple(before), tuple(streams), sizes, dict(buckets))
+def worked(durations, before, turns=(), buckets=(), streams=None):
+    """Return work; `turns` has bucket and order of collectives. What has no stream computes."""
+    turns = dict(turns)
+    streams = streams or [COMM if i in turns else COMPUTE for i in range(len(durations))]
+    buckets = {**dict(buckets), **{i: bucket for i, (bucket, _) in turns.items()}}
+    orders = {i: order for i, (_, order) in turns.items()}
+    return LaunchWork(tuple(durations), tuple(before), tuple(streams), buckets, orders)
 
 
 def closure(count, pairs):
@@ -72,11 +80,11 @@ def closure(count, pairs):
     return reach
 
 
-def comm_depths(work):
+def comm_depths(before, is_comm):
     """Return, per launch, the most collectives on any way that leads to it."""
     depths = []
-    for row in work.before:
-        depths.append(max([depths[p] + (p in work.comm_bytes) for p in row], default=0))
+    for row in before:
+        depths.append(max([depths[p] + is_comm[p] for p in row], default=0))
     return depths
 
 
@@ -177,38 +185,68 @@ def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
     assert formed.order == ()
 
 
+def meetings(work, streams):
+    """Return the chains of collectives, with their numbers, in order; and all that was formed."""
+    formed = form_chains(work, range(len(work.before)), streams, message_ns)
+    chains = [(c, chain) for c, chain in enumerate(formed.chains) if chain.stream.role is COMM.role]
+    return sorted(chains, key=lambda pair: work.turns[pair[1].launches[0]]), formed
+
+
 @given(works(), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_collectives_make_few_chains_of_members_that_do_not_wait_for_each_other(work, streams):
-    formed = form_chains(work, range(len(work.before)), streams, message_ns)
-    comm = sorted(work.comm_bytes)
-    depths = comm_depths(work)
-    chains = [chain for chain in formed.chains if chain.stream == COMM]
-    assert len(chains) <= MAX_BUCKETS + len({depths[i] for i in comm})
-    assert sorted(i for chain in chains for i in chain.launches) == comm
+def test_buckets_are_the_chains_of_their_stream_in_the_order_of_their_turns(work, streams):
+    chains, formed = meetings(work, streams)
+    buckets = {}
+    for i in sorted(work.turns, key=work.turns.get):
+        buckets.setdefault(work.buckets[i], []).append(i)
+    assert [list(chain.launches) for _, chain in chains] == list(buckets.values())
+    assert [c for c, _ in chains] == sorted([c for c, _ in chains])
+    pairs = {(a, b) for (a, _), (b, _) in pairwise(chains)}
+    assert pairs <= set(formed.order), "nothing holds the order"
 
 
-def test_many_small_collectives_become_at_most_eight_chains():
+@given(works(num_devices=2), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_collectives_of_several_devices_wait_for_their_turns_too(work, streams):
+    chains, formed = meetings(work, streams)
+    reach = closure(len(formed.chains), formed.order)
+    assert all(reach[a][b] for (a, _), (b, _) in pairwise(chains))
+
+
+@given(works(), st.integers(1, 3), st.lists(st.sampled_from(DURATIONS), min_size=24, max_size=24))
+@settings(max_examples=100, deadline=None)
+def test_no_pricing_of_kernels_changes_the_order_of_collectives(work, streams, durations):
+    other = replace(work, duration_ns=tuple(durations[: len(work.before)]))
+    one, two = [[chain.launches for _, chain in meetings(w, streams)[0]] for w in (work, other)]
+    assert one == two
+
+
+def test_buckets_begin_while_what_comes_after_their_last_gradient_is_computed():
     gradients = 64
     work = worked(
         (50_000.0,) * gradients + (10_000.0,) * gradients,
         tuple((i - 1,) if i else () for i in range(gradients)) + tuple((i,) for i in range(64)),
-        (0,) * gradients + (4096,) * gradients,
+        {gradients + i: (i // 8, i) for i in range(gradients)},
     )
-    formed = form_chains(work, range(2 * gradients), 1, message_ns)
-    comm = [chain for chain in formed.chains if chain.stream == COMM]
-    assert [len(chain.launches) for chain in comm] == [8] * MAX_BUCKETS
-    first_gradients = [min(chain.launches) - gradients for chain in comm]
-    assert first_gradients == sorted(first_gradients)
+    chains, formed = meetings(work, 1)
+    assert [len(chain.launches) for _, chain in chains] == [8] * 8
     compute = [chain for chain in formed.chains if chain.stream == COMPUTE]
-    assert comm[0].start_ns < compute[-1].start_ns, "communication waits for all gradients"
+    assert chains[0][1].start_ns < compute[-1].start_ns, "communication waits for all gradients"
 
 
 def test_collectives_without_duration_keep_their_order_on_their_stream():
-    # The first bucket holds 1 and 4, so it stands behind launch 3; 2 waits for 1 alone.
-    work = worked((0.0,) * 5, ((), (0,), (1,), (), (3,)), (0, 1, 100, 0, 1))
-    formed = form_chains(work, range(5), 1, message_ns)
+    # The bucket of 1 and 4 waits for launch 3; 2 waits for 1 alone, and for its turn.
+    turns = {1: (0, 0), 4: (0, 1), 2: (1, 2)}
+    work = worked((0.0,) * 5, ((), (0,), (1,), (), (3,)), turns)
+    chains, formed = meetings(work, 1)
+    assert [chain.launches for _, chain in chains] == [(1, 4), (2,)]
     assert len(play(work, formed)) == 5
+
+
+def test_a_turn_against_what_a_collective_waits_for_is_a_bug():
+    work = worked((1.0,) * 2, ((), (0,)), {0: (1, 1), 1: (0, 0)})
+    with pytest.raises(InternalError, match="wait for each other"):
+        form_chains(work, range(2), 1, message_ns)
 
 
 def test_two_long_branches_run_side_by_side_and_meet_once():
@@ -268,11 +306,11 @@ def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
 
 @given(works(), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_the_copies_of_a_bucket_run_in_one_chain(work, streams):
+def test_what_shares_a_bucket_of_a_stream_runs_in_one_chain(work, streams):
     chain = chain_of(form_chains(work, range(len(work.before)), streams, message_ns))
     of_bucket = {}
     for launch, bucket in work.buckets.items():
-        of_bucket.setdefault(bucket, set()).add(chain[launch])
+        of_bucket.setdefault((work.stream[launch], bucket), set()).add(chain[launch])
     assert all(len(found) == 1 for found in of_bucket.values())
 
 

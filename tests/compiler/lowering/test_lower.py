@@ -15,6 +15,7 @@ from compiler.ops.sources import SCRATCH
 from compiler.ops.update import INCREMENT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph, hash_graph
+from compiler.placement import Ranks
 from compiler.plan import ActorKind, RegisterKind
 from compiler.printer import print_graph, print_plan, summarise
 from compiler.verify import verify_plan
@@ -234,12 +235,14 @@ def test_an_evaluation_is_gates_a_source_a_chain_and_a_sink_at_their_rates(sketc
 
 
 def test_collectives_get_a_stream_and_actors_of_their_own(sketch, fake_target):
-    graph = replace(small_job(sketch), num_ranks=4)
-    plan = compiled(graph, fake_target, num_ranks=4)
+    plan = compile_graph(
+        small_job(sketch), replace(fake_target, ranks=Ranks(4)), CompileOptions("job")
+    )
     comm = [a for a in plan.actors if a.kind is ActorKind.COMM]
     assert [[launch.op for launch in a.launches] for a in comm] == [["all_reduce"]]
     assert [plan.streams[a.stream].name for a in comm] == ["comm"]
     assert plan.option("num_ranks") == 4
+    assert compiled(small_job(type(sketch)()), fake_target).option("num_ranks") == 1
 
 
 def test_plans_with_streams_rates_and_evaluation_are_equal_each_time(sketch, fake_target):

@@ -1,0 +1,218 @@
+"""Buckets of gradients: what is in them, in which order they go, and what that follows from."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from graphs import descend, made_up, variable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.graph import GraphBuilder
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.elementwise import EXP, NEG
+from compiler.ops.matmul import MATMUL
+from compiler.ops.reduce import SUM
+from compiler.ops.shape import COPY, RESHAPE, TRANSPOSE
+from compiler.ops.slicing import CONCAT
+from compiler.ops.sources import INPUT
+from compiler.options import CompileOptions
+from compiler.passes import autodiff, collectives, simplify
+from compiler.passes.check import check
+from compiler.pipeline import compile_graph
+from compiler.placement import ALONE, Ranks
+from compiler.plan import ActorKind
+from compiler.verify import verify_plan
+
+NEAR = Ranks(4, latency_ns=0.0)
+"""Ranks so near each other that no bucket is too small."""
+
+
+def layers(shapes, rng=None):
+    """A training graph: the loss is the sum of products of inputs and weights of some shapes."""
+    b = GraphBuilder()
+    weights, terms = [], []
+    for i, shape in enumerate(shapes):
+        weights.append(variable(b, f"w{i}", shape))
+        x = b.one(INPUT, name=f"x{i}", dtype="float32", shape=shape)
+        made = b.one(MUL, x, weights[-1])
+        op = NEG if rng is None else rng.choice((NEG, EXP))
+        terms.append(b.one(SUM, b.one(op, made), axes=tuple(range(len(shape))), keepdims=False))
+    loss = terms[0]
+    for term in terms[1:]:
+        loss = b.one(ADD, loss, term)
+    descend(b, loss, weights)
+    return b.freeze()
+
+
+def met(graph, ranks):
+    return check(collectives.run(simplify.run(autodiff.run(graph)), ranks), "collectives")
+
+
+def reduced(graph):
+    """Return the all-reduces of a graph with their rows' numbers of elements, in order."""
+    nodes = [node for node in graph.nodes if node.op is ALL_REDUCE]
+    nodes.sort(key=lambda node: node.attrs.int_("order"))
+    return [(node.attrs, graph.types[node.inputs[0]].num_elements) for node in nodes]
+
+
+SHAPES = [(16, 16), (3,), (64, 16), (5, 5), (16,), (32, 32)]
+
+
+def test_one_rank_alone_meets_no_one():
+    graph = simplify.run(autodiff.run(layers(SHAPES)))
+    assert collectives.run(graph) is graph
+    assert collectives.run(graph, ALONE) is graph
+
+
+def test_all_gradients_meet_once_and_updates_read_their_means():
+    graph = met(layers(SHAPES), NEAR)
+    found = reduced(graph)
+    assert sum(size for _, size in found) == sum(int(np.prod(shape)) for shape in SHAPES)
+    assert [attrs.int_("order") for attrs, _ in found] == list(range(len(found)))
+    assert {(attrs.str_("group"), attrs.int_("num_ranks")) for attrs, _ in found} == {("all", 4)}
+
+
+@given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_there_are_no_more_than_nine_buckets(shapes):
+    found = reduced(met(layers(shapes), NEAR))
+    assert 1 <= len(found) <= collectives.MAX_BUCKETS + 1
+
+
+@pytest.mark.parametrize(
+    ("latency_ns", "least"), [(0.0, 0), (1.0, 4 * 12.5), (5.0, 250), (1e9, 1e12)]
+)
+def test_a_bucket_is_no_smaller_than_what_moves_in_the_time_of_its_messages(latency_ns, least):
+    ranks = Ranks(4, 12.5, latency_ns)
+    found = reduced(met(layers(SHAPES * 4), ranks))
+    assert all(size * 4 >= least for _, size in found[:-1])
+    assert (len(found) == 1) == (least > 4 * sum(size for _, size in found) / 2)
+
+
+def test_a_bucket_holds_what_is_made_one_after_the_other():
+    graph = met(layers([(16, 16)] * 16), NEAR)
+    made_by = graph.producers()
+    parts = []
+    for node in graph.nodes:
+        if node.op is CONCAT:
+            parts.append([made_by[graph.nodes[made_by[v]].inputs[0]] for v in node.inputs])
+    assert [len(own) for own in parts] == [2] * 8
+    made = [place for own in parts for place in own]
+    assert made == sorted(made)
+
+
+def test_what_would_leave_others_unaligned_stands_last_in_its_bucket():
+    graph = met(layers([(3,), (16, 16), (5, 5), (16,)]), Ranks(2))
+    (row,) = [node for node in graph.nodes if node.op is CONCAT]
+    sizes = [graph.types[v].size_bytes % collectives.ROW_BYTES for v in row.inputs]
+    assert sizes == sorted(sizes, key=bool)
+    assert sizes.count(0) == 2
+
+
+def test_what_shows_a_gradient_in_another_form_is_no_second_gradient(sketch):
+    b = sketch.b
+    x, w = sketch.input("x", (4, 3)), sketch.variable("w", (3, 4))
+    b.objective = b.one(SUM, b.one(MUL, x, b.one(TRANSPOSE, w, perm=(1, 0))), axes=(0, 1),
+                        keepdims=False)  # fmt: skip
+    descend(b, b.objective, [w])
+    graph = met(b.freeze(), NEAR)
+    (node,) = [node for node in graph.nodes if node.op is ALL_REDUCE]
+    maker = graph.nodes[graph.producers()[node.inputs[0]]]
+    assert maker.op is RESHAPE
+    assert graph.nodes[graph.producers()[maker.inputs[0]]].op is not TRANSPOSE
+
+
+@given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=9), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_ranks_that_read_the_same_batches_train_as_one_does(evaluate_graphs, shapes, seed):
+    """The mean of equal gradients is each of them: the all-reduce becomes a copy."""
+    graph = simplify.run(autodiff.run(layers(shapes)))
+    among = check(collectives.run(graph, NEAR), "collectives")
+    nodes = [replace(n, op=COPY) if n.op is ALL_REDUCE else n for n in among.nodes]
+    rng = np.random.default_rng(seed)
+    feeds = {
+        f"{name}{i}": rng.normal(size=shape).astype(np.float32)
+        for name in "xw"
+        for i, shape in enumerate(shapes)
+    }
+    one = evaluate_graphs(graph, feeds)
+    several = evaluate_graphs(replace(among, nodes=tuple(nodes)), feeds)
+    for name, array in one[1].items():
+        np.testing.assert_array_equal(several[1][name], array)
+
+
+def squares(rng, depth=5):
+    """A training graph of square layers of two widths."""
+    b = GraphBuilder()
+    ends, weights = [], []
+    for name in ("a", "b"):
+        value = b.one(INPUT, name=name, dtype="float32", shape=(8, 8))
+        for i in range(depth):
+            weights.append(variable(b, f"{name}{i}", (8, 8)))
+            value = b.one(rng.choice((NEG, EXP)), b.one(MATMUL, value, weights[-1]))
+        ends.append(value)
+    descend(b, b.one(SUM, b.one(MUL, *ends), axes=(0, 1), keepdims=False), weights)
+    return b.freeze()
+
+
+def priced(seed):
+    """Kernels whose times no two seeds agree on."""
+    rng = Random(seed)
+    hardware = made_up("priced", ("mul", "exp"), lambda call: rng.choice((1e2, 1e4, 5e4, 1e5)))
+    return replace(hardware, ranks=NEAR)
+
+
+def meetings(plan):
+    """Return what a rank does with other ranks: attributes, bytes and members, in order.
+
+    The members of a bucket are the variables whose updates read a part of it, with its offset.
+    """
+    members = {}
+    for actor in plan.actors:
+        for launch in actor.launches:
+            if launch.op == "sgd_update":
+                part = plan.parts[-1 - launch.reads[1]] if launch.reads[1] < 0 else None
+                version = launch.reads[1] if part is None else part.version
+                variable = plan.views[launch.inputs[0]].register
+                place = 0 if part is None else part.offset_bytes
+                members.setdefault(version, []).append((plan.registers[variable].name, place))
+    return [
+        (launch.attrs, plan.views[launch.inputs[0]].type, sorted(members[launch.writes[0]]))
+        for actor in plan.actors
+        if actor.kind is ActorKind.COMM
+        for launch in actor.launches
+    ]
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_hundred_pricings_of_kernels_make_plans_whose_collectives_are_the_same(streams):
+    graph, options = squares(Random(0)), CompileOptions("job", num_streams=streams)
+    plans = [compile_graph(graph, priced(seed), options) for seed in range(100)]
+    first = meetings(plans[0])
+    assert len(first) > 4
+    assert sum(len(members) for *_, members in first) == 10
+    if streams > 1:
+        assert len({len(plan.actors) for plan in plans}) > 1, "the pricings change nothing at all"
+    for plan in plans:
+        assert meetings(plan) == first
+
+
+def comm_actors(plan):
+    return [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_an_edge_keeps_the_order_of_buckets_on_their_stream(streams):
+    options = CompileOptions("job", num_streams=streams)
+    plan = compile_graph(squares(Random(0)), priced(1), options)
+    verify_plan(plan)
+    actors = comm_actors(plan)
+    orders = [dict(launch.attrs)["order"] for actor in actors for launch in actor.launches]
+    assert orders == sorted(orders)
+    for one, other in pairwise(actors):
+        made = {port.register for port in one.outputs}
+        assert made & {port.register for port in other.inputs}, "nothing but luck keeps the order"
