@@ -18,27 +18,27 @@ error from being shown.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, repeat
-from operator import length_hint
 from queue import SimpleQueue
-from threading import RLock, Thread
+from threading import Thread
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeVar
 
+from actors.admission import Admission
 from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
 from actors.failure import Failure, blamed, explain, traced
-from actors.in_flight import NOBODY, InFlight, in_flight, launch_number
+from actors.in_flight import FiringNote, InFlight, Job
+from actors.loop_options import LoopOptions
 from actors.machine import Machine
-from actors.protocol import Chain, Clock, GivesUp
+from actors.protocol import GivesUp
 from actors.table import MachineTable
-from actors.timeline import Timeline
-from actors.transitions import KIND_MASK, Message, State, message, subject_of
-from actors.visit import Rest, Visit
-from actors.worker import Job, Worker
+from actors.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
+from actors.visit import Rest, Visit, Visitors, is_at_rest
+from actors.worker import FiringTimes, Worker
 from compiler.errors import InternalError
 from compiler.plan import PORTED, ActorKind, Plan
 
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
 _COMMAND = -1
 """In the inbox: look at the commands. Messages of the machine are never negative."""
 
-
 Item = TypeVar("Item")
 
 _DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Message.FAILED)
-_UNDER_WAY = (State.FIRING, State.FLUSHING)
 
 
 class Dispatcher:
@@ -61,48 +59,38 @@ class Dispatcher:
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
     what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
     time in launches by actor. `ported` are sources and sinks; `given_up` the sources for which
-    nobody waits any more.
+    nobody waits any more. `post` takes the message that ends a firing, from any thread.
     """
 
-    def __init__(
-        self,
-        bound: BoundPlan,
-        *,
-        clock: Clock,
-        timeline: Timeline | None,
-        prepare_thread: Callable[[], object],
-        initial: Mapping[str, int],
-    ) -> None:
+    def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
         self.plan = bound.plan
-        self.table = _with_threads(bound.plan, MachineTable.of(bound.plan, initial))
+        self.table = _with_threads(bound.plan, MachineTable.of(bound.plan, options.initial))
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
         self.is_closing = False
-        self.busy_ns = [0] * self.table.num_actors
         self.open_ports = dict(bound.ports)
         self._bound = bound
-        self._clock = clock
-        self._timeline = timeline
-        self._prepare = prepare_thread
+        self._prepare = options.prepare_thread
         self._inbox: SimpleQueue[int] = SimpleQueue()
+        self.post = self._inbox.put
         self._commands: deque[Callable[[], object]] = deque()
         self._failures: dict[int, Failure] = {}
         self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
         self.ported = frozenset([a.id for a in self.plan.actors if a.kind in PORTED])
         self._running: set[int] = set()
         self.given_up: set[int] = set()
-        self._visitors: deque[Visit] = deque()
-        self._door = RLock()  # a finalizer may visit from within
-        self._is_shut = False
-        self._is_exhausted = self._is_ending = False
-        self._chains: list[Iterator[Chain]] = [_forever(phases) for phases in bound.chains]
-        self._jobs: dict[int, Iterator[Job]] = {
-            actor: _forever(tuple([(actor, chain) for chain in phases]))
+        self._visitors = Visitors()
+        self.admission = Admission(self.machine, options.window)
+        self.busy_ns = [0] * self.table.num_actors
+        self._times = FiringTimes(options.clock, self.busy_ns, options.timeline)
+        self._num_launches = [1 if a.kind in PORTED else len(a.launches) for a in self.plan.actors]
+        self._note = FiringNote(self._num_launches)
+        self._jobs: list[Iterator[Job]] = [
+            _forever(tuple([(actor, chain) for chain in phases]))
             for actor, phases in enumerate(bound.chains)
-            if self.table.is_detached[actor]
-        }
+        ]
         by_stream: dict[int, list[int]] = {}
-        for actor in self._jobs:
+        for actor in [a for a, is_detached in enumerate(self.table.is_detached) if is_detached]:
             by_stream.setdefault(self.table.streams[actor], []).append(actor)
         self.workers = tuple(
             [self._make_worker(stream, tuple(actors)) for stream, actors in by_stream.items()]
@@ -117,13 +105,10 @@ class Dispatcher:
             self.plan.streams[stream].name,
             actors,
             self.table,
-            busy_ns=self.busy_ns,
+            times=self._times,
+            note=FiringNote(self._num_launches),
+            employer=self,
             prepare=self._prepare if has_compute else _nothing,
-            refuse=lambda error: self.command(partial(self.abort, error)),
-            post=self._inbox.put,
-            report=self._note_failure,
-            clock=self._clock,
-            timeline=self._timeline,
         )
 
     # -- for any thread --------------------------------------------------------------------------
@@ -140,17 +125,13 @@ class Dispatcher:
 
         A failed run is over for visitors when none of its kernels runs any more.
         """
-        with self._door:
-            if not self._is_shut:
-                self._visitors.append(visit)
-                self.command(_nothing)  # it may be waiting
-                return
-        visit.dismiss()
+        self._visitors.admit(visit, lambda: self.command(_nothing))  # it may be waiting
 
     @property
     def is_still(self) -> bool:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
-        return (self.machine.is_halted or self._is_shut) and self._running <= self.ported
+        is_shut = self._visitors.is_shut
+        return (self.machine.is_halted or is_shut) and self._running <= self.ported
 
     def close_port(self, name: str) -> BaseException | None:
         """Close a port unless it was closed before; return what it raised."""
@@ -164,29 +145,21 @@ class Dispatcher:
 
     def in_flight(self, thread: Thread) -> InFlight | None:
         """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
-        return in_flight(thread, Dispatcher._serve.__code__)
+        return self._note.look(thread, Dispatcher._serve.__code__)
 
     def sources_on(self, worker: Worker) -> tuple[str, ...]:
         """Return the names of the sources on a worker's stream; for any thread."""
         return tuple([self.table.names[a] for a in worker.actors if a in self._sources])
 
-    def _note_failure(self, failure: Failure) -> None:
+    def note_failure(self, failure: Failure) -> None:
         """Keep a failure until its message arrives; for any thread."""
         self._failures[failure.actor] = failure
 
+    def refuse(self, error: BaseException) -> None:
+        """Fail the run with what kept a worker from beginning; for any thread."""
+        self.command(partial(self.abort, error))
+
     # -- commands --------------------------------------------------------------------------------
-
-    def admit(self, steps: int) -> None:
-        """Permit more steps of every source; no effect when one has no more data."""
-        if not self._is_exhausted:
-            for source in self.table.sources:
-                self.machine.admit(source, steps * self.table.firings_per_step[source])
-
-    def end_admission(self) -> None:
-        """Let every source end with what is admitted."""
-        self._is_ending = True
-        for source in self.table.sources:
-            self.machine.end_admission(source)
 
     def halt(self) -> None:
         """Run nothing more, not even what was started and has not begun."""
@@ -230,16 +203,17 @@ class Dispatcher:
         self.halt()
         self._close_sources()
 
+    def abort_unless_over(self, error: BaseException) -> None:
+        """Fail the run with an error from outside, unless it has ended or is being closed."""
+        if not (self.is_closing or self.machine.is_finished):
+            self.abort(error)
+
     def forget(self) -> None:
         """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
-        # Shut before the visitors are sent away: one that comes later is dismissed by `visit`.
-        with self._door:
-            self._is_shut = True
-        while self._visitors:
-            self._visitors.popleft().dismiss()
-        self._chains.clear()
+        self._visitors.shut()
         self._jobs.clear()
         self._failures.clear()
+        self._note.clear()
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -266,14 +240,15 @@ class Dispatcher:
             worker.put(None)
 
     def _serve(self) -> None:
-        machine, chains, jobs, inbox = self.machine, self._chains, self._jobs, self._inbox
+        machine, jobs, inbox, running = self.machine, self._jobs, self._inbox, self._running
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
-        outbox, receive = machine.outbox, machine.receive
-        next_fireable, is_quiet, visitors = fireable.popleft, inbox.empty, self._visitors
-        clock, busy_ns, timeline, put = self._clock, self.busy_ns, self._timeline, self._put
+        next_fireable, next_detached = fireable.popleft, detached.popleft
+        outbox, is_quiet, get, put = machine.outbox, inbox.empty, inbox.get, self._put
+        visitors, note = self._visitors.waiting, self._note
+        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
-        # `in_flight` reads actor, chain, launches and since from here. What the loop needs stands
-        # in locals: this is most of what a firing costs beside its launches.
+        # What the loop needs stands in locals, and what happens in every firing calls nothing of
+        # ours but the machine: this is most of what a firing costs beside its launches.
         since = clock()
         while True:
             if visitors:
@@ -284,41 +259,55 @@ class Dispatcher:
             # What another thread has ended is taken before a chain runs here, which may take long:
             # what it makes ready on other streams would wait meanwhile.
             if not is_quiet():
-                self._take(inbox.get())
+                code = get()
+                if code & KIND_MASK == _DONE:
+                    running.remove(code >> KIND_BITS)
+                    outbox.append(code)
+                else:
+                    note.job = None
+                    self._take(code)
                 continue
             while detached:  # other threads get their work before this one is busy with its own
-                actor = detached.popleft()
-                self._running.add(actor)
+                actor = next_detached()
+                running.add(actor)
                 put[actor](next(jobs[actor]))
                 since = clock()
             if fireable:
-                actor = next_fireable()
-                chain = next(chains[actor])
-                launches = iter(chain)
+                job = next(jobs[next_fireable()])
+                actor, chain = job
+                note.since_ns = since
+                note.launches = launches = iter(chain)
+                note.job = job
                 try:
                     for launch in launches:
                         launch()
                 except BaseException as error:
-                    launch_index = launch_number(chain, len(chain) - length_hint(launches) - 1)
+                    launch_index = note.launch()
+                    note.clear()
                     # The traceback keeps this frame, and what it knows, as long as the error lives.
-                    del chain, launches, launch
+                    del job, chain, launches, launch
                     self._fail_firing(actor, launch_index, error)
                     continue
                 before, since = since, clock()
                 busy_ns[actor] += since - before
                 if timeline is not None:
                     timeline.record(actor, machine.firing_index(actor), before, since)
-                receive(done[actor])
+                outbox.append(done[actor])
             elif flushing:
                 self._prepare_flush(flushing.popleft())
-            elif self._is_over():
+            elif (machine.is_halted or not machine.num_open) and self._is_over():
                 return
             else:
-                self._check_progress()
-                actor = NOBODY
-                code = inbox.get()
+                if self.admission.is_over:
+                    self._check_progress()
+                note.job = None
+                code = get()
                 since = clock()
-                self._take(code)
+                if code & KIND_MASK == _DONE:
+                    running.remove(code >> KIND_BITS)
+                    outbox.append(code)
+                else:
+                    self._take(code)
 
     def _take(self, code: int) -> None:
         """Take what came through the inbox."""
@@ -332,33 +321,17 @@ class Dispatcher:
 
     def _receive_visitors(self) -> None:
         """Make the visits that can be made now; in a failed run, let those go that never can."""
-        visitors = self._visitors
-        for _ in range(len(visitors)):
-            visit = visitors[0]
-            if not self.machine.is_halted and self._is_at_rest(visit.rest):
-                self._bound.synchronize()
-                visit.make()
-            elif self.machine.is_halted and self.is_still:
-                visit.dismiss()
-            else:
-                visitors.rotate(-1)
-                continue
-            visitors.popleft()
-
-    def _is_at_rest(self, rest: Rest) -> bool:
-        """Whether a visit can be made; what was started and not handed over does not run."""
         machine = self.machine
-        if not self._running.isdisjoint(rest.still):
+        if machine.outbox:
+            # The end of a firing, and not yet what it leads to: that might start the next step.
+            machine.receive(machine.outbox.pop(0))
+        is_over = machine.is_halted and self.is_still
+        self._visitors.receive(self._can_visit, is_over=is_over)
+
+    def _can_visit(self, rest: Rest) -> bool:
+        if self.machine.is_halted or not is_at_rest(self.machine, self._running, rest):
             return False
-        for group in rest.rounds:
-            ended = [
-                (machine.firing_index(a) + 1 - (machine.state(a) in _UNDER_WAY), count)
-                for a, count in group
-            ]
-            firings, count = ended[0]
-            rounds = firings // count
-            if any([firings != rounds * count for firings, count in ended]):
-                return False
+        self._bound.synchronize()
         return True
 
     def _receive(self, code: int) -> None:
@@ -366,7 +339,7 @@ class Dispatcher:
         self.machine.receive(code)
         kind = code & KIND_MASK
         if kind == _EXHAUSTED:
-            self._end_other_sources(subject_of(code))
+            self.admission.end_with(subject_of(code))
         elif kind == _FAILED:
             self.halt()
             self._explain(traced(self._failures.pop(subject_of(code))))
@@ -379,7 +352,7 @@ class Dispatcher:
 
     def _check_progress(self) -> None:
         """Raise rather than wait for a message that nobody can send any more."""
-        if self._is_ending and not self._running and self._inbox.empty():
+        if self.admission.is_over and not self._running and self._inbox.empty():
             raise InternalError("the plan cannot finish: " + self.machine.stall())
 
     def _explain(self, failure: Failure) -> None:
@@ -394,14 +367,6 @@ class Dispatcher:
         elif failure.actor not in self._sources:
             self.failure.add_note(f"at the same time {explain(self.plan, failure, ())}")
 
-    def _end_other_sources(self, exhausted: int) -> None:
-        """Let the other sources come as far as the one that has no more data, and no farther."""
-        self._is_exhausted = self._is_ending = True
-        per_step = self.table.firings_per_step
-        steps = -(-(self.machine.firing_index(exhausted) + 1) // per_step[exhausted])
-        for source in self.table.sources:
-            self.machine.end_admission(source, limit=steps * per_step[source])
-
     def _prepare_flush(self, actor: int) -> None:
         """Bind the last firing of an actor and let it run like any other."""
         machine = self.machine
@@ -410,19 +375,16 @@ class Dispatcher:
             chain = self._bound.bind_flush(actor, firing, tokens)
         except Exception as error:
             chain = (partial(_raise, error),)
-        if self.table.is_detached[actor]:
-            self._jobs[actor] = repeat((actor, chain))
-            machine.detached.append(actor)
-        else:
-            self._chains[actor] = repeat(chain)
-            machine.fireable.append(actor)
+        self._jobs[actor] = repeat((actor, chain))
+        is_detached = self.table.is_detached[actor]
+        (machine.detached if is_detached else machine.fireable).append(actor)
 
-    def _fail_firing(self, actor: int, launch: int, error: BaseException) -> None:
+    def _fail_firing(self, actor: int, launch: int | None, error: BaseException) -> None:
         """Report what an inline chain raised."""
         if self.table.admission[actor] is not None and isinstance(error, SourceExhausted):
             self._receive(message(Message.EXHAUSTED, actor))
             return
-        self._note_failure(Failure(actor, self.machine.firing_index(actor), launch, error))
+        self.note_failure(Failure(actor, self.machine.firing_index(actor), launch, error))
         self._receive(message(Message.FAILED, actor))
 
     def _close_sources(self) -> None:

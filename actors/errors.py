@@ -13,7 +13,8 @@ class ActorFailed(ActorflowError):
     """A launch raised. `__cause__` is the original exception with its own traceback.
 
     The message names actor, launch, firing and the user's line; `story` holds the last rows of what
-    happened to this actor.
+    happened to this actor. `launch` is None where a device that runs a chain as a whole cannot tell
+    which of its launches it was; `op` and `source` name what it can have been then.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class ActorFailed(ActorflowError):
         scope: str,
         source: str,
         firing: int,
-        launch: int,
+        launch: int | None,
         story: tuple[str, ...],
     ) -> None:
         super().__init__(message)

@@ -11,14 +11,17 @@ from actors.device.protocol import DeviceFailure
 from actors.errors import ActorFailed
 from compiler.plan import PORTED, Actor, Plan
 
+_NAMED = 4
+"""How many ops, and lines, stand for a launch that can be any of a chain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Which launch of which firing raised what."""
+    """Which launch of which firing raised what; `launch` is None where that is unknown."""
 
     actor: int
     firing: int
-    launch: int
+    launch: int | None
     error: BaseException
 
 
@@ -53,18 +56,40 @@ class LaunchPlace:
         )
 
 
-def place_of(plan: Plan, actor: int, launch: int) -> LaunchPlace:
-    """Return the place of a launch; a source or sink has its port in place of launches."""
+def place_of(plan: Plan, actor: int, launch: int | None) -> LaunchPlace:
+    """Return the place of a launch; a source or sink has its port in place of launches.
+
+    Of an unknown launch (None), the ops and lines of all that it can be.
+    """
     entry = plan.actors[actor]
     if entry.kind in PORTED:
         kind = entry.kind.value
         return LaunchPlace(f"its {kind} port", kind, "", _line(plan, entry))
-    if launch >= len(entry.launches):
+    if launch is None and entry.launches:
+        return _one_of(plan, entry)
+    if launch is None or launch >= len(entry.launches):
         return LaunchPlace("its chain", entry.kind.value, "", _line(plan, entry))
     planned = entry.launches[launch]
     op = " + ".join(planned.made_of)
     what = f"launch {launch + 1} of {len(entry.launches)}, op {op!r}"
     return LaunchPlace(what, op, planned.scope, str(plan.sources[planned.source]))
+
+
+def _one_of(plan: Plan, actor: Actor) -> LaunchPlace:
+    """Return the place of some launch of an actor."""
+    launches = actor.launches
+    ops = _some([op for launch in launches for op in launch.made_of])
+    lines = _some([str(plan.sources[launch.source]) for launch in launches])
+    scopes = list(dict.fromkeys([launch.scope for launch in launches]))
+    what = f"one of its {len(launches)} launches, ops {ops},"
+    return LaunchPlace(what, ops, scopes[0] if len(scopes) == 1 else "", lines)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first of some names in words."""
+    known = list(dict.fromkeys([name for name in names if name]))
+    more = ", ..." if len(known) > _NAMED else ""
+    return ", ".join(known[:_NAMED]) + more
 
 
 def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:

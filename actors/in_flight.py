@@ -1,25 +1,25 @@
-"""What a thread of the loop is running at this moment, read from its frames.
+"""What a thread of the loop is running at this moment, as the thread itself noted it.
 
-The loop notes nothing for this, so it costs nothing until somebody asks, which is when a run
-stalls. A frame shows its locals on demand (`sys._current_frames`); the two functions that run
-chains keep theirs under the same names: `actor` (`NOBODY` while they wait), `chain`, `launches`
-(the iterator over it) and `since`.
+A thread that runs chains has one `FiringNote` and writes in it, once per firing, references that it
+has anyway; that is all that being watched costs until somebody asks, which is when a run stalls or
+a launch fails. Frames of the thread are read only for the calls of user code below a chain, never
+for what the loop itself knows.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
-from actors.protocol import Chain
+from actors.protocol import Chain, Launch
 
-NOBODY = -1
-"""The actor of a thread that waits."""
+Job = tuple[int, Chain]
+"""An actor with the chain of one of its phases; built once per run, not per firing."""
 
 _INNERMOST = 8
 _LIBRARIES = (str(Path(threading.__file__).parent), "<frozen ")
@@ -29,12 +29,13 @@ _LIBRARIES = (str(Path(threading.__file__).parent), "<frozen ")
 class InFlight:
     """A launch that is running.
 
-    `since_ns` is when its chain began, on the loop's clock. `stack` are the innermost calls of the
-    thread below the chain, as "file:line in function", innermost first; a launch in C has none.
+    `launch` is its number in the plan's chain, None where the chain does not tell. `since_ns` is
+    when its chain began, on the loop's clock. `stack` are the innermost calls of the thread below
+    the chain, as "file:line in function", innermost first; a launch in C has none.
     """
 
     actor: int
-    launch: int
+    launch: int | None
     since_ns: int
     stack: tuple[str, ...]
 
@@ -45,40 +46,66 @@ class InFlight:
         return (*own, *self.stack, "")[0]
 
 
-def in_flight(thread: threading.Thread, code: CodeType) -> InFlight | None:
-    """Return what a thread runs inside the function with this code; None when it runs nothing.
+class FiringNote:
+    """What a thread runs: `job` (None while it waits), `launches` (the iterator over its chain).
 
-    The thread goes on meanwhile: the answer is exact for one that is stuck.
+    Its thread writes the attributes; `since_ns` is when the chain began. Any thread may look.
+
+    Args:
+        num_launches: by actor, as many as a chain of the plan has; 1 for a port.
     """
+
+    __slots__ = ("_num_launches", "job", "launches", "since_ns")
+
+    def __init__(self, num_launches: Sequence[int]) -> None:
+        self._num_launches = num_launches
+        self.job: Job | None = None
+        self.launches: Iterator[Launch] | None = None
+        self.since_ns = 0
+
+    def clear(self) -> None:
+        """Note that nothing runs, and let go of the chain."""
+        self.job = self.launches = None
+
+    def launch(self) -> int | None:
+        """Return the number of the launch that runs or has failed, or None where it is unknown."""
+        job, launches = self.job, self.launches
+        if job is None or launches is None:
+            return None
+        actor, chain = job
+        item = max(0, len(chain) - length_hint(launches) - 1)
+        return launch_number(chain, item, self._num_launches[actor])
+
+    def look(self, thread: threading.Thread, code: CodeType) -> InFlight | None:
+        """Return what the thread runs, with its calls below the function with this code, or None.
+
+        The thread goes on meanwhile: the answer is exact for one that is stuck.
+        """
+        job = self.job
+        if job is None:
+            return None
+        return InFlight(job[0], self.launch(), self.since_ns, _calls_below(thread, code))
+
+
+def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
+    """Return the innermost calls of a thread down to a function; () where it is not in it."""
     frame = sys._current_frames().get(thread.ident or 0)
-    stack: list[str] = []
+    calls: list[str] = []
     while frame is not None and frame.f_code is not code:
-        stack.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
-    if frame is None:
-        return None
-    actor, chain, launches, since_ns = _locals(frame, "actor", "chain", "launches", "since")
-    if actor is None or actor == NOBODY or chain is None or launches is None:
-        return None
-    launch = launch_number(chain, max(0, len(chain) - length_hint(launches) - 1))
-    return InFlight(actor, launch, since_ns, tuple(stack[:_INNERMOST]))
+    return () if frame is None else tuple(calls[:_INNERMOST])
 
 
-def _locals(frame: FrameType, *names: str) -> list[Any]:
-    values = frame.f_locals
-    found = [values.get(name) for name in names]
-    if isinstance(values, dict):
-        # Before Python 3.13 this is a copy that lives as long as the frame, and so would the arrays
-        # of a chain.
-        values.clear()
-    return found
-
-
-def launch_number(chain: Chain, item: int) -> int:
+def launch_number(chain: Chain, item: int, num_launches: int) -> int | None:
     """Return the number in the plan of the launch that runs, or failed, in an item of a chain.
 
-    A loader may join neighbouring launches: what it makes of them says how many they are
-    (`num_launches`) and which one runs (`running`). O(items); only failures and stalls ask.
+    A device may make one item of several launches: it says how many they are (`num_launches`) and
+    which one runs (`running`). None where items do not account for all launches of the plan, or the
+    one that runs does not know. O(items); only failures and stalls ask.
     """
-    before = sum([getattr(launch, "num_launches", 1) for launch in chain[:item]])
-    return before + (getattr(chain[item], "running", 0) if item < len(chain) else 0)
+    counts = [getattr(launch, "num_launches", 1) for launch in chain]
+    if sum(counts) != num_launches or item >= len(chain):
+        return None
+    running: int | None = getattr(chain[item], "running", 0)
+    return None if running is None else sum(counts[:item]) + running

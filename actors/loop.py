@@ -9,40 +9,30 @@ user code; a thread cannot be killed, so it is waited for a short while and then
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from actors.dispatch import Dispatcher
 from actors.errors import ForkedRun
-from actors.protocol import Clock
+from actors.loop_options import LoopOptions
 from actors.stall import Situation
 from actors.statistics import Statistics, collect
-from actors.timeline import Timeline
 from actors.visit import Visit
-from actors.watchdog import MESSAGES_TOLD, Watch, Watchdog
+from actors.watchdog import MESSAGES_TOLD, Watchdog
 from actors.worker import Worker
 from compiler.errors import ActorflowError, DeviceError
 
 if TYPE_CHECKING:
     from actors.bound import BoundPlan
 
-_report = logging.getLogger("actorflow").warning
-
-
 _GIVEN_UP_TIMEOUT_S = 0.5
 """How long `close` waits for sources that were given up: they had their time before."""
 
-_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
-
-
-def _nothing() -> None:
-    """Prepare nothing."""
+_AS_THEY_ARE = LoopOptions()
 
 
 class Loop:
@@ -50,58 +40,28 @@ class Loop:
 
     Args:
         bound: What to run; it must outlive the loop and serve one loop at a time.
-        timeline: Where to record firings, or None.
-        clock: Nanoseconds; for statistics and timeline only.
-        on_finished: Called once on the dispatcher's thread when the run is over in any way, before
-            `wait` returns. What it raises becomes the failure of a run that had none. After a
-            failure or `close` a source may still be running.
-        prepare_thread: Called once on every thread that runs kernels, before its first launch; what
-            it raises fails the run. The threads of sources and sinks are the user's.
-        initial: Tokens that control registers hold before the first firing, by name.
-        watch: How to report that the run stands still, or None.
-        join_timeout_s: How long `close` waits for a port to let go of its thread.
-        source_timeout_s: How long `close` waits for sources, instead.
-        report: Receives a text for every source's thread that `close` leaves behind, and for every
-            stall; by default a warning in the log "actorflow".
+        options: How to run it, and who hears of it.
     """
 
-    def __init__(
-        self,
-        bound: BoundPlan,
-        *,
-        timeline: Timeline | None = None,
-        clock: Clock = time.perf_counter_ns,
-        on_finished: Callable[[], object] | None = None,
-        prepare_thread: Callable[[], object] = _nothing,
-        initial: Mapping[str, int] = _NO_TOKENS,
-        watch: Watch | None = None,
-        join_timeout_s: float = 10.0,
-        source_timeout_s: float = 2.0,
-        report: Callable[[str], object] = _report,
-    ) -> None:
-        self._dispatcher = Dispatcher(
-            bound, clock=clock, timeline=timeline, prepare_thread=prepare_thread, initial=initial
-        )
-        self._clock = clock
-        self._on_finished = on_finished
-        self._join_timeout_s = join_timeout_s
-        self._source_timeout_s = source_timeout_s
-        self._report = report
+    def __init__(self, bound: BoundPlan, options: LoopOptions = _AS_THEY_ARE) -> None:
+        self._dispatcher = Dispatcher(bound, options)
+        self._options = options
+        self._clock = options.clock
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._is_started = self._is_ended = self._is_closed = self._is_joined = False
         self._start_ns = self._end_ns = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
-        self._watch = watch or Watch(0)
         self._watchdog: Watchdog | None = None
-        if self._watch.seconds > 0:
+        watch = options.watch
+        if watch is not None and watch.seconds > 0:
             self._watchdog = Watchdog(
-                self._watch,
+                watch,
                 progress=self._progress,
                 examine=self._examine,
                 wait=self._over.wait,
-                report=report,
+                report=options.report,
             )
 
     def start(self) -> None:
@@ -161,7 +121,21 @@ class Loop:
         with self._lock:
             if self._is_ended or self._is_closed:
                 raise RuntimeError("steps were admitted after the end of the run was asked for")
-            self._dispatcher.command(partial(self._dispatcher.admit, steps))
+            self._dispatcher.command(partial(self._dispatcher.admission.ask, steps))
+
+    def grant(self, steps: int, *, is_last: bool = False) -> None:
+        """Permit a run with a window to begin so many steps in all; with `is_last`, never any more.
+
+        For a coordinator of several ranks. Steps are begun when they are both admitted and granted;
+        grants only grow, so that they may come twice and late. No effect without a window, but for
+        `is_last`: then the run finishes cleanly with that step, or where it is beyond it already.
+        Raises ValueError for less than none.
+        """
+        self.check_process()
+        if steps < 0:
+            raise ValueError(f"expected to grant 0 steps or more in all, got {steps}")
+        grant = partial(self._dispatcher.admission.grant, steps, is_last=is_last)
+        self._dispatcher.command(grant)
 
     def end(self) -> None:
         """Let the run finish cleanly with the steps that are admitted. Idempotent."""
@@ -169,7 +143,17 @@ class Loop:
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
-                self._dispatcher.command(self._dispatcher.end_admission)
+                self._dispatcher.command(self._dispatcher.admission.end)
+
+    def abort(self, error: BaseException) -> None:
+        """End the run with an error, in whatever state it is, as if a launch had raised it.
+
+        What runs finishes, nothing more starts, sources are not waited for, and `wait` raises the
+        error. The first one counts, whether it came from here or from a launch. No effect on a run
+        that is over or closed. Takes no lock, so a signal handler may call it.
+        """
+        self.check_process()
+        self._dispatcher.command(partial(self._dispatcher.abort_unless_over, error))
 
     def give_up_sources(self) -> None:
         """Let the run finish cleanly although sources block: as if they had no more data.
@@ -320,8 +304,8 @@ class Loop:
         dispatcher = self._dispatcher
         dispatcher.run()
         try:
-            if self._on_finished is not None:
-                self._on_finished()
+            if self._options.on_finished is not None:
+                self._options.on_finished()
         except BaseException as error:
             if dispatcher.failure is None:
                 dispatcher.failure = error
@@ -333,7 +317,7 @@ class Loop:
         watchdog = self._watchdog
         is_here = watchdog is None or watchdog.thread is threading.current_thread()
         if watchdog is not None and _is_started(watchdog.thread) and not is_here:
-            watchdog.thread.join(self._join_timeout_s)
+            watchdog.thread.join(self._options.join_timeout_s)
 
     def _join(self) -> None:
         here = threading.current_thread()
@@ -344,21 +328,23 @@ class Loop:
         ]
         sources = [w for w in workers if self._dispatcher.sources_on(w)]
         given_up = [w for w in sources if self._dispatcher.given_up.issuperset(w.actors)]
-        alive = _still_alive([w for w in sources if w not in given_up], self._source_timeout_s)
-        alive += _still_alive(given_up, min(_GIVEN_UP_TIMEOUT_S, self._source_timeout_s))
+        timeout_s = self._options.source_timeout_s
+        alive = _still_alive([w for w in sources if w not in given_up], timeout_s)
+        alive += _still_alive(given_up, min(_GIVEN_UP_TIMEOUT_S, timeout_s))
         for worker in alive:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
             names = ", ".join([repr(name) for name in self._dispatcher.sources_on(worker)])
-            self._report(
+            self._options.report(
                 f"the data source {names} is still blocked in its __next__; its thread is"
                 " left behind"
             )
         others = [w for w in workers if not self._dispatcher.sources_on(w)]
-        stuck = [w.name for w in _still_alive(others, self._join_timeout_s)]
+        timeout_s = self._options.join_timeout_s
+        stuck = [w.name for w in _still_alive(others, timeout_s)]
         if stuck:
             raise ActorflowError(
-                f"the threads of {stuck} did not end within {self._join_timeout_s} s after close; a"
+                f"the threads of {stuck} did not end within {timeout_s} s after close; a"
                 " port's close must make a launch that blocks return or raise, and a kernel must"
                 " return"
             )

@@ -68,15 +68,16 @@ class Machine:
     started, and reports each firing with one message: DONE, FAILED or EXHAUSTED. An actor that has
     all it needs in initial tokens starts when the machine is made.
 
+    `num_open` actors have not ended; `is_halted` says that one failed, or that `halt` was called.
     `start_causes[code]` counts the firings that message `code` started: it brought the last thing
     missing. It serves statistics (see `causes`); nothing else reads it.
     """
 
     __slots__ = (
-        "_firings", "_flush_tokens", "_has_end", "_is_ended", "_is_halted", "_level", "_limit",
-        "_note", "_num_open", "_owner", "_posts", "_refill", "_ring", "_send", "_slow", "_start_in",
-        "_state", "_takes", "_unmet", "_wiring", "detached", "fireable", "flushing", "outbox",
-        "start_causes", "table",
+        "_firings", "_flush_tokens", "_has_end", "_is_ended", "_level", "_limit",
+        "_note", "_owner", "_posts", "_refill", "_ring", "_send", "_slow", "_start_in",
+        "_state", "_takes", "_unmet", "_wiring", "detached", "fireable", "flushing", "is_halted",
+        "num_open", "outbox", "start_causes", "table",
     )  # fmt: skip
 
     def __init__(self, table: MachineTable) -> None:
@@ -108,8 +109,8 @@ class Machine:
         self._has_end = [False] * num_actors
         self._is_ended = [False] * len(table.edges)
         self._flush_tokens: list[tuple[int, ...]] = [()] * num_actors
-        self._num_open = num_actors
-        self._is_halted = False
+        self.num_open = num_actors
+        self.is_halted = False
         self.start_causes = [0] * len(self._level)
         self._slow = {
             REACTION_CODES[Reaction.ILLEGAL]: self._reject,
@@ -162,20 +163,15 @@ class Machine:
 
     def halt(self) -> None:
         """Start nothing more. What runs may finish, and messages may still be delivered."""
-        if not self._is_halted:
-            self._is_halted = True
+        if not self.is_halted:
+            self.is_halted = True
             # In place: `deliver`, which may be under way, has the list.
             self._unmet[:] = [unmet + 1 for unmet in self._unmet]
 
     @property
     def is_finished(self) -> bool:
         """Whether every actor has ended and every slot is home."""
-        return not self._num_open
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether an actor failed or the machine was halted."""
-        return self._is_halted
+        return not self.num_open
 
     @property
     def is_quiescent(self) -> bool:
@@ -382,7 +378,7 @@ class Machine:
 
     def _close(self, actor: int) -> None:
         """Leave the ordinary life if an ended input holds less than a firing needs."""
-        if self._is_halted or not any(
+        if self.is_halted or not any(
             self._is_ended[e] and self._level[message(Message.READY, e)] < 0
             for e in self.table.all_inputs(actor)
         ):
@@ -421,7 +417,7 @@ class Machine:
         levels, edges = self._level, self.table.edges
         codes = [message(Message.READY, e) for e in self.table.inputs[actor]]
         if (
-            self._is_halted
+            self.is_halted
             or any(levels[c] < 0 and not self._is_ended[subject_of(c)] for c in codes)
             or any(levels[message(Message.FREE, e)] < 0 for e in self.table.outputs[actor])
         ):
@@ -485,7 +481,7 @@ class Machine:
             self._level[code] == self._limit[code] for code in homes
         ):
             self._state[actor] = _ENDED
-            self._num_open -= 1
+            self.num_open -= 1
 
     def _fail(self, actor: int, code: int) -> None:
         self._note(code)
@@ -503,5 +499,5 @@ class Machine:
         moving = Counter(chain(self.outbox, in_transit))
         check_edges(self.table, self._level, self._state, self._flush_tokens, moving)
         check_actors(
-            self.table, self._level, self._state, self._unmet, self._num_open, self._is_halted
+            self.table, self._level, self._state, self._unmet, self.num_open, self.is_halted
         )

@@ -14,8 +14,14 @@ is made nevertheless, if what must come to rest does so without that listener.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+
+from actors.machine import Machine
+from actors.transitions import State
+
+_UNDER_WAY = (State.FIRING, State.FLUSHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +70,58 @@ class Visit:
         if self._error is not None:
             raise self._error
         return self._is_made
+
+
+def is_at_rest(machine: Machine, running: Set[int], rest: Rest) -> bool:
+    """Whether a visit can be made; what was started and not handed over does not run."""
+    if not running.isdisjoint(rest.still):
+        return False
+    for group in rest.rounds:
+        ended = [
+            (machine.firing_index(a) + 1 - (machine.state(a) in _UNDER_WAY), count)
+            for a, count in group
+        ]
+        firings, count = ended[0]
+        rounds = firings // count
+        if any([firings != rounds * count for firings, count in ended]):
+            return False
+    return True
+
+
+class Visitors:
+    """Those who wait for a visit to one run. `waiting` is empty or not: the dispatcher looks."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Visit] = deque()
+        self._door = threading.RLock()  # a finalizer may visit from within
+        self.is_shut = False
+
+    def admit(self, visit: Visit, wake: Callable[[], object]) -> None:
+        """Let a visit wait and wake the dispatcher, or dismiss it when nobody comes; any thread."""
+        with self._door:
+            if not self.is_shut:
+                self.waiting.append(visit)
+                wake()
+                return
+        visit.dismiss()
+
+    def shut(self) -> None:
+        """Dismiss those who wait, and everybody who comes later."""
+        # Shut before they are sent away: one that comes later is dismissed by `admit`.
+        with self._door:
+            self.is_shut = True
+        while self.waiting:
+            self.waiting.popleft().dismiss()
+
+    def receive(self, can_make: Callable[[Rest], bool], *, is_over: bool) -> None:
+        """Make the visits that can be made now; when the run is over, dismiss the others."""
+        for _ in range(len(self.waiting)):
+            visit = self.waiting[0]
+            if can_make(visit.rest):
+                visit.make()
+            elif is_over:
+                visit.dismiss()
+            else:
+                self.waiting.rotate(-1)
+                continue
+            self.waiting.popleft()

@@ -8,19 +8,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from operator import length_hint
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from actors.errors import SourceExhausted
 from actors.failure import Failure
-from actors.in_flight import NOBODY, InFlight, in_flight, launch_number
-from actors.protocol import Chain, Clock, Launch
+from actors.in_flight import FiringNote, InFlight, Job
+from actors.protocol import Clock, Launch
 from actors.table import MachineTable
 from actors.timeline import Timeline
 from actors.transitions import Message, message
 
-Job = tuple[int, Chain]
-"""An actor with the chain of one of its phases; built once per run, not per firing."""
+
+@dataclass(frozen=True, slots=True)
+class FiringTimes:
+    """Where the threads of a run note how long firings take.
+
+    `clock` gives nanoseconds; `busy_ns` is the time in launches by actor, to which only the thread
+    of an actor adds; `timeline` records firings, unless it is None.
+    """
+
+    clock: Clock
+    busy_ns: list[int]
+    timeline: Timeline | None
+
+
+class Employer(Protocol):
+    """Who hears from a worker, on the worker's thread."""
+
+    @property
+    def post(self) -> Callable[[int], object]:
+        """Takes the message that ends a firing."""
+
+    def note_failure(self, failure: Failure) -> None:
+        """Take a failure, before its message."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Take what kept the thread from beginning; it runs no job."""
 
 
 class Worker:
@@ -33,13 +58,10 @@ class Worker:
         name: of the stream.
         actors: those of the stream.
         table: says which actors are sources.
-        busy_ns: by actor; the time in launches is added to the entries of its own.
+        times: where firings are timed.
+        note: where the thread says what it runs.
+        employer: hears how firings end.
         prepare: called once on the thread before its first job.
-        refuse: takes what `prepare` raised; no job is run then.
-        post: takes the message that ends a firing.
-        report: takes a failure, before its message.
-        clock: nanoseconds.
-        timeline: where firings are recorded, or None.
     """
 
     def __init__(
@@ -48,26 +70,20 @@ class Worker:
         actors: tuple[int, ...],
         table: MachineTable,
         *,
-        busy_ns: list[int],
+        times: FiringTimes,
+        note: FiringNote,
+        employer: Employer,
         prepare: Callable[[], object],
-        refuse: Callable[[BaseException], object],
-        post: Callable[[int], object],
-        report: Callable[[Failure], object],
-        clock: Clock,
-        timeline: Timeline | None,
     ) -> None:
         self.name = name
         self.actors = actors
         self.firings = [0] * table.num_actors
         self.num_waits = 0
         self._table = table
-        self._busy_ns = busy_ns
+        self._times = times
+        self._note = note
+        self._employer = employer
         self._prepare = prepare
-        self._refuse = refuse
-        self._post = post
-        self._report = report
-        self._clock = clock
-        self._timeline = timeline
         self._mailbox: SimpleQueue[Job | None] = SimpleQueue()
         self.put = self._mailbox.put
         self.thread = threading.Thread(target=self._run, name=f"actorflow-{name}", daemon=True)
@@ -88,52 +104,51 @@ class Worker:
 
     def in_flight(self) -> InFlight | None:
         """Return what the thread is running, or None while it waits. Callable from any thread."""
-        return in_flight(self.thread, Worker._serve.__code__)
+        return self._note.look(self.thread, Worker._serve.__code__)
 
     def _run(self) -> None:
         try:
             self._prepare()
         except BaseException as error:
-            self._refuse(error)
+            self._employer.refuse(error)
         else:
             self._serve()
 
     def _serve(self) -> None:
-        get, is_idle, clock, post = self._mailbox.get, self._mailbox.empty, self._clock, self._post
-        busy_ns, firings, timeline = self._busy_ns, self.firings, self._timeline
+        get, is_idle, post = self._mailbox.get, self._mailbox.empty, self._employer.post
+        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
+        firings, note = self.firings, self._note
         done = [message(Message.DONE, actor) for actor in range(len(firings))]
         launch: Launch | None = None
         while True:
-            # `in_flight` reads actor, chain, launches and since from here.
-            actor = NOBODY
             if is_idle():
                 self.num_waits += 1
             job = get()
             if job is None:
                 return
-            since = clock()
+            note.since_ns = since = clock()
             actor, chain = job
-            launches = iter(chain)
+            note.launches = launches = iter(chain)
+            note.job = job  # last: whoever looks finds the rest
             code = done[actor]
             try:
                 for launch in launches:
                     launch()
             except BaseException as error:
-                code = self._fail(
-                    error, actor, launch_number(chain, len(chain) - length_hint(launches) - 1)
-                )
+                code = self._fail(error, actor, note.launch())
             after = clock()
             busy_ns[actor] += after - since
             if timeline is not None:
                 timeline.record(actor, firings[actor], since, after)
             firings[actor] += 1
             # Arrays must not live on while the thread waits, nor in the traceback of an error.
+            note.job = note.launches = None
             del job, chain, launches
             launch = None
             post(code)  # last: the firing counts as over as soon as the dispatcher reads it
 
-    def _fail(self, error: BaseException, actor: int, launch: int) -> int:
+    def _fail(self, error: BaseException, actor: int, launch: int | None) -> int:
         if self._table.admission[actor] is not None and isinstance(error, SourceExhausted):
             return message(Message.EXHAUSTED, actor)
-        self._report(Failure(actor, self.firings[actor], launch, error))
+        self._employer.note_failure(Failure(actor, self.firings[actor], launch, error))
         return message(Message.FAILED, actor)

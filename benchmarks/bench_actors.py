@@ -32,6 +32,7 @@ from actorflow.settings import Settings
 from actors.device.host import HostDevice
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.timeline import Timeline
 from benchmarks import bench_machine
 from compiler.placement import HOST, StreamRole
@@ -163,7 +164,7 @@ def bench_hop(steps: int = 20_000) -> list[str]:
     medians = []
     for _ in range(ROUNDS):
         timeline = Timeline(1 << 16)
-        loop = Loop(load(plan, ports, (HostDevice({}),)), timeline=timeline)
+        loop = Loop(load(plan, ports, (HostDevice({}),)), LoopOptions(timeline=timeline))
         loop.admit(steps)
         loop.end()
         loop.start()

@@ -205,13 +205,19 @@ class LiveVariables:
         done: set[int] = set()
         for actor in self._plan.actors:
             first = self._first_update(actor)
+            is_failed = failed is not None and actor.name == failed.actor
+            if failed is not None and is_failed and self._is_cut(actor, first, failed.launch):
+                return None
             if first is None:
                 continue
-            is_failed = failed is not None and actor.name == failed.actor
-            if failed is not None and is_failed and failed.launch >= first:
-                return None
             done.add(ended[actor.id] - is_failed)
         return None if len(done) > 1 else done
+
+    def _is_cut(self, actor: Actor, first_update: int | None, launch: int | None) -> bool:
+        """Whether an actor that failed in this launch can have changed variables before it."""
+        if launch is None:  # any can have been the one: what the actor counts is in doubt as well
+            return first_update is not None or any(x.op in _COUNTERS for x in actor.launches)
+        return first_update is not None and launch >= first_update
 
     def _set_back(self, variables: dict[str, Array], steps: int, failed: ActorFailed) -> None:
         """Make the counters say what some steps of this run leave there."""
@@ -222,7 +228,8 @@ class LiveVariables:
             for index, launch in enumerate(actor.launches):
                 register = self._plan.views[launch.outputs[0]].register
                 if launch.op == COUNTER and register in names:
-                    counted = ended[actor.id] - (is_failed and failed.launch <= index)
+                    is_lost = is_failed and failed.launch is not None and failed.launch <= index
+                    counted = ended[actor.id] - is_lost
                     variables[names[register]] -= counted - steps
 
     def _first_update(self, actor: Actor) -> int | None:

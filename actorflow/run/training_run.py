@@ -39,6 +39,7 @@ from actors.kernels.floating_point import quiet_floating_point
 from actors.kernels.library import openblas
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.protocol import HostPort
 from actors.watchdog import Watch
 from compiler.errors import ActorflowError, CompileError, InternalError
@@ -133,11 +134,13 @@ class Run:
         self._fill(options.values)
         self.loop = Loop(
             self.bound,
-            initial=initial,
-            watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
-            timeline=None if self._trace is None else self._trace.timeline,
-            on_finished=options.on_finished,
-            prepare_thread=quiet_floating_point,
+            LoopOptions(
+                initial=initial,
+                watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
+                timeline=None if self._trace is None else self._trace.timeline,
+                on_finished=options.on_finished,
+                prepare_thread=quiet_floating_point,
+            ),
         )
         self._variables: LiveVariables | None = LiveVariables(plan, self.bound.variables, self.loop)
 

@@ -48,7 +48,7 @@ class Subject:
 
 _THREADS = (
     "test_dispatch.py", "test_loop.py", "test_worker.py", "test_visit.py", "test_give_up.py",
-    "test_statistics.py", "test_in_flight.py",
+    "test_statistics.py", "test_in_flight.py", "test_admission.py",
 )  # fmt: skip
 _CLOCKS = ("test_rounds.py", "test_clocks.py")
 _ORDER = "device/plans/test_order.py"

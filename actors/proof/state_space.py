@@ -53,10 +53,10 @@ class _Restorable(Machine):
 
     def snapshot(self) -> _Snapshot:
         columns = [tuple(getattr(self, field)) for field in _FIELDS]
-        return (*columns, self._num_open, self._is_halted)
+        return (*columns, self.num_open, self.is_halted)
 
     def restore(self, snapshot: _Snapshot) -> None:
-        *columns, self._num_open, self._is_halted = snapshot  # type: ignore[assignment]  # as saved
+        *columns, self.num_open, self.is_halted = snapshot  # type: ignore[assignment]  # as saved
         for field, column in zip(_FIELDS, columns, strict=True):
             getattr(self, field)[:] = column
 

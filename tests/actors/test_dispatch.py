@@ -16,6 +16,7 @@ from actors.errors import ActorFailed, SourceExhausted
 from actors.failure import Failure
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.machine import Machine
 from actors.transitions import Message, State, message
 from compiler.errors import InternalError
@@ -151,9 +152,7 @@ def test_a_plan_that_cannot_go_on_raises_instead_of_hanging(deadlocked):
 
 
 def by_hand(bound):
-    return Dispatcher(
-        bound, clock=lambda: 0, timeline=None, prepare_thread=lambda: None, initial={}
-    )
+    return Dispatcher(bound, LoopOptions(clock=lambda: 0))
 
 
 def take(dispatcher, kind, actor):
@@ -188,7 +187,7 @@ def uneven(plan_maker, fake_port):
 
 def exhaust_after(dispatcher, firings):
     """Admit five steps, and let the first source end in its firing of that number."""
-    dispatcher.admit(5)
+    dispatcher.admission.ask(5)
     dispatcher.machine.fireable.remove(0)
     for _ in range(firings):
         dispatcher._receive(message(Message.DONE, 0))
@@ -209,7 +208,7 @@ def test_a_step_that_was_begun_by_the_source_that_ends_is_begun_by_the_others_to
 
 def test_steps_admitted_after_a_source_has_ended_change_nothing(uneven):
     exhaust_after(uneven, 4)
-    uneven.admit(3)
+    uneven.admission.ask(3)
     run_to_the_end(uneven)
     assert uneven.machine.firing_index(1) + 1 == 2
 
@@ -223,7 +222,7 @@ def test_once_a_source_has_ended_a_run_that_stands_still_is_told(uneven):
 def test_a_run_that_waits_is_stuck_only_at_its_end_with_nothing_under_way(pipeline):
     dispatcher = by_hand(pipeline()[0])
     dispatcher._check_progress()
-    dispatcher.end_admission()
+    dispatcher.admission.end()
     dispatcher._running.add(0)
     dispatcher._check_progress()
     dispatcher._running.clear()
@@ -236,7 +235,7 @@ def test_a_run_that_waits_is_stuck_only_at_its_end_with_nothing_under_way(pipeli
 
 def test_a_halt_drops_all_that_was_started_and_has_not_begun(pipeline):
     dispatcher = by_hand(pipeline()[0])
-    dispatcher.admit(1)
+    dispatcher.admission.ask(1)
     machine = dispatcher.machine
     machine.fireable.append(1)
     machine.flushing.append(2)
@@ -265,7 +264,7 @@ def test_a_flushed_firing_that_has_not_begun_is_dropped_when_another_fails(
         "bad": fake_port(bodies.fail_at(0, OSError("full"))),
     }
     with Loop(load(make.plan(), ports, (HostDevice({}),))) as loop:
-        loop._dispatcher.command(lambda: (loop._dispatcher.admit(1), loop.end()))
+        loop._dispatcher.command(lambda: (loop._dispatcher.admission.ask(1), loop.end()))
         with pytest.raises(ActorFailed, match="actor 'bad' failed in firing 0"):
             loop.wait(PATIENCE)
         assert loop._dispatcher.machine.state(1) is State.FLUSHING
@@ -274,9 +273,9 @@ def test_a_flushed_firing_that_has_not_begun_is_dropped_when_another_fails(
 
 def test_what_fails_while_the_run_is_closed_is_no_failure(pipeline):
     dispatcher = by_hand(pipeline()[0])
-    dispatcher.admit(1)
+    dispatcher.admission.ask(1)
     dispatcher.is_closing = True
-    dispatcher._note_failure(Failure(0, 0, 0, OSError("closed")))
+    dispatcher.note_failure(Failure(0, 0, 0, OSError("closed")))
     take(dispatcher, Message.FAILED, 0)
     assert dispatcher.failure is None
     assert dispatcher.machine.is_halted

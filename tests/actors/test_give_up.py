@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -39,7 +40,7 @@ def test_a_source_that_is_given_up_ends_the_run_as_if_it_had_no_more_data(pipeli
     seen, gate = [], bodies.Gate()
     bound, ports = pipeline(bodies.Counting(), sink=lambda tokens: seen.append(tokens[0]["x"][0]))
     blocking(ports["data"], gate)
-    loop = Loop(bound, source_timeout_s=0.0, report=(said := []).append)
+    loop = Loop(bound, LoopOptions(source_timeout_s=0.0, report=(said := []).append))
     loop.start()
     loop.admit(9)
     gate.open(2)

@@ -1,10 +1,12 @@
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
-from actors.in_flight import NOBODY, InFlight, in_flight
+from actors import in_flight
+from actors.in_flight import FiringNote, InFlight, launch_number
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
@@ -31,22 +33,24 @@ class Server:
     def __init__(self):
         self.jobs = []
         self.idle = Blocking()
+        self.note = FiringNote([3, 3, 3, 3, 3])
         self.thread = threading.Thread(target=self.serve)
 
     def serve(self):
-        for actor, chain in self.jobs:  # noqa: B007  # read through the frame
-            since = 7
-            launches = iter(chain)
+        note = self.note
+        for job in self.jobs:
+            note.since_ns = 7
+            note.launches = launches = iter(job[1])
+            note.job = job
             for launch in launches:
                 launch()
-        actor = NOBODY
-        del chain, launches, launch
+            note.clear()
+        del job, launches, launch
         self.jobs.clear()
         self.idle()
-        return actor, since
 
     def look(self):
-        return in_flight(self.thread, Server.serve.__code__)
+        return self.note.look(self.thread, Server.serve.__code__)
 
 
 @pytest.fixture
@@ -75,7 +79,7 @@ def test_a_running_chain_is_shown_with_its_launch_its_start_and_the_innermost_ca
 
 
 def test_a_thread_that_waits_or_has_not_begun_or_has_ended_runs_nothing(server):
-    server.jobs.append((0, (int,)))
+    server.jobs.append((0, (int, int, int)))
     assert server.look() is None
     server.thread.start()
     assert server.idle.entered.wait(PATIENCE)
@@ -124,3 +128,42 @@ def test_a_deep_stack_is_cut_to_its_innermost_calls(server):
     blocking.let_go.set()
     assert len(stack) == 8
     assert sum(" in deep" in row for row in stack) >= 4
+
+
+class Joined:
+    """Stands for launches that a device runs as one, and may know which of them is on."""
+
+    def __init__(self, num_launches, running):
+        self.num_launches, self.running = num_launches, running
+
+
+@pytest.mark.parametrize(
+    ("chain", "item", "number"),
+    [
+        ((int, int, int), 1, 1),
+        ((Joined(2, 1), int), 0, 1),
+        ((Joined(2, 1), int), 1, 2),
+        ((int, Joined(2, 0)), 1, 1),
+        ((int, Joined(2, None)), 1, None),  # the device does not tell
+        ((Joined(2, None), int), 1, 2),  # it need not
+        ((int,), 0, None),  # one call stands for all three
+        ((), 0, None),
+    ],
+)
+def test_a_launch_is_numbered_as_in_the_plan_where_that_is_known(chain, item, number):
+    assert launch_number(chain, item, 3) == number
+
+
+def test_what_runs_is_told_without_the_number_of_its_launch_where_none_is_known(server):
+    blocking = Blocking()
+    server.jobs.append((4, (blocking,)))
+    server.thread.start()
+    assert blocking.entered.wait(PATIENCE)
+    seen = server.look()
+    blocking.let_go.set()
+    assert (seen.actor, seen.launch) == (4, None)
+    assert seen.where.endswith(" in __call__")
+
+
+def test_no_local_of_another_thread_is_read():
+    assert "f_locals" not in Path(in_flight.__file__).read_text()

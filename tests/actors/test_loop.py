@@ -12,6 +12,7 @@ from actors.device.host import HostDevice
 from actors.errors import ActorFailed, SourceExhausted
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.timeline import Timeline
 from compiler.errors import ActorflowError, InternalError
 from compiler.plan import ActorKind
@@ -27,7 +28,7 @@ def firings(loop):
 
 
 def run(bound, steps, **options):
-    with Loop(bound, **options) as loop:
+    with Loop(bound, LoopOptions(**options)) as loop:
         if steps:
             loop.admit(steps)
         loop.end()
@@ -175,7 +176,7 @@ def let_go(gate):
 def test_close_releases_a_source_that_waits_for_data(pipeline, bodies):
     gate, said = bodies.Gate(), []
     bound, _ = pipeline(gate)
-    loop = Loop(bound, report=said.append)
+    loop = Loop(bound, LoopOptions(report=said.append))
     loop.start()
     loop.admit(1)
     gate.wait_entered()
@@ -242,7 +243,7 @@ def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies):
     gate = bodies.Gate()
     bound, ports = pipeline(sink=gate)
     ports["log"].close = lambda: None
-    loop = Loop(bound, join_timeout_s=0.0)
+    loop = Loop(bound, LoopOptions(join_timeout_s=0.0))
     loop.start()
     loop.admit(1)
     gate.wait_entered()
@@ -266,7 +267,7 @@ def test_the_hook_runs_once_before_wait_returns_and_may_close_the_loop(pipeline)
         calls.append(threading.current_thread().name)
         loop.close()
 
-    loop = Loop(pipeline()[0], on_finished=finish)
+    loop = Loop(pipeline()[0], LoopOptions(on_finished=finish))
     loop.start()
     loop.end()
     assert loop.wait(PATIENCE)
@@ -276,7 +277,7 @@ def test_the_hook_runs_once_before_wait_returns_and_may_close_the_loop(pipeline)
 
 def test_what_the_hook_raises_fails_the_run(pipeline, bodies):
     bound, _ = pipeline()
-    with Loop(bound, on_finished=bodies.fail_at(0, ValueError("hook"))) as loop:
+    with Loop(bound, LoopOptions(on_finished=bodies.fail_at(0, ValueError("hook")))) as loop:
         loop.end()
         with pytest.raises(ValueError, match="hook"):
             loop.wait(PATIENCE)
@@ -316,7 +317,7 @@ def test_what_the_preparation_raises_fails_the_run_before_any_launch(pipeline):
 
     launched = []
     bound, _ = pipeline(compute=lambda inputs, outputs: launched.append(1))
-    with Loop(bound, prepare_thread=refuse) as loop:
+    with Loop(bound, LoopOptions(prepare_thread=refuse)) as loop:
         loop.admit(1)
         loop.end()
         with pytest.raises(RuntimeError, match="no such device"):
@@ -350,7 +351,7 @@ def deaf(pipeline, bodies):
 
         bound, ports = pipeline(source, **{where: fail})
         ports["data"].close = lambda: None
-        loop = Loop(bound, source_timeout_s=0.0, **options)
+        loop = Loop(bound, LoopOptions(source_timeout_s=0.0, **options))
         loop.start()
         loop.admit(9)
         return loop, bound
@@ -398,7 +399,7 @@ def test_close_without_a_failure_warns_in_the_log_of_a_source_left_behind(pipeli
     gate = bodies.Gate()
     bound, ports = pipeline(gate)
     ports["data"].close = lambda: None
-    with Loop(bound, source_timeout_s=0.0) as loop:
+    with Loop(bound, LoopOptions(source_timeout_s=0.0)) as loop:
         loop.admit(1)
         gate.wait_entered()
     assert loop.wait(0) is False

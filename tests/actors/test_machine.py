@@ -359,7 +359,7 @@ def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():
         (lambda m: m._level.__setitem__(0, -2), "has -1 ready tokens"),
         (lambda m: m._level.__setitem__(1, -2), "has -1 free slots"),
         (lambda m: m._unmet.__setitem__(1, 0), "'step' counts 0 unmet conditions and has 1"),
-        (lambda m: setattr(m, "_num_open", 1), "1 actors are counted as not ended, 2 are"),
+        (lambda m: setattr(m, "num_open", 1), "1 actors are counted as not ended, 2 are"),
         (lambda m: m.outbox.append(message(Message.FREE, 0)), "accounts for 3 of its 2 slots"),
     ],
 )  # fmt: skip

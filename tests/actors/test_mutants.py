@@ -388,7 +388,7 @@ class EndsBeforeItsSlotsAreHome(Loose):
     def _end_if_home(self, actor):
         if all(self._is_ended[e] for e in self.table.all_inputs(actor)):
             self._state[actor] = int(State.ENDED)
-            self._num_open -= 1
+            self.num_open -= 1
 
 
 class EndsBeforeItsInputs(Loose):

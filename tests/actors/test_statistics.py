@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.statistics import (
     ActorStatistics,
     Statistics,
@@ -66,7 +67,7 @@ def test_a_slow_sink_shows_as_back_pressure_all_the_way_up(pipeline, bodies):
 def test_time_is_kept_by_actor_and_by_stream(pipeline):
     ticks = iter(range(1, 10**9))
     bound, _ = pipeline()
-    with Loop(bound, clock=lambda: next(ticks)) as loop:
+    with Loop(bound, LoopOptions(clock=lambda: next(ticks))) as loop:
         loop.admit(10)
         loop.end()
         assert loop.wait(PATIENCE)

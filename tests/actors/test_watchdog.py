@@ -12,6 +12,7 @@ from actors.device.host import HostDevice
 from actors.errors import ActorFailed
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.stall import diagnose
 from actors.watchdog import Watch, Watchdog
 from compiler.plan import ActorKind
@@ -266,7 +267,7 @@ def test_a_watched_run_reports_through_its_thread_and_may_be_closed_by_the_liste
         loop.close()
         closed.set()
 
-    loop = Loop(pipeline(gate)[0], watch=Watch(1e-6, on_stall=close))
+    loop = Loop(pipeline(gate)[0], LoopOptions(watch=Watch(1e-6, on_stall=close)))
     loop.start()
     loop.admit(1)
     assert closed.wait(PATIENCE)
@@ -281,9 +282,9 @@ def test_a_run_is_watched_only_where_that_was_asked_for_and_the_thread_ends_with
         return [thread.name for thread in threading.enumerate()]
 
     for watch in (None, Watch(0)):
-        with Loop(pipeline()[0], watch=watch):
+        with Loop(pipeline()[0], LoopOptions(watch=watch)):
             assert "actorflow-watchdog" not in names()
-    with Loop(pipeline()[0], watch=Watch()) as loop:
+    with Loop(pipeline()[0], LoopOptions(watch=Watch())) as loop:
         assert "actorflow-watchdog" in names()
         loop.admit(3)
         loop.end()

@@ -14,11 +14,13 @@ import pytest
 
 from actors.device.host import HostDevice
 from actors.errors import ActorFailed
+from actors.in_flight import FiringNote
 from actors.load import load
 from actors.loop import Loop
+from actors.loop_options import LoopOptions
 from actors.timeline import Timeline
 from actors.transitions import Message, State, message
-from actors.worker import Worker
+from actors.worker import FiringTimes, Worker
 from compiler.errors import ActorflowError
 from compiler.plan import ActorKind
 
@@ -95,7 +97,7 @@ def fork(plan_maker, fake_port, fake_kernel, bodies):
 
 
 def run(bound, steps, **options):
-    with Loop(bound, **options) as loop:
+    with Loop(bound, LoopOptions(**options)) as loop:
         loop.admit(steps)
         loop.end()
         assert loop.wait(PATIENCE)
@@ -103,7 +105,7 @@ def run(bound, steps, **options):
 
 
 def run_failing(bound, **options):
-    with Loop(bound, **options) as loop:
+    with Loop(bound, LoopOptions(**options)) as loop:
         loop.admit(50)
         with pytest.raises(ActorFailed) as caught:
             loop.wait(PATIENCE)
@@ -192,7 +194,7 @@ def test_what_the_preparation_of_a_stream_raises_fails_the_run_before_its_launch
             raise RuntimeError("no such device")
 
     made = fork(other=lambda inputs, outputs: launched.append(1))
-    with Loop(made.bound, prepare_thread=refuse) as loop:
+    with Loop(made.bound, LoopOptions(prepare_thread=refuse)) as loop:
         loop.admit(9)
         with pytest.raises(RuntimeError, match="no such device"):
             loop.wait(PATIENCE)
@@ -301,7 +303,8 @@ def test_close_in_the_middle_of_several_streams_ends_them_all(fork, bodies):
 
 def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
     gate = bodies.Gate()
-    loop = Loop(fork(second=lambda inputs, outputs: gate(inputs)).bound, join_timeout_s=0.0)
+    bound = fork(second=lambda inputs, outputs: gate(inputs)).bound
+    loop = Loop(bound, LoopOptions(join_timeout_s=0.0))
     loop.start()
     loop.admit(50)
     gate.wait_entered()
@@ -324,9 +327,13 @@ def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(snapshots):
 
 def by_hand(make_chain, posted, failures=None):
     """A worker of the second of two actors, not yet started."""
+    employer = SimpleNamespace(
+        post=posted.append, refuse=posted.append, note_failure=(failures or posted).append
+    )
+    times = FiringTimes(clock=lambda: 0, busy_ns=[0, 0], timeline=None)
     return Worker(
-        "stream", (1,), make_chain(2), busy_ns=[0, 0], prepare=lambda: None, refuse=posted.append,
-        post=posted.append, report=(failures or posted).append, clock=lambda: 0, timeline=None,
+        "stream", (1,), make_chain(2), times=times, note=FiringNote([1, 3]), employer=employer,
+        prepare=lambda: None,
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_the_first_failure_ends_the_item_and_is_known_by_its_number(make, log):
     with pytest.raises(NativeError, match="status 9: launch 3 says 9"):
         chain[2]()
     assert logged(log) == [1, 2, 3]
-    assert launch_number(chain, 2) == 3
+    assert launch_number(chain, 2, 5) == 3
 
 
 def test_an_item_that_succeeds_after_a_failure_starts_at_its_first_launch(make, log):
@@ -97,4 +97,4 @@ def test_every_launch_of_an_item_can_be_timed(make, log):
 
 def test_the_number_of_a_plain_item_counts_what_was_joined_before(make):
     chain = join((make(1), make(2), lambda: None))
-    assert [launch_number(chain, item) for item in range(3)] == [0, 2, 3]
+    assert [launch_number(chain, item, 3) for item in range(3)] == [0, 2, None]
