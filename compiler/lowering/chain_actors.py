@@ -7,9 +7,10 @@ from no register, a control edge holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
@@ -19,7 +20,7 @@ from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import is_copy, place_number
-from compiler.placement import HOST_SIDE, PINNED, StreamRole
+from compiler.placement import HOST, HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 from memory.registers import choose_slots
@@ -102,6 +103,29 @@ class ChainActors:
 
     # -- bytes -----------------------------------------------------------------------------------
 
+    def place_of(self, roots: Sequence[ValueId]) -> int:
+        """Return where a register with some roots lies; roots in several places lie pinned.
+
+        So does what the host works on and the stream of another device copies, whichever way:
+        other memory of the host is too slow for it, or out of its reach.
+        """
+        found = dict.fromkeys([self._place_of(root) for root in roots])
+        if len(found) > 1 and any([self._is_apart(number) for number in found]):
+            raise InternalError(f"values {roots} of one register lie on several devices")
+        return next(iter(found), 0) if len(found) < 2 else HOST_SIDE
+
+    def _place_of(self, root: ValueId) -> int:
+        number, program = place_number(self.program.graph, root), self.program
+        if number == HOST_SIDE or self._is_apart(number):
+            return number
+        touching = [*self.readers(root), *([program.maker[root]] if root in program.maker else [])]
+        is_copied = any([self._is_apart(program.chains[c].stream.device) for c in touching])
+        return HOST_SIDE if is_copied else number
+
+    def _is_apart(self, number: int) -> bool:
+        """Whether this is a device with memory of its own."""
+        return number != HOST_SIDE and self.plan.hardware.devices[number].kind is not HOST.kind
+
     def add_field(self, name: str, value: ValueId, home: Home, source: SourceLocation) -> None:
         """Let a value live in a register that a port sees, as a field of it."""
         register, offset = self.home[value] = home
@@ -111,14 +135,14 @@ class ChainActors:
 
     def place_crossings(self) -> None:
         """Add the registers between chains, one per maker and set of readers."""
-        groups: dict[tuple[int, tuple[int, ...]], list[ValueId]] = {}
+        groups: dict[tuple[int, int, tuple[int, ...]], list[ValueId]] = {}
         for root, maker in self.program.maker.items():
             others = tuple([c for c in self.readers(root) if c != maker])
             if others and root not in self.home:
-                groups.setdefault((maker, others), []).append(root)
-        for (maker, others), roots in groups.items():
+                groups.setdefault((self.place_of((root,)), maker, others), []).append(root)
+        for (place, maker, others), roots in groups.items():
             ends = (maker, *others)
-            offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots])
+            offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots], place)
             names = [self.actors.drafts[self.numbers[c]].name for c in ends]
             is_beside = any([self.program.chains[c].is_beside for c in ends])
             slots, reason = 1, "1: within a step"
@@ -131,7 +155,7 @@ class ChainActors:
                 num_slots=slots,
                 chains=() if is_beside else tuple([self.first_chain + c for c in ends]),
                 reason=reason,
-                place=PINNED if place_number(self.program.graph, roots[0]) == HOST_SIDE else None,
+                place=place,
             )
             self.home.update(
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
@@ -171,7 +195,10 @@ class ChainActors:
             for buffer in buffers.buffers:
                 node = program.graph.nodes[producers[buffer.root]]
                 name = launch_label(node.op.name, node.attrs, node.scope)
-                registers.append(self._temporary(name, buffer.size_bytes, c, buffer.interval))
+                place = self.place_of((buffer.root,))
+                registers.append(
+                    self._temporary(name, buffer.size_bytes, c, buffer.interval, place)
+                )
             for root, index in buffers.of_root.items():
                 self.home[root] = (registers[index], 0)
 
@@ -217,7 +244,8 @@ class ChainActors:
         if info.workspace_bytes:
             interval = (position, position + 1)
             name = f"{launch_label(node.op.name, node.attrs, node.scope)}, workspace"
-            register = self._temporary(name, info.workspace_bytes, chain, interval)
+            device = self.program.chains[chain].stream.device
+            register = self._temporary(name, info.workspace_bytes, chain, interval, device)
             block = TensorType(DType.UINT8, (info.workspace_bytes,))
             workspace = self.plan.view(register, block)
         return Launch(
@@ -236,7 +264,7 @@ class ChainActors:
         )
 
     def _temporary(
-        self, name: str, size_bytes: int, chain: int, interval: tuple[int, int]
+        self, name: str, size_bytes: int, chain: int, interval: tuple[int, int], place: int
     ) -> RegisterId:
         return self.plan.register(
             name,
@@ -244,6 +272,7 @@ class ChainActors:
             size_bytes,
             chains=(self.first_chain + chain,),
             interval=interval,
+            place=place,
         )
 
     # -- order -----------------------------------------------------------------------------------

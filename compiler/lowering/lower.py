@@ -33,10 +33,9 @@ from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import snapshot_rate, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
-from compiler.ops.copies import place_number
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST, HOST_SIDE, PINNED, Place, StreamRole
+from compiler.placement import HOST, StreamRole
 from compiler.plan import (
     PORTED,
     ActorKind,
@@ -100,7 +99,7 @@ class _Lowering:
     credits: set[str] = field(default_factory=set)
 
     def run(self, graph: Graph, evaluation: Graph | None, graph_hash: str) -> Plan:
-        self.plan = PlanBuilder(HOST.place, self.hardware.targets[0].alignment)
+        self.plan = PlanBuilder(self.hardware)
         self.actors = ActorGraph(self.plan)
         _ = self._compute  # the first of the plan
         program = make_program(graph, self.hardware, self.options.num_streams, 0)
@@ -124,7 +123,6 @@ class _Lowering:
         return self.plan.finish(
             self.options.name,
             graph_hash=graph_hash,
-            target=self.hardware.fingerprint,
             options=self.options.recorded(),
         )
 
@@ -175,7 +173,7 @@ class _Lowering:
                 RegisterKind.VARIABLE,
                 type_.size_bytes,
                 reason="state: one slot",
-                place=PINNED if place_number(graph, value) == HOST_SIDE else None,
+                place=chains.place_of((value,)),
             )
             self.state[name] = register
             view = self.plan.view(register, type_)
@@ -191,7 +189,11 @@ class _Lowering:
     def _constant(self, chains: ChainActors, node: Node) -> RegisterId:
         type_ = chains.program.graph.types[node.outputs[0]]
         register = self.plan.register(
-            f"constant {type_}", RegisterKind.CONSTANT, type_.size_bytes, reason="state: one slot"
+            f"constant {type_}",
+            RegisterKind.CONSTANT,
+            type_.size_bytes,
+            reason="state: one slot",
+            place=chains.place_of(node.outputs),
         )
         data = node.attrs["data"]
         if not isinstance(data, bytes):
@@ -207,7 +209,8 @@ class _Lowering:
         program = chains.program
         nodes = [n for n in program.graph.nodes if n.op is INPUT]
         types = [program.graph.types[n.outputs[0]] for n in nodes]
-        offsets, size = self.plan.stack(types)
+        place = chains.place_of([n.outputs[0] for n in nodes])
+        offsets, size = self.plan.stack(types, place)
         ends = (source, _io_ns(size)), ("compute", program.batch_ns)
         slots, reason = self._slots(size, 1, *ends, latency_ns=IO_LATENCY_NS)
         register = self.plan.register(
@@ -216,7 +219,7 @@ class _Lowering:
             size,
             num_slots=slots,
             reason=reason,
-            place=_place_of(program.graph, [n.outputs[0] for n in nodes]),
+            place=place,
         )
         for node, offset in zip(nodes, offsets, strict=True):
             label = node.attrs.str_("name")
@@ -238,7 +241,8 @@ class _Lowering:
             by_chain.setdefault(chain, []).append((output.name, output.value))
         registers: dict[int, RegisterId] = {}
         for chain, items in by_chain.items():
-            offsets, size = self.plan.stack([program.graph.types[v] for _, v in items])
+            place = chains.place_of([value for _, value in items])
+            offsets, size = self.plan.stack([program.graph.types[v] for _, v in items], place)
             slots, reason = self._slots(
                 size, rate, ("compute", program.batch_ns), (name, rate * _io_ns(size))
             )
@@ -248,7 +252,7 @@ class _Lowering:
                 size,
                 num_slots=slots,
                 reason=reason,
-                place=_place_of(program.graph, [v for _, v in items]),
+                place=place,
             )
             registers[chain] = register
             for (label, value), offset in zip(items, offsets, strict=True):
@@ -447,11 +451,6 @@ class _Lowering:
                     f"{names[0]!r} and {names[1]!r} share bytes at different rates without a path"
                 )
             self.actors.control(f"{names[0]}>{names[1]} bytes", a, b, "1: bytes used again")
-
-
-def _place_of(graph: Graph, values: list[ValueId]) -> Place | None:
-    """Return where a register with some values lies; None: where the step computes."""
-    return PINNED if any([place_number(graph, v) == HOST_SIDE for v in values]) else None
 
 
 def _io_ns(size_bytes: int) -> float:

@@ -26,6 +26,7 @@ from compiler.plan import (
     Variable,
     View,
 )
+from compiler.target import Hardware
 from compiler.types import (
     RegisterId,
     StreamId,
@@ -60,13 +61,14 @@ class _RegisterDraft:
 class PlanBuilder:
     """Grow a plan. Ids are dense in order of creation.
 
-    There is an arena for each place where a register lies; the first is the one of `place`.
+    There is an arena for each device of the hardware, in that order, then one for each other place
+    where a register lies. Places are called by the number of a device, or HOST_SIDE.
     """
 
-    def __init__(self, place: Place, alignment: int) -> None:
-        self._arenas: dict[Place, int] = {place: 0}
-        self._place = place
-        self._alignment = alignment
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        own = [device.place for device in hardware.devices]
+        self._arenas: dict[Place, int] = {place: number for number, place in enumerate(own)}
         self._registers: list[_RegisterDraft] = []
         self._packings: tuple[Packing, ...] = ()
         self._offsets: list[tuple[int, ...]] = []
@@ -101,14 +103,11 @@ class PlanBuilder:
         chains: tuple[int, ...] = (),
         interval: tuple[int, int] | None = None,
         reason: str = "",
-        place: Place | None = None,
+        place: int = 0,
     ) -> RegisterId:
-        """Add a register; see `compiler.lowering.packing.Item` for `chains` and `interval`.
-
-        `place`: where it lies, by default in the place of the builder.
-        """
+        """Add a register; see `compiler.lowering.packing.Item` for `chains` and `interval`."""
         item = Item(size_bytes, num_slots, chains, interval)
-        at = self._place if place is None else place
+        at = self.hardware.place(place)
         self._arenas.setdefault(at, len(self._arenas))
         self._registers.append(_RegisterDraft(name, kind, item, reason, at))
         return RegisterId(len(self._registers) - 1)
@@ -147,13 +146,14 @@ class PlanBuilder:
         part = Part(version, offset_bytes, strides_bytes)
         return -1 - self._parts.setdefault(part, len(self._parts))
 
-    def stack(self, types: Sequence[TensorType]) -> tuple[tuple[int, ...], int]:
+    def stack(self, types: Sequence[TensorType], place: int) -> tuple[tuple[int, ...], int]:
         """Return an aligned offset for each of some tensors in one register, and its size."""
+        alignment = self.hardware.alignment(self.hardware.place(place))
         offsets: list[int] = []
         size = 0
         for type_ in types:
             offsets.append(size)
-            size += align_up(type_.size_bytes, self._alignment)
+            size += align_up(type_.size_bytes, alignment)
         return tuple(offsets), size
 
     def source(self, source: SourceLocation) -> int:
@@ -173,7 +173,8 @@ class PlanBuilder:
         before: dict[tuple[int, int], None] = {}
         for place in self._arenas:
             own = [index for index, other in enumerate(places) if other == place]
-            packing = pack([self._registers[i].item for i in own], spans, self._alignment)
+            items = [self._registers[index].item for index in own]
+            packing = pack(items, spans, self.hardware.alignment(place))
             for index, offsets in zip(own, packing.offsets, strict=True):
                 self._offsets[index] = offsets
             before |= dict.fromkeys(packing.before)
@@ -187,7 +188,6 @@ class PlanBuilder:
         name: str,
         *,
         graph_hash: str,
-        target: str,
         options: tuple[tuple[str, PlainValue], ...],
     ) -> Plan:
         """Return the plan, once everything is placed."""
@@ -198,7 +198,12 @@ class PlanBuilder:
             streams=tuple(self._streams),
             arenas=tuple(
                 [
-                    Arena(place.device, place.memory, packing.peak_bytes, self._alignment)
+                    Arena(
+                        place.device,
+                        place.memory,
+                        packing.peak_bytes,
+                        self.hardware.alignment(place),
+                    )
                     for place, packing in zip(self._arenas, self._packings, strict=True)
                 ]
             ),
@@ -211,7 +216,7 @@ class PlanBuilder:
             sources=tuple(self._sources),
             memory=(),
             graph_hash=graph_hash,
-            target=target,
+            target=self.hardware.fingerprint,
             options=options,
             parts=tuple(self._parts),
             joins=tuple(self.joins),

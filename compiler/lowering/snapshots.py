@@ -8,7 +8,7 @@ from compiler.ops.copies import place_number
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST_SIDE, PINNED
+from compiler.placement import HOST_SIDE
 from compiler.plan import Field, Launch, RegisterKind
 from compiler.target import Hardware
 from compiler.types import RegisterId
@@ -40,10 +40,11 @@ def stage_variables(
     between = {variable.name: variable.between for variable in plan.variables}
     nodes = [n for n in graph.nodes if n.op is VARIABLE and n.attrs.str_("role") != SCRATCH]
     types = [graph.types[n.outputs[0]] for n in nodes]
-    offsets, size = plan.stack(types)
     reason = "1: a second snapshot waits until the first is written"
     # What the device shall not hold all the time it shall not hold for a snapshot either.
-    place = PINNED if any([place_number(graph, n.outputs[0]) == HOST_SIDE for n in nodes]) else None
+    places = [place_number(graph, n.outputs[0]) for n in nodes]
+    place = HOST_SIDE if HOST_SIDE in places else 0
+    offsets, size = plan.stack(types, place)
     staging = plan.register("staging", RegisterKind.DATA, size, reason=reason, place=place)
     launches: list[Launch] = []
     for node, type_, offset in zip(nodes, types, offsets, strict=True):

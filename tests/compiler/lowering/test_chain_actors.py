@@ -18,7 +18,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
-from compiler.placement import HOST, Ranks
+from compiler.placement import Ranks
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import StreamId
 from compiler.verify import edges_of
@@ -198,7 +198,7 @@ def test_collectives_are_actors_of_a_stream_of_their_own_that_updates_wait_for()
 @settings(max_examples=150, deadline=None)
 def test_is_before_is_whether_a_path_of_edges_leads_there(pairs):
     pairs = [(a, b) for a, b in pairs if a < b]
-    actors = ActorGraph(PlanBuilder(HOST.place, 64))
+    actors = ActorGraph(PlanBuilder(made_up("host")))
     for index in range(12):
         actors.add(f"a{index}", ActorKind.COMPUTE, StreamId(0))
     for a, b in pairs:

@@ -1,4 +1,5 @@
 import pytest
+from graphs import made_up
 
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.storage import assign_storage
@@ -6,7 +7,6 @@ from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.elementwise import EXP
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.ops.slicing import SLICE
-from compiler.placement import HOST
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def numbered(sketch):
     """Return the builder and the numbers of what has been sketched."""
 
     def make():
-        graph, plan = sketch.b.freeze(), PlanBuilder(HOST.place, 64)
+        graph, plan = sketch.b.freeze(), PlanBuilder(made_up("host"))
         return plan, ValueVersions(graph, assign_storage(graph), plan)
 
     return make
