@@ -26,11 +26,13 @@ from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 from memory.registers import choose_slots
 
 _MOVING = {
-    StreamRole.COMM: ("all_reduce", ActorKind.COMM),
-    StreamRole.H2D: ("copy_in", ActorKind.COPY),
-    StreamRole.D2H: ("copy_out", ActorKind.COPY),
+    (StreamRole.COMM, False): ("all_reduce", ActorKind.COMM),
+    (StreamRole.H2D, False): ("copy_in", ActorKind.COPY),
+    (StreamRole.D2H, False): ("copy_out", ActorKind.COPY),
+    (StreamRole.H2D, True): ("feed", ActorKind.COPY),
+    (StreamRole.D2H, True): ("fetch", ActorKind.COPY),
 }
-"""Names and kind of the actors on streams that do not compute."""
+"""Names and kind of the actors on streams that do not compute, by whether they are beside steps."""
 
 BESIDE_BUDGET_BYTES = 1 << 30
 """Slots of one edge between a step and a copy beside it may take this much."""
@@ -78,13 +80,18 @@ class ChainActors:
     def add(self, names: Callable[[bool], str], stream_of: Callable[[StreamKey], StreamId]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
-            _MOVING.get(chain.stream.role) or (names(chain.is_per_step), ActorKind.COMPUTE)
+            _MOVING.get((chain.stream.role, chain.is_beside))
+            or (names(chain.is_per_step), ActorKind.COMPUTE)
             for chain in self.program.chains
         ]
-        labels = [label for label, _ in bound]
-        for index, (chain, (label, kind)) in enumerate(
-            zip(self.program.chains, bound, strict=True)
-        ):
+        # Two programs of one plan may both move something: the second one's has its name in front.
+        taken = {draft.name.partition(".")[0] for draft in self.actors.drafts}
+        labels = [
+            f"{names(chain.is_per_step)}.{label}" if label in taken else label
+            for chain, (label, _) in zip(self.program.chains, bound, strict=True)
+        ]
+        for index, (chain, (_, kind)) in enumerate(zip(self.program.chains, bound, strict=True)):
+            label = labels[index]
             name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
             self.numbers.append(self.actors.add(name, kind, stream_of(chain.stream)))
 

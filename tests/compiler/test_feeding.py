@@ -115,7 +115,7 @@ def fed_plan(every=1, **options):
 def test_copies_beside_steps_have_two_slots_at_both_ends_and_no_fence_around_them(every):
     plan = fed_plan(every, snapshot_every=2)
     check_races(plan)
-    into, out = [next(a for a in plan.actors if a.name == n) for n in ("copy_in", "copy_out")]
+    into, out = [next(a for a in plan.actors if a.name == n) for n in ("feed", "fetch")]
     assert {into.kind, out.kind} == {ActorKind.COPY}
     ports = [port for actor in (into, out) for port in (*actor.inputs, *actor.outputs)]
     assert len(ports) == 4
@@ -132,7 +132,7 @@ def test_copies_beside_steps_have_two_slots_at_both_ends_and_no_fence_around_the
 def test_however_late_anything_is_no_copy_overtakes_a_slot(play):
     plan = fed_plan()
     into, out, step = [
-        next(a.id for a in plan.actors if a.name == n) for n in ("copy_in", "copy_out", "step")
+        next(a.id for a in plan.actors if a.name == n) for n in ("feed", "fetch", "step")
     ]
     for seed in range(6):
         begun, done = dict.fromkeys((into, out, step), 0), dict.fromkeys((into, out, step), 0)
