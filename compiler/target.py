@@ -121,7 +121,7 @@ class Hardware:
         if self.devices == (HOST,):
             return self.targets[0].fingerprint
         pairs = zip(self.devices, self.targets, strict=True)
-        return "; ".join([f"{device} {target.fingerprint}" for device, target in pairs])
+        return "; ".join([f"{target.fingerprint} on {device}" for device, target in pairs])
 
     def place(self, number: int) -> Place:
         """Return where the values of a device lie."""

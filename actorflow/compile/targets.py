@@ -65,8 +65,8 @@ class SimTarget:
 
     @property
     def fingerprint(self) -> str:
-        """That it is simulated, and the host's kernels."""
-        return f"simulated, {self._host.fingerprint}"
+        """The host's kernels, and that it is simulated."""
+        return f"{self._host.fingerprint} simulated"
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the kernel that the host would. Raises LookupError when there is none."""

@@ -10,7 +10,7 @@ from actors.device.poison import poison
 from actors.device.protocol import OpenDevice
 from actors.device.simulated import LateSchedule, SimulatedDevice
 from actors.kernels import catalogue
-from compiler.placement import DeviceKind
+from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
 
@@ -31,6 +31,11 @@ def as_run(plan: Plan) -> Plan:
     A right plan gives the same bits with it, so that whoever runs there has a proof.
     """
     return poison(plan) if simulated_in(plan) else plan
+
+
+def devices_of(plan: Plan) -> tuple[Device, ...]:
+    """Return what a plan computes on, in the order that it was compiled for."""
+    return tuple([a.device for a in plan.arenas if a.place == a.device.place])
 
 
 def simulated_in(plan: Plan) -> tuple[int, ...]:

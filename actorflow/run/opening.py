@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from actorflow.compile.native import NATIVE, build, choosing
 from actorflow.compile.plugins import load_plugins
+from actorflow.compile.targets import hardware_for
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
+from actorflow.run.devices import devices_of
 from actorflow.settings import Settings
-from actors.kernels import catalogue
 from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 
@@ -45,7 +46,7 @@ def _check_target(plan: Plan, *, is_native: bool) -> None:
             f"plan {plan.name!r} was compiled for native kernels ({', '.join(native)}), and here"
             " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
         )
-    here, there = catalogue.fingerprint(), plan.target
+    here, there = hardware_for(devices_of(plan)).fingerprint, plan.target
     if here.split()[:1] != there.split()[:1]:
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"

@@ -1,0 +1,51 @@
+"""Which plans are refused here: those of other kernels, and of devices that this machine lacks."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.run.opening import make_ready
+from actorflow.settings import Settings
+from compiler.errors import CompileError, PlanFormatError
+from compiler.placement import Device, DeviceKind
+
+
+@pytest.fixture(params=["host", "sim"])
+def plan(request):
+    @af.job(train=False, device=request.param)
+    def score(model, batch):
+        return {"sum": af.tanh(model(batch.x)).sum()}
+
+    rows = af.data.ArraySource({"x": np.ones((4, 3), np.float32)}, batch=2)
+    return score.compile(nn.Linear(3, 2), rows)
+
+
+@pytest.fixture
+def settings():
+    return Settings.from_env(os.environ)
+
+
+def test_a_plan_runs_where_its_devices_have_the_kernels_it_was_compiled_for(plan, settings, caplog):
+    make_ready(plan, settings)
+    assert caplog.records == []
+
+
+def test_a_plan_of_another_generation_of_kernels_is_refused(plan, settings):
+    with pytest.raises(PlanFormatError, match=r"compiled for kernels 'host-0 .* job again"):
+        make_ready(replace(plan, target=plan.target.replace("host-", "host-0 ")), settings)
+
+
+def test_a_plan_of_other_libraries_is_said_to_differ_in_its_last_bits(plan, settings, caplog):
+    make_ready(replace(plan, target=plan.target.replace("numpy-", "numpy-0.")), settings)
+    assert "results may differ in their last bits" in caplog.text
+
+
+def test_a_plan_of_devices_that_are_not_here_is_refused_by_name(plan, settings):
+    gpu = Device(DeviceKind.CUDA)
+    arenas = tuple([replace(a, device=gpu, memory=gpu.place.memory) for a in plan.arenas])
+    with pytest.raises(CompileError, match=r"device cuda:0 has no kernels in this version"):
+        make_ready(replace(plan, arenas=arenas), settings)
