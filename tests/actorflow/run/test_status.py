@@ -2,6 +2,7 @@ import json
 import math
 import os
 import socket
+import sys
 from dataclasses import replace
 
 import pytest
@@ -196,3 +197,18 @@ def test_a_folder_that_belongs_to_another_run_by_now_is_not_written(tmp_path):
     assert run.path.read_bytes() == before
     assert len(run.said) == 1
     assert "no longer that of the run" in run.said[0]
+
+
+def test_a_write_costs_some_dozen_calls_and_a_step_between_two_writes_costs_one(run):
+    def calls(act):
+        seen = []
+        sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    run.now = 2.0
+    assert calls(lambda: run.writer.step(11, {"loss": 1.0})) <= 60
+    assert calls(lambda: run.writer.step(12, {"loss": 1.0})) <= 3  # the lambda, and its clock

@@ -1,0 +1,29 @@
+"""How many Python functions a step calls: counts, so they are the same on a busy machine."""
+
+import pytest
+
+from actorflow.run.status import StatusWriter
+from benchmarks.count_calls import calls_per_step
+
+RUNTIME = ("machine.py", "dispatch.py", "admission.py", "visit.py", "table.py", "transitions.py",
+           "executor.py", "gate.py", "in_flight.py", "failure.py")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """Calls of a step that accumulates, evaluates and saves, by thread; no status is due."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StatusWriter, "_write", lambda *_: None)
+        return calls_per_step(few=10, many=90)
+
+
+def test_a_firing_costs_the_dispatcher_one_call_beside_its_launches(calls):
+    # Four batches and their chains, an update, the metrics, and every other step a snapshot, its
+    # sink, and an evaluation of two batches.
+    own = {w: n for w, n in calls["actorflow-dispatch"].items() if w.split(":")[0] in RUNTIME}
+    assert own.pop("machine.py:Machine.deliver") == 14.5
+    assert sum(own.values()) < 5, own  # the end of a run, which takes more or less by chance
+
+
+def test_the_metrics_of_a_step_cost_a_dozen_calls(calls):
+    assert sum(calls["actorflow-metrics"].values()) <= 14, calls["actorflow-metrics"]
