@@ -81,7 +81,7 @@ def _one_of(plan: Plan, actor: Actor) -> LaunchPlace:
     ops = _some([op for launch in launches for op in launch.made_of])
     lines = _some([str(plan.sources[launch.source]) for launch in launches])
     scopes = list(dict.fromkeys([launch.scope for launch in launches]))
-    what = f"one of its {len(launches)} launches, ops {ops},"
+    what = f"one of its {len(launches)} launches (ops {ops})"
     return LaunchPlace(what, ops, scopes[0] if len(scopes) == 1 else "", lines)
 
 

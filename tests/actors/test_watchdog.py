@@ -1,5 +1,6 @@
 """The watchdog on a clock of its own, and on real runs that really stand still."""
 
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -10,6 +11,7 @@ import pytest
 
 from actors.device.host import HostDevice
 from actors.errors import ActorFailed
+from actors.kernels.native.launch import NativeLaunch
 from actors.load import load
 from actors.loop import Loop
 from actors.loop_options import LoopOptions
@@ -215,6 +217,61 @@ def test_a_kernel_that_hangs_is_named_with_its_launch_and_the_users_line(
     )
     assert doing["after"].startswith(
         ("waits for its stream, which 'step' occupies", "waits for input 'mid' from 'step'")
+    )
+
+
+class CallsBack:
+    """A native kernel: C calls a function of Python's."""
+
+    def __init__(self, body):
+        self.call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda _: body() or 0)
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        return NativeLaunch(ctypes.cast(self.call, ctypes.c_void_p).value, 0, (self.call,))
+
+
+def test_a_launch_that_hangs_in_a_joined_native_chain_is_named_with_op_and_line(
+    native, plan_maker, fake_port, bodies
+):
+    make, gate = plan_maker(), bodies.Gate()
+    batch = make.edge("batch", 2)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    launches = [make.launch(name) for name in ("quick", "quick", "hangs", "quick")]
+    make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 1)], launches=launches)
+    kernels = {"quick": CallsBack(lambda: 0), "hangs": CallsBack(lambda: gate(None))}
+    bound = load(make.plan(), {"data": fake_port(bodies.Counting())}, (HostDevice(kernels),))
+    assert [len(chain) for chain in bound.chains[1]] == [1, 1]
+    with Loop(bound) as loop:
+        loop.admit(50)
+        gate.open()
+        gate.wait_entered()
+        gate.wait_entered()
+        stall, _ = stall_of(loop)
+        gate.permits.put("closed")
+    assert stall.reason.startswith(
+        "'step' has been in launch 3 of 4, op 'op_hangs' in 'scope.hangs' (train.py:4) for "
+    )
+
+
+def test_a_chain_that_hangs_and_does_not_tell_where_is_named_with_all_that_it_can_be(
+    plan_maker, fake_port, fake_kernel, bodies
+):
+    make, gate = plan_maker(), bodies.Gate()
+    batch = make.edge("batch", 2)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    launches = [make.launch(name) for name in ("first", "second")]
+    make.actor("step", ActorKind.COMPUTE, inputs=[(batch, 1)], launches=launches)
+    kernels = {"first": fake_kernel(), "second": fake_kernel()}
+    bound = load(make.plan(), {"data": fake_port(bodies.Counting())}, (HostDevice(kernels),))
+    bound.chains = (bound.chains[0], ((lambda: gate(None),),))
+    with Loop(bound) as loop:
+        loop.admit(50)
+        gate.wait_entered()
+        stall, _ = stall_of(loop)
+        gate.permits.put("closed")
+    assert stall.reason.startswith(
+        "'step' has been in one of its 2 launches (ops op_first, op_second)"
+        " (train.py:2, train.py:3) for "
     )
 
 
