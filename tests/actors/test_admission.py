@@ -1,16 +1,21 @@
 """Steps that are asked for, and the window in which they may begin."""
 
+import threading
 from itertools import permutations
+from queue import SimpleQueue
 
 import pytest
 from machines import settle
 
 from actors.admission import Admission
+from actors.device.host import HostDevice
+from actors.load import load
 from actors.loop import Loop
 from actors.loop_options import LoopOptions
 from actors.machine import Machine
 from actors.table import Edge, MachineTable
 from actors.transitions import Message, message
+from compiler.plan import ActorKind, RegisterKind
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
@@ -136,3 +141,38 @@ def test_a_grant_of_less_than_nothing_is_refused(pipeline):
     with pytest.raises(ValueError, match="expected to grant 0 steps or more in all, got -1"):
         loop.grant(-1)
     loop.close()
+
+
+@pytest.mark.usefixtures("no_thread_is_left")
+@pytest.mark.parametrize("num_in_flight", [1, 2, 3])
+def test_as_many_batches_are_in_flight_as_the_plan_has_credits(
+    plan_maker, fake_port, fake_kernel, bodies, num_in_flight
+):
+    make, gate, begun = plan_maker(), bodies.Gate(), SimpleQueue()
+    batch, mid = make.edge("batch", 8), make.edge("mid", 8)
+    fence = make.register("fence", RegisterKind.CONTROL, num_in_flight, size=0)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    for name, inputs, output in (("first", [batch, fence], mid), ("second", [mid], fence)):
+        make.actor(
+            name, ActorKind.COMPUTE, inputs=[(r, 1) for r in inputs], outputs=[(output, 1)],
+            launches=[make.launch(name)], is_thread=True,
+        )  # fmt: skip
+    kernels = {
+        "first": fake_kernel(lambda inputs, outputs: begun.put(None)),
+        "second": fake_kernel(lambda inputs, outputs: gate(None)),
+    }
+    initial = {"fence": num_in_flight}
+    ports = {"data": fake_port(bodies.Counting())}
+    bound = load(make.plan(), ports, (HostDevice(kernels),), initial=initial)
+    with Loop(bound, LoopOptions(initial=initial)) as loop:
+        loop.admit(8)
+        gate.wait_entered()
+        for _ in range(num_in_flight):
+            begun.get(timeout=PATIENCE)
+        taken = threading.Event()
+        loop._dispatcher.command(taken.set)
+        assert taken.wait(PATIENCE)
+        assert begun.empty()
+        gate.permits.put("closed")
+        loop.end()
+        assert loop.wait(PATIENCE)

@@ -62,3 +62,22 @@ def test_a_failed_step_leaves_the_state_of_the_step_before_it(
     expected = straight[1].state()
     for name, array in failing[1].state().items():  # moments and counters went on too
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def test_where_nobody_knows_which_launch_failed_the_variables_go_back_to_those_before_the_run(
+    monkeypatch, caplog
+):
+    """As on a device that runs a chain as a whole: an update may have been made, or not."""
+    monkeypatch.setattr("actors.in_flight.launch_number", lambda *_: None)
+    job, model = af.job(loss_of, optimizer=af.optim.SGD(0.1)), Table()
+    job.step(model, batch_of(1))
+    job.close(model)
+    before = {name: array.copy() for name, array in model.state().items()}
+    job.step(model, batch_of(2))
+    with pytest.raises(
+        af.ActorFailed, match=r"one of its \d+ launches \(ops .*test_failed_step.py"
+    ):
+        job.step(model, batch_of(3, **BAD[0]))
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert "the variables go back to those before the run" in caplog.text
