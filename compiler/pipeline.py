@@ -34,6 +34,7 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
+    buckets,
     collectives,
     fuse_attention,
     outputs,
@@ -139,9 +140,16 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     Pass("order", order.run, ("owned outputs", "products with what reads them"), ("order",)),
     DevicePass(
+        "buckets",
+        lambda graph, hardware: buckets.run(graph, hardware.ranks),
+        ("order", "gradients of all ranks"),
+        ("collectives by the bucket",),
+        lambda options: options.num_ranks > 1,
+    ),
+    DevicePass(
         "feed",
         lambda graph, hardware: feeding.run(graph, hardware.devices),
-        ("order",),  # it puts copies at the ends of it
+        ("order", "collectives by the bucket"),  # it puts copies at the ends of the order
         ("ports on the host's side",),
         lambda options: options.has_device,
     ),

@@ -14,7 +14,7 @@ from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
-from compiler.lowering.buffers import LaunchDraft, assign_buffers
+from compiler.lowering.buffers import LaunchDraft, assign_buffers, may_share_bytes
 from compiler.lowering.chains import StreamKey
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
@@ -22,6 +22,7 @@ from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import is_copy, place_number
 from compiler.placement import HOST, HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
+from compiler.registry import is_comm
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
 from memory.registers import choose_slots
 
@@ -143,8 +144,13 @@ class ChainActors:
     def place_crossings(self) -> None:
         """Add the registers between chains, one per maker and set of readers."""
         groups: dict[tuple[int, int, tuple[int, ...]], list[ValueId]] = {}
+        met = self._met_in_place()
+        left = set(met.values())
         for root, maker in self.program.maker.items():
-            others = tuple([c for c in self.readers(root) if c != maker])
+            if root in left:
+                continue
+            readers = [*self.readers(root), *(self.readers(met[root]) if root in met else ())]
+            others = tuple([c for c in dict.fromkeys(readers) if c != maker])
             if others and root not in self.home:
                 groups.setdefault((self.place_of((root,)), maker, others), []).append(root)
         for (place, maker, others), roots in groups.items():
@@ -172,6 +178,29 @@ class ChainActors:
                 self.brought.append((self.numbers[maker], register))
             for c in others:
                 self.actors.consume(self.numbers[c], register, self.numbers[maker])
+        self.home.update({after: self.home[before] for before, after in met.items()})
+
+    def _met_in_place(self) -> dict[ValueId, ValueId]:
+        """Return what a collective overwrites, and the value that it leaves there.
+
+        Nobody else reads what it overwrites. Who reads what it leaves holds the same register, and
+        waits for it by an edge of control: see `hold_order`.
+        """
+        program, storage = self.program, self.program.storage
+        found: dict[ValueId, ValueId] = {}
+        for c, chain in enumerate(program.chains):
+            for draft in [program.drafts[i] for i in chain.launches]:
+                if not is_comm.get(draft.node.op):
+                    continue
+                if not may_share_bytes(program.graph, storage, draft, 0, 0):
+                    continue
+                before, after = [
+                    storage.root[v[0]] for v in (draft.node.inputs, draft.node.outputs)
+                ]
+                is_theirs = self.readers(before) == (c,) and program.maker.get(before, c) != c
+                if is_theirs and before not in self.home and after not in self.home:
+                    found[before] = after
+        return found
 
     def _slots_beside(
         self, size: int, maker: int, readers: tuple[int, ...], names: list[str]

@@ -5,7 +5,7 @@ of kind comm on a stream of its own, so that it overlaps with compute.
 
 Ranks that disagree on which collective comes next would sum different tensors without an error. So
 the order is written down: it is an attribute of each, set by a pass from the graph alone
-(`compiler.passes.collectives`), and lowering obeys it, whatever it believes of durations.
+(`compiler.passes.buckets`), and lowering obeys it, whatever it believes of durations.
 """
 
 from __future__ import annotations

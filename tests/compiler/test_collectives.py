@@ -10,7 +10,9 @@ from graphs import descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.race import RaceError, check_races
 from compiler.graph import GraphBuilder
+from compiler.lowering import order
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.elementwise import EXP, NEG
@@ -20,7 +22,7 @@ from compiler.ops.shape import COPY, RESHAPE, TRANSPOSE
 from compiler.ops.slicing import CONCAT
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, collectives, simplify
+from compiler.passes import autodiff, buckets, collectives, simplify
 from compiler.passes.check import check
 from compiler.pipeline import compile_graph
 from compiler.placement import ALONE, Ranks
@@ -49,7 +51,9 @@ def layers(shapes, rng=None):
 
 
 def met(graph, ranks):
-    return check(collectives.run(simplify.run(autodiff.run(graph)), ranks), "collectives")
+    """Return the graph of one of some ranks, by the passes that ranks are the business of."""
+    graph = check(collectives.run(simplify.run(autodiff.run(graph)), ranks), "collectives")
+    return check(buckets.run(order.run(graph), ranks), "buckets")
 
 
 def reduced(graph):
@@ -80,7 +84,7 @@ def test_all_gradients_meet_once_and_updates_read_their_means():
 @settings(max_examples=30, deadline=None)
 def test_there_are_no_more_than_nine_buckets(shapes):
     found = reduced(met(layers(shapes), NEAR))
-    assert 1 <= len(found) <= collectives.MAX_BUCKETS + 1
+    assert 1 <= len(found) <= buckets.MAX_BUCKETS + 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_a_bucket_holds_what_is_made_one_after_the_other():
 def test_what_would_leave_others_unaligned_stands_last_in_its_bucket():
     graph = met(layers([(3,), (16, 16), (5, 5), (16,)]), Ranks(2))
     (row,) = [node for node in graph.nodes if node.op is CONCAT]
-    sizes = [graph.types[v].size_bytes % collectives.ROW_BYTES for v in row.inputs]
+    sizes = [graph.types[v].size_bytes % buckets.ROW_BYTES for v in row.inputs]
     assert sizes == sorted(sizes, key=bool)
     assert sizes.count(0) == 2
 
@@ -131,7 +135,7 @@ def test_what_shows_a_gradient_in_another_form_is_no_second_gradient(sketch):
 def test_ranks_that_read_the_same_batches_train_as_one_does(evaluate_graphs, shapes, seed):
     """The mean of equal gradients is each of them: the all-reduce becomes a copy."""
     graph = simplify.run(autodiff.run(layers(shapes)))
-    among = check(collectives.run(graph, NEAR), "collectives")
+    among = met(layers(shapes), NEAR)
     nodes = [replace(n, op=COPY) if n.op is ALL_REDUCE else n for n in among.nodes]
     rng = np.random.default_rng(seed)
     feeds = {
@@ -194,6 +198,7 @@ def test_a_hundred_pricings_of_kernels_make_plans_whose_collectives_are_the_same
     plans = [compile_graph(graph, priced(seed), options) for seed in range(100)]
     first = meetings(plans[0])
     assert len(first) > 4
+    assert all(len(members) > 1 for *_, members in first[:-1])
     assert sum(len(members) for *_, members in first) == 10
     if streams > 1:
         assert len({len(plan.actors) for plan in plans}) > 1, "the pricings change nothing at all"
@@ -216,3 +221,44 @@ def test_an_edge_keeps_the_order_of_buckets_on_their_stream(streams):
     for one, other in pairwise(actors):
         made = {port.register for port in one.outputs}
         assert made & {port.register for port in other.inputs}, "nothing but luck keeps the order"
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_collective_works_in_place_in_what_its_makers_have_written(streams):
+    options = CompileOptions("job", num_streams=streams)
+    plan = compile_graph(squares(Random(0)), priced(1), options)
+    for actor in comm_actors(plan):
+        for launch in actor.launches:
+            assert launch.inputs == launch.outputs
+            assert launch.reads != launch.writes
+    if streams == 1:
+        moved = [launch.op for a in plan.actors for launch in a.launches]
+        assert not {"concat", "copy"} & {*moved}, "gradients are moved into their buckets"
+
+
+def without(plan, registers):
+    """Return a plan whose actors do not know some of its registers."""
+    actors = [
+        replace(
+            actor,
+            inputs=tuple([p for p in actor.inputs if p.register not in registers]),
+            outputs=tuple([p for p in actor.outputs if p.register not in registers]),
+        )
+        for actor in plan.actors
+    ]
+    return replace(plan, actors=tuple(actors))
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_without_the_edge_that_updates_wait_by_the_race_check_names_both(streams):
+    options = CompileOptions("job", num_streams=streams)
+    plan = compile_graph(squares(Random(0)), priced(1), options)
+    check_races(plan)
+    update = next(a for a in plan.actors if any(x.op == "sgd_update" for x in a.launches))
+    read = {port.register for port in update.inputs}
+    comm = next(a for a in comm_actors(plan) if read & {port.register for port in a.outputs})
+    edges = read & {port.register for port in comm.outputs}
+    with pytest.raises(
+        RaceError, match=rf"(?s){comm.name}.*{update.name}|{update.name}.*{comm.name}"
+    ):
+        check_races(without(plan, edges))

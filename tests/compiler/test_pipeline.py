@@ -92,6 +92,6 @@ def test_a_pass_that_runs_after_the_order_was_decided_must_say_so():
 
 def test_what_a_budget_asks_for_runs_last_and_only_then():
     names = [step.name for step in check_order(PASSES, EVERYTHING, LOWERING_NEEDS)]
-    assert names[-5:] == ["order", "feed", "recompute", "offload", "spill"]
+    assert names[-5:] == ["buckets", "feed", "recompute", "offload", "spill"]
     plain = replace(EVERYTHING, memory_budget=0)
     assert [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)] == names[:-3]
