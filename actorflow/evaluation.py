@@ -11,34 +11,34 @@ the first ones of its source.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from actorflow.arguments import came, check_count, check_listener, check_source
+from actorflow.arguments import (
+    came,
+    check_count,
+    check_listener,
+    check_source,
+    spec_of_source,
+)
 from actorflow.data import Batch, DataError, DataSource, check_batch
 from actorflow.run.fetching import Fetching
 from actorflow.trace.tracer import find_source
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import CompileError
+from compiler.graph import UNPLACED, Graph
 from compiler.types import TensorType
 
 if TYPE_CHECKING:
     from actorflow.jobs import Job
+    from actorflow.nn.module import Module
+    from compiler.placement import Device
 
 Results = Mapping[str, float]
 """Mean of every scalar output over the batches of one evaluation."""
 
 OnResult = Callable[[int, Results], object]
-
-
-def check_shared_arena(job: Job) -> None:
-    """Raise CompileError where a job has a budget of its own for an arena that it shares."""
-    if job.options.memory_budget is not None:
-        raise CompileError(
-            f"{find_source()}: job {job.name!r} has a memory_budget, but evaluates in the arena of"
-            " the training: give the budget to the training job, which counts the evaluation too"
-        )
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,32 @@ class Evaluation:
                 f"{find_source()}: job {self.job.name!r} trains, so it cannot evaluate; decorate"
                 " the function with @af.job(train=False)"
             )
+
+
+def evaluation_graph(evaluation: Evaluation, model: Module, devices: tuple[Device, ...]) -> Graph:
+    """Return the graph of an evaluation that is part of a training on some devices.
+
+    Raises CompileError for what its job asks of an arena or of devices that are the training's, and
+    where it has no scalar to report.
+    """
+    job = evaluation.job
+    if job.options.memory_budget is not None:
+        raise CompileError(
+            f"{find_source()}: job {job.name!r} has a memory_budget, but evaluates in the arena of"
+            " the training: give the budget to the training job, which counts the evaluation too"
+        )
+    if job.options.placed_on not in ((), devices):
+        named, own = (", ".join(map(str, found)) for found in (job.options.placed_on, devices))
+        raise CompileError(
+            f"{find_source()}: job {job.name!r} is for {named}, but evaluates in a training on"
+            f" {own}; give both the same devices, or the evaluation none"
+        )
+    graph = job.graph(model, spec_of_source(evaluation.data))
+    check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
+    if job.options.placed_on or len(devices) == 1:
+        return graph
+    nodes = [replace(node, device=UNPLACED) for node in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
 
 
 class EvaluationDataPort:

@@ -35,7 +35,7 @@ from actorflow.checkpoint.policy import Every
 from actorflow.compile.capture import CAPTURING, PlanCaptured
 from actorflow.compile.job_options import JobOptions
 from actorflow.data import DataError, DataSource, spec_of
-from actorflow.evaluation import Evaluation, check_evaluation, check_results, check_shared_arena
+from actorflow.evaluation import Evaluation, check_evaluation, evaluation_graph
 from actorflow.keywords import arguments_of, describe, signature_with, takes
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
@@ -276,14 +276,12 @@ class Job:
         configure(settings.log_level)
         load_plugins()  # before the trace: what they add may change what it sees
         spec = spec_of_source(data)
-        graph = graph or self.graph(model, spec)
+        graph, devices = graph or self.graph(model, spec), self.devices
         evaluated = None
         if evaluation is not None:
-            check_shared_arena(evaluation.job)
-            evaluated = evaluation.job.graph(model, spec_of_source(evaluation.data))
-            types = {o.name: evaluated.types[o.value] for o in evaluated.outputs}
-            check_results(types, evaluation.job.name)
-        hardware = replace(hardware_for(self.devices), ranks=ranks)
+            evaluated = evaluation_graph(evaluation, model, devices)
+        budget = self.options.budget_bytes
+        hardware = replace(hardware_for(devices), ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)

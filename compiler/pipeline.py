@@ -37,7 +37,9 @@ from compiler.passes import (
     buckets,
     collectives,
     fuse_attention,
+    insert_copies,
     outputs,
+    place,
     precision,
     rates,
     simplify,
@@ -87,10 +89,29 @@ PASSES: tuple[AnyPass, ...] = (
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
+    DevicePass(
+        "place",
+        place.run,
+        ("updates of rows", "products in bfloat16"),  # what runs, but for fusion
+        ("a device for every node",),
+        lambda options: len(options.devices) > 1,
+    ),
+    DevicePass(
+        "insert_copies",
+        insert_copies.run,
+        ("a device for every node",),
+        ("copies between devices",),
+        lambda options: len(options.devices) > 1,
+    ),
     Pass(
         "rates",
         rates.run,
-        ("minimal", "updates that a broken step skips", "gradients of all ranks"),
+        (
+            "minimal",
+            "updates that a broken step skips",
+            "copies between devices",
+            "gradients of all ranks",
+        ),
         ("rates",),
     ),
     Pass(
@@ -203,6 +224,7 @@ def compile_graph(
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     graph = _rewritten(graph, steps, hardware, options, watch)
     if evaluation is not None:
+        evaluation = place.with_homes_of(evaluation, graph, hardware)
         its = replace(options, precision=options.evaluate_precision)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
         evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")

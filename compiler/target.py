@@ -108,12 +108,14 @@ class Hardware:
     """What a plan is made for: the devices of a job in order, each with its target.
 
     A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory. With
-    several `ranks` each of them has such devices, and all have one plan.
+    several `ranks` each of them has such devices, and all have one plan. `memory_bytes`: what each
+    device's memory may hold; 0, as much as is needed.
     """
 
     devices: tuple[Device, ...]
     targets: tuple[Target, ...]
     ranks: Ranks = ALONE
+    memory_bytes: int = 0
 
     @property
     def fingerprint(self) -> str:

@@ -82,6 +82,10 @@ class SimTarget:
         return self._host.collective_ns(size_bytes)
 
 
+KINDS = (DeviceKind.HOST, DeviceKind.SIM)
+"""The devices that there are kernels for, and that run."""
+
+
 def hardware_for(devices: Sequence[Device]) -> Hardware:
     """Return what a plan for some devices is made for. Raises CompileError; see `target_for`."""
     return Hardware(tuple(devices), tuple([target_for(device) for device in devices]))
@@ -89,14 +93,12 @@ def hardware_for(devices: Sequence[Device]) -> Hardware:
 
 def target_for(device: Device) -> Target:
     """Return what is known of a device. Raises CompileError for a kind without kernels."""
-    if device.kind is DeviceKind.HOST:
-        return HostTarget()
-    if device.kind is DeviceKind.SIM:
-        return SimTarget(device)
-    raise CompileError(
-        f"device {device} has no kernels in this version, so nothing can be compiled for it; there"
-        " are kernels for host and sim"
-    )
+    if device.kind not in KINDS:
+        raise CompileError(
+            f"device {device} has no kernels in this version, so nothing can be compiled for it;"
+            f" there are kernels for {' and '.join([kind.value for kind in KINDS])}"
+        )
+    return HostTarget() if device.kind is DeviceKind.HOST else SimTarget(device)
 
 
 def is_taken_elsewhere(call: KernelCall) -> bool:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from actorflow.compile.native import NATIVE, build, choosing
 from actorflow.compile.plugins import load_plugins
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.targets import KINDS, hardware_for
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
 from actorflow.run.devices import devices_of
 from actorflow.settings import Settings
-from compiler.errors import CompileError, PlanFormatError
+from compiler.errors import CompileError, DeviceError, PlanFormatError
 from compiler.plan import Plan
+
+_VERSION = re.compile(r"\bhost-\d+")
+"""What of a fingerprint says which kernels there are; the rest is with what they were built."""
 
 
 def make_ready(plan: Plan, settings: Settings) -> None:
     """Prove a plan and build its kernels.
 
-    Raises CompileError or PlanFormatError where this machine cannot run it.
+    Raises CompileError, DeviceError or PlanFormatError where this machine cannot run it.
     """
     _check_ranks(plan)
+    _check_devices(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
@@ -37,6 +43,20 @@ def _check_ranks(plan: Plan) -> None:
         )
 
 
+def _check_devices(plan: Plan) -> None:
+    """Refuse a plan that wants devices of a kind that is not here."""
+    rows = [*[a.device for a in plan.arenas], *[s.device for s in plan.streams]]
+    own = [str(device) for device in dict.fromkeys(rows)]
+    missing = [str(device) for device in dict.fromkeys(rows) if device.kind not in KINDS]
+    if missing:
+        raise DeviceError(
+            f"plan {plan.name!r} runs on {', '.join(own)}, and there is no {', '.join(missing)}"
+            " here: this version has devices of the kinds"
+            f" {', '.join([kind.value for kind in KINDS])}; compile the job for one of these"
+            ' (device="..."), or run the plan where it was made for'
+        )
+
+
 def _check_target(plan: Plan, *, is_native: bool) -> None:
     """Refuse a plan that was made for other kernels than this machine has."""
     names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
@@ -47,7 +67,7 @@ def _check_target(plan: Plan, *, is_native: bool) -> None:
             " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
         )
     here, there = hardware_for(devices_of(plan)).fingerprint, plan.target
-    if here.split()[:1] != there.split()[:1]:
+    if _VERSION.findall(here) != _VERSION.findall(there):
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"
             " compile the job again"

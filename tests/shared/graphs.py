@@ -9,7 +9,8 @@ from compiler.lowering.storage import assign_storage
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
 from compiler.passes import outputs
-from compiler.target import KernelInfo, one_device
+from compiler.placement import Device, DeviceKind
+from compiler.target import Hardware, KernelInfo, Link, one_device
 
 
 def variable(b, name, shape, dtype="float32", role="parameter"):
@@ -123,3 +124,10 @@ class Target(HostCosts):
 def made_up(*arguments, **options):
     """Return the hardware of a single `Target`."""
     return one_device(Target(*arguments, **options))
+
+
+def sims(count, targets=None):
+    """Return the hardware of some simulated devices with links, of made-up kernels."""
+    link = Link(25.0, 25.0, 5_000.0)
+    devices = tuple([Device(DeviceKind.SIM, index) for index in range(count)])
+    return Hardware(devices, tuple(targets or [Target("made-up", link=link)] * count))

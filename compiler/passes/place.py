@@ -1,0 +1,394 @@
+"""Place by cost what no region places: each node where it ends earliest, memory permitting.
+
+List scheduling on a simulated machine, as in TensorFlow's first paper (Abadi et al., 2015, section
+3.2.1) and HEFT (Topcuoglu et al., 2002): nodes are taken in the order of how much time lies between
+them and the end of the step, and each goes to the device where it ends first by the durations of
+that device's kernels, when what it reads has come over links that carry one tensor at a time.
+
+What belongs together is placed as one, by its first node: a parameter with whatever reads it, so
+that none is copied, and an update with all that it writes. A view stays with what it shows. What
+the user placed stays there.
+
+A device whose memory would overflow is passed over. What lives is counted as the simulation goes:
+variables from the beginning, values until their last reader. The backward pass has no choice any
+more, for it reads the parameters; so where a trial overflows there, the next one leaves more room.
+Its count knows nothing of fusion and in-place updates: it is an estimate, from above, and decides
+where things go, while what the arenas of the plan really take decides whether it is accepted.
+
+To look at one node at a time is short-sighted: branches that begin on two devices may have to
+meet over a slow link. So all on one device is tried, too, and the schedule that ends first counts.
+A chain of layers stays on one device, unless it is too small: a copy never makes a chain faster.
+
+Guarantees: every node has a device, and it is the same one whenever graph and costs are the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from compiler.attrs import NO_ATTRS
+from compiler.errors import CompileError
+from compiler.fusion.expansion import expand
+from compiler.graph import UNPLACED, Graph, Node
+from compiler.lowering.storage import Storage, assign_storage, call_of, dense_layout
+from compiler.ops.shape import COPY
+from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
+from compiler.registry import is_comm, runs_as, view
+from compiler.target import CallOperand, Hardware, KernelCall, Target
+from compiler.types import DType, TensorType, ValueId
+
+_ROOM = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375)
+"""Shares of a device's memory that trials fill before they go on elsewhere, one after the other."""
+
+_FLOATING = (CONSTANT, INPUT)
+"""What lies wherever it is read: a constant is made there, a batch comes from the host."""
+
+
+def run(graph: Graph, hardware: Hardware) -> Graph:
+    """Return the graph with a device for every node. O(n log n) per trial, times the devices.
+
+    Raises CompileError where no device has a kernel for a node.
+    """
+    if all([node.device != UNPLACED for node in graph.nodes]):
+        return graph
+    work = _work_of(graph, hardware)
+    trials = [_Trial(work, 1.0, device) for device in range(len(hardware.devices))]
+    trials += [_Trial(work, share) for share in (_ROOM if hardware.memory_bytes else _ROOM[:1])]
+    for trial in trials:
+        trial.run()
+    best = min(trials, key=lambda trial: (trial.excess_bytes, trial.makespan_ns))
+    nodes = zip(graph.nodes, _devices(work, best.chosen), strict=True)
+    return replace(graph, nodes=tuple([replace(node, device=d) for node, d in nodes]))
+
+
+def with_homes_of(graph: Graph, training: Graph, hardware: Hardware) -> Graph:
+    """Return a graph that reads the variables of another one with them where they lie there.
+
+    Raises CompileError, with both lines, where the user placed one somewhere else.
+    """
+    home = {n.attrs["name"]: n for n in training.nodes if n.op is VARIABLE}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        there = home.get(node.attrs["name"]) if node.op is VARIABLE else None
+        if there is not None and node.device not in (UNPLACED, there.device):
+            raise CompileError(
+                f"{node.source}: the evaluation has variable {node.attrs['name']!r} on"
+                f" {hardware.devices[node.device]}, the training on"
+                f" {hardware.devices[there.device]} ({there.source}); place what reads it alike,"
+                " or name no device in the evaluation"
+            )
+        nodes.append(node if there is None else replace(node, device=there.device))
+    return replace(graph, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What trials have in common; views and sources take no time and are part of no schedule.
+
+    `maker` has, per value, the node whose bytes it shows; `group`, per node, the first node of
+    those that are placed with it. Of groups: `able` are the devices with kernels for all of it,
+    `pinned` the device of those that are placed, `lasting` the bytes of their variables. Of
+    launches: `reads` are the values, `times` the duration on each device, None where that has no
+    kernel, `rank` the time from the begin to the end of all.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    maker: tuple[int, ...]
+    group: tuple[int, ...]
+    able: dict[int, tuple[int, ...]]
+    pinned: dict[int, int]
+    lasting: dict[int, int]
+    reads: dict[int, tuple[ValueId, ...]]
+    times: dict[int, tuple[float | None, ...]]
+    rank: dict[int, float]
+
+    def before(self, launch: int) -> list[int]:
+        """Return the launches that make what one reads."""
+        makers = [self.maker[value] for value in self.reads[launch]]
+        return list(dict.fromkeys([maker for maker in makers if maker in self.reads]))
+
+    def move_ns(self, start: int, end: int, size_bytes: int) -> float:
+        """Return what it takes until a device has the bytes of another one."""
+        link = self.hardware.link(end, start)
+        time = self.hardware.message_ns(start, end)
+        return time if link is None else time + link.in_ns(size_bytes)
+
+    def made_bytes(self, launch: int) -> int:
+        """Return the bytes of what a launch makes, and not over a variable."""
+        node = self.graph.nodes[launch]
+        over = [output for output, _ in node.writes]
+        made = [v for position, v in enumerate(node.outputs) if position not in over]
+        return sum([self.graph.types[v].size_bytes for v in made])
+
+
+def _work_of(graph: Graph, hardware: Hardware) -> _Work:
+    storage, producers = assign_storage(graph), graph.producers()
+    maker = list(producers)
+    for node in graph.nodes:
+        if view.has(node.op):
+            maker[node.outputs[0]] = maker[node.inputs[0]]
+    group = _groups(graph, maker)
+    pinned: dict[int, int] = {}
+    lasting: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        if node.device != UNPLACED:
+            pinned.setdefault(group[index], node.device)
+        if node.op is VARIABLE:
+            if node.attrs.str_("role") == "counter":
+                pinned.setdefault(group[index], 0)  # all devices read them: none is better
+            size = graph.types[node.outputs[0]].size_bytes
+            lasting[group[index]] = lasting.get(group[index], 0) + size
+    reads = {i: tuple(dict.fromkeys(graph.nodes[i].inputs)) for i in storage.launches}
+    times = _times(graph, storage, hardware)
+    able = _able(graph, hardware, group, times)
+    work = _Work(graph, hardware, tuple(maker), group, able, pinned, lasting, reads, times, {})
+    _fill_ranks(work)
+    return work
+
+
+def _groups(graph: Graph, maker: Sequence[int]) -> tuple[int, ...]:
+    """Return, per node, the first node of those that are placed with it."""
+    parent = list(range(len(graph.nodes)))
+
+    def find(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    def join(one: int, other: int) -> None:
+        first, second = sorted((find(one), find(other)))
+        parent[second] = first
+
+    for index, node in enumerate(graph.nodes):
+        if view.has(node.op):
+            join(index, maker[node.inputs[0]])
+            continue
+        for value in node.inputs:
+            source = graph.nodes[maker[value]]
+            if source.op is VARIABLE and source.attrs.str_("role") == "parameter":
+                join(index, maker[value])
+        for _, position in node.writes:
+            join(index, maker[node.inputs[position]])
+    return tuple([find(index) for index in range(len(parent))])
+
+
+def _times(
+    graph: Graph, storage: Storage, hardware: Hardware
+) -> dict[int, tuple[float | None, ...]]:
+    """Return the duration of each launch on each device; those that are alike are asked once."""
+    known: dict[object, tuple[float | None, ...]] = {}
+    times: dict[int, tuple[float | None, ...]] = {}
+    for index in storage.launches:
+        node = graph.nodes[index]
+        if is_comm.get(node.op):
+            times[index] = (0.0,) * len(hardware.targets)
+            continue
+        if expand.has(node.op) or runs_as.get(node.op):
+            call = _copy_as_long(graph, node)
+        else:
+            call = call_of(node, graph.types, storage.layout.__getitem__)
+        if call not in known:
+            known[call] = tuple([_duration_ns(target, call) for target in hardware.targets])
+        times[index] = known[call]
+    return times
+
+
+def _copy_as_long(graph: Graph, node: Node) -> KernelCall:
+    """Return a copy of as many bytes as a node moves that has no kernel before it is fused.
+
+    It is bound by memory, as those are.
+    """
+    moved = sum([graph.types[v].size_bytes for v in (*node.inputs, *node.outputs)])
+    type_ = TensorType(DType.BOOL, (max(1, moved // 2),))
+    operand = CallOperand(type_, dense_layout(type_))
+    return KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,))
+
+
+def _able(
+    graph: Graph,
+    hardware: Hardware,
+    group: Sequence[int],
+    times: dict[int, tuple[float | None, ...]],
+) -> dict[int, tuple[int, ...]]:
+    """Return, per group with launches, the devices that have kernels for all of them."""
+    able: dict[int, tuple[int, ...]] = {}
+    for launch, row in times.items():
+        earlier = able.get(group[launch], tuple(range(len(row))))
+        able[group[launch]] = tuple([d for d in earlier if row[d] is not None])
+        if not able[group[launch]]:
+            node, names = graph.nodes[launch], ", ".join(map(str, hardware.devices))
+            raise CompileError(
+                f"{node.source}: none of {names} has a kernel for {node.op} and all that must run"
+                " beside it"
+            )
+    return able
+
+
+def _duration_ns(target: Target, call: KernelCall) -> float | None:
+    try:
+        return target.query(call).duration_ns
+    except LookupError:
+        return None
+
+
+def _fill_ranks(work: _Work) -> None:
+    """Find the time from the begin of each launch to the end, by means over devices and links."""
+    for launch in reversed(work.reads):
+        own = [time for time in work.times[launch] if time is not None]
+        rank = work.rank[launch] = work.rank.get(launch, 0.0) + sum(own) / len(own)
+        for value in work.reads[launch]:
+            maker = work.maker[value]
+            if maker in work.reads:
+                is_moved = work.group[maker] != work.group[launch]
+                size = work.graph.types[value].size_bytes
+                moved = work.move_ns(0, 1, size) if is_moved else 0.0
+                work.rank[maker] = max(work.rank.get(maker, 0.0), rank + moved)
+
+
+class _Trial:
+    """One schedule on a simulated machine, which fills a share of each device's memory.
+
+    With `only` all goes to one device, as far as that has kernels. `chosen` has the device of each
+    group; `excess_bytes` what the fullest device has too much.
+    """
+
+    def __init__(self, work: _Work, share: float, only: int | None = None) -> None:
+        self._work = work
+        self._only = only
+        self._cap_bytes = work.hardware.memory_bytes
+        self._room_bytes = share * self._cap_bytes
+        count = len(work.hardware.devices)
+        self.chosen: dict[int, int] = {}
+        self._free_ns = [0.0] * count
+        self._link_ns: dict[tuple[int, int], float] = {}
+        self._end_ns: dict[int, float] = {}
+        self._there_ns: dict[tuple[ValueId, int], float] = {}
+        self._lives, self._peak = [0] * count, [0] * count
+        self._held: dict[int, dict[int, int]] = {}
+        """By a launch and a device, the bytes there of what it made."""
+
+    @property
+    def makespan_ns(self) -> float:
+        """When the last launch ends."""
+        return max(self._end_ns.values(), default=0.0)
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that the fullest device would hold beyond its memory."""
+        return max(0, max(self._peak) - self._cap_bytes) if self._cap_bytes else 0
+
+    def run(self) -> None:
+        """Place launch after launch, those with the most before them first."""
+        work = self._work
+        readers: dict[int, list[int]] = {launch: [] for launch in work.reads}
+        for launch in work.reads:
+            for maker in work.before(launch):
+                readers[maker].append(launch)
+        waits = {launch: len(work.before(launch)) for launch in work.reads}
+        left = {launch: len(own) for launch, own in readers.items()}
+        for value in work.graph.roots():
+            if work.maker[value] in left:
+                left[work.maker[value]] += 1
+        for root, device in work.pinned.items():
+            self._choose(root, device)
+        # An update frees its gradient: where memory is short it does not wait for the end.
+        is_early = [bool(self._cap_bytes and node.writes) for node in work.graph.nodes]
+        key = {i: -inf if is_early[i] else -rank for i, rank in work.rank.items()}
+        ready = [(key[launch], launch) for launch, count in waits.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, launch = heapq.heappop(ready)
+            self._place(launch)
+            for maker in work.before(launch):
+                left[maker] -= 1
+                if not left[maker]:
+                    self._release(maker)
+            for reader in readers[launch]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    heapq.heappush(ready, (key[reader], reader))
+
+    def _place(self, launch: int) -> None:
+        """Let a launch run, on the device of its group, or on the one where it ends first."""
+        work = self._work
+        root = work.group[launch]
+        if root not in self.chosen:
+            able: Sequence[int] = work.able[root]
+            if self._only is not None and self._only in able:
+                able = (self._only,)
+            fits = [d for d in able if not self._excess_at(launch, d)]
+            cost = self._end_at if fits else self._excess_at
+            self._choose(root, min(fits or able, key=lambda d: (cost(launch, d), d)))
+        device = self.chosen[root]
+        arrivals = self._arrivals(launch, device, self._link_ns)
+        for value, at in arrivals.items():
+            self._there_ns[value, device] = at
+            held = self._held.get(work.maker[value])
+            if held is not None and device not in held:
+                held[device] = work.graph.types[value].size_bytes
+                self._add(device, held[device])
+        begin = max([self._free_ns[device], *arrivals.values()])
+        self._free_ns[device] = self._end_ns[launch] = begin + (work.times[launch][device] or 0.0)
+        self._held[launch] = {device: work.made_bytes(launch)}
+        self._add(device, work.made_bytes(launch))
+
+    def _choose(self, root: int, device: int) -> None:
+        self.chosen[root] = device
+        self._add(device, self._work.lasting.get(root, 0))
+
+    def _add(self, device: int, size_bytes: int) -> None:
+        self._lives[device] += size_bytes
+        self._peak[device] = max(self._peak[device], self._lives[device])
+
+    def _release(self, launch: int) -> None:
+        for device, size_bytes in self._held.pop(launch).items():
+            self._lives[device] -= size_bytes
+
+    def _excess_at(self, launch: int, device: int) -> float:
+        """Return by how much a device would be fuller than it may be with a launch there."""
+        if not self._cap_bytes:
+            return 0.0
+        work = self._work
+        new = work.lasting.get(work.group[launch], 0) + work.made_bytes(launch)
+        for value in work.reads[launch]:
+            if device not in self._held.get(work.maker[value], (device,)):
+                new += work.graph.types[value].size_bytes
+        return max(0.0, self._lives[device] + new - self._room_bytes)
+
+    def _end_at(self, launch: int, device: int) -> float:
+        """Return when a launch would end on a device."""
+        arrivals = self._arrivals(launch, device, dict(self._link_ns))
+        begin = max([self._free_ns[device], *arrivals.values()])
+        return begin + (self._work.times[launch][device] or 0.0)
+
+    def _arrivals(
+        self, launch: int, device: int, link_ns: dict[tuple[int, int], float]
+    ) -> dict[ValueId, float]:
+        """Return when a device has what a launch reads; links are busy with it until then."""
+        work, found = self._work, dict[ValueId, float]()
+        for value in work.reads[launch]:
+            maker = work.maker[value]
+            home = self.chosen.get(work.group[maker], device)
+            if work.graph.nodes[maker].op in _FLOATING:
+                home = device
+            at = self._there_ns.get((value, device), self._end_ns.get(maker, 0.0))
+            if home != device and (value, device) not in self._there_ns:
+                begin = max(at, link_ns.get((home, device), 0.0))
+                size = work.graph.types[value].size_bytes
+                at = link_ns[home, device] = begin + work.move_ns(home, device, size)
+            found[value] = at
+        return found
+
+
+def _devices(work: _Work, chosen: dict[int, int]) -> list[int]:
+    """Return the device of every node; what lies wherever it is read lies where that is first."""
+    first: dict[int, int] = {}
+    for launch in work.reads:
+        for value in work.reads[launch]:
+            first.setdefault(work.group[work.maker[value]], chosen[work.group[launch]])
+    return [chosen.get(root, first.get(root, 0)) for root in work.group]

@@ -1,0 +1,84 @@
+"""Random nets over several devices, and the rule that copies between them follow."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import strategies as st
+
+from compiler.ops.activation import GELU
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.copies import COPY_TO
+from compiler.ops.matmul import MATMUL
+from compiler.ops.shape import BROADCAST_TO, TRANSPOSE
+from compiler.ops.sources import scalar
+from compiler.registry import is_source, view
+from compiler.types import DType
+
+
+def lies(graph):
+    """Return where each value lies; a value of a view lies where what it shows does."""
+    found = {}
+    for node in graph.nodes:
+        if node.op is COPY_TO:
+            place = node.attrs["to"]
+        elif view.has(node.op):
+            place = found[node.inputs[0]]
+        else:
+            place = node.device
+        found |= dict.fromkeys(node.outputs, place)
+    return found
+
+
+def check_edges(graph):
+    """Check that nodes read what lies with them, and that no copy is made twice, or for nothing."""
+    place = lies(graph)
+    copies = Counter()
+    for node in graph.nodes:
+        if node.op is COPY_TO:
+            (value,) = node.inputs
+            assert place[value] != node.attrs["to"]
+            copies[value, node.attrs["to"]] += 1
+        elif not is_source.get(node.op):
+            assert {place[v] for v in node.inputs} <= {node.device}, node.op
+    assert {*copies.values()} <= {1}
+    buckets = [n.attrs["bucket"] for n in graph.nodes if n.op is COPY_TO]
+    assert len({*buckets}) == len(buckets)
+
+
+def check_same(graph, after, feeds, evaluate):
+    for got, wanted in zip(evaluate(after, feeds), evaluate(graph, feeds), strict=True):
+        assert got.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+LAYERS = st.lists(
+    st.tuples(
+        st.sampled_from(("product", "gelu", "residual", "scale", "turn", "bias", "reuse")),
+        st.integers(0, 2),
+        st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def layer(net, kind, earlier, weights, pick):
+    """Emit one layer on the device of the builder; all values are [4, 4]."""
+    b, h = net.b, earlier[-1]
+    if kind == "product":
+        weights.append(net.variable(4, 4, dtype="float32"))
+        return b.one(MATMUL, h, weights[-1])
+    if kind == "gelu":
+        return b.one(GELU, h)
+    if kind == "residual":
+        return b.one(ADD, h, earlier[pick % len(earlier)])
+    if kind == "scale":
+        return b.one(MUL, h, b.one(BROADCAST_TO, scalar(b, 0.5, DType.FLOAT32), shape=(4, 4)))
+    if kind == "turn":
+        return b.one(TRANSPOSE, h, perm=(1, 0))
+    if kind == "bias":
+        weights.append(net.variable(4, dtype="float32"))
+        return b.one(ADD, h, b.one(BROADCAST_TO, weights[-1], shape=(4, 4)))
+    to = pick % 3
+    return b.one(COPY_TO, h, to=to, bucket=0)
