@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
+from actors.contention import RunningFirings, SharedHost
 from actors.critical_path import Bubble, bubbles, critical_path
 from actors.history import PathFiring, Row
 from actors.machine import Machine
@@ -85,6 +86,7 @@ def simulate(
     *,
     seed: int = 0,
     jitter: float = 0.0,
+    host: SharedHost | None = None,
 ) -> SimulatedRun:
     """Run `steps` steps of a plan to their end on virtual time.
 
@@ -94,6 +96,7 @@ def simulate(
         durations_ns: Duration of a firing per actor; default: as the plan estimates.
         seed: Seed of the jitter.
         jitter: Durations are scaled by a factor within 1 - jitter and 1 + jitter.
+        host: The machine whose cores all streams share; None where each has cores of its own.
 
     Raises:
         ValueError: A table came without durations, or their number is wrong.
@@ -108,7 +111,7 @@ def simulate(
             f" {'none' if durations_ns is None else len(durations_ns)}"
         )
     calendar = Calendar()
-    rank = VirtualRank(0, table, durations_ns, calendar, rng=Random(seed), jitter=jitter)
+    rank = VirtualRank(0, table, durations_ns, calendar, rng=Random(seed), jitter=jitter, host=host)
     rank.start(steps)
     while calendar:
         now, _, code = calendar.next()
@@ -151,11 +154,12 @@ class VirtualRank:
         jitter: See `simulate`.
         meets: Per actor what to call when a firing begins that others must end, with
             `take(DONE)`, or None for those that end after their duration.
+        host: The machine whose cores the streams share; None where each has cores of its own.
     """
 
     __slots__ = (
-        "_busy_ns", "_calendar", "_done", "_durations_ns", "_jitter", "_meets", "_queues", "_rank",
-        "_rng", "_rows", "_started_at", "_streams", "machine", "now",
+        "_busy_ns", "_calendar", "_done", "_durations_ns", "_host", "_jitter", "_meets", "_queues",
+        "_rank", "_rng", "_rows", "_running", "_started_at", "_streams", "machine", "now",
     )  # fmt: skip
 
     def __init__(
@@ -168,6 +172,7 @@ class VirtualRank:
         rng: Random,
         jitter: float = 0.0,
         meets: Sequence[Meet | None] | None = None,
+        host: SharedHost | None = None,
     ) -> None:
         num_streams = max(table.streams, default=-1) + 1
         self.machine = Machine(table)
@@ -183,6 +188,8 @@ class VirtualRank:
         self._queues: list[deque[int]] = [deque() for _ in range(num_streams)]
         self._started_at = [0] * num_streams
         self._busy_ns = [0] * num_streams
+        self._host = host
+        self._running = None if host is None else RunningFirings(host)
         # Rows without their tuples: a fleet has millions.
         self._rows = array("q")
 
@@ -198,10 +205,33 @@ class VirtualRank:
     def take(self, now: int, code: int) -> None:
         """Receive a message at its time."""
         self.now = now
-        if code & KIND_MASK == _DONE:
+        if code < 0:
+            self._take_own(code)
+            return
+        if code & KIND_MASK == _DONE and self._host is None:
             self._end_firing(subject_of(code))
         self.machine.receive(code)
         self._collect()
+
+    def _take_own(self, code: int) -> None:
+        """Begin or end a firing on its stream: what the machine hears of a moment later."""
+        running, host = self._running, self._host
+        actor, is_end = divmod(-1 - code, 2)
+        if running is None or host is None:
+            return
+        if not is_end:
+            self._started_at[self._streams[actor]] = self.now
+            running.begin(actor, self.now, self._scaled(self._durations_ns[actor]))
+        elif not running.is_due(actor, self.now):
+            return  # others began or ended meanwhile, and it was announced anew
+        else:
+            running.end(actor, self.now)
+            self._calendar.schedule(
+                self.now + round(host.post_ns[actor]), self._rank, self._done[actor]
+            )
+            self._end_firing(actor)
+        for other, end in running.due():
+            self._calendar.schedule(end, self._rank, _end_of(other))
 
     def finish(self, steps: int) -> SimulatedRun:
         """Return the run. Raises InternalError when something still waits."""
@@ -228,11 +258,15 @@ class VirtualRank:
                 if len(queue) == 1:
                     self._begin_firing(actor)
 
-    def _begin_firing(self, actor: int) -> None:
+    def _begin_firing(self, actor: int, *, is_awake: bool = False) -> None:
         self._started_at[self._streams[actor]] = self.now
         meet = self._meets[actor]
         if meet is not None:
             meet(actor)
+            return
+        if self._host is not None:
+            wake_ns = 0.0 if is_awake else self._host.wake_ns[actor]
+            self._calendar.schedule(self.now + round(wake_ns), self._rank, _begin_of(actor))
             return
         end = self.now + self._scaled(self._durations_ns[actor])
         self._calendar.schedule(end, self._rank, self._done[actor])
@@ -245,9 +279,19 @@ class VirtualRank:
         queue = self._queues[stream]
         queue.popleft()
         if queue:
-            self._begin_firing(queue[0])
+            self._begin_firing(queue[0], is_awake=True)
 
     def _scaled(self, duration_ns: float) -> int:
         if not self._jitter:
             return round(duration_ns)
         return round(duration_ns * self._rng.uniform(1 - self._jitter, 1 + self._jitter))
+
+
+def _begin_of(actor: int) -> int:
+    """Return the event of a rank itself that a firing begins; messages are never negative."""
+    return -1 - 2 * actor
+
+
+def _end_of(actor: int) -> int:
+    """Return the event of a rank itself that a firing ends on its stream."""
+    return -2 - 2 * actor

@@ -33,12 +33,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile import streams
+from actorflow.compile.targets import HostTarget
 from actors.race import check_races
 from compiler import pipeline
 from compiler.accounting import account
 from compiler.budget import offload, spill
 from compiler.errors import ActorflowError, CompileError, PlanFormatError
-from compiler.lowering import chains
 from compiler.plan import Actor, Launch, Plan, Port, RegisterKind
 from compiler.verify import verify_plan
 
@@ -167,7 +168,8 @@ def surroundings(*, native: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         values = {"ACTORFLOW_CACHE": "off", "ACTORFLOW_NATIVE": "1" if native else "0"}
         stack.enter_context(mock.patch.dict(os.environ, values))
-        stack.enter_context(mock.patch.object(chains, "MESSAGE_NS", 100.0))
+        stack.enter_context(mock.patch.object(HostTarget, "message_ns", 100.0))
+        stack.enter_context(mock.patch.object(streams, "asks_for_choice", return_value=False))
         yield
 
 

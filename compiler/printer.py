@@ -37,6 +37,8 @@ def summarise(plan: Plan) -> list[str]:
     for arena, account in zip(plan.arenas, plan.memory, strict=True):
         lines += [f"  {line}" for line in arena_lines(plan, arena, account)]
     lines += [f"  {_recomputation(note)}" for note in plan.recomputation]
+    if isinstance(streams := plan.option("streams"), str):
+        lines.append(f"  compute streams: {streams}")
     added = plan.option("passes", ())
     if isinstance(added, tuple) and added:
         lines.append(f"  passes from elsewhere: {', '.join(map(str, added))}")

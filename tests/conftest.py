@@ -73,6 +73,14 @@ def _kernels_of_numpy(request):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _every_stream_that_is_asked_for():
+    """Let jobs have as many streams as they ask for: the small ones of tests never pay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actorflow.compile.streams.asks_for_choice", lambda hardware, options: False)
+        yield
+
+
 @pytest.fixture
 def child_says():
     """Run a function in a forked child; return what it returned, or raised, as text."""

@@ -1,8 +1,8 @@
 """`actorflow simulate`: what a plan will do, here or on many devices, before anything is run.
 
-Launches are priced with rates measured on this machine (`actors.kernels.library.calibration`), kept
-in the cache folder; with `--no-calibrate` with the plan's own estimates, which are the same
-everywhere. The report is one value, printed as text or as JSON.
+Firings are priced with what was measured of this machine (`actorflow.run.pricing`), kept in the
+cache folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere.
+The report is one value, printed as text or as JSON.
 """
 
 from __future__ import annotations
@@ -11,20 +11,11 @@ import argparse
 import json
 import math
 import os
-import time
-from collections.abc import Sequence
 from typing import Any
 
-from actorflow.compile.host import processor
+from actorflow.run.pricing import calibration, priced
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
-from actors.kernels.cost import Rates
-from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.library.c_calibration import stopwatch_c
-from actors.kernels.library.calibration import cached_rates, calibrate, stopwatch
-from actors.kernels.library.openblas import loaded_blas
-from actors.kernels.library.recost import durations_ns
-from actors.kernels.native import runtime
 from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, simulate_ranks
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
@@ -65,7 +56,11 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
     """
     devices = _devices(plan, options)
     _check(plan, devices, options)
-    prices = None if options.calibrate is False else _measured(plan, is_fresh=options.calibrate)
+    prices, host = None, None
+    if options.calibrate is not False:
+        settings = Settings.from_env(os.environ)
+        found = calibration(settings, is_fresh=bool(options.calibrate))
+        prices, host = priced(plan, found)
     ranks: RanksRun | None = None
     if _meets(plan):
         ranks = simulate_ranks(
@@ -80,7 +75,9 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
         )
         result = ranks.slowest
     else:
-        result = simulate(plan, options.steps, prices, seed=options.seed, jitter=options.jitter)
+        result = simulate(
+            plan, options.steps, prices, seed=options.seed, jitter=options.jitter, host=host
+        )
     names = tuple([stream.name for stream in plan.streams])
     if options.trace:
         write_chrome_trace(
@@ -134,24 +131,6 @@ def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
 
 def _meets(plan: Plan) -> bool:
     return any(collective_bytes(plan, actor) for actor in plan.actors)
-
-
-def _measured(plan: Plan, *, is_fresh: bool | None) -> Sequence[float]:
-    """Return the duration of each actor's firing on this machine."""
-    return durations_ns(plan, machine_rates(is_fresh=bool(is_fresh)))
-
-
-def machine_rates(*, is_fresh: bool) -> Rates:
-    """Return the rates of this machine: those of the cache folder, or measured and kept there."""
-    quiet_floating_point()
-    cache = Settings.from_env(os.environ).cache
-    measure = stopwatch(time.perf_counter_ns)
-    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_on() else None
-    if cache is None:
-        return calibrate(measure, measure_c)
-    machine = f"{processor()} {os.cpu_count()} {loaded_blas()}"  # what rates depend on
-    folder = cache / "rates"
-    return cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)
 
 
 def _report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -34,14 +35,22 @@ def compiled_plan(
         logger.info("plan %r comes from %s", options.name, settings.cache)
         return plan
     # A quarter of the house, which a run from the cache never loads.
+    from actorflow.compile.streams import asks_for_choice, with_streams_that_pay
     from actors.race import check_races
     from compiler.pipeline import compile_graph
 
+    def made(num_streams: int) -> Plan:
+        wanted = replace(options, num_streams=num_streams)
+        dump = dumper(settings.dump)
+        return compiled(
+            options.name, lambda: compile_graph(graph, hardware, wanted, dump, evaluation)
+        )
+
     before = time.perf_counter()
-    plan = compiled(
-        options.name,
-        lambda: compile_graph(graph, hardware, options, dumper(settings.dump), evaluation),
-    )
+    if asks_for_choice(hardware, options):
+        plan = with_streams_that_pay(options.name, options.num_streams, made)
+    else:
+        plan = made(options.num_streams)
     check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
 from actorflow.compile.native import build, choices
+from actorflow.compile.threads import num_threads
 from actorflow.own_ops import gradient_alone
 from actorflow.proof.prove import prove
 from actors.kernels import catalogue
@@ -72,6 +73,7 @@ def cache_key(
         repr(ranks),
         target_fingerprint,
         choices(),
+        f"streams 1 {num_threads()}" if options.num_streams > 1 else "",
         str(PLAN_FORMAT),
         _compiler_stamp(),
         added_passes.identity(),

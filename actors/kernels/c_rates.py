@@ -15,6 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from actors.kernels.work import BytePass, CWork, MatrixProduct
 
@@ -34,8 +35,8 @@ _PLACE = {sort: place for place, sort in enumerate(BytePass)}
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPrice:
-    """What a launch takes, and what it would on one thread: `busy_ns`."""
+class Price:
+    """What a launch or a firing takes when it is alone, and what it would on one thread."""
 
     duration_ns: float
     busy_ns: float
@@ -95,13 +96,13 @@ class CRates:
             plain += sum([x.flops / _rate_of_heads(rates, x) for x in items])
         return plain
 
-    def price(self, work: CWork, missed_ns: float) -> LaunchPrice:
+    def price(self, work: CWork, missed_ns: float) -> Price:
         """Return the price of a launch whose operands take `missed_ns` of one thread to arrive."""
         moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
         passes = max(moves, self.instructions_ns(work))
         busy = self.call_ns + passes + products
         if work.pieces < 2 or self.num_threads < 2:
-            return LaunchPrice(busy, busy)
+            return Price(busy, busy)
         speedup = self.miss_speedup if missed_ns > passes / 2 else self.pass_speedup
         duration = (
             self.call_ns
@@ -109,7 +110,7 @@ class CRates:
             + passes / self._gain(speedup, work.pieces)
             + products / self._gain(self.product_speedup, work.pieces)
         )
-        return LaunchPrice(duration, busy)
+        return Price(duration, busy)
 
     def _gain(self, speedup: float, pieces: float) -> float:
         """Return how many times as fast threads are that share some pieces."""
@@ -153,3 +154,26 @@ def _corners(extent: int) -> tuple[tuple[int, float], ...]:
     low, high = C_EXTENTS[right - 1], C_EXTENTS[right]
     share = min(max(math.log(max(extent, 1) / low) / math.log(high / low), 0.0), 1.0)
     return (right - 1, 1.0 - share), (right, share)
+
+
+def reference_in_c(num_threads: int) -> CRates:
+    """Return rounded rates of a server core of 2024, of which so many work: not of this machine.
+
+    What must not depend on the machine that a plan is made on is decided with these.
+    """
+    grid = [m / (m + 4) * n / (n + 16) * k / (k + 16) for m, n, k in product(C_EXTENTS, repeat=3)]
+    heads = [t / (t + 32) * w / (w + 32) for t, w in product(ATTENTION_ROWS, ATTENTION_WIDTHS)]
+    gained = num_threads - 1
+    return CRates(
+        num_threads=num_threads,
+        call_ns=15.0,
+        open_ns=2_000.0,
+        pass_speedup=1 + 0.9 * gained,
+        miss_speedup=1 + 0.6 * gained,
+        product_speedup=1 + 0.9 * gained,
+        pass_ns=(0.01, 0.005, 0.04, 0.05, 0.08, 0.08, 0.6, 0.01, 0.02, 0.04, 0.06, 0.25),
+        miss_ns=(0.003, 0.02, 0.025, 0.04),
+        flops_per_ns=tuple([180.0 * x for x in grid]),
+        forward=tuple([120.0 * x for x in heads]),
+        backward=tuple([150.0 * x for x in heads]),
+    )

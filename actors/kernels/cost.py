@@ -37,7 +37,8 @@ class Rates:
 
     `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that was last touched each of
     `DISTANCES_BYTES` ago; `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `EXTENTS`, k
-    fastest. `in_c` is what native launches need, where they were measured.
+    fastest. `in_c` is what native launches need, where they were measured;
+    `blas_threads` are those that numpy's products keep busy.
     """
 
     call_ns: float
@@ -46,6 +47,7 @@ class Rates:
     miss_ns: tuple[float, ...]
     flops_per_ns: tuple[float, ...]
     in_c: CRates | None = None
+    blas_threads: float = 1.0
 
     def pass_ns_of(self, sort: BytePass) -> float:
         """Return the time per byte of one sort of pass."""

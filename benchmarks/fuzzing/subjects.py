@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile import streams
+from actorflow.compile.targets import HostTarget
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
-from compiler.lowering import chains
 from compiler.plan import Plan
 
 STEPS = 4
@@ -101,12 +103,12 @@ def evaluation(name: str):
 def compiled(name: str) -> Plan:
     """Compile one of the plans."""
     model = GPT() if name == "gpt" else Towers() if name == "streams" else MLP()
-    message_ns = chains.MESSAGE_NS
-    chains.MESSAGE_NS = 100.0  # so that a small model is cut into many chains
-    try:
+    # So that a small model is cut into many chains, on every stream that is asked for.
+    with (
+        mock.patch.object(HostTarget, "message_ns", 100.0),
+        mock.patch.object(streams, "asks_for_choice", return_value=False),
+    ):
         return _job(name).compile(model, data(name), every=2, evaluation=evaluation(name))
-    finally:
-        chains.MESSAGE_NS = message_ns
 
 
 def results(name: str, plan: Plan, settings: Settings) -> dict[str, bytes]:

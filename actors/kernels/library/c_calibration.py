@@ -38,11 +38,14 @@ _SMALL_FLOPS = 2 << 20
 _ELEMENTS = 1 << 15
 """Of a vector in the second-level cache, with what is made of it."""
 
-_SHARED_ELEMENTS = 1 << 18
+_SHARED_ELEMENTS = 1 << 17
 """Of a vector that is cut into pieces enough for all threads."""
 
 _SAMPLE_NS = 150_000
 _SAMPLES, _FEW_SAMPLES = 24, 12
+_SHARED_SAMPLES = 100
+"""Where all threads take part: it is rarer that nobody else has a core."""
+
 _MOST_COPIES = 64
 _LEAST = 1e-6
 """Per byte or flop: what a difference of two times may not fall below."""
@@ -117,7 +120,7 @@ def _shared(measure: MeasureC, call_ns: float) -> tuple[float, float, float, flo
     threads = runtime.num_threads()
     if threads < 2:
         return 0.0, 1.0, 1.0, 1.0
-    far = C_DISTANCES_BYTES[-1] // 8
+    far = C_DISTANCES_BYTES[-2] // 8
 
     def times(probe: Callable[..., CProbe]) -> tuple[float, float]:
         return measure(probe(on_all_threads=False)), measure(probe(on_all_threads=True))
@@ -128,7 +131,7 @@ def _shared(measure: MeasureC, call_ns: float) -> tuple[float, float, float, flo
 
     # Of a long and a short program, so that what opening costs is no part of what threads gain.
     long, short = [
-        times(partial(c_probes.program, "exp", 8, _SHARED_ELEMENTS // part, pieces=32 // part))
+        times(partial(c_probes.program, "exp", 8, _SHARED_ELEMENTS // part, pieces=16 // part))
         for part in (1, 4)
     ]
     passes = (long[0] - short[0]) / max(long[1] - short[1], 1.0)
@@ -151,9 +154,11 @@ def stopwatch_c(clock: Clock) -> MeasureC:
         before = clock()
         first()
         once = max(clock() - before, 1)
-        copies = max(2, min(_MOST_COPIES, _SAMPLE_NS // once))
+        copies = max(1, min(_MOST_COPIES, _SAMPLE_NS // once))
         chain = JoinedLaunches((first,) * copies)
         samples = _FEW_SAMPLES if once > 10 * _SAMPLE_NS else _SAMPLES
+        if probe.on_all_threads:
+            samples = _SHARED_SAMPLES
         return min([_run(chain, clock) for _ in range(samples)]) / copies
 
     return measure

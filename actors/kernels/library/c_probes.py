@@ -139,10 +139,10 @@ def product(library: Library, m: int, n: int, k: int) -> CProbe:
 
 def shared_product(side: int, *, on_all_threads: bool) -> CProbe:
     """Return a product that threads share in whole rows."""
-    m = 16 * 64
-    item = MatrixProduct(16, 64, side, side)
+    m = 8 * 64
+    item = MatrixProduct(8, 64, side, side)
     x, weights, out = _dense(m, side), _dense(side, side), _dense(m, side)
-    work = CWork(products=(item,), pieces=16)
+    work = CWork(products=(item,), pieces=8)
     name = "onednn.rows.matmul"
     return CProbe(work, lambda: bound(name, {}, (x, weights), (out,)), on_all_threads)
 

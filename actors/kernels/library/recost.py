@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from actors.kernels import catalogue, cost
-from actors.kernels.c_rates import LaunchPrice
+from actors.kernels.c_rates import Price
 from actors.kernels.cost import Rates
 from actors.kernels.kernel import Kernel, OneOfSeveral, Operand
 from actors.kernels.work import Work
@@ -20,7 +20,7 @@ from compiler.plan import Actor, Launch, Plan, View
 GRANULE_BYTES = 64 << 10
 
 
-def recost(plan: Plan, rates: Rates) -> tuple[tuple[LaunchPrice, ...], ...]:
+def recost(plan: Plan, rates: Rates) -> tuple[tuple[Price, ...], ...]:
     """Return the price of every launch, per actor in the order of its chain.
 
     A kernel that does not describe its work keeps the duration that the plan has. Pure; linear in
@@ -30,13 +30,13 @@ def recost(plan: Plan, rates: Rates) -> tuple[tuple[LaunchPrice, ...], ...]:
     return tuple([_chain(plan, actor, rates, kernels) for actor in plan.actors])
 
 
-def firing_prices(plan: Plan, rates: Rates) -> tuple[LaunchPrice, ...]:
+def firing_prices(plan: Plan, rates: Rates) -> tuple[Price, ...]:
     """Return the price of a firing per actor; an actor without launches keeps the plan's."""
     return tuple(
         [
-            LaunchPrice(sum([x.duration_ns for x in own]), sum([x.busy_ns for x in own]))
+            Price(sum([x.duration_ns for x in own]), sum([x.busy_ns for x in own]))
             if own
-            else LaunchPrice(actor.duration_ns, actor.duration_ns)
+            else Price(actor.duration_ns, actor.duration_ns)
             for actor, own in zip(plan.actors, recost(plan, rates), strict=True)
         ]
     )
@@ -49,10 +49,10 @@ def durations_ns(plan: Plan, rates: Rates) -> tuple[float, ...]:
 
 def _chain(
     plan: Plan, actor: Actor, rates: Rates, kernels: Mapping[str, Kernel]
-) -> tuple[LaunchPrice, ...]:
+) -> tuple[Price, ...]:
     works = [_work(plan, launch, kernels.get(launch.kernel)) for launch in actor.launches]
     caches = _Caches(plan)
-    total: list[LaunchPrice] = []
+    total: list[Price] = []
     for _ in range(2):
         total = []
         for launch, work in zip(actor.launches, works, strict=True):
@@ -67,13 +67,14 @@ def _chain(
     return tuple(total)
 
 
-def _price(launch: Launch, work: Work | None, rates: Rates, missed_ns: float) -> LaunchPrice:
+def _price(launch: Launch, work: Work | None, rates: Rates, missed_ns: float) -> Price:
     if work is None:
-        return LaunchPrice(launch.duration_ns, launch.duration_ns)
+        return Price(launch.duration_ns, launch.duration_ns)
     if work.in_c is not None and rates.in_c is not None:
         return rates.in_c.price(work.in_c(), missed_ns)
     duration = rates.work_ns(work) + missed_ns
-    return LaunchPrice(duration, duration)
+    products = sum([rates.product_ns(item) for item in work.products])
+    return Price(duration, duration + products * (rates.blas_threads - 1))
 
 
 def _work(plan: Plan, launch: Launch, kernel: Kernel | None) -> Work | None:

@@ -5,7 +5,10 @@
  * waits for it. Helpers spin for SPIN_NS after their last chunk, because the next launch is usually
  * nanoseconds away, and then sleep on a futex. The caller waits the same way for chunks in flight.
  *
- * One call has the pool at a time; a second thread that comes meanwhile runs its chunks alone.
+ * One call has the pool at a time; a second thread that comes meanwhile runs its chunks alone. Each
+ * chain that runs beside another one takes a thread from the pool, so that there are never more
+ * threads at work than asked for: with two chains on two cores and a pool of two threads, three
+ * threads fought for the cores, and both chains took longer than one after the other.
  *
  * A call is open between the two stores to `is_open`. A helper counts itself `inside` before it looks
  * at `is_open`, the caller closes before it looks at `inside`, both sequentially consistent: so either
@@ -36,6 +39,7 @@
 static struct {
     _Atomic int32_t num_helpers;
     _Atomic int32_t is_taken;
+    _Atomic int32_t num_chains;
     _Alignas(64) _Atomic uint32_t generation;
     _Atomic int32_t num_asleep;
     _Alignas(64) _Atomic int32_t is_open;
@@ -136,7 +140,8 @@ static void wait_for_helpers(void) {
 }
 
 static void parallel(af_body body, void *arguments, int64_t num_chunks, int32_t max_workers) {
-    int32_t is_free = 0;
+    int32_t is_free = 0, others = atomic_load(&pool.num_chains) - 1;
+    if (others > 0) max_workers = (int32_t)af_min(max_workers, pool.num_helpers + 1 - others);
     if (num_chunks <= 1 || max_workers <= 1 || atomic_load(&pool.num_helpers) == 0 ||
         !atomic_compare_exchange_strong(&pool.is_taken, &is_free, 1)) {
         for (int64_t chunk = 0; chunk < num_chunks; chunk++) body(arguments, chunk, 0);
@@ -167,6 +172,7 @@ static void forget_helpers(void) {
     atomic_store(&pool.is_open, 0);
     atomic_store(&pool.is_taken, 0);
     atomic_store(&pool.num_asleep, 0);
+    atomic_store(&pool.num_chains, 0);
 }
 
 static int64_t count_spins(void) {
@@ -213,8 +219,7 @@ typedef struct {
     int64_t *durations_ns; /* added up per call, or NULL */
 } af_chain;
 
-AF_EXPORT int32_t af_run_chain(void *arguments) {
-    af_chain *chain = arguments;
+static int32_t run_calls(af_chain *chain) {
     const af_call *calls = chain->calls;
     int64_t num_calls = chain->num_calls;
     int64_t *durations = chain->durations_ns;
@@ -230,4 +235,13 @@ AF_EXPORT int32_t af_run_chain(void *arguments) {
         }
     }
     return 0;
+}
+
+/* A launch may be a chain of its own: it runs in the place of the one that it belongs to. */
+AF_EXPORT int32_t af_run_chain(void *arguments) {
+    static _Thread_local int depth;
+    if (!depth++) atomic_fetch_add(&pool.num_chains, 1);
+    int32_t status = run_calls(arguments);
+    if (!--depth) atomic_fetch_sub(&pool.num_chains, 1);
+    return status;
 }

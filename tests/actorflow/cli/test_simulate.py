@@ -7,6 +7,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.cli import simulate as cli_simulate
+from actorflow.run import measured_costs, pricing
+from actors.run_costs import RunCosts
 from compiler.errors import CompileError
 from compiler.placement import StreamRole
 from compiler.plan import Actor, ActorKind, Launch, Port, Register, RegisterKind, Stream, View
@@ -136,7 +138,8 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
         return 1e6
 
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(cli_simulate, "stopwatch", lambda clock: measure)
+    monkeypatch.setattr(pricing, "stopwatch", lambda clock: measure)
+    monkeypatch.setattr(measured_costs, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0
@@ -148,7 +151,8 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
 
 def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
-    monkeypatch.setattr(cli_simulate, "stopwatch", lambda clock: lambda probe: 1e6)
+    monkeypatch.setattr(pricing, "stopwatch", lambda clock: lambda probe: 1e6)
+    monkeypatch.setattr(pricing, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0

@@ -12,7 +12,7 @@ from actors.kernels.c_rates import (
     C_DISTANCES_BYTES,
     C_EXTENTS,
     CRates,
-    LaunchPrice,
+    Price,
 )
 from actors.kernels.work import BytePass, CWork, MatrixProduct
 
@@ -39,7 +39,7 @@ def rates_of(**changes):
 
 def test_one_piece_takes_one_thread_and_opens_no_pool():
     work = CWork(((BytePass.SIMPLE, 100.0),), (MatrixProduct(1, 10, 10, 10),))
-    assert rates_of().price(work, 0.0) == LaunchPrice(5 + 100 + 200, 5 + 100 + 200)
+    assert rates_of().price(work, 0.0) == Price(5 + 100 + 200, 5 + 100 + 200)
 
 
 def test_pieces_enough_run_at_what_all_threads_gain():
@@ -71,7 +71,7 @@ def test_what_waits_for_memory_gains_what_memory_allows():
 def test_a_machine_of_one_thread_gains_nothing():
     work = CWork(((BytePass.SIMPLE, 100.0),), pieces=8)
     alone = rates_of(num_threads=1).price(work, 0.0)
-    assert alone == LaunchPrice(105.0, 105.0)
+    assert alone == Price(105.0, 105.0)
 
 
 def test_threads_that_do_not_help_do_not_harm():

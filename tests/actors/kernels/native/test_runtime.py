@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.kernels.native import runtime
+from actors.kernels.native.chain import JoinedLaunches
 from actors.kernels.native.launch import NativeError, address, native_launch, single
 from actors.kernels.native.runtime import CFunction, unique_name
 from actors.kernels.native.toolchain import CompilerError
@@ -56,6 +57,14 @@ AF_EXPORT int32_t NAME(void *arguments) {
 }
 """
 ENDED, LEFT_BEHIND, NOBODY_CAME = 1, 2, 3
+WAITING = """
+AF_EXPORT int32_t NAME(void *arguments) {
+    int64_t *flags = ((af_word *)arguments)[0].p;
+    __atomic_store_n(flags, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(flags + 1, __ATOMIC_SEQ_CST)) sched_yield();
+    return 0;
+}
+"""
 WORDS = """
 AF_EXPORT int32_t NAME(void *arguments) {
     af_word *a = arguments;
@@ -104,6 +113,27 @@ def test_every_chunk_runs_exactly_once(native, num_chunks, max_workers):
 def test_a_call_returns_after_the_last_chunk_of_a_helper(native):
     meet = meeting(native)
     assert [meet() for _ in range(10)] == [ENDED] * 10
+
+
+def test_a_chain_that_runs_beside_another_one_leaves_it_its_core(native):
+    """Two chains and a pool of two threads: none has a helper until the other has ended."""
+    flags, met = np.zeros(2, np.int64), np.zeros(4, np.int64)
+    wait = native.address_of(function("#include <sched.h>\n" + WAITING))
+    meet = native.address_of(function("#include <sched.h>\n" + MEETING))
+    waiting, call = [
+        JoinedLaunches((native_launch(where, [address(held)], (held,)),) * 2)
+        for where, held in ((wait, flags), (meet, met))
+    ]
+    other = threading.Thread(target=waiting)
+    other.start()
+    while not flags[0]:
+        os.sched_yield()
+    call()
+    beside = int(met[3])
+    flags[1] = 1
+    other.join()
+    call()
+    assert (beside, int(met[3])) == (NOBODY_CAME, ENDED)
 
 
 def test_threads_that_call_at_once_each_get_all_their_chunks(native):

@@ -1,0 +1,70 @@
+"""How many compute streams a plan has: as many as pay, and never more than were asked for.
+
+A plan of each number is made, and its steps are run on virtual time, on a host whose cores all
+streams share (`actors.contention`). More streams are taken only where a step takes clearly less.
+The rates are fixed ones, never measured: two machines with as many threads make the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from actorflow.compile.threads import num_threads
+from actorflow.logs import logger
+from actors.kernels.c_rates import reference_in_c
+from actors.kernels.cost import REFERENCE
+from actors.kernels.library.recost import firing_prices
+from actors.kernels.native import runtime
+from actors.run_costs import RunCosts, on_host
+from actors.simulate import simulate
+from compiler.options import CompileOptions
+from compiler.placement import HOST
+from compiler.plan import Plan
+from compiler.target import Hardware
+
+GAIN = 1.1
+"""So many times as fast must a step be for a stream more: what the rates are sure of."""
+
+COSTS = RunCosts(15_000.0, 10_000.0, 30_000.0, 15_000.0, 0.2)
+"""What a run costs beside its launches, rounded, as the rates are."""
+
+_STEPS = 12
+
+
+def asks_for_choice(hardware: Hardware, options: CompileOptions) -> bool:
+    """Whether several streams were asked for on a host, whose cores they share."""
+    return options.num_streams > 1 and hardware.devices == (HOST,)
+
+
+def with_streams_that_pay(name: str, asked: int, make: Callable[[int], Plan]) -> Plan:
+    """Return the fastest of the plans with 1 to `asked` streams, fewest first; a line tells which.
+
+    `make` returns the plan with so many streams. The plan says what was asked for and used.
+    """
+    best, used = make(1), 1
+    best_ns = alone_ns = step_ns(best)
+    last_ns = best_ns
+    for number in range(2, asked + 1):
+        plan = make(number)
+        last_ns = step_ns(plan)
+        if last_ns * GAIN < best_ns:
+            best, used, best_ns = plan, number, last_ns
+    of = f"{used} of {asked} used"
+    text = (
+        f"{of}: a step takes {best_ns / alone_ns:.2f} times as long as with 1"
+        if used > 1
+        else f"{of}: with {asked}, a step would take {last_ns / alone_ns:.2f} times as long"
+    )
+    logger.info("plan %r: compute streams: %s (the planner's estimate)", name, text)
+    return replace(best, options=(*best.options, ("streams", text)))
+
+
+def step_ns(plan: Plan) -> float:
+    """Return the time of a step at fixed rates, in nanoseconds."""
+    threads = num_threads()
+    in_c = reference_in_c(threads)
+    rates = replace(REFERENCE, in_c=in_c, blas_threads=1.0 if runtime.is_on() else float(threads))
+    capacity = in_c.capacity
+    durations, host = on_host(plan, firing_prices(plan, rates), capacity, COSTS)
+    return simulate(plan, _STEPS, durations, host=host).period_ns
