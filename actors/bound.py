@@ -10,6 +10,7 @@ from actors.arena import Views
 from actors.device.executor import Executor
 from actors.device.protocol import DeviceFailure, DeviceFault
 from actors.protocol import Array, Chain, HostPort, Token
+from actors.table import MachineTable
 from compiler.errors import ActorflowError, InternalError
 from compiler.placement import DeviceKind
 from compiler.plan import PORTED, Actor, Plan, RegisterKind
@@ -102,6 +103,11 @@ class BoundPlan:
             tokens = tokens_of(self.plan, self._views, entry, firing, counts)
             chain = self._executor.bind_chain(actor, (self.ports[entry.name].bind(tokens),))
         return self._executor.bind_flush(actor, num_tokens_per_input, chain)
+
+    @property
+    def table(self) -> MachineTable:
+        """The graph of actors, with the tokens that are there at the start."""
+        return self._executor.table
 
     @property
     def variables(self) -> VariableMemory:

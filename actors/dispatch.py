@@ -64,7 +64,7 @@ class Dispatcher:
 
     def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
         self.plan = bound.plan
-        self.table = _with_threads(bound.plan, MachineTable.of(bound.plan, options.initial))
+        self.table = _with_threads(bound.plan, bound.table)
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
         self.is_closing = False

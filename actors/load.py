@@ -53,7 +53,7 @@ def load(
         plan: A verified plan.
         ports: A host port for every SOURCE and SINK actor, by name of the actor.
         devices: What the plan may run on.
-        initial: Tokens ready at the start, as in the loop that will run this.
+        initial: Tokens that control registers hold before the first firing, by name.
         max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
         watch: Makes of an actor's bound chain one that does the same and is seen doing it, launch
             by launch; None leaves chains to the devices, which may make one call of several.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from actors.protocol import Clock
 from actors.timeline import Timeline
@@ -33,7 +32,6 @@ class LoopOptions:
             failure or `close` a source may still be running.
         prepare_thread: Called once on every thread that runs kernels, before its first launch; what
             it raises fails the run. The threads of sources and sinks are the user's.
-        initial: Tokens that control registers hold before the first firing, by name.
         window: Steps that may begin before more are granted (`Loop.grant`), or None for no limit.
         watch: How to report that the run stands still, or None.
         join_timeout_s: How long `close` waits for a port to let go of its thread.
@@ -46,7 +44,6 @@ class LoopOptions:
     clock: Clock = time.perf_counter_ns
     on_finished: Callable[[], object] | None = None
     prepare_thread: Callable[[], object] = _nothing
-    initial: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     window: int | None = None
     watch: Watch | None = None
     join_timeout_s: float = 10.0

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from actors.device.host import HostDevice
 from actors.load import load
 from actors.loop import Loop
 from compiler.placement import HOST, StreamRole
@@ -81,7 +82,8 @@ def chain_plan(num_actors: int, num_launches: int) -> Plan:
 def run_seconds(num_actors: int, num_launches: int, steps: int) -> float:
     """Seconds of one run, from the start of the threads to the end of the last firing."""
     ports = {"a0": EmptyPort(), f"a{num_actors - 1}": EmptyPort()}
-    bound = load(chain_plan(num_actors, num_launches), ports, {"empty": EmptyKernel()})
+    host = HostDevice({"empty": EmptyKernel()})
+    bound = load(chain_plan(num_actors, num_launches), ports, (host,))
     loop = Loop(bound)
     loop.admit(steps)
     loop.end()

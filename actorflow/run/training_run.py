@@ -123,19 +123,17 @@ class Run:
         self._evaluated: EvaluationDataPort | None = None
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace)
-        initial = credits_after(plan, self._first_step)
         self.bound = load(
             as_run(plan),
             ports,
             open_devices(plan, settings),
-            initial=initial,
+            initial=credits_after(plan, self._first_step),
             watch=None if self._trace is None else self._trace.launches.watch,
         )
         self._fill(options.values)
         self.loop = Loop(
             self.bound,
             LoopOptions(
-                initial=initial,
                 watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
                 timeline=None if self._trace is None else self._trace.timeline,
                 on_finished=options.on_finished,

@@ -28,7 +28,7 @@ from traceback import clear_frames
 from typing import NamedTuple
 
 from actors.device.gate import EventRing, Gate, Lane
-from actors.device.protocol import DeviceDriver, DeviceFailure, DeviceFault
+from actors.device.protocol import DeviceDriver, DeviceEvent, DeviceFailure, DeviceFault
 from actors.device.waits import EventWait, Throttle, wait_table
 from actors.protocol import Chain, Launch
 from actors.table import MachineTable
@@ -55,7 +55,7 @@ class Executor:
             than once in so many steps, one firing.
     """
 
-    __slots__ = ("_bodies", "_devices", "_lanes", "_rings", "fault", "table", "waits")
+    __slots__ = ("_bodies", "_devices", "_lanes", "_rings", "_waiting", "fault", "table", "waits")
 
     def __init__(
         self, table: MachineTable, streams: Mapping[int, StreamHome], *, max_ahead: int = 2
@@ -77,18 +77,25 @@ class Executor:
                 for a, (name, count) in enumerate(zip(table.names, waits.num_events, strict=True))
             ]
         )
+        self._waiting = {number: self._wait_for(lane) for number, lane in self._lanes.items()}
         self._bodies = tuple([self._make_body(actor) for actor in range(table.num_actors)])
 
     def _lane(self, actor: int) -> Lane:
         return self._lanes[self.table.streams[actor]]
 
-    def _make_body(self, actor: int) -> _DeviceBody | _HostBody:
-        lane, every = self._lane(actor), range(self.table.num_actors)
+    def _wait_for(self, lane: Lane) -> tuple[Callable[[DeviceEvent], object], ...]:
+        """Return by actor what makes a stream wait for its events."""
+        return tuple([lane.wait_for(self._lane(actor)) for actor in range(self.table.num_actors)])
+
+    def _make_body(self, actor: int) -> _DeviceBody | _HostBody | None:
+        lane, every = self._lane(actor), self.waits.all[actor]
         is_late = lane.device.is_asynchronous
+        if not is_late and not every:
+            return None
         # An actor of the host knows what it waited for itself: its stream may be several threads.
         known = lane.known if is_late else [-1] * self.table.num_actors
-        wait_for = tuple([lane.wait_for(self._lane(other)) for other in every])
-        gate = Gate(self.waits.needed[actor], self.waits.all[actor], self._rings, known, wait_for)
+        wait_for = self._waiting[self.table.streams[actor]]
+        gate = Gate(self.waits.needed[actor], every, self._rings, known, wait_for)
         if not is_late:
             return _HostBody(gate, self._blame)
         ring, throttle = self._rings[actor], self.waits.throttles[actor]
@@ -105,16 +112,20 @@ class Executor:
 
         Firing k of a run is the k-th call of these, in whatever phase.
         """
-        return tuple([self._bodies[actor].bind(chain, None) for chain in phases])
+        body = self._bodies[actor]
+        return phases if body is None else tuple([body.bind(chain, None) for chain in phases])
 
     def bind_flush(self, actor: int, num_tokens_per_input: tuple[int, ...], chain: Chain) -> Chain:
         """Return what the last firing of a flushed actor runs, with so many tokens."""
+        body = self._bodies[actor]
+        if body is None:
+            return chain
         missing = {
             edge: self.table.edges[edge].consume - count
             for edge, count in zip(self.table.inputs[actor], num_tokens_per_input, strict=True)
         }
         waits = [w.flushed(missing[w.edge]) if w.is_input else w for w in self.waits.all[actor]]
-        return self._bodies[actor].bind(chain, tuple(waits))
+        return body.bind(chain, tuple(waits))
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued has ended. Raises DeviceFailure or DeviceFault."""
@@ -224,8 +235,6 @@ class _HostBody:
         self._firing = 0
 
     def bind(self, chain: Chain, waits: tuple[EventWait, ...] | None) -> Chain:
-        if not self._gate.every:
-            return chain
         # Part of the first call, so that the launches keep their numbers.
         first, *rest = chain or (_nothing,)
         return (_Gated(self, first, waits), *rest)

@@ -98,6 +98,9 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
     `max_ahead` is how many steps may be enqueued and not ended. Takes O(firings of a few periods *
     actors).
     """
+    if not device_streams:  # a run on the host alone waits for no event: do not look for any
+        none: tuple[tuple[EventWait, ...], ...] = ((),) * table.num_actors
+        return WaitTable(none, none, (0,) * table.num_actors, ())
     every = range(table.num_actors)
     is_on_device = [table.streams[a] in device_streams for a in every]
     waits = [

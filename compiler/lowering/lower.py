@@ -31,7 +31,7 @@ from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.chain_actors import ChainActors, Span
 from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.lowering.snapshots import snapshot_rate, stage_variables
+from compiler.lowering.snapshots import snapshot_rate, snapshot_stream, stage_variables
 from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
 from compiler.options import CompileOptions
@@ -379,7 +379,8 @@ class _Lowering:
         every = snapshot_rate(self.options, chains.program.step_ns)
         if not every:
             return
-        snapshot = self.actors.add("snapshot", ActorKind.COPY, self._compute, is_flushed=True)
+        stream = self._stream_of(snapshot_stream(chains.program.graph, self.hardware))
+        snapshot = self.actors.add("snapshot", ActorKind.COPY, stream, is_flushed=True)
         reason = f"{every}: one credit per step between two snapshots"
         for number in step.gates:
             self._credits("updated", number, {snapshot: every}, every, reason)

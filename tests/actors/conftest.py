@@ -228,9 +228,9 @@ def fail_at(firing, error):
     return body
 
 
-def load_forgotten(plan, ports, kernels):
+def load_forgotten(plan, ports, kernels, **options):
     """Load a plan on the host; fake kernels keep no array of its arena."""
-    bound = load(plan, ports, (HostDevice(kernels),))
+    bound = load(plan, ports, (HostDevice(kernels),), **options)
     for kernel in kernels.values():
         kernel.bound.clear()
     return bound
@@ -303,7 +303,7 @@ def deadlocked(plan_maker, fake_port):
 def snapshots(plan_maker, fake_port, fake_kernel):
     """Bind a plan that saves a weight after every third of its updates; returns it and the list."""
 
-    def build(**options):
+    def build(initial=None, **options):
         make = plan_maker()
         batch, staging = make.edge("batch", 2), make.edge("staging")
         updated = make.register("updated", RegisterKind.CONTROL, 3, size=0)
@@ -324,7 +324,7 @@ def snapshots(plan_maker, fake_port, fake_kernel):
             "save": fake_port(lambda tokens: saved.append(tokens[0]["x"][0])),
         }
         kernels = {"update": fake_kernel(copy), "copy": fake_kernel(copy)}
-        return load_forgotten(make.plan(), ports, kernels), saved
+        return load_forgotten(make.plan(), ports, kernels, initial=initial or {}), saved
 
     return build
 

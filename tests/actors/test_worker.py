@@ -317,8 +317,8 @@ def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
 
 
 def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(snapshots):
-    bound, saved = snapshots()
-    run(bound, 8, initial={"updated": 2})
+    bound, saved = snapshots(initial={"updated": 2})
+    run(bound, 8)
     assert saved == [0, 3, 6]
 
 

@@ -78,7 +78,9 @@ def test_no_graph_at_any_pace_is_further_ahead_than_its_windows(graphs, make_ran
         rng = Random(seed)
         table, admitted = graphs.random_case(rng, make_random)
         executor = graphs.make_executor(table, graphs.late(rng), rng.randint(1, 3))
-        windows = [throttle.window for throttle in executor.waits.throttles]
+        windows = [throttle.window for throttle in executor.waits.throttles] or [
+            0
+        ] * table.num_actors
 
         def look(actor, executor=executor, windows=windows):
             nonlocal most
