@@ -5,7 +5,8 @@
   ints; `wiring`, `story`, `invariants`: the machine's numbering, its messages in words, its checks.
 - `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array.
 - `explore`, `simulate`: the same machine in random orders, and on virtual time; `ranks`: many
-  copies of a plan; `critical_path`: what a run's time was spent on; `proof/`: every order.
+  copies of a plan, joined by a `network`; `critical_path`: what a run's time was spent on;
+  `proof/`: every order.
 - `clocks`, `race`: which firing happens before which, and the accesses that nothing orders;
   `conflicts` finds them, `rounds` leaves out what comes round again.
 - `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.

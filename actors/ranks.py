@@ -6,11 +6,7 @@ its stream is free, and ends on all ranks together: when the last of them has co
 the transfer. So a slow rank holds up the others, as far as the plan does not overlap. The launches
 of one firing travel together: their bytes add up, their messages do not.
 
-A ring moves 2 (N-1)/N of the bytes over every link in 2 (N-1) messages, which no algorithm beats in
-bytes (Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Recursive halving and
-doubling moves as many in 2 log2 N messages, on a network where all pairs are as near (Thakur,
-Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH", 2005); N that
-is no power of two is priced as the next one's number of messages.
+What a transfer takes is the business of `actors.network`.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from actors.network import Network
 from actors.simulate import Calendar, SimulatedRun, VirtualRank
 from actors.table import MachineTable
 from actors.transitions import Message, message
@@ -27,37 +24,11 @@ from compiler.errors import InternalError
 from compiler.plan import Actor, ActorKind, Plan
 
 ALL_REDUCE = "all_reduce"
-ALGORITHMS = ("ring", "halving")
 
 _EVERYONE = -1
 _RUNS = (ActorKind.COMPUTE, ActorKind.COPY)
 
 Interval = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What joins the ranks: gigabytes (10^9) per second each way, and time per message.
-
-    `algorithm` is one of `ALGORITHMS`.
-    """
-
-    gb_s: float
-    latency_ns: float
-    algorithm: str = "ring"
-
-    def all_reduce_ns(self, num_ranks: int, size_bytes: float) -> float:
-        """Return the time of an all-reduce that nobody is late for."""
-        if num_ranks < 2:
-            return 0.0
-        steps = num_ranks - 1 if self.algorithm == "ring" else (num_ranks - 1).bit_length()
-        moved = wire_bytes(num_ranks, size_bytes)
-        return moved / self.gb_s + 2 * steps * self.latency_ns
-
-
-def wire_bytes(num_ranks: int, size_bytes: float) -> float:
-    """Return the bytes that each rank sends in an all-reduce."""
-    return 2 * (num_ranks - 1) / num_ranks * size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +80,7 @@ def simulate_ranks(
     num_ranks: int,
     steps: int,
     *,
-    links: Links,
+    network: Network,
     spread: Spread = Spread(),
     jitter: float = 0.0,
     seed: int = 0,
@@ -121,7 +92,7 @@ def simulate_ranks(
         plan: A plan whose COMM actors launch all-reduces.
         num_ranks: Number of ranks, each with the plan's whole work.
         steps: Steps to admit on every rank.
-        links: What joins them.
+        network: What joins them.
         spread: How their speeds differ; drawn by the seed.
         jitter: Durations, of collectives too, are scaled by a factor within 1 - jitter and
             1 + jitter.
@@ -145,9 +116,9 @@ def simulate_ranks(
         0.0 if actor.kind is ActorKind.COMM else duration
         for actor, duration in zip(plan.actors, durations_ns, strict=True)
     ]
-    (alone,) = _Fleet(plan, local, Links(1.0, 0.0), (1.0,), jitter, seed).run(steps)
+    (alone,) = _Fleet(plan, local, network, (1.0,), jitter, seed).run(steps)
     slowdowns = spread.slowdowns(num_ranks, Random(f"{seed} slowdowns"))
-    fleet = _Fleet(plan, local, links, slowdowns, jitter, seed)
+    fleet = _Fleet(plan, local, network, slowdowns, jitter, seed)
     makespan = exposed = late = longest = slowest_rank = 0
     step_ns = 0.0
     slowest = alone
@@ -180,13 +151,13 @@ class _Fleet:
         self,
         plan: Plan,
         local_ns: Sequence[float],
-        links: Links,
+        network: Network,
         slowdowns: Sequence[float],
         jitter: float,
         seed: int,
     ) -> None:
         self.plan = plan
-        self.links = links
+        self.network = network
         self.num_ranks = len(slowdowns)
         self.jitter = jitter
         self.rng = Random(f"{seed} links")
@@ -234,7 +205,7 @@ class _Fleet:
             return
         del self.present[key]
         now = self.met_at[key] = self.ranks[rank].now
-        duration = self.links.all_reduce_ns(self.num_ranks, self.sizes[actor])
+        duration = self.network.all_reduce_ns(self.num_ranks, self.sizes[actor])
         if self.jitter:
             duration *= self.rng.uniform(1 - self.jitter, 1 + self.jitter)
         self.calendar.schedule(now + round(duration), _EVERYONE, message(Message.DONE, actor))
@@ -250,7 +221,7 @@ class _Fleet:
     def wire_bytes(self, run: SimulatedRun) -> float:
         """Return the bytes that a rank sends in a run."""
         moved = [f * size for f, size in zip(run.firings, self.sizes, strict=True)]
-        return wire_bytes(self.num_ranks, sum(moved))
+        return self.network.sent_bytes(self.num_ranks, sum(moved))
 
     def coverage(self, run: SimulatedRun) -> tuple[int, int, int]:
         """Return three times of a rank's run.

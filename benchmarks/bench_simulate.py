@@ -37,7 +37,8 @@ from actors.kernels.library.c_calibration import stopwatch_c
 from actors.kernels.library.calibration import calibrate, stopwatch
 from actors.kernels.library.recost import durations_ns, recost
 from actors.load import load
-from actors.ranks import Links, Spread, simulate_ranks
+from actors.network import Network, Wire
+from actors.ranks import Spread, simulate_ranks
 from actors.simulate import simulate
 
 WARM_UP = 5
@@ -185,7 +186,12 @@ def print_ranks(num_ranks: int, steps: int) -> None:
     plan = train.compile(model, data, num_ranks=num_ranks)
     before = time.process_time()
     run = simulate_ranks(
-        plan, num_ranks, steps, links=Links(12.5, 5_000.0), spread=Spread(1.2, 0.02), jitter=0.05
+        plan,
+        num_ranks,
+        steps,
+        network=Network(Wire(12.5, 5_000.0)),
+        spread=Spread(1.2, 0.02),
+        jitter=0.05,
     )
     seconds = time.process_time() - before
     firings = num_ranks * sum(run.slowest.firings)

@@ -25,6 +25,7 @@ from actorflow.cli import ops as cli_ops
 from actorflow.cli import pack as cli_pack
 from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
+from actorflow.cli.network_options import ranks_of
 from actorflow.compile.capture import PlanCaptured, capturing_plan
 from actorflow.compile.native import retune
 from actorflow.data import Tokens
@@ -206,7 +207,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     cli_simulate.check_options(options)
-    ranks = cli_simulate.ranks_of(options)
+    ranks = ranks_of(options)
     return cli_simulate.run(_plans_of(options.file, options.rest, ranks)[0], options)
 
 

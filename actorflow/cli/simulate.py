@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from typing import Any
 
+from actorflow.cli.network_options import (
+    add_network_arguments,
+    check_network,
+    network_of,
+    spread_of,
+)
 from actorflow.run.pricing import calibration, priced
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
-from actors.ranks import ALGORITHMS, Links, RanksRun, Spread, collective_bytes, simulate_ranks
+from actors.ranks import RanksRun, collective_bytes, simulate_ranks
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
 from compiler.errors import CompileError
-from compiler.placement import Ranks
 from compiler.plan import Plan
 
 _TOP = 5
@@ -30,13 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `actorflow simulate` to its parser."""
     add = parser.add_argument
     add("--steps", type=int, default=100, help="steps to simulate (default 100)")
-    add("--devices", type=int, metavar="N", help="ranks (default: as many as the plan is for)")
-    add("--link", type=float, default=12.5, metavar="GB/s", help="of each rank (default 12.5)")
-    add("--latency", type=float, default=5.0, metavar="US", help="per message (default 5)")
-    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="of the all-reduce")
-    add("--straggler", type=float, default=1.0, metavar="F", help="one rank is F times as slow")
+    add_network_arguments(parser)
     add("--jitter", type=float, default=0.0, metavar="J", help="durations vary by a share of J")
-    add("--seed", type=int, default=0, metavar="S", help="of jitter and straggler (default 0)")
+    add("--seed", type=int, default=0, metavar="S", help="of jitter and speeds (default 0)")
     add(
         "--calibrate",
         action=argparse.BooleanOptionalAction,
@@ -67,8 +67,8 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
             plan,
             devices,
             options.steps,
-            links=Links(options.link, options.latency * 1e3, options.algorithm),
-            spread=Spread(options.straggler),
+            network=network_of(options, devices),
+            spread=spread_of(options),
             jitter=options.jitter,
             seed=options.seed,
             durations_ns=prices,
@@ -95,25 +95,16 @@ def _devices(plan: Plan, options: argparse.Namespace) -> int:
     return int(options.devices)
 
 
-def ranks_of(options: argparse.Namespace) -> Ranks:
-    """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
-    return Ranks(options.devices or 1, options.link, options.latency * 1e3)
-
-
 def check_options(options: argparse.Namespace) -> None:
     """Raise CompileError for numbers that nothing can be simulated with."""
-    devices = 1 if options.devices is None else options.devices
     expected = (
         ("--steps", options.steps, "1 or more", options.steps >= 1),
-        ("--devices", devices, "1 or more", devices >= 1),
-        ("--link", options.link, "more than 0 GB/s", 0 < options.link < math.inf),
-        ("--latency", options.latency, "0 us or more", 0 <= options.latency < math.inf),
-        ("--straggler", options.straggler, "1 or more", 1 <= options.straggler < math.inf),
         ("--jitter", options.jitter, "0 or more and below 1", 0 <= options.jitter < 1),
     )
     for name, value, wanted, is_good in expected:
         if not is_good:
             raise CompileError(f"{name} must be {wanted}, got {value}")
+    check_network(options)
 
 
 def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:

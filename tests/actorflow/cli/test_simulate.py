@@ -75,11 +75,51 @@ def report(capsys, plan, *arguments):
         ("--latency", "-2", "0 us or more, got -2.0"),
         ("--straggler", "0.5", "1 or more, got 0.5"),
         ("--jitter", "1", "0 or more and below 1, got 1.0"),
+        ("--per-host", "0", "1 or more, got 0"),
+        ("--inside", "0", "more than 0 GB/s, got 0.0"),
+        ("--inside-latency", "inf", "0 us or more, got inf"),
+        ("--per-rack", "-1", "0 or more, got -1"),
+        ("--uplink", "-3", "more than 0 GB/s, got -3.0"),
+        ("--spread", "-0.1", "0 or more, got -0.1"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_before_there_is_a_plan(option, value, wanted):
     with pytest.raises(CompileError, match=f"^{option} must be {wanted}$"):
         cli_simulate.check_options(parsed(option, value))
+
+
+def test_the_uplink_of_racks_that_there_are_not_is_refused():
+    with pytest.raises(CompileError, match=r"--uplink 3 is that of racks, and there are none; .*"):
+        cli_simulate.check_options(parsed("--uplink", "3"))
+    cli_simulate.check_options(parsed("--uplink", "3", "--per-rack", "2"))
+
+
+def test_a_hierarchy_of_hosts_that_are_not_full_is_refused(plan):
+    options = parsed("--devices", "10", "--per-host", "4", "--algorithm", "hierarchical")
+    with pytest.raises(CompileError, match=r"10 devices do not fill hosts of 4; choose --devices"):
+        cli_simulate.run(with_all_reduce(plan), options)
+
+
+def test_hosts_racks_and_their_links_are_what_the_options_say(plan, capsys):
+    """Twelve ranks on three hosts in three racks: the uplinks are so slow that nothing else is."""
+    job = with_all_reduce(plan)
+    slow = ("--uplink", "0.0001", "--per-rack", "1", "--latency", "0", "--inside-latency", "0")
+    found = {
+        algorithm: report(
+            capsys, job, "--devices", "12", "--per-host", "4", "--algorithm", algorithm, *slow
+        )["ranks"]
+        for algorithm in ("ring", "hierarchical")
+    }
+    transfer_ms = {"ring": 22 * 4096 / 12 / 1e2, "hierarchical": 4 * 4 * 4096 / 12 / 1e2}
+    for algorithm, row in found.items():
+        took = row["step_ms"] - row["alone_ms"]
+        assert took == pytest.approx(transfer_ms[algorithm], rel=1e-2), algorithm
+
+
+def test_ranks_whose_speeds_differ_wait_for_the_slowest(plan, capsys):
+    row = report(capsys, with_all_reduce(plan), "--devices", "8", "--spread", "0.3")["ranks"]
+    assert row["slowdown"] > 1
+    assert row["late_ms"] > 0
 
 
 def test_ranks_that_would_never_meet_are_refused(plan):
