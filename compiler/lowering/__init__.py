@@ -6,5 +6,6 @@
 - `chains`, `chain_actors`, `actor_graph`: who runs which launches; `launch_times`: when.
 - `value_versions`: what each launch reads and writes; `version_makers`: who makes it; `carried`:
   what goes from firing to firing.
-- `snapshots` of the variables; `plan_builder`: the tables while they grow.
+- `ports`: edges to and from the host's threads; `state`: what outlives a step; `snapshots` of it.
+- `plan_builder`: the tables while they grow.
 """

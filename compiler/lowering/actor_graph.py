@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.lowering.plan_builder import PlanBuilder
@@ -30,6 +31,7 @@ class ActorGraph:
         self._plan = plan
         self._reach: list[int] = []
         self._edges: set[tuple[int, int]] = set()
+        self._credits: set[str] = set()
 
     def add(self, name: str, kind: ActorKind, stream: StreamId, *, is_flushed: bool = False) -> int:
         """Add an actor and return its number."""
@@ -51,6 +53,23 @@ class ActorGraph:
         register = self._plan.register(name, RegisterKind.CONTROL, 0, reason=reason)
         self.produce(producer, register)
         self.consume(consumer, register, producer)
+
+    def credits(
+        self, name: str, producer: int, consumers: Mapping[int, int], slots: int, reason: str
+    ) -> None:
+        """Let actors wait for firings of another one: a credit for each, rates by consumer."""
+        label = f"{name}.{self.drafts[producer].name}" if name in self._credits else name
+        self._credits.add(name)
+        register = self._plan.register(
+            label, RegisterKind.CONTROL, 0, num_slots=slots, reason=reason
+        )
+        self.produce(producer, register)
+        for consumer, rate in consumers.items():
+            self.consume(consumer, register, producer, rate)
+
+    def reads(self, actor: int, register: RegisterId) -> bool:
+        """Whether an actor consumes a register."""
+        return any([port.register == register for port in self.drafts[actor].inputs])
 
     def is_before(self, earlier: int, later: int) -> bool:
         """Whether a path of edges leads from one actor to another."""

@@ -15,7 +15,6 @@ from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers, may_share_bytes
-from compiler.lowering.chains import StreamKey
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.value_versions import ValueVersions
@@ -78,7 +77,7 @@ class ChainActors:
         program = self.program
         self.versions = ValueVersions(program.graph, program.storage, self.plan)
 
-    def add(self, names: Callable[[bool], str], stream_of: Callable[[StreamKey], StreamId]) -> None:
+    def add(self, names: Callable[[bool], str]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
             _MOVING.get((chain.stream.role, chain.is_beside))
@@ -94,7 +93,7 @@ class ChainActors:
         for index, (chain, (_, kind)) in enumerate(zip(self.program.chains, bound, strict=True)):
             label = labels[index]
             name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
-            self.numbers.append(self.actors.add(name, kind, stream_of(chain.stream)))
+            self.numbers.append(self.actors.add(name, kind, self.plan.stream_of(chain.stream)))
 
     def places(self) -> list[ChainPlace]:
         """Return where each chain stands on virtual time and among the launches of the plan."""

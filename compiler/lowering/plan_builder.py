@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from compiler.accounting import account
 from compiler.errors import InternalError
 from compiler.graph import SourceLocation
+from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.packing import Item, Packing, pack
 from compiler.placement import HOST, Device, Place, StreamRole
 from compiler.plan import (
@@ -74,6 +75,7 @@ class PlanBuilder:
         self._offsets: list[tuple[int, ...]] = []
         self._chains: tuple[ChainPlace, ...] = ()
         self._streams: list[Stream] = []
+        self._stream_ids: dict[StreamKey, StreamId] = {}
         self._views: list[View] = []
         self._view_ids: dict[tuple[object, ...], int] = {}
         self._parts: dict[Part, int] = {}
@@ -85,10 +87,26 @@ class PlanBuilder:
         self.joins: list[Join] = []
         self.actors: list[Actor] = []
 
-    def stream(
-        self, name: str, role: StreamRole, device: Device = HOST, index: int = 0
-    ) -> StreamId:
-        """Add a stream on a device."""
+    def stream_of(self, key: StreamKey) -> StreamId:
+        """Return the stream of a chain, which is called after its device unless that is first."""
+        if key not in self._stream_ids:
+            device = self.hardware.devices[key.device]
+            name = f"{key.role.value} {key.nth}" if key.nth else key.role.value
+            name = f"{device} {name}" if key.device else name
+            self._stream_ids[key] = self._stream(name, key.role, device, key.nth)
+        return self._stream_ids[key]
+
+    @property
+    def compute(self) -> StreamId:
+        """The first compute stream of the first device."""
+        return self.stream_of(COMPUTE)
+
+    def port(self, name: str) -> StreamId:
+        """Add a stream for a source or a sink."""
+        num_ports = sum([stream.role is StreamRole.PORT for stream in self._streams])
+        return self._stream(name, StreamRole.PORT, HOST, num_ports)
+
+    def _stream(self, name: str, role: StreamRole, device: Device, index: int) -> StreamId:
         stream = Stream(StreamId(len(self._streams)), device, role, index, name)
         self._streams.append(stream)
         return stream.id
