@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from compiler.budget.choice import BudgetChoice
 from compiler.budget.recompute import describe
-from compiler.budget.trials import Trials
+from compiler.budget.trials import Trials, fullest
 from compiler.errors import BudgetError
 from compiler.labels import launch_label
 from compiler.lowering.buffers import draft_launches
@@ -58,7 +58,9 @@ class _RecomputeSearch:
         self.described = describe(graph, drafts)
         alignment = trials.hardware.targets[0].alignment
         self.planner = Planner(self.described.problem, alignment=alignment)
-        memory = trials.plan(base).memory[0]
+        arena = fullest(trials.plan(base))
+        self.device = trials.plan(base).arenas[arena].device
+        memory = trials.plan(base).memory[arena]
         self.beside = memory.peak_bytes - memory.temporary_bytes - memory.unused_bytes
 
     def run(self) -> tuple[BudgetChoice, Plan]:
@@ -105,10 +107,11 @@ class _RecomputeSearch:
         op, floor = self.planner.floor
         node = self.trials.graph.nodes[self.described.nodes[op]]
         where = launch_label(node.op.name, node.attrs, node.scope)
+        of_device = f" of {self.device}" if len(self.options.devices) > 1 else ""
         raise BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
-            f" {exact_bytes(budget)}; the smallest budget found feasible is {exact_bytes(size)}."
-            f" Variables, batches and results take {exact_bytes(max(self.beside, 0))} of it"
+            f" {exact_bytes(budget)}{of_device}; the smallest budget found feasible is"
+            f" {exact_bytes(size)}. Variables, batches and results take {exact_bytes(max(self.beside, 0))} of it"
             + (f", and {where!r} alone needs {exact_bytes(floor)} at once" if floor else "")
             + ". Raise the budget, or lower the batch size",
             smallest_bytes=size,

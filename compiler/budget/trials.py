@@ -37,11 +37,19 @@ class Trials:
         rewritten = lru_cache(_KEPT)(rewrite)
         self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
         """Return the plan of a choice."""
-        self.arena_bytes = lru_cache(None)(lambda choice: self.plan(choice).arenas[0].size_bytes)
-        """Return the bytes on the device that computes; an arena of another kind has no budget."""
+        self.arena_bytes = lru_cache(None)(
+            lambda choice: self.plan(choice).arenas[fullest(self.plan(choice))].size_bytes
+        )
+        """Return the bytes on the device that holds the most; other memories have no budget."""
         self.step_ns = lru_cache(None)(
             lambda choice: (
                 make_program(rewritten(choice), hardware, options.num_streams, 0).makespan_ns
             )
         )
         """Return the estimated time of a step, copies included."""
+
+
+def fullest(plan: Plan) -> int:
+    """Return the number of the arena, of those that devices compute in, that is the largest."""
+    own = [i for i, arena in enumerate(plan.arenas) if arena.place == arena.device.place]
+    return max(own, key=lambda i: (plan.arenas[i].size_bytes, -i))

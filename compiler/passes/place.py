@@ -16,7 +16,8 @@ Its count knows nothing of fusion and in-place updates: it is an estimate, from 
 where things go, while what the arenas of the plan really take decides whether it is accepted.
 
 To look at one node at a time is short-sighted: branches that begin on two devices may have to
-meet over a slow link. So all on one device is tried, too, and the schedule that ends first counts.
+meet over a slow link. So all on one device is tried, too, and is taken unless several end sooner
+by a tenth.
 A chain of layers stays on one device, unless it is too small: a copy never makes a chain faster.
 
 Guarantees: every node has a device, and it is the same one whenever graph and costs are the same.
@@ -43,6 +44,9 @@ from compiler.types import DType, TensorType, ValueId
 _ROOM = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375)
 """Shares of a device's memory that trials fill before they go on elsewhere, one after the other."""
 
+_WORTH = 1.1
+"""How much sooner a step must end on several devices than on one, by durations before fusion."""
+
 _FLOATING = (CONSTANT, INPUT)
 """What lies wherever it is read: a constant is made there, a batch comes from the host."""
 
@@ -59,7 +63,7 @@ def run(graph: Graph, hardware: Hardware) -> Graph:
     trials += [_Trial(work, share) for share in (_ROOM if hardware.memory_bytes else _ROOM[:1])]
     for trial in trials:
         trial.run()
-    best = min(trials, key=lambda trial: (trial.excess_bytes, trial.makespan_ns))
+    best = min(trials, key=lambda trial: (trial.excess_bytes, trial.cost_ns))
     nodes = zip(graph.nodes, _devices(work, best.chosen), strict=True)
     return replace(graph, nodes=tuple([replace(node, device=d) for node, d in nodes]))
 
@@ -90,9 +94,9 @@ class _Work:
 
     `maker` has, per value, the node whose bytes it shows; `group`, per node, the first node of
     those that are placed with it. Of groups: `able` are the devices with kernels for all of it,
-    `pinned` the device of those that are placed, `lasting` the bytes of their variables. Of
-    launches: `reads` are the values, `times` the duration on each device, None where that has no
-    kernel, `rank` the time from the begin to the end of all.
+    `pinned` the device of those that are placed, `counters` those of the engine's own, `lasting`
+    the bytes of their variables. Of launches: `reads` are the values, `times` the duration on each
+    device, None where that has no kernel, `rank` the time from the begin to the end of all.
     """
 
     graph: Graph
@@ -101,6 +105,7 @@ class _Work:
     group: tuple[int, ...]
     able: dict[int, tuple[int, ...]]
     pinned: dict[int, int]
+    counters: tuple[int, ...]
     lasting: dict[int, int]
     reads: dict[int, tuple[ValueId, ...]]
     times: dict[int, tuple[float | None, ...]]
@@ -134,18 +139,20 @@ def _work_of(graph: Graph, hardware: Hardware) -> _Work:
     group = _groups(graph, maker)
     pinned: dict[int, int] = {}
     lasting: dict[int, int] = {}
+    counters: list[int] = []
     for index, node in enumerate(graph.nodes):
         if node.device != UNPLACED:
             pinned.setdefault(group[index], node.device)
         if node.op is VARIABLE:
             if node.attrs.str_("role") == "counter":
-                pinned.setdefault(group[index], 0)  # all devices read them: none is better
+                counters.append(group[index])
             size = graph.types[node.outputs[0]].size_bytes
             lasting[group[index]] = lasting.get(group[index], 0) + size
     reads = {i: tuple(dict.fromkeys(graph.nodes[i].inputs)) for i in storage.launches}
     times = _times(graph, storage, hardware)
     able = _able(graph, hardware, group, times)
-    work = _Work(graph, hardware, tuple(maker), group, able, pinned, lasting, reads, times, {})
+    fixed = (pinned, tuple(counters), lasting)
+    work = _Work(graph, hardware, tuple(maker), group, able, *fixed, reads, times, {})
     _fill_ranks(work)
     return work
 
@@ -273,9 +280,10 @@ class _Trial:
         """By a launch and a device, the bytes there of what it made."""
 
     @property
-    def makespan_ns(self) -> float:
-        """When the last launch ends."""
-        return max(self._end_ns.values(), default=0.0)
+    def cost_ns(self) -> float:
+        """When the last launch ends; over several devices, so much later that they are worth it."""
+        end_ns = max(self._end_ns.values(), default=0.0)
+        return end_ns if self._only is not None else end_ns * _WORTH
 
     @property
     def excess_bytes(self) -> int:
@@ -296,6 +304,9 @@ class _Trial:
                 left[work.maker[value]] += 1
         for root, device in work.pinned.items():
             self._choose(root, device)
+        for root in work.counters:  # all devices read them: none is better
+            if root not in self.chosen:
+                self._choose(root, self._only or 0)
         # An update frees its gradient: where memory is short it does not wait for the end.
         is_early = [bool(self._cap_bytes and node.writes) for node in work.graph.nodes]
         key = {i: -inf if is_early[i] else -rank for i, rank in work.rank.items()}
