@@ -90,7 +90,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
     That is all after `run SCRIPT.py`, of which a first `--` is ours, and else what follows `--`.
     """
-    script = 2 if arguments[1:2] == ["--tune"] else 1
+    script = _place_of_script(arguments)
     if arguments[:1] == ["run"] and "".join(arguments[script : script + 1]).endswith(".py"):
         rest = arguments[script + 1 :]
         return arguments[: script + 1], rest[1:] if rest[:1] == ["--"] else rest
@@ -98,6 +98,19 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         cut = arguments.index("--")
         return arguments[:cut], arguments[cut + 1 :]
     return arguments, []
+
+
+def _place_of_script(arguments: list[str]) -> int:
+    """Return where the file of `run` stands, after options of ours."""
+    place = 1
+    while arguments[place : place + 1]:
+        if arguments[place] == "--device":
+            place += 2
+        elif arguments[place] == "--tune" or arguments[place].startswith("--device="):
+            place += 1
+        else:
+            break
+    return place
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
@@ -128,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--steps", type=int, help="plan file: total number of steps")
     run.add_argument("--checkpoint", help="plan file: directory of the run")
     run.add_argument("--seed", type=int, default=0, help="plan file: seed of the run (default 0)")
+    _add_device(run, "before SCRIPT: ")
     run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {cli_bench.TUNE_HELP}")
     run.set_defaults(command=_run)
 
@@ -136,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
+    _add_device(plan)
     plan.add_argument("--full", action="store_true", help="print every launch")
     plan.add_argument("--tune", action="store_true", help=cli_bench.TUNE_HELP)
     cli_memory.add_arguments(plan)
@@ -145,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "simulate", help="predict the timeline of a plan", allow_abbrev=False
     )
     simulate.add_argument("file", help="a Python script or a plan file")
+    _add_device(simulate)
     cli_simulate.add_arguments(simulate)
     simulate.set_defaults(command=_simulate)
 
@@ -156,7 +172,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
+    text = "run jobs that name no device there: host, sim or sim:1"
+    parser.add_argument("--device", metavar="NAME", help=when + text)
+
+
+def _set_device(options: argparse.Namespace) -> None:
+    """Let jobs of a script run on a device. Raises CompileError for a plan, which has its own."""
+    if options.device is None:
+        return
+    if _is_plan_file(options.file):
+        raise CompileError(
+            f"--device {options.device} is for scripts, and {options.file} is a plan, which is"
+            " compiled for its devices; compile the job again with it"
+        )
+    os.environ["ACTORFLOW_DEVICE"] = options.device
+    Settings.from_env(os.environ)  # raises for a name that is none
+
+
 def _run(options: argparse.Namespace) -> int:
+    _set_device(options)
     _tune(options)
     if not _is_plan_file(options.file):
         _run_script(options.file, options.rest)
@@ -193,6 +228,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    _set_device(options)
     _tune(options)
     draw = cli_memory.drawing(options, _proven)
     plan, store_all = _plans_of(options.file, options.rest)
@@ -206,6 +242,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    _set_device(options)
     cli_simulate.check_options(options)
     ranks = ranks_of(options)
     return cli_simulate.run(_plans_of(options.file, options.rest, ranks)[0], options)

@@ -111,7 +111,8 @@ class _RecomputeSearch:
         raise BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
             f" {exact_bytes(budget)}{of_device}; the smallest budget found feasible is"
-            f" {exact_bytes(size)}. Variables, batches and results take {exact_bytes(max(self.beside, 0))} of it"
+            f" {exact_bytes(size)}. Variables, batches and results take"
+            f" {exact_bytes(max(self.beside, 0))} of it"
             + (f", and {where!r} alone needs {exact_bytes(floor)} at once" if floor else "")
             + ". Raise the budget, or lower the batch size",
             smallest_bytes=size,

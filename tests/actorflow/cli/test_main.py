@@ -135,3 +135,30 @@ def test_the_names_of_the_package_are_those_that_it_promises():
     assert sorted(dir(af)) == sorted([*af.__all__, "__version__"])
     for name in dir(af):
         assert getattr(af, name) is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan", "--device", "sim:1"], ["run", "--device", "sim:1"], ["run", "--device=sim:1"]],
+)
+def test_a_device_is_for_the_jobs_of_a_script_that_name_none(
+    script, arguments, monkeypatch, capsys
+):
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "host")  # given back after the test
+    Path(script).write_text(SCRIPT.replace("progress=False", "progress=True"))
+    assert main([*arguments, script]) == 0
+    printed = capsys.readouterr()
+    assert "sim:1" in printed.out + printed.err
+    assert "arguments []" in printed.out
+
+
+def test_a_device_that_is_none_and_one_for_a_plan_are_refused(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "host")
+    assert main(["plan", script, "--device", "gpu"]) == 1
+    assert "ACTORFLOW_DEVICE: no device is called 'gpu'; expected one of host, sim" in (
+        capsys.readouterr().err
+    )
+    assert main(["plan", str(tmp_path / "some.plan"), "--device", "sim"]) == 1
+    assert "--device sim is for scripts, and" in capsys.readouterr().err
