@@ -3,7 +3,8 @@
 - `protocol`: what a launch, a host port and a clock are; `errors`: how a run fails.
 - `transitions`: states, messages and the table of what may follow what; `table`: a plan as plain
   ints; `wiring`, `story`, `invariants`: the machine's numbering, its messages in words, its checks.
-- `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array.
+- `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array; its
+  state is in `columns`, its way to the end in `ending`.
 - `explore`, `simulate`: the same machine in random orders, and on virtual time; `ranks`: many
   copies of a plan, joined by a `network`; `critical_path`: what a run's time was spent on;
   `proof/`: every order.

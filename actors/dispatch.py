@@ -240,7 +240,8 @@ class Dispatcher:
             worker.put(None)
 
     def _serve(self) -> None:
-        machine, jobs, inbox, running = self.machine, self._jobs, self._inbox, self._running
+        machine, columns, jobs = self.machine, self.machine.columns, self._jobs
+        inbox, running = self._inbox, self._running
         fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
         next_fireable, next_detached = fireable.popleft, detached.popleft
         outbox, is_quiet, get, put = machine.outbox, inbox.empty, inbox.get, self._put
@@ -295,7 +296,7 @@ class Dispatcher:
                 outbox.append(done[actor])
             elif flushing:
                 self._prepare_flush(flushing.popleft())
-            elif (machine.is_halted or not machine.num_open) and self._is_over():
+            elif (columns.is_halted or not columns.num_open) and self._is_over():
                 return
             else:
                 if self.admission.is_over:

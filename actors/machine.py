@@ -26,18 +26,18 @@ nothing and raises.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
-from typing import NoReturn
 
+from actors.columns import Columns
+from actors.ending import Ending
 from actors.errors import ProtocolError
 from actors.invariants import check_actors, check_edges
-from actors.story import addressee, causes, describe, missing, tell, tell_all
+from actors.story import causes, missing, tell_all
 from actors.table import MachineTable
 from actors.transitions import (
     KIND_MASK,
-    NOBODY,
     REACTION_CODES,
     REACTIONS,
     Message,
@@ -46,16 +46,10 @@ from actors.transitions import (
     message,
     subject_of,
 )
-from actors.wiring import wire
 
-_STORY_ROWS_PER_ACTOR = 16
-_STORY_ROWS = 1000
-_STORY_LIMIT = 12
-
-_RETURN_TO_FREE = Message.RETURN ^ Message.FREE
-_WAITING, _FIRING, _CLOSING = int(State.WAITING), int(State.FIRING), int(State.CLOSING)
-_FLUSHING, _DRAINING, _ENDED = int(State.FLUSHING), int(State.DRAINING), int(State.ENDED)
-_FAILED, _OVER = int(State.FAILED), (_DRAINING, _ENDED)
+_WAITING, _FIRING, _FLUSHING = int(State.WAITING), int(State.FIRING), int(State.FLUSHING)
+_DRAINING, _ENDED, _FAILED = int(State.DRAINING), int(State.ENDED), int(State.FAILED)
+_OVER = (_DRAINING, _ENDED)
 _COUNT, _COMPLETE = REACTION_CODES[Reaction.COUNT], REACTION_CODES[Reaction.COMPLETE]
 
 
@@ -68,64 +62,36 @@ class Machine:
     started, and reports each firing with one message: DONE, FAILED or EXHAUSTED. An actor that has
     all it needs in initial tokens starts when the machine is made.
 
-    `num_open` actors have not ended; `is_halted` says that one failed, or that `halt` was called.
-    `start_causes[code]` counts the firings that message `code` started: it brought the last thing
-    missing. It serves statistics (see `causes`); nothing else reads it.
+    `columns` is all that changes. `start_causes[code]` counts the firings that message `code`
+    started: it brought the last thing missing. It serves statistics (see `causes`); nothing else
+    reads it.
     """
 
     __slots__ = (
-        "_firings", "_flush_tokens", "_has_end", "_is_ended", "_level", "_limit",
-        "_note", "_owner", "_posts", "_refill", "_ring", "_send", "_slow", "_start_in",
-        "_state", "_takes", "_unmet", "_wiring", "detached", "fireable", "flushing", "is_halted",
-        "num_open", "outbox", "start_causes", "table",
+        "_ending", "_note", "_posts", "_send", "_slow", "_start_in", "_takes", "columns",
+        "detached", "fireable", "flushing", "outbox", "start_causes", "table",
     )  # fmt: skip
 
+    columns_type, ending_type = Columns, Ending
+
     def __init__(self, table: MachineTable) -> None:
-        wiring = wire(table)
-        num_actors = table.num_actors
         self.table = table
-        self.outbox: list[int] = []
-        self.fireable: deque[int] = deque()
-        self.detached: deque[int] = deque()
-        self.flushing: deque[int] = deque()
-        self._ring: deque[int] = deque(maxlen=_STORY_ROWS_PER_ACTOR * num_actors + _STORY_ROWS)
+        self.columns = columns = self.columns_type(table)
+        self._ending = ending = self.ending_type(columns)
+        self.outbox, self.flushing = columns.outbox, columns.flushing
+        self.fireable, self.detached = columns.fireable, columns.detached
         self._start_in = [
             self.detached.append if is_detached else self.fireable.append
             for is_detached in table.is_detached
         ]
-        self._note = self._ring.append
-        self._send = self.outbox.extend
-        self._wiring = wiring
-        self._owner = wiring.owner
-        self._refill = list(wiring.refill)
-        self._limit = wiring.limit
-        self._takes = wiring.takes
-        self._posts = wiring.posts
-        self._level = list(wiring.level)
-        # One entry more than actors: the addressee of messages to nobody.
-        self._state = [_WAITING] * num_actors + [NOBODY]
-        self._unmet = list(wiring.num_unmet)
-        self._firings = [0] * num_actors
-        self._has_end = [False] * num_actors
-        self._is_ended = [False] * len(table.edges)
-        self._flush_tokens: list[tuple[int, ...]] = [()] * num_actors
-        self.num_open = num_actors
-        self.is_halted = False
-        self.start_causes = [0] * len(self._level)
-        self._slow = {
-            REACTION_CODES[Reaction.ILLEGAL]: self._reject,
-            REACTION_CODES[Reaction.NOTE_END]: self._note_end,
-            REACTION_CODES[Reaction.END_INPUT]: self._end_input,
-            REACTION_CODES[Reaction.RETRY]: self._retry,
-            REACTION_CODES[Reaction.RETRY_END]: self._retry_end,
-            REACTION_CODES[Reaction.FINISH]: self._finish_flush,
-            REACTION_CODES[Reaction.HAND_BACK]: self._hand_back,
-            REACTION_CODES[Reaction.SETTLE]: self._settle_slot,
-            REACTION_CODES[Reaction.SETTLE_END]: self._settle_end,
-            REACTION_CODES[Reaction.EXHAUST]: self._exhaust,
-            REACTION_CODES[Reaction.FAIL]: self._fail,
-        }
-        for actor in [a for a, unmet in enumerate(wiring.num_unmet) if not unmet]:
+        self._note = columns.ring.append
+        self._send = columns.outbox.extend
+        self._takes, self._posts = columns.wiring.takes, columns.wiring.posts
+        self.start_causes = [0] * len(columns.level)
+        self._slow = {REACTION_CODES[r]: react for r, react in ending.reactions().items()}
+        self._slow[REACTION_CODES[Reaction.ILLEGAL]] = self._reject
+        self._slow[REACTION_CODES[Reaction.FAIL]] = self._fail
+        for actor in [a for a, unmet in enumerate(columns.unmet) if not unmet]:
             self._start(actor)
 
     # -- what the caller may ask for -------------------------------------------------------------
@@ -135,67 +101,69 @@ class Machine:
 
         Raises ProtocolError when the actor is no source or its admission was ended.
         """
-        edge = self._admission(actor)
-        if self._state[actor] >= _DRAINING:
+        edge, columns = self._admission(actor), self.columns
+        if columns.state[actor] >= _DRAINING:
             return
-        if self._is_ended[edge] or count < 1:
+        if columns.is_ended[edge] or count < 1:
             raise ProtocolError(
                 f"source {self.table.names[actor]!r} was admitted to {count} firings; expected one"
                 " or more, before admission ends"
             )
         self.receive(message(Message.READY, edge))
-        self._add(message(Message.READY, edge), count - 1)
+        columns.add(message(Message.READY, edge), count - 1)
 
     def end_admission(self, actor: int, limit: int | None = None) -> None:
         """Permit a source no more than what is admitted, and no more than `limit` firings in all.
 
         A second call can only lower the limit. Raises ProtocolError when the actor is no source.
         """
-        edge = self._admission(actor)
+        edge, columns = self._admission(actor), self.columns
         if limit is not None:
             code = message(Message.READY, edge)
-            surplus = self._level[code] + 1 - max(0, limit - self._firings[actor])
-            self._take(code, max(0, surplus))
-        if not self._is_ended[edge]:
+            surplus = columns.level[code] + 1 - max(0, limit - columns.firings[actor])
+            columns.take(code, max(0, surplus))
+        if not columns.is_ended[edge]:
             self.receive(message(Message.END, edge))
-        elif self._state[actor] == _WAITING:
-            self._close(actor)
+        elif columns.state[actor] == _WAITING:
+            self._ending.close(actor)
 
     def halt(self) -> None:
         """Start nothing more. What runs may finish, and messages may still be delivered."""
-        if not self.is_halted:
-            self.is_halted = True
-            # In place: `deliver`, which may be under way, has the list.
-            self._unmet[:] = [unmet + 1 for unmet in self._unmet]
+        self.columns.halt()
 
     @property
     def is_finished(self) -> bool:
         """Whether every actor has ended and every slot is home."""
-        return not self.num_open
+        return not self.columns.num_open
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether an actor failed or the machine was halted."""
+        return self.columns.is_halted
 
     @property
     def is_quiescent(self) -> bool:
         """Whether nothing runs and nothing is left to deliver. Linear in actors."""
-        return not self.outbox and not any(s in (_FIRING, _FLUSHING) for s in self._state)
+        return not self.outbox and not any(s in (_FIRING, _FLUSHING) for s in self.columns.state)
 
     def state(self, actor: int) -> State:
         """Return the state of an actor."""
-        return State(self._state[actor])
+        return State(self.columns.state[actor])
 
     def firing_index(self, actor: int) -> int:
         """Return the index of the running or else the last firing; -1 before the first."""
-        return self._firings[actor] - 1
+        return self.columns.firings[actor] - 1
 
     def flush_tokens(self, actor: int) -> tuple[int, ...]:
         """Return how many tokens the last firing of a flushed actor took, per input port."""
-        return self._flush_tokens[actor]
+        return self.columns.flush_tokens[actor]
 
     def story(self, actor: int) -> tuple[str, ...]:
         """Return what last happened to an actor and its neighbours in words, oldest first.
 
         Ready and Free of ordinary life are left out: they follow from the neighbours' DONE.
         """
-        return tell(self.table, self._ring, actor, _STORY_LIMIT)
+        return self.columns.story(actor)
 
     def last_messages(self, limit: int) -> tuple[str, ...]:
         """Return the last messages of all actors in words, at most `limit`, oldest first.
@@ -203,8 +171,8 @@ class Machine:
         At least 1,000 are known. The Ready and Free of ordinary life are told with the DONE that
         sends them. Any thread may ask.
         """
-        state, codes = self._state, tuple(self._ring)
-        flushed = [a for a, t in enumerate(self._flush_tokens) if t and state[a] in _OVER]
+        state, codes = self.columns.state, tuple(self.columns.ring)
+        flushed = [a for a, t in enumerate(self.columns.flush_tokens) if t and state[a] in _OVER]
         return tell_all(self.table, self._posts, flushed, codes, limit)
 
     def causes(self, actor: int) -> tuple[tuple[str, str, int], ...]:
@@ -213,24 +181,25 @@ class Machine:
 
     def waits_for(self, actor: int) -> tuple[str, ...]:
         """Return what an actor lacks for its next firing, in words."""
-        return missing(self.table, self._takes[actor], self._level)
+        return missing(self.table, self._takes[actor], self.columns.level)
 
     def lacks(self, actor: int) -> tuple[int, ...]:
         """Return the messages that an actor waits for before it can fire again, or end.
 
         READY and FREE stand for a token and a slot that is missing, END for the end of an input.
         """
+        columns = self.columns
         ends = [message(Message.END, e) for e in self.table.all_inputs(actor)]
-        ends = [code for code in ends if not self._is_ended[subject_of(code)]]
+        ends = [code for code in ends if not columns.is_ended[subject_of(code)]]
         free = [message(Message.FREE, e) for e in self.table.outputs[actor]]
-        if self._state[actor] == _DRAINING:
-            return (*ends, *[code for code in free if self._level[code] < self._limit[code]])
+        if columns.state[actor] == _DRAINING:
+            return (*ends, *[code for code in free if columns.level[code] < columns.limit[code]])
         ready = [code ^ Message.END ^ Message.READY for code in ends]
-        return tuple([code for code in (*ready, *free) if self._level[code] < 0])
+        return tuple([code for code in (*ready, *free) if columns.level[code] < 0])
 
     def stall(self) -> str:
         """Return who waits for what, for the error about a run that cannot go on."""
-        open_ = [a for a in range(self.table.num_actors) if self._state[a] != _ENDED]
+        open_ = [a for a in range(self.table.num_actors) if self.columns.state[a] != _ENDED]
         waits = [", ".join(self.waits_for(a)) or "the end of its firing" for a in open_]
         names = [self.table.names[a] for a in open_]
         return "; ".join([f"{n!r} waits for {w}" for n, w in zip(names, waits, strict=True)])
@@ -251,22 +220,24 @@ class Machine:
         Raises ProtocolError at the first message that the table does not allow now; that one
         changes nothing, and those after it are not looked at.
         """
-        refills, levels, unmets, states = self._refill, self._level, self._unmet, self._state
-        limits, owners, takes, causes = self._limit, self._owner, self._takes, self.start_causes
+        columns = self.columns
+        refills, levels, unmets = columns.refill, columns.level, columns.unmet
+        states, limits, owners = columns.state, columns.limit, columns.owner
+        takes, causes = self._takes, self.start_causes
         for code in codes:
             try:
                 refill = refills[code]
             except IndexError:
-                self._refuse(code)
+                columns.refuse(code)
             if refill:
-                # The table's cell is COUNT, looked up in advance: see `_look_up_every_message`.
+                # The table's cell is COUNT, looked up in advance: see `Columns`.
                 level = levels[code] + refill
                 if level >= refill:
                     # The condition was met before: nothing new can fire. Only here can a slot be
                     # one too many, because a level that crosses zero is below its limit while slots
-                    # come and go by whole firings: see `_count`.
+                    # come and go by whole firings: see `Columns.count`.
                     if level > limits[code]:
-                        self._refuse(code)
+                        columns.refuse(code)
                     levels[code] = level
                     continue
                 levels[code] = level
@@ -287,11 +258,11 @@ class Machine:
                     unmet = unmets[actor] - 1
                     if unmet:
                         unmets[actor] = unmet
-                        if self._has_end[actor]:
-                            self._close(actor)
+                        if columns.has_end[actor]:
+                            self._ending.close(actor)
                         continue
                 elif reaction == _COUNT:
-                    self._count(code)
+                    columns.count(code)
                     if unmets[actor]:
                         continue
                 else:
@@ -307,42 +278,20 @@ class Machine:
                     unmet += 1
             unmets[actor] = unmet
             states[actor] = _FIRING
-            self._firings[actor] += 1
+            columns.firings[actor] += 1
             self._start_in[actor](actor)
 
     # -- off the hot path ------------------------------------------------------------------------
 
     def _start(self, actor: int) -> None:
         """Start a firing: take its tokens and slots."""
+        columns = self.columns
         for code, count in self._takes[actor]:
-            self._take(code, count)
-        self._unmet[actor] += 1
-        self._state[actor] = _FIRING
-        self._firings[actor] += 1
+            columns.take(code, count)
+        columns.unmet[actor] += 1
+        columns.state[actor] = _FIRING
+        columns.firings[actor] += 1
         self._start_in[actor](actor)
-
-    def _count(self, code: int) -> None:
-        if code & KIND_MASK == Message.RETURN:
-            free = code ^ _RETURN_TO_FREE
-            self._add(free, 1)
-            # Where slots come one by one, a whole Free can cross zero and its limit at once, which
-            # `receive` does not look for: from now on the table decides, and `_add` looks.
-            self._refill[free] = 0
-        else:
-            self._add(code, self._wiring.refill[code])
-        self._note(code)
-
-    def _add(self, code: int, count: int) -> None:
-        level = self._level[code] + count
-        if level > self._limit[code]:
-            self._refuse(code)
-        self._unmet[self._owner[code]] -= level - count < 0 <= level
-        self._level[code] = level
-
-    def _take(self, code: int, count: int) -> None:
-        level = self._level[code] - count
-        self._unmet[self._owner[code]] += level < 0 <= level + count
-        self._level[code] = level
 
     def _admission(self, actor: int) -> int:
         edge = self.table.admission[actor] if 0 <= actor < self.table.num_actors else None
@@ -351,141 +300,11 @@ class Machine:
         return edge
 
     def _reject(self, actor: int, code: int) -> None:
-        self._refuse(code)
-
-    def _refuse(self, code: int) -> NoReturn:
-        actor = addressee(self.table, code)
-        if actor is None:
-            raise ProtocolError(f"message {code} names no edge or actor of this plan")
-        raise ProtocolError(
-            f"{describe(self.table, code)} is not allowed now: actor {self.table.names[actor]!r} is"
-            f" {self.state(actor).name} in firing {self.firing_index(actor)}. Its last messages:"
-            + "".join([f"\n  {row}" for row in self.story(actor)])
-        )
-
-    # -- the way to the end ----------------------------------------------------------------------
-
-    def _note_end(self, actor: int, code: int) -> None:
-        edge = subject_of(code)
-        if self._is_ended[edge]:
-            self._refuse(code)
-        self._is_ended[edge] = self._has_end[actor] = True
-        self._note(code)
-
-    def _end_input(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
-        self._close(actor)
-
-    def _close(self, actor: int) -> None:
-        """Leave the ordinary life if an ended input holds less than a firing needs."""
-        if self.is_halted or not any(
-            self._is_ended[e] and self._level[message(Message.READY, e)] < 0
-            for e in self.table.all_inputs(actor)
-        ):
-            return
-        self._unmet[actor] += 1
-        self._look_up_every_message(actor)
-        if self.table.is_flushed[actor]:
-            self._state[actor] = _CLOSING
-            self._flush(actor)
-        else:
-            self._finish(actor)
-
-    def _look_up_every_message(self, actor: int) -> None:
-        """Have the table decide about every message from now on.
-
-        While an actor waits or fires, its Ready and Free are COUNT, whatever its state; so their
-        cells are not looked up, which saves a tenth of a firing. A refill of 0 ends that.
-        """
-        for code, _ in self._takes[actor]:
-            self._refill[code] = 0
-
-    def _retry(self, actor: int, code: int) -> None:
-        self._count(code)
-        self._flush(actor)
-
-    def _retry_end(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
-        self._flush(actor)
-
-    def _flush(self, actor: int) -> None:
-        """Start the last firing once its outputs are free and no input can still bring it tokens.
-
-        Waiting for every input makes the number of tokens flushed independent of the order of
-        messages.
-        """
-        levels, edges = self._level, self.table.edges
-        codes = [message(Message.READY, e) for e in self.table.inputs[actor]]
-        if (
-            self.is_halted
-            or any(levels[c] < 0 and not self._is_ended[subject_of(c)] for c in codes)
-            or any(levels[message(Message.FREE, e)] < 0 for e in self.table.outputs[actor])
-        ):
-            return
-        rates = [edges[subject_of(c)].consume for c in codes]
-        tokens = [r + min(levels[c], 0) for c, r in zip(codes, rates, strict=True)]
-        for code, count in zip(codes, tokens, strict=True):
-            self._take(code, count)
-        for edge in self.table.outputs[actor]:
-            self._take(message(Message.FREE, edge), edges[edge].produce)
-        self._flush_tokens[actor] = tuple(tokens)
-        self._state[actor] = _FLUSHING
-        self._firings[actor] += 1
-        self.flushing.append(actor)
-
-    def _finish_flush(self, actor: int, code: int) -> None:
-        self._note(code)
-        self._send(self._wiring.readies[actor])
-        for edge, count in zip(self.table.inputs[actor], self._flush_tokens[actor], strict=True):
-            self._send([message(Message.RETURN, edge)] * count)
-        self._finish(actor)
-
-    def _exhaust(self, actor: int, code: int) -> None:
-        self._note(code)
-        self._firings[actor] -= 1
-        for edge in self.table.outputs[actor]:
-            self._add(message(Message.FREE, edge), self.table.edges[edge].produce)
-        admission = self._admission(actor)
-        self._look_up_every_message(actor)
-        permits = message(Message.READY, admission)
-        self._take(permits, self._level[permits] + 1)
-        self._is_ended[admission] = True
-        self._finish(actor)
-
-    def _finish(self, actor: int) -> None:
-        """Hand back the tokens that no firing will read, pass End on, and wait for the slots."""
-        for edge in self.table.inputs[actor]:
-            code = message(Message.READY, edge)
-            left = self._level[code] + self.table.edges[edge].consume
-            self._take(code, left)
-            self._send([message(Message.RETURN, edge)] * left)
-        self._send([message(Message.END, e) for e in self.table.outputs[actor]])
-        self._state[actor] = _DRAINING
-        self._end_if_home(actor)
-
-    def _hand_back(self, actor: int, code: int) -> None:
-        self._note(code)
-        self._send([code ^ Message.READY ^ Message.RETURN] * self._wiring.refill[code])
-
-    def _settle_slot(self, actor: int, code: int) -> None:
-        self._count(code)
-        self._end_if_home(actor)
-
-    def _settle_end(self, actor: int, code: int) -> None:
-        self._note_end(actor, code)
-        self._end_if_home(actor)
-
-    def _end_if_home(self, actor: int) -> None:
-        homes = [message(Message.FREE, e) for e in self.table.outputs[actor]]
-        if all(self._is_ended[e] for e in self.table.all_inputs(actor)) and all(
-            self._level[code] == self._limit[code] for code in homes
-        ):
-            self._state[actor] = _ENDED
-            self.num_open -= 1
+        self.columns.refuse(code)
 
     def _fail(self, actor: int, code: int) -> None:
         self._note(code)
-        self._state[actor] = _FAILED
+        self.columns.state[actor] = _FAILED
         self.halt()
 
     # -- invariants ------------------------------------------------------------------------------
@@ -496,8 +315,9 @@ class Machine:
         `in_transit` are messages taken from the outbox and not yet received. Raises InternalError
         naming the edge or actor that does not add up.
         """
-        moving = Counter(chain(self.outbox, in_transit))
-        check_edges(self.table, self._level, self._state, self._flush_tokens, moving)
+        columns, moving = self.columns, Counter(chain(self.outbox, in_transit))
+        check_edges(self.table, columns.level, columns.state, columns.flush_tokens, moving)
         check_actors(
-            self.table, self._level, self._state, self._unmet, self.num_open, self.is_halted
-        )
+            self.table, columns.level, columns.state, columns.unmet, columns.num_open,
+            columns.is_halted,
+        )  # fmt: skip

@@ -1,8 +1,8 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
     python -m actors.proof.mutate [FILE ...] [--function NAME] [--every N] [--first K]
-        [--limit SECONDS]    with files among machine, dispatch, worker, loop, executor, order,
-        clocks, rounds, conflicts; default: all
+        [--limit SECONDS]    with files among machine, columns, ending, dispatch, worker, loop,
+        executor, order, clocks, rounds, conflicts; default: all
 
 Every mutant (`actors.proof.mutants`) of a file runs against the tests of that file, in a process of
 its own, until one fails. What no test notices survives: it wants a test, or an argument why it
@@ -50,17 +50,19 @@ _THREADS = (
     "test_dispatch.py", "test_loop.py", "test_worker.py", "test_visit.py", "test_give_up.py",
     "test_statistics.py", "test_in_flight.py", "test_admission.py",
 )  # fmt: skip
+_MACHINE = (
+    "test_machine.py", "test_story.py",
+    "proof/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
+    "_brings_every_slot_home[0]", "proof/test_state_space.py",
+)  # fmt: skip
 _CLOCKS = ("test_rounds.py", "test_clocks.py")
 _ORDER = "device/plans/test_order.py"
 _DEVICE = ("device/test_executor.py", "device/test_executor_mutants.py")
 
 SUBJECTS = {
-    "machine": Subject(
-        "actors.machine",
-        ("test_machine.py", "test_story.py",
-         "proof/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
-         "_brings_every_slot_home[0]", "proof/test_state_space.py"),
-    ),
+    "machine": Subject("actors.machine", _MACHINE),
+    "columns": Subject("actors.columns", _MACHINE),
+    "ending": Subject("actors.ending", _MACHINE),
     "dispatch": Subject("actors.dispatch", _THREADS),
     "worker": Subject("actors.worker", _THREADS),
     "loop": Subject("actors.loop", _THREADS),
@@ -79,7 +81,7 @@ SUBJECTS = {
 
 
 _PRELOADED = (
-    "numpy", "pytest", "compiler.plan", "actors.kernels.native.runtime", "actors.load",
+    "numpy", "pytest", "compiler.plan", "actors.kernels.native.runtime",
     "actors.story", "actors.proof.scenario", "actors.timeline", "actors.failure",
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ class WatchedMachine(Machine):
 
     def receive(self, code: int) -> None:
         """Take one message and note what it changed."""
-        state, actor = self._state, self._owner[code]
+        state, actor = self.columns.state, self.columns.owner[code]
         before = state[actor]
         super().receive(code)
         self.changes.add((before, code & KIND_MASK, state[actor]))

@@ -21,7 +21,7 @@ from actors.transitions import Message, State, message
 from compiler.errors import InternalError
 
 _FIELDS = (
-    "_level", "_state", "_unmet", "_firings", "_has_end", "_is_ended", "_flush_tokens", "_refill",
+    "level", "state", "unmet", "firings", "has_end", "is_ended", "flush_tokens", "refill",
 )  # fmt: skip
 
 _T = TypeVar("_T")
@@ -52,13 +52,15 @@ class _Restorable(Machine):
     __slots__ = ()
 
     def snapshot(self) -> _Snapshot:
-        columns = [tuple(getattr(self, field)) for field in _FIELDS]
-        return (*columns, self.num_open, self.is_halted)
+        columns = self.columns
+        lists = [tuple(getattr(columns, field)) for field in _FIELDS]
+        return (*lists, columns.num_open, columns.is_halted)
 
     def restore(self, snapshot: _Snapshot) -> None:
-        *columns, self.num_open, self.is_halted = snapshot  # type: ignore[assignment]  # as saved
-        for field, column in zip(_FIELDS, columns, strict=True):
-            getattr(self, field)[:] = column
+        columns = self.columns
+        *lists, columns.num_open, columns.is_halted = snapshot  # type: ignore[assignment]  # as saved
+        for field, values in zip(_FIELDS, lists, strict=True):
+            getattr(columns, field)[:] = values
 
 
 def reach(study: Study) -> StateSpace:

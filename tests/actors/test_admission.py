@@ -164,7 +164,7 @@ def test_as_many_batches_are_in_flight_as_the_plan_has_credits(
     initial = {"fence": num_in_flight}
     ports = {"data": fake_port(bodies.Counting())}
     bound = load(make.plan(), ports, (HostDevice(kernels),), initial=initial)
-    with Loop(bound, LoopOptions(initial=initial)) as loop:
+    with Loop(bound) as loop:
         loop.admit(8)
         gate.wait_entered()
         for _ in range(num_in_flight):

@@ -26,7 +26,7 @@ class Recorder(Machine):
             self.sent.extend(codes)
             send(codes)
 
-        self._send = record
+        self._send = self._ending.send = record
 
     def receive(self, code):
         self.received.append(code)
@@ -146,7 +146,7 @@ def test_commands_are_given_in_order_at_different_moments(fork):
 def test_a_checked_run_finds_a_broken_machine_at_once(fork):
     machine = Machine(fork)
     machine.admit(0, 1)
-    machine._level[message(Message.FREE, 0)] += 1
+    machine.columns.level[message(Message.FREE, 0)] += 1
     with pytest.raises(InternalError, match="accounts for 3 of its 2 slots"):
         explore(machine, Random(0), Bodies())
 
@@ -161,3 +161,39 @@ def test_equal_seeds_replay_the_same_run_and_other_seeds_another():
 
     assert trace(7) == trace(7)
     assert trace(7) != trace(8)
+
+
+def run_by(table, deliver, rng):
+    """Admit six steps and end firings in an order of `rng`; return the machine after each."""
+    machine, running, seen = Machine(table), [], []
+    columns = machine.columns
+    for source in table.sources:
+        machine.admit(source, 6 * table.firings_per_step[source])
+        machine.end_admission(source)
+    while not machine.is_finished:
+        deliver(machine)
+        for started in (machine.detached, machine.fireable, machine.flushing):
+            running += started
+            started.clear()
+        seen.append([repr(getattr(columns, name)) for name in ("level", "state", "unmet", "ring")])
+        if running:
+            machine.receive(message(Message.DONE, running.pop(rng.randrange(len(running)))))
+    return seen
+
+
+def deliver_together(machine):
+    machine.deliver(machine.outbox)
+    machine.outbox.clear()
+
+
+def deliver_one_by_one(machine):
+    while machine.outbox:
+        machine.receive(machine.outbox.pop(0))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_messages_delivered_together_do_what_they_do_one_by_one(make_random, seed):
+    table = make_random(Random(seed))
+    together = run_by(table, deliver_together, Random(seed))
+    assert together == run_by(table, deliver_one_by_one, Random(seed))
+    assert len(together) > 10

@@ -13,8 +13,9 @@ from compiler.errors import InternalError
 
 
 def state_of(machine):
-    names = [n for n in machine.__slots__ if not n.startswith("_s") or n == "_state"]
-    return [repr(getattr(machine, n)) for n in names if n not in ("_note", "_wiring", "table")]
+    columns, fixed = machine.columns, ("limit", "owner", "table", "wiring")
+    names = [name for name in columns.__slots__ if name not in fixed]
+    return [repr(getattr(columns, name)) for name in names] + [repr(machine.start_causes)]
 
 
 def test_nothing_fires_before_it_is_admitted(pair):
@@ -355,11 +356,11 @@ def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():
 @pytest.mark.parametrize(
     ("break_it", "text"),
     [
-        (lambda m: m._level.__setitem__(1, 5), "'batch' from 'data' to 'step' accounts for 6"),
-        (lambda m: m._level.__setitem__(0, -2), "has -1 ready tokens"),
-        (lambda m: m._level.__setitem__(1, -2), "has -1 free slots"),
-        (lambda m: m._unmet.__setitem__(1, 0), "'step' counts 0 unmet conditions and has 1"),
-        (lambda m: setattr(m, "num_open", 1), "1 actors are counted as not ended, 2 are"),
+        (lambda m: m.columns.level.__setitem__(1, 5), "'batch' from 'data' to 'step' accounts"),
+        (lambda m: m.columns.level.__setitem__(0, -2), "has -1 ready tokens"),
+        (lambda m: m.columns.level.__setitem__(1, -2), "has -1 free slots"),
+        (lambda m: m.columns.unmet.__setitem__(1, 0), "'step' counts 0 unmet conditions and has 1"),
+        (lambda m: setattr(m.columns, "num_open", 1), "1 actors are counted as not ended, 2 are"),
         (lambda m: m.outbox.append(message(Message.FREE, 0)), "accounts for 3 of its 2 slots"),
     ],
 )  # fmt: skip
@@ -459,41 +460,6 @@ def test_nobody_but_a_source_is_admitted_or_ended(pair, actor):
     for ask in (lambda: pair.admit(actor, 1), lambda: pair.end_admission(actor)):
         with pytest.raises(ProtocolError, match=f"actor {actor} is no source"):
             ask()
-
-
-def run_by(table, deliver, rng):
-    """Admit six steps and end firings in an order of `rng`; return the machine after each."""
-    machine, running, seen = Machine(table), [], []
-    for source in table.sources:
-        machine.admit(source, 6 * table.firings_per_step[source])
-        machine.end_admission(source)
-    while not machine.is_finished:
-        deliver(machine)
-        for started in (machine.detached, machine.fireable, machine.flushing):
-            running += started
-            started.clear()
-        seen.append(state_of(machine))
-        if running:
-            machine.receive(message(Message.DONE, running.pop(rng.randrange(len(running)))))
-    return seen
-
-
-def deliver_together(machine):
-    machine.deliver(machine.outbox)
-    machine.outbox.clear()
-
-
-def deliver_one_by_one(machine):
-    while machine.outbox:
-        machine.receive(machine.outbox.pop(0))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_messages_delivered_together_do_what_they_do_one_by_one(make_random, seed):
-    table = make_random(Random(seed))
-    together = run_by(table, deliver_together, Random(seed))
-    assert together == run_by(table, deliver_one_by_one, Random(seed))
-    assert len(together) > 10
 
 
 def test_of_messages_delivered_together_those_after_an_illegal_one_are_not_taken(pair):

@@ -176,8 +176,9 @@ class Model:
 
 def everything_in(machine):
     """The whole state of a machine, for the question whether anything has changed."""
-    names = [n for n in machine.__slots__ if n not in ("_note", "_send", "_slow", "_start_in")]
-    return [repr(getattr(machine, name)) for name in names if name not in ("table", "_wiring")]
+    columns = machine.columns
+    names = [name for name in columns.__slots__ if name not in ("table", "wiring")]
+    return [repr(getattr(columns, name)) for name in names] + [repr(machine.start_causes)]
 
 
 class MachineBesideModel(RuleBasedStateMachine):

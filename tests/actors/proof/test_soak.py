@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from actors.machine import Machine
+from actors.ending import Ending
 from actors.proof import soak as soak_module
 from actors.proof.oracle import OracleError
 from actors.proof.soak import BLOCK, SeedBlock, main, replay, run_block, soak
@@ -28,18 +28,16 @@ def test_every_change_that_the_table_allows_happens_and_no_other():
     assert seen == frozenset(CHANGES)
 
 
-class Deaf(Machine):
-    """A machine that takes a slot too many for its own when it ends."""
-
-    def _finish(self, actor):
-        super()._finish(actor)
-        self._level[0] += 1
-
-
 @pytest.fixture
 def broken(monkeypatch):
-    monkeypatch.setattr(soak_module.WatchedMachine, "_finish", Deaf._finish)
-    monkeypatch.setattr(soak_module, "Machine", Deaf)
+    """An actor that ends takes a slot too many for its own."""
+    finish = Ending._finish
+
+    def finish_rich(self, actor):
+        finish(self, actor)
+        self._columns.level[0] += 1
+
+    monkeypatch.setattr(Ending, "_finish", finish_rich)
 
 
 def test_a_block_stops_at_the_first_seed_that_fails(broken):

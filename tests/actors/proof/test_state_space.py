@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.machine import Machine
+from actors.ending import Ending
 from actors.proof.promela import Study
 from actors.proof.state_space import StateSpace, _Restorable, reach
 from actors.table import Edge, MachineTable
@@ -58,13 +58,13 @@ def test_a_machine_goes_back_to_where_it_was():
 
 
 def test_a_state_in_which_nothing_can_happen_is_named(monkeypatch):
-    monkeypatch.setattr(Machine, "_end_if_home", lambda self, actor: None)
+    monkeypatch.setattr(Ending, "_end_if_home", lambda self, actor: None)
     with pytest.raises(InternalError, match=r"cannot finish: 'a' waits for .*'b' waits for"):
         reach(Study(pair(), 1))
 
 
 def test_a_state_that_breaks_an_invariant_is_found(monkeypatch):
-    monkeypatch.setattr(Machine, "_hand_back", lambda self, actor, code: None)
+    monkeypatch.setattr(Ending, "_hand_back", lambda self, actor, code: None)
     edges = [Edge("r", 0, 2, 1, 1, 1), Edge("s", 1, 2, 1, 1, 1)]
     table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0, 1])
     with pytest.raises(InternalError, match="accounts for 0 of its 1 slots"):
