@@ -76,6 +76,15 @@ class CRates:
         places = (C_DISTANCES_BYTES[0] / 2, *C_DISTANCES_BYTES)
         return _interpolated(places, (0.0, *self.miss_ns), distance_bytes)
 
+    def shared_miss_ns_at(self, distance_bytes: float) -> float:
+        """Return the same for bytes that threads share: most were touched by another one last.
+
+        They come from the cache of another core then, which is as far away as what all cores share.
+        """
+        own = 1 / self.num_threads
+        far = max(distance_bytes, C_DISTANCES_BYTES[1])
+        return own * self.miss_ns_at(distance_bytes) + (1 - own) * self.miss_ns_at(far)
+
     def moves_ns(self, work: CWork) -> float:
         """Return the time of moving operands in cache, on one thread."""
         return self._passes_ns(work, is_moving=True)

@@ -27,6 +27,7 @@ from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 _ALIGNMENT_BYTES = 64
 _SMALL_PRIME = 251
+_HEADS_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,9 @@ def shared_product(side: int, *, on_all_threads: bool) -> CProbe:
 
 
 def attention(rows: int, width: int, *, is_forward: bool) -> CProbe:
-    """Return causal attention of two heads."""
-    q, row = _dense(2, rows, width), _dense(2, rows)
+    """Return causal attention of so many heads that they lie beyond the first-level cache."""
+    heads = max(2, _HEADS_ELEMENTS // (rows * width))
+    q, row = _dense(heads, rows, width), _dense(heads, rows)
     attrs: Attrs = {"scale": 0.125, "causal": True}
     e = extents_of(attrs, q.shape, q.shape, q.shape)
     work = replace(in_c(e, is_forward=is_forward), pieces=1)

@@ -14,7 +14,7 @@ from actors.kernels import catalogue, cost
 from actors.kernels.c_rates import Price
 from actors.kernels.cost import Rates
 from actors.kernels.kernel import Kernel, OneOfSeveral, Operand
-from actors.kernels.work import Work
+from actors.kernels.work import CWork, Work
 from compiler.plan import Actor, Launch, Plan, View
 
 GRANULE_BYTES = 64 << 10
@@ -56,22 +56,32 @@ def _chain(
     for _ in range(2):
         total = []
         for launch, work in zip(actor.launches, works, strict=True):
-            is_in_c = work is not None and work.in_c is not None and rates.in_c is not None
-            miss_ns_at = rates.in_c.miss_ns_at if is_in_c and rates.in_c else rates.miss_ns_at
+            in_c = None if work is None or work.in_c is None else work.in_c()
+            miss_ns_at = _misses(in_c, rates)
             unswept = work.unswept if work is not None else ()
             missed_ns = 0.0
             for index, view in enumerate((*launch.inputs, *launch.outputs)):
                 if index not in unswept:
                     missed_ns += caches.touch(plan.views[view], miss_ns_at)
-            total.append(_price(launch, work, rates, missed_ns))
+            if in_c is not None and rates.in_c is not None:
+                total.append(rates.in_c.price(in_c, missed_ns))
+            else:
+                total.append(_price(launch, work, rates, missed_ns))
     return tuple(total)
+
+
+def _misses(in_c: CWork | None, rates: Rates) -> Callable[[float], float]:
+    """Return the time per byte at a reuse distance, for one launch."""
+    if in_c is None or rates.in_c is None:
+        return rates.miss_ns_at
+    if in_c.pieces < 2 or rates.in_c.num_threads < 2:
+        return rates.in_c.miss_ns_at
+    return rates.in_c.shared_miss_ns_at
 
 
 def _price(launch: Launch, work: Work | None, rates: Rates, missed_ns: float) -> Price:
     if work is None:
         return Price(launch.duration_ns, launch.duration_ns)
-    if work.in_c is not None and rates.in_c is not None:
-        return rates.in_c.price(work.in_c(), missed_ns)
     duration = rates.work_ns(work) + missed_ns
     products = sum([rates.product_ns(item) for item in work.products])
     return Price(duration, duration + products * (rates.blas_threads - 1))

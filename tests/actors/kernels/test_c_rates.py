@@ -112,6 +112,13 @@ def test_misses_are_as_measured_at_the_measured_distances():
     assert rates.miss_ns_at(middle) == pytest.approx(1.5)
 
 
+def test_half_of_what_two_threads_share_lies_in_the_cache_of_the_other():
+    rates = rates_of()
+    assert rates.shared_miss_ns_at(0) == rates.miss_ns_at(C_DISTANCES_BYTES[1]) / 2
+    assert rates.shared_miss_ns_at(1 << 40) == rates.miss_ns[-1]
+    assert rates_of(num_threads=1).shared_miss_ns_at(0) == 0.0
+
+
 def test_the_work_of_two_launches_is_the_work_of_both():
     one = CWork(((BytePass.SIMPLE, 1.0),), (MatrixProduct(1, 2, 3, 4),), pieces=3)
     other = CWork(((BytePass.EXP, 2.0),), pieces=5, openings=2)
