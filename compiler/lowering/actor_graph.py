@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.lowering.plan_builder import PlanBuilder
@@ -78,6 +78,15 @@ class ActorGraph:
     def has_edge(self, producer: int, consumer: int) -> bool:
         """Whether a register leads from one actor straight to another."""
         return (producer, consumer) in self._edges
+
+    def leading(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
+        """Return those of `starts` without whom no path leads to some of `ends`: as few as do."""
+        kept = list(starts)
+        for start in reversed(starts):
+            others = [other for other in kept if other != start]
+            if all([any([o == end or self.is_before(o, end) for o in others]) for end in ends]):
+                kept = others
+        return tuple(kept)
 
     def emit(self) -> None:
         """Add all actors to the plan."""

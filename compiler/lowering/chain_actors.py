@@ -17,6 +17,7 @@ from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers, may_share_bytes
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
+from compiler.lowering.storage import launch_of_values
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import is_copy, place_number
 from compiler.placement import HOST, HOST_SIDE, StreamRole
@@ -43,15 +44,24 @@ Home = tuple[RegisterId, int]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The actors of one rate that begin a firing of all its chains, and the one that ends it."""
+    """The actors of one rate that begin a firing of all its chains, and the one that ends it.
+
+    `before_updates`: as few of those that begin as lead to all other chains that change variables.
+    """
 
     begins: tuple[int, ...]
     end: int
+    before_updates: tuple[int, ...]
 
     @property
     def gates(self) -> tuple[int, ...]:
         """The actors that hold the next firing off while someone holds a credit of each."""
         return tuple(dict.fromkeys([*self.begins, self.end]))
+
+    @property
+    def update_gates(self) -> tuple[int, ...]:
+        """The actors that hold the next updates off: a step may have begun by then."""
+        return tuple(dict.fromkeys([*self.before_updates, self.end]))
 
 
 @dataclass(slots=True)
@@ -345,4 +355,16 @@ class ChainActors:
         for n in begins:
             if n != end and not actors.has_edge(n, end):
                 actors.control(f"{actors.drafts[n].name}.again", n, end, "1: one step at a time")
-        return Span(tuple(begins), end)
+        # What ends a step lets nobody pass by itself: it has no slot for its credit.
+        updates = [n for n in self._updates() if n in chains and n != end]
+        return Span(tuple(begins), end, actors.leading(begins, updates))
+
+    def _updates(self) -> list[int]:
+        """Return the actors of the chains that change variables."""
+        graph = self.program.graph
+        made_by, is_launch = launch_of_values(graph), self.program.storage.is_launch
+        nodes = {made_by[write.value] for write in graph.writes}
+        launches = [i for i in range(len(graph.nodes)) if is_launch[i]]
+        updates = {k for k, node in enumerate(launches) if node in nodes}
+        chains = zip(self.numbers, self.program.chains, strict=True)
+        return [n for n, chain in chains if not updates.isdisjoint(chain.launches)]

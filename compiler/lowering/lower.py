@@ -157,7 +157,7 @@ class _Lowering:
             "done", ended.end, {sink: every}, slots[0], f"{slots[0]}: told when it is done"
         )
         reason = f"{min(slots)}: a step that has begun can end, whoever listens"
-        for number in ended.gates:
+        for number in ended.update_gates:
             if number != ended.end:
                 self.actors.credits("begun", number, {sink: every}, min(slots), reason)
 
@@ -168,7 +168,7 @@ class _Lowering:
         stream = self.plan.stream_of(snapshot_stream(chains.program.graph, self.hardware))
         snapshot = self.actors.add("snapshot", ActorKind.COPY, stream, is_flushed=True)
         reason = f"{every}: one credit per step between two snapshots"
-        for number in step.gates:
+        for number in step.update_gates:
             self.actors.credits("updated", number, {snapshot: every}, every, reason)
         staging, launches = stage_variables(chains, self.hardware)
         self.actors.drafts[snapshot].launches = launches
