@@ -44,16 +44,15 @@ def _check_ranks(plan: Plan) -> None:
 
 
 def _check_devices(plan: Plan) -> None:
-    """Refuse a plan that wants devices of a kind that is not here."""
-    rows = [*[a.device for a in plan.arenas], *[s.device for s in plan.streams]]
-    own = [str(device) for device in dict.fromkeys(rows)]
-    missing = [str(device) for device in dict.fromkeys(rows) if device.kind not in KINDS]
+    """Refuse a plan for a kind of device that is not here: there is nothing to hold it against."""
+    wanted = dict.fromkeys([*[s.device for s in plan.streams], *[a.device for a in plan.arenas]])
+    missing = [str(device) for device in wanted if device.kind not in KINDS]
     if missing:
         raise DeviceError(
-            f"plan {plan.name!r} runs on {', '.join(own)}, and there is no {', '.join(missing)}"
-            " here: this version has devices of the kinds"
-            f" {', '.join([kind.value for kind in KINDS])}; compile the job for one of these"
-            ' (device="..."), or run the plan where it was made for'
+            f"plan {plan.name!r} was compiled for {', '.join(map(str, wanted))}; this process has"
+            f" devices of the kinds {', '.join([kind.value for kind in KINDS])}, and no"
+            f" {', '.join(missing)}. Compile the job for these, or run the plan where its devices"
+            " are"
         )
 
 

@@ -1,0 +1,270 @@
+"""Jobs on two devices: every split gives the bits of the host, and bad placement is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import assert_same
+
+import actorflow as af
+from actorflow import nn
+from actorflow.compile.targets import SimTarget
+from compiler.placement import Device, DeviceKind
+
+TWO = {"devices": ["sim:0", "sim:1"]}
+MIXED = {"devices": ["host", "sim:0"]}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
+
+
+class Model(nn.Module):
+    def __init__(self, width=16):
+        self.table = nn.Embedding(24, width)
+        self.lower, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.upper = nn.Linear(width, 24)
+
+
+def body(split, dropout=0.1):
+    """Return a training whose upper half is brought to another device in one way or another."""
+
+    def half(model, h):
+        return model.upper(af.dropout(model.norm(h), dropout))
+
+    def train(model, batch):
+        h = model.table(batch.x)
+        h = h + af.gelu(model.lower(af.dropout(h, dropout)))
+        if split == "region":
+            with af.device("sim:1"):
+                y = half(model, h)
+        elif split == "inner region":
+            with af.device("sim:0"):
+                y = half(model, h)
+            y = y.to("host")
+        elif split == "copies":
+            y = half(model, h.to("sim:1"))
+        else:
+            y = half(model, h)
+        return {"loss": af.cross_entropy(y, batch.y), "size": (y * y).mean()}
+
+    return train
+
+
+def data(seed=0):
+    rng = np.random.default_rng(5)
+    x, y = rng.integers(0, 24, (2, 64, 6))
+    return af.data.ArraySource({"x": x, "y": y}, batch=4, seed=seed)
+
+
+def trained(split, *, steps=5, evaluates=False, options=None, model=None, **fit):
+    """Return all that a run left behind: outputs of each step, evaluations, variables."""
+    options = {"optimizer": af.optim.AdamW(af.optim.warmup(1e-2, steps=3)), **(options or {})}
+    train, seen = af.job(body(split), **options), {}
+    evaluate = af.job(body("none", dropout=0.0), train=False)
+    evaluation = af.Evaluation(evaluate, data(3), every=2, batches=2) if evaluates else None
+
+    def keep(step, metrics):
+        seen.update({f"{name} of {step}": np.asarray(value) for name, value in metrics.items()})
+
+    result = train.fit(
+        model or Model(), data(), steps=steps, evaluation=evaluation, progress=False,
+        on_step=keep, **fit,
+    )  # fmt: skip
+    for step, means in result.evaluations:
+        seen |= {f"evaluated {name} of {step}": np.asarray(v) for name, v in means.items()}
+    return {**seen, **result.variables}
+
+
+SPLITS = {"region": TWO, "copies": TWO, "inner region": MIXED}
+
+JOBS = {
+    "plain": {},
+    "sums of batches, evaluated": {"options": {"accumulate": 2}, "evaluates": True},
+    "broken steps skipped, sums": {"options": {"accumulate": 2}, "on_nan": "skip"},
+    "bfloat16": {"options": {"precision": "bf16"}},
+    "two streams, metrics in pairs": {
+        "options": {"streams": 2, "metrics_every": 2}, "steps": 6, "evaluates": True,
+    },
+    "momentum": {"options": {"optimizer": af.optim.SGD(0.1, momentum=0.9)}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_every_split_of_a_job_gives_the_bits_of_the_host(what):
+    job = {"options": {}, **JOBS[what]}
+    expected = trained("none", **job)
+    for split, devices in SPLITS.items():
+        got = trained(split, **{**job, "options": {**job["options"], **devices}})
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lateness_changes_nothing_of_a_split_job(seed, monkeypatch):
+    expected = trained("none", evaluates=True)
+    monkeypatch.setenv("ACTORFLOW_SIM_SEED", str(seed))
+    assert_same(trained("region", options=TWO, evaluates=True), expected)
+
+
+def test_a_run_goes_on_over_other_devices_with_the_same_bits(tmp_path):
+    where = {"checkpoint": tmp_path / "run", "every": 2}
+    expected = trained("none", steps=6)
+    trained("region", options=TWO, steps=3, **where)
+    trained("none", options={"device": "sim:1"}, steps=5, **where)
+    last = trained("copies", options=TWO, steps=6, **where)
+    assert_same(last, {name: expected[name] for name in last})
+
+
+def test_steps_by_hand_and_jobs_that_do_not_train_run_on_two_devices():
+    model, batch = Model(), next(data())
+    scores = [
+        af.job(body(split, dropout=0.0), train=False, **options).step(model, batch)
+        for split, options in (("none", {}), ("region", TWO), ("copies", TWO))
+    ]
+    assert scores[1] == scores[0]
+    assert scores[2] == scores[0]
+
+
+def test_a_tied_table_is_copied_each_step_and_its_gradient_comes_back():
+    def tied(split):
+        def train(model, batch):
+            h = af.gelu(model.lower(model.table(batch.x)))
+            weight = model.table.weight.to("sim:1") if split else model.table.weight
+            h = model.norm(h.to("sim:1") if split else h)
+            return af.cross_entropy(h @ weight.T, batch.y)
+
+        return train
+
+    found = []
+    for split, options in ((False, {}), (True, TWO)):
+        model = Model()
+        model.upper.weight.freeze(), model.upper.bias.freeze()
+        train = af.job(tied(split), optimizer=af.optim.AdamW(1e-2), **options)
+        found.append(train.fit(model, data(), steps=5, progress=False).variables)
+    assert_same(*found)
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        self.layers = [nn.Linear(64, 64) for _ in range(4)]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = af.gelu(layer(x))
+        return x
+
+
+def deep(**options):
+    """Return a job that is too large for a device of 180 KiB, its model and data."""
+
+    def train(model, batch):
+        return (model(batch.x) * batch.x).mean()
+
+    rows = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    job = af.job(train, optimizer=af.optim.AdamW(1e-2), **options)
+    return job, Deep(), af.data.ArraySource({"x": rows}, batch=8)
+
+
+def test_a_job_that_one_device_is_too_small_for_is_spread_with_the_same_bits():
+    found = []
+    for options in ({}, {**TWO, "memory_budget": "180KiB"}):
+        train, model, rows = deep(**options)
+        plan = train.compile(model, rows)
+        found.append(train.fit(model, rows, steps=3, progress=False).variables)
+    own = [a for a in plan.arenas if a.device.kind is DeviceKind.SIM]
+    assert [str(a.device) for a in own] == ["sim:0", "sim:1"]
+    assert all(0 < a.size_bytes <= 180 << 10 for a in own)
+    homes = {plan.registers[plan.views[v.view].register].arena for v in plan.state}
+    assert homes >= {plan.arenas.index(a) for a in own}
+    assert_same(*found)
+
+
+def test_a_chain_that_fits_stays_on_the_first_device():
+    train, model, rows = deep(**TWO)
+    plan = train.compile(model, rows)
+    second = Device(DeviceKind.SIM, 1)
+    assert [a.size_bytes for a in plan.arenas if a.device == second] in ([], [0])
+
+
+def test_devices_that_are_too_small_are_refused_with_the_bytes_that_would_do():
+    train, model, rows = deep(**TWO, memory_budget="60KiB")
+    with pytest.raises(af.BudgetError) as caught:
+        train.compile(model, rows)
+    assert re.match(
+        r"\S+test_mixed_devices.py:\d+: job 'train' does not fit memory_budget 60.0 KiB"
+        r" \(61,440 bytes\) of sim:[01]; the smallest budget found feasible is 1\d\d\.\d KiB",
+        str(caught.value),
+    )
+
+
+def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend():
+    def train(model, batch):
+        h = model.lower(model.table(batch.x))
+        with af.device("sim:1"):
+            return af.cross_entropy(model.norm(h) @ model.table.weight.T, batch.y)
+
+    model = Model()
+    model.upper.weight.freeze(), model.upper.bias.freeze()
+    with pytest.raises(af.CompileError) as caught:
+        af.job(train, optimizer=af.optim.SGD(0.1), **TWO).compile(model, data())
+    first = train.__code__.co_firstlineno
+    name = r"\S*test_mixed_devices.py"
+    assert re.match(
+        rf"{name}:{first + 3}: transpose on sim:1 reads parameter 'table.weight', which lies on"
+        rf" sim:0, where {name}:{first + 1} uses it; a parameter is not copied unasked: read"
+        r' parameter.to\("sim:1"\) here',
+        str(caught.value),
+    )
+
+
+def test_an_op_without_a_kernel_on_its_device_is_refused_with_its_line(monkeypatch):
+    def query(target, call):
+        if call.op == "matmul" and str(target._device) == "sim:1":
+            raise LookupError("sim:1 has no kernel for matmul")
+        return asked(target, call)
+
+    asked = SimTarget.query
+    monkeypatch.setattr(SimTarget, "query", query)
+    train = body("region", dropout=0.0)
+    with pytest.raises(af.CompileError, match=r"test_mixed_devices.py:\d+: sim:1 has no kernel"):
+        af.job(train, optimizer=af.optim.SGD(0.1), **TWO).compile(Model(), data())
+
+
+def test_a_kind_of_device_without_kernels_is_refused():
+    with pytest.raises(af.CompileError, match="device cuda:0 has no kernels in this version"):
+        af.job(body("none"), train=False, device="cuda").compile(Model(), data())
+
+
+def test_an_evaluation_for_other_devices_is_refused():
+    train = af.job(body("region"), optimizer=af.optim.SGD(0.1), **TWO)
+    evaluate = af.job(body("none", dropout=0.0), train=False, device="sim:3")
+    with pytest.raises(af.CompileError) as caught:
+        train.fit(Model(), data(), steps=1, evaluation=af.Evaluation(evaluate, data(), 1, 1))
+    assert "is for sim:3, but evaluates in a training on sim:0, sim:1; give both the same" in str(
+        caught.value
+    )
+
+
+def test_a_plan_of_devices_that_are_not_here_says_which_it_wants_and_which_there_are():
+    train = af.job(body("region"), optimizer=af.optim.SGD(0.1), **TWO)
+    plan = train.compile(Model(), data())
+
+    def moved(row):
+        is_second = row.device == Device(DeviceKind.SIM, 1)
+        return replace(row, device=Device(DeviceKind.CUDA, 1)) if is_second else row
+
+    elsewhere = replace(
+        plan,
+        arenas=tuple([moved(a) for a in plan.arenas]),
+        streams=tuple([moved(s) for s in plan.streams]),
+    )
+    with pytest.raises(af.DeviceError) as caught:
+        af.Runner(elsewhere)
+    assert str(caught.value).startswith(
+        "plan 'train' was compiled for sim:0, host:0, cuda:1; this process has devices of the"
+        " kinds host, sim, and no cuda:1. Compile the job for these"
+    )
+
+
+def test_the_example_of_the_page_on_devices_runs(run_python):
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    run_python(example)
