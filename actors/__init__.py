@@ -12,10 +12,10 @@
   `conflicts` finds them, `rounds` leaves out what comes round again.
 - `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.
 - `worker`, `dispatch`, `loop`: the threads, as `loop_options` say; `admission`: how many steps may
-  begin; `visit`: who looks into their memory from outside; `fork_lock`: locks that a forked child
-  finds open; `failure`: an exception with its story;
-  `timeline`, `launch_trace`: what happened when, and in which launch; `device/`:
-  firings that are enqueued on an asynchronous device.
+  begin; `open_ports`: the host's ends, until they are closed; `visit`: who looks into their memory
+  from outside; `fork_lock`: locks that a forked child finds open; `failure`: an exception with its
+  story; `timeline`, `launch_trace`: what happened when, and in which launch; `device/`: firings
+  that are enqueued on an asynchronous device.
 - `watchdog`, `stall`, `in_flight`: who holds up a run that stands still; `statistics`: what a run
   has done.
 """

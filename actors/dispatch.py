@@ -34,13 +34,14 @@ from actors.failure import Failure, blamed, explain, traced
 from actors.in_flight import FiringNote, InFlight, Job
 from actors.loop_options import LoopOptions
 from actors.machine import Machine
+from actors.open_ports import OpenPorts
 from actors.protocol import GivesUp
 from actors.table import MachineTable
 from actors.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
 from actors.visit import Rest, Visit, Visitors, is_at_rest
 from actors.worker import FiringTimes, Worker
 from compiler.errors import InternalError
-from compiler.plan import PORTED, ActorKind, Plan
+from compiler.plan import PORTED, Plan
 
 if TYPE_CHECKING:
     from actors.bound import BoundPlan
@@ -58,8 +59,8 @@ class Dispatcher:
 
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
     what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
-    time in launches by actor. `ported` are sources and sinks; `given_up` the sources for which
-    nobody waits any more. `post` takes the message that ends a firing, from any thread.
+    time in launches by actor. `given_up` are the sources for which nobody waits any more. `post`
+    takes the message that ends a firing, from any thread.
     """
 
     def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
@@ -68,15 +69,13 @@ class Dispatcher:
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
         self.is_closing = False
-        self.open_ports = dict(bound.ports)
+        self.ports = OpenPorts(bound.plan, bound.ports)
         self._bound = bound
         self._prepare = options.prepare_thread
         self._inbox: SimpleQueue[int] = SimpleQueue()
         self.post = self._inbox.put
         self._commands: deque[Callable[[], object]] = deque()
         self._failures: dict[int, Failure] = {}
-        self._sources = frozenset([a.id for a in self.plan.actors if a.kind is ActorKind.SOURCE])
-        self.ported = frozenset([a.id for a in self.plan.actors if a.kind in PORTED])
         self._running: set[int] = set()
         self.given_up: set[int] = set()
         self._visitors = Visitors()
@@ -131,25 +130,11 @@ class Dispatcher:
     def is_still(self) -> bool:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
         is_shut = self._visitors.is_shut
-        return (self.machine.is_halted or is_shut) and self._running <= self.ported
-
-    def close_port(self, name: str) -> BaseException | None:
-        """Close a port unless it was closed before; return what it raised."""
-        port = self.open_ports.pop(name, None)
-        try:
-            if port is not None:
-                port.close()
-        except BaseException as error:
-            return error
-        return None
+        return (self.machine.is_halted or is_shut) and self._running <= self.ports.ported
 
     def in_flight(self, thread: Thread) -> InFlight | None:
         """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
         return self._note.look(thread, Dispatcher._serve.__code__)
-
-    def sources_on(self, worker: Worker) -> tuple[str, ...]:
-        """Return the names of the sources on a worker's stream; for any thread."""
-        return tuple([self.table.names[a] for a in worker.actors if a in self._sources])
 
     def note_failure(self, failure: Failure) -> None:
         """Keep a failure until its message arrives; for any thread."""
@@ -176,7 +161,7 @@ class Dispatcher:
         One that is admitted is exhausted. One that fires for another actor, which waits for all
         that it was promised, fires on here, and its launches bring what they like.
         """
-        for actor in sorted(self._sources - self.given_up):
+        for actor in sorted(self.ports.sources - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
             if not isinstance(port, GivesUp) or not port.give_up():
                 continue
@@ -348,7 +333,7 @@ class Dispatcher:
 
     def _is_over(self) -> bool:
         if self.machine.is_halted:
-            return self.is_closing or self._running <= self._sources
+            return self.is_closing or self._running <= self.ports.sources
         return self.machine.is_finished
 
     def _check_progress(self) -> None:
@@ -365,7 +350,7 @@ class Dispatcher:
             return
         if self.failure is None:
             self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
-        elif failure.actor not in self._sources:
+        elif failure.actor not in self.ports.sources:
             self.failure.add_note(f"at the same time {explain(self.plan, failure, ())}")
 
     def _prepare_flush(self, actor: int) -> None:
@@ -389,9 +374,8 @@ class Dispatcher:
         self._receive(message(Message.FAILED, actor))
 
     def _close_sources(self) -> None:
-        for source in sorted(self._sources):
-            error = self.close_port(self.table.names[source])
-            if error is not None and self.failure is not None:
+        for error in self.ports.close_sources():
+            if self.failure is not None:
                 self.failure.add_note(f"closing a source then raised {error!r}")
 
 

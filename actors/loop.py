@@ -166,7 +166,7 @@ class Loop:
         """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
         running = [worker.in_flight() for worker in self._dispatcher.workers]
         names = self._dispatcher.table.names
-        ports = self._dispatcher.ported
+        ports = self._dispatcher.ports.ported
         return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
 
     def visit(self, visit: Visit) -> None:
@@ -223,7 +223,7 @@ class Loop:
         # closed would be a failure else.
         dispatcher.is_closing = True
         dispatcher.command(dispatcher.halt)
-        errors = [dispatcher.close_port(name) for name in list(dispatcher.open_ports)]
+        errors = dispatcher.ports.close()
         try:
             if _is_started(self._thread):
                 self._join()
@@ -234,8 +234,7 @@ class Loop:
             self._over.set()
             self._join_watchdog()
         for error in errors:
-            if error is not None:
-                raise error
+            raise error
 
     def __enter__(self) -> Loop:
         self.start()
@@ -326,7 +325,8 @@ class Loop:
         workers = [
             w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
         ]
-        sources = [w for w in workers if self._dispatcher.sources_on(w)]
+        ports = self._dispatcher.ports
+        sources = [w for w in workers if ports.sources_of(w.actors)]
         given_up = [w for w in sources if self._dispatcher.given_up.issuperset(w.actors)]
         timeout_s = self._options.source_timeout_s
         alive = _still_alive([w for w in sources if w not in given_up], timeout_s)
@@ -334,12 +334,12 @@ class Loop:
         for worker in alive:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
-            names = ", ".join([repr(name) for name in self._dispatcher.sources_on(worker)])
+            names = ", ".join([repr(name) for name in ports.sources_of(worker.actors)])
             self._options.report(
                 f"the data source {names} is still blocked in its __next__; its thread is"
                 " left behind"
             )
-        others = [w for w in workers if not self._dispatcher.sources_on(w)]
+        others = [w for w in workers if w not in sources]
         timeout_s = self._options.join_timeout_s
         stuck = [w.name for w in _still_alive(others, timeout_s)]
         if stuck:
