@@ -54,7 +54,7 @@ _OF_ROLE = {
 def shares(plan: Plan) -> tuple[Share, ...]:
     """Return the share of every register, by its id. O(registers + launches).
 
-    A register of kind DATA is a snapshot's staging if a COPY actor makes it for a sink, a slot of a
+    A register of kind DATA is a snapshot's staging if a snapshot fills it, a slot of a
     host port if a source makes it or a sink reads it, and else a value between chains.
     """
     roles = {plan.views[v.view].register: v.role for v in plan.variables}
@@ -131,16 +131,19 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
 
 
 def _snapshots(plan: Plan) -> list[Actor]:
-    """Return the actors that copy variables for a sink; others copy for one what a chain makes."""
-    read = _registers_of(plan.actors, ActorKind.SINK)
-    state = {plan.views[variable.view].register for variable in plan.variables}
-    return [
-        actor
-        for actor in plan.actors
-        if actor.kind is ActorKind.COPY
-        and any([port.register in read for port in actor.outputs])
-        and all([plan.views[x.inputs[0]].register in state for x in actor.launches])
-    ]
+    """Return the actors that copy variables, or copies of them, for a sink and for no chain."""
+    kept = {plan.views[variable.view].register for variable in plan.variables}
+    chains = [a for a in plan.actors if a.kind not in (*PORTED, ActorKind.COPY)]
+    computed = _registers_of(tuple(chains), *ActorKind)
+    found: list[Actor] = []
+    for actor in plan.actors:
+        made = {port.register for port in actor.outputs}
+        is_apart = actor.kind is ActorKind.COPY and made and not made & (computed | kept)
+        read = [plan.views[view].register for x in actor.launches for view in x.inputs]
+        if is_apart and kept.issuperset(read):
+            kept |= made
+            found.append(actor)
+    return found
 
 
 def _registers_of(actors: tuple[Actor, ...], *kinds: ActorKind) -> set[RegisterId]:

@@ -85,16 +85,22 @@ def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
 def _check_ends(plan: Plan) -> None:
     """Check that nothing goes by a sink, or by the one firing more at the end of a run but sinks.
 
-    It would else be a batch, or an evaluation, more than was asked for.
+    It would else be a batch, or an evaluation, more than was asked for. A copy that only sinks read
+    may stand in between: it brings them what that firing made.
     """
+    others = [actor for actor in plan.actors if actor.kind is not ActorKind.SINK]
+    read = {port.register for actor in others for port in actor.inputs}
     for actor in plan.actors:
         if actor.kind is ActorKind.SINK and actor.outputs:
             raise InternalError(f"sink {actor.name!r} produces something")
     flushed = [actor for actor in plan.actors if actor.is_flushed]
     made = {port.register: actor for actor in flushed for port in actor.outputs}
-    for actor in plan.actors:
+    for actor in others:
+        is_out = not any([port.register in read for port in actor.outputs])
+        if actor.kind is ActorKind.COPY and is_out:
+            continue
         for port in actor.inputs:
-            if port.register in made and actor.kind is not ActorKind.SINK:
+            if port.register in made:
                 raise InternalError(
                     f"{made[port.register].name!r} fires once more at the end of a run, and"
                     f" {actor.name!r} would go by it"

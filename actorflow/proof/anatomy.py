@@ -145,9 +145,7 @@ def _check_evaluation(plan: Plan, actors: dict[str, Actor]) -> None:
 def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     """Check that a snapshot stages the variables, each with its type and its name."""
     writer, snapshot = actors["checkpoint"], actors["snapshot"]
-    staged = [port.register for port in snapshot.outputs]
-    if [(port.register, port.rate) for port in writer.inputs] != [(r, 1) for r in staged[:1]]:
-        raise PlanFormatError("the checkpoint's writer reads something else than the snapshot")
+    _check_staged(snapshot, actors.get("snapshot.fetch"), writer)
     types = {v.name: plan.views[v.view].type for v in plan.state}
     fields = {f.name: plan.views[f.view].type for f in _fields_of(plan, writer.inputs)}
     wrong = [name for name, type_ in fields.items() if types.get(name) != type_]
@@ -165,10 +163,22 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
         lost = sorted(str(name) for name in trained - {None} - set(fields))
         raise PlanFormatError(f"a snapshot leaves out {lost}, which the steps use")
     names = {plan.views[f.view]: f.name for f in _fields_of(plan, writer.inputs)}
+    if "snapshot.fetch" in actors:
+        ways = {x.inputs[0]: plan.views[x.outputs[0]] for x in actors["snapshot.fetch"].launches}
+        names = {plan.views[view]: names.get(end, "") for view, end in ways.items()}
     for launch in snapshot.launches:
         came = homes.get(plan.views[launch.inputs[0]].register)
         if came is None or names.get(plan.views[launch.outputs[0]]) != came:
             raise PlanFormatError(f"a snapshot writes {came!r} under another name")
+
+
+def _check_staged(snapshot: Actor, fetch: Actor | None, writer: Actor) -> None:
+    """Check that what a snapshot fills goes to the writer, over the copies out of a device."""
+    copies = [snapshot] if fetch is None else [snapshot, fetch]
+    for copy, reader in zip(copies, [*copies[1:], writer], strict=True):
+        staged = [port.register for port in copy.outputs[:1]]
+        if [(port.register, port.rate) for port in reader.inputs] != [(r, 1) for r in staged]:
+            raise PlanFormatError("the checkpoint's writer reads something else than the snapshot")
 
 
 def _check_variable(plan: Plan, variable: Variable) -> None:

@@ -31,7 +31,7 @@ from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.chain_actors import ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.ports import add_sink, add_source, place_outputs
-from compiler.lowering.snapshots import snapshot_rate, snapshot_stream, stage_variables
+from compiler.lowering.snapshots import add_snapshots
 from compiler.lowering.state import StateRegisters
 from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.sources import INPUT
@@ -82,7 +82,7 @@ class _Lowering:
         sink = add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
         if len([chain for chain in program.chains if not chain.is_beside]) > 1:
             self._tell_of_steps(sink, begun, ended, outputs)
-        self._add_snapshots(train, ended)
+        add_snapshots(train, self.options, ended.update_gates)
         chains = [train]
         if evaluation is not None:
             chains.append(self._add_evaluation(evaluation, train, begun, ended))
@@ -160,21 +160,6 @@ class _Lowering:
         for number in ended.update_gates:
             if number != ended.end:
                 self.actors.credits("begun", number, {sink: every}, min(slots), reason)
-
-    def _add_snapshots(self, chains: ChainActors, step: Span) -> None:
-        every = snapshot_rate(self.options, chains.program.step_ns)
-        if not every:
-            return
-        stream = self.plan.stream_of(snapshot_stream(chains.program.graph, self.hardware))
-        snapshot = self.actors.add("snapshot", ActorKind.COPY, stream, is_flushed=True)
-        reason = f"{every}: one credit per step between two snapshots"
-        for number in step.update_gates:
-            self.actors.credits("updated", number, {snapshot: every}, every, reason)
-        staging, launches = stage_variables(chains, self.hardware)
-        self.actors.drafts[snapshot].launches = launches
-        self.actors.produce(snapshot, staging)
-        writer = self.actors.add("checkpoint", ActorKind.SINK, self.plan.port("checkpoint"))
-        self.actors.consume(writer, staging, snapshot)
 
     def _add_evaluation(
         self, graph: Graph, train: ChainActors, batch: Span, step: Span

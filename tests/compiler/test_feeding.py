@@ -19,9 +19,9 @@ from compiler.ops.reduce import MEAN
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
 from compiler.passes.check import check
-from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind
+from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
 from compiler.plan import ActorKind, RegisterKind
-from compiler.target import one_device
+from compiler.target import Link, one_device
 
 SIM, OTHER = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
 WIDTH = 8
@@ -105,8 +105,8 @@ def job(every=1):
     return b.freeze()
 
 
-def fed_plan(every=1, **options):
-    hardware = one_device(Target("fake", (), lambda call: 1e6), SIM)
+def fed_plan(every=1, link=None, **options):
+    hardware = one_device(Target("fake", (), lambda call: 1e6, link=link), SIM)
     options = CompileOptions("job", accumulate=every, **options)
     return pipeline.compile_graph(job(every), hardware, options)
 
@@ -145,3 +145,24 @@ def test_however_late_anything_is_no_copy_overtakes_a_slot(play):
             ahead = max(ahead, begun[into] - done[step])
         assert ahead == 2
         assert done[out] == 6
+
+
+def test_a_snapshot_is_taken_within_the_device_and_leaves_it_beside_the_next_step():
+    plan = fed_plan(snapshot_every=2, link=Link(1e-3, 1e-3, 0.0))
+    check_races(plan)
+    names = {actor.name: actor.id for actor in plan.actors}
+    places = {r.name: plan.arenas[r.arena].place for r in plan.registers}
+    assert (places["snapshot"], places["staging"]) == (SIM.place, PINNED)
+    took = {row[:2]: row[2:4] for row in simulate(plan, 6).rows}
+    step, left = took[names["step"], 2], took[names["snapshot.fetch"], 0]
+    assert took[names["snapshot"], 0][1] <= step[0] < left[1]
+    assert left[0] < step[1]
+
+
+def test_a_device_whose_bytes_have_a_budget_holds_no_copy_of_its_variables():
+    plan = fed_plan(snapshot_every=2, memory_budget=1 << 30, recompute="none")
+    check_races(plan)
+    (snapshot,) = [actor for actor in plan.actors if actor.name.startswith("snapshot")]
+    assert plan.streams[snapshot.stream].role is StreamRole.D2H
+    (staging,) = [r for r in plan.registers if r.name in ("snapshot", "staging")]
+    assert plan.arenas[staging.arena].place == PINNED
