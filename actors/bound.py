@@ -64,7 +64,7 @@ class BoundPlan:
     """
 
     __slots__ = (
-        "_executor", "_variables", "_views", "_whole", "arena_bytes", "chains", "plan", "ports",
+        "_executor", "_variables", "_views", "_whole", "chains", "plan", "ports",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,6 @@ class BoundPlan:
         launches: Sequence[tuple[Chain, ...]],
     ) -> None:
         self.plan = plan
-        self.arena_bytes = sum([arena.size_bytes for arena in plan.arenas])
         self.ports = ports
         self._variables: VariableMemory | None = VariableMemory(plan, views, executor)
         self._views: Views | None = views

@@ -80,8 +80,9 @@ class DeviceDriver(Protocol):
     def bind_chain(self, stream: DeviceStream, launches: Chain) -> Chain:
         """Return what a firing calls for these launches, with as few calls as can be.
 
-        An asynchronous device gives one call, which puts them all on the stream. A call that makes
-        several launches says how many (`num_launches`) and which of them is on (`running`).
+        An asynchronous device gives one call, which puts them all on the stream; where that can
+        fail it says at which of them it is (`running`). On the host a call that makes several
+        launches says that, and how many they are (`num_launches`).
         """
 
     def synchronize(self) -> None:

@@ -109,10 +109,6 @@ class _EnqueuedChain:
             self.running = number
             self._stream.enqueue(launch)
 
-    @property
-    def num_launches(self) -> int:
-        return len(self._launches)
-
 
 class LateSchedule:
     """When the operations on the streams of some devices are executed.

@@ -67,6 +67,7 @@ SUBJECTS = {
     "worker": Subject("actors.worker", _THREADS),
     "loop": Subject("actors.loop", _THREADS),
     "executor": Subject("actors.device.executor", _DEVICE),
+    "gate": Subject("actors.device.gate", _DEVICE),
     "order": Subject("actors.device.order", (_ORDER,)),
     "clocks": Subject("actors.clocks", _CLOCKS),
     "rounds": Subject(

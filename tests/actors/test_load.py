@@ -48,7 +48,7 @@ def load_small(make, fake_port, fake_kernel):
 
 
 def test_operands_are_views_at_planned_offsets_in_every_slot(small, fake_port, fake_kernel):
-    bound, _, kernels, plan = load_small(small, fake_port, fake_kernel)
+    _, _, kernels, plan = load_small(small, fake_port, fake_kernel)
     base = address(kernels["update"].bound[0][1][0]) - plan.registers[2].offsets_bytes[0]
     assert base % 64 == 0
     (first, second) = kernels["grad"].bound
@@ -56,7 +56,6 @@ def test_operands_are_views_at_planned_offsets_in_every_slot(small, fake_port, f
     assert [address(a) - base for a in second[1] + second[2]] == [64, 192, 128]
     assert first[0] == {"axis": 1}
     assert (first[3].dtype, first[3].shape) == (np.uint8, (8,))
-    assert bound.arena_bytes == plan.arenas[0].size_bytes
 
 
 def test_a_launch_without_slots_is_bound_once_for_all_phases(small, fake_port, fake_kernel):

@@ -55,6 +55,21 @@ def test_an_actor_that_needs_no_device_runs_its_own_chain(graphs):
     assert all([executor.bind(actor, (chain,))[0] is chain for actor in range(3)])
 
 
+def test_a_chain_of_the_host_that_waits_still_says_which_launch_is_on(graphs):
+    class Joined:
+        num_launches, running = 3, 2
+
+        def __call__(self):
+            raise Broken("no luck")
+
+    executor = graphs.make_executor(graphs.ping_pong(), graphs.late(Random(0), eagerness=0.0))
+    (gated, last) = executor.bind(0, ((Joined(), max),))[0]
+    assert (gated.num_launches, gated.running, last) == (3, 0, max)  # not the last firing's
+    with pytest.raises(Broken):
+        gated()
+    assert gated.running == 2
+
+
 # -- how far ahead -------------------------------------------------------------------------------
 
 

@@ -97,7 +97,6 @@ def test_each_memory_is_one_block_and_the_variables_are_views_on_theirs(both, pl
     _, moved = both
     world = plans.World(moved, catalogue.binders())
     assert len(moved.arenas) == 2
-    assert world.bound.arena_bytes == sum(arena.size_bytes for arena in moved.arenas)
     device, host = world.bound._views._blocks
     for variable in moved.variables:
         array = world.bound._views.get(variable.view, 0)
