@@ -371,7 +371,8 @@ class _Play:
             self._writer[variable] = actor.id
         elif register.kind is not RegisterKind.DATA or self._owner.get(register.id) != actor.id:
             is_read = (actor.id, register.id) in self._readers
-            if not (is_update and is_read and place not in self._updated):
+            updater, _ = self._updated.get(place, (actor.id, NOTHING))
+            if not (is_update and is_read and updater == actor.id):
                 raise self._error(
                     actor, index, f"writes {self._named(view)}, which it does not produce"
                 )

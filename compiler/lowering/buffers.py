@@ -8,7 +8,7 @@ their parts lives from the first of them on. Live intervals are in launches, hal
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.attrs import NO_ATTRS
@@ -41,10 +41,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """All buffers of a chain; `of_root` maps every root made by a launch to its buffer."""
+    """All buffers of a chain; `of_root` maps every root made by a launch to its buffer.
+
+    `left_to` has the root outside, in a register between chains, whose bytes a buffer has.
+    """
 
     buffers: tuple[Buffer, ...]
     of_root: dict[ValueId, int]
+    left_to: dict[int, ValueId]
 
 
 def draft_launches(graph: Graph, storage: Storage, hardware: Hardware) -> tuple[LaunchDraft, ...]:
@@ -113,26 +117,35 @@ def dense_copy(target: Target, type_: TensorType) -> KernelInfo:
 
 
 def assign_buffers(
-    graph: Graph, storage: Storage, drafts: tuple[LaunchDraft, ...], fixed: Container[ValueId]
+    graph: Graph,
+    storage: Storage,
+    drafts: tuple[LaunchDraft, ...],
+    fixed: Container[ValueId],
+    handed: Sequence[ValueId] = (),
+    leaving: Container[ValueId] = (),
 ) -> Buffers:
     """Give every root made by one of these launches a buffer. O(launches).
 
     `fixed` are roots with bytes of their own elsewhere (of sources, or in registers between
-    actors): they get no buffer and are never shared.
+    actors): they get no buffer and are never shared. But for those that are `handed` to these
+    launches and die here: their buffers are the first ones, and another root may take them over.
+    And what is `leaving` may take over a buffer, which then has its bytes from the beginning.
     """
     last_use = last_uses(storage, drafts)
-    of_root: dict[ValueId, int] = {}
-    roots: list[ValueId] = []
-    starts: list[int] = []
-    ends: list[int] = []
+    of_root = {root: index for index, root in enumerate(handed)}
+    roots = list(handed)
+    starts = [0] * len(roots)
+    ends = [last_use[root] + 1 for root in handed]
+    left_to: dict[int, ValueId] = {}
     for index, draft in enumerate(drafts):
         donors = _donors(graph, storage, draft, index, last_use, of_root)
         updated = [output for output, _ in draft.node.writes]
         for position, value in enumerate(draft.node.outputs):
-            root = storage.root[value]
+            root, buffer = storage.root[value], donors.get(position)
+            if root in leaving and buffer is not None and buffer >= len(handed):
+                left_to.setdefault(buffer, root)
             if root in fixed or root in of_root or position in updated:
                 continue
-            buffer = donors.get(position)
             if buffer is None:
                 buffer = len(roots)
                 roots.append(root)
@@ -144,7 +157,7 @@ def assign_buffers(
         Buffer(root, graph.types[root].size_bytes, (start, end))
         for root, start, end in zip(roots, starts, ends, strict=True)
     )
-    return Buffers(buffers, of_root)
+    return Buffers(buffers, of_root, left_to)
 
 
 def last_uses(storage: Storage, drafts: tuple[LaunchDraft, ...]) -> dict[ValueId, int]:

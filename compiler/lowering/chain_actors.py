@@ -81,6 +81,8 @@ class ChainActors:
     home: dict[ValueId, Home] = field(default_factory=dict)
     brought: list[tuple[int, RegisterId]] = field(default_factory=list)
     """Who brings batches to a device beside steps, and what each fills there."""
+    handed: list[ValueId] = field(default_factory=list)
+    """What one chain makes and others read, of the registers with one slot."""
     versions: ValueVersions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +185,8 @@ class ChainActors:
                 {root: (register, offset) for root, offset in zip(roots, offsets, strict=True)}
             )
             self.actors.produce(self.numbers[maker], register)
+            if not is_beside:
+                self.handed += [root for root in roots if root not in met]
             if self.program.chains[maker].is_beside:
                 self.brought.append((self.numbers[maker], register))
             for c in others:
@@ -234,18 +238,24 @@ class ChainActors:
         program = self.program
         for c, chain in enumerate(program.chains):
             drafts = tuple([program.drafts[i] for i in chain.launches])
-            buffers = assign_buffers(program.graph, program.storage, drafts, self.home)
+            handed = [root for root in self.handed if self.readers(root) == (c,)]
+            leaving = {root for root in self.handed if program.maker[root] == c}
+            buffers = assign_buffers(
+                program.graph, program.storage, drafts, self.home, handed, leaving
+            )
             producers = program.graph.producers()
-            registers: list[RegisterId] = []
-            for buffer in buffers.buffers:
+            homes = [self.home[root] for root in handed]
+            for index, buffer in enumerate(buffers.buffers[len(handed) :], len(handed)):
+                if index in buffers.left_to:
+                    homes.append(self.home[buffers.left_to[index]])
+                    continue
                 node = program.graph.nodes[producers[buffer.root]]
                 name = launch_label(node.op.name, node.attrs, node.scope)
                 place = self.place_of((buffer.root,))
-                registers.append(
-                    self._temporary(name, buffer.size_bytes, c, buffer.interval, place)
-                )
+                register = self._temporary(name, buffer.size_bytes, c, buffer.interval, place)
+                homes.append((register, 0))
             for root, index in buffers.of_root.items():
-                self.home[root] = (registers[index], 0)
+                self.home[root] = homes[index]
 
     def bind_launches(self) -> None:
         """Give every actor its launches; all roots have a home by then."""
