@@ -92,7 +92,7 @@ def simulate(
 
     Args:
         plan: A plan, or its table together with `durations_ns`.
-        steps: Steps to admit before admission ends.
+        steps: Steps to admit before admission ends; of a table, periods of its sources.
         durations_ns: Duration of a firing per actor; default: as the plan estimates.
         seed: Seed of the jitter.
         jitter: Durations are scaled by a factor within 1 - jitter and 1 + jitter.
@@ -112,7 +112,9 @@ def simulate(
         )
     calendar = Calendar()
     rank = VirtualRank(0, table, durations_ns, calendar, rng=Random(seed), jitter=jitter, host=host)
-    rank.start(steps)
+    # A source fires once per batch, and a step may accumulate several.
+    batches = plan.int_option("accumulate", 1) if isinstance(plan, Plan) else 1
+    rank.start(steps * batches)
     while calendar:
         now, _, code = calendar.next()
         rank.take(now, code)

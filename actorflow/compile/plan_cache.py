@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import compiler.ops.standard  # noqa: F401  # fills the columns whose files a key covers
+from actorflow.compile.host import usable_cores
 from actorflow.compile.native import build, choices
 from actorflow.compile.threads import num_threads
 from actorflow.own_ops import gradient_alone
@@ -73,7 +74,7 @@ def cache_key(
         repr(ranks),
         target_fingerprint,
         choices(),
-        f"streams 1 {num_threads()}" if options.num_streams > 1 else "",
+        f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",
         str(PLAN_FORMAT),
         _compiler_stamp(),
         added_passes.identity(),

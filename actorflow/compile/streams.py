@@ -2,7 +2,7 @@
 
 A plan of each number is made, and its steps are run on virtual time, on a host whose cores all
 streams share (`actors.contention`). More streams are taken only where a step takes clearly less.
-The rates are fixed ones, never measured: two machines with as many threads make the same plan.
+The rates are fixed ones, never measured: two machines with as many cores make the same plan.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from actorflow.compile.host import usable_cores
 from actorflow.compile.threads import num_threads
 from actorflow.logs import logger
 from actors.kernels.c_rates import reference_in_c
@@ -65,6 +66,6 @@ def step_ns(plan: Plan) -> float:
     threads = num_threads()
     in_c = reference_in_c(threads)
     rates = replace(REFERENCE, in_c=in_c, blas_threads=1.0 if runtime.is_on() else float(threads))
-    capacity = in_c.capacity
+    capacity = in_c.capacity_of(usable_cores())
     durations, host = on_host(plan, firing_prices(plan, rates), capacity, COSTS)
     return simulate(plan, _STEPS, durations, host=host).period_ns

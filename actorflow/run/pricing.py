@@ -37,9 +37,9 @@ class Calibration:
 
     @property
     def capacity(self) -> float:
-        """What all cores that kernels may use do in the time of one alone."""
-        in_c = self.rates.in_c
-        return float(usable_cores()) if in_c is None else in_c.capacity
+        """What all cores do in the time of one alone."""
+        in_c, cores = self.rates.in_c, usable_cores()
+        return float(cores) if in_c is None else in_c.capacity_of(cores)
 
 
 def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:

@@ -25,11 +25,14 @@ C_EXTENTS = (1, 8, 32, 128, 512)
 ATTENTION_ROWS, ATTENTION_WIDTHS = (32, 128, 512), (32, 64, 128)
 """Places and widths of the measured heads."""
 
-C_DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+C_DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)
 """Reuse distances with a measured rate."""
 
 MOVES = (BytePass.SIMPLE, BytePass.STRIDED, BytePass.GATHER, BytePass.SCATTER)
 """What moves bytes. Instructions run while more bytes are on their way: the longer one counts."""
+
+_CORE_SHARE = 0.9
+"""What a core adds to a machine, where it was not measured."""
 
 _PLACE = {sort: place for place, sort in enumerate(BytePass)}
 
@@ -66,10 +69,10 @@ class CRates:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
 
-    @property
-    def capacity(self) -> float:
-        """What all threads do in the time of one: the whole of the machine."""
-        return max(self.pass_speedup, self.product_speedup, 1.0)
+    def capacity_of(self, num_cores: int) -> float:
+        """Return what all cores do in the time of one, those included that no launch uses."""
+        measured = max(self.pass_speedup, self.product_speedup, 1.0)
+        return measured + _CORE_SHARE * max(0, num_cores - self.num_threads)
 
     def miss_ns_at(self, distance_bytes: float) -> float:
         """Return the time per byte at a reuse distance, on one thread."""

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -104,3 +105,16 @@ def test_a_period_is_a_step_even_where_an_actor_fires_once_in_several_steps():
 def test_a_single_step_has_the_makespan_as_its_period():
     assert simulate(pipeline([10, 20], 1), 1, [10, 20]).period_ns == 30
     assert simulate(pipeline([10, 20], 1), 0, [10, 20]).period_ns == 0
+
+
+def test_a_step_that_accumulates_has_all_its_batches(plan_maker):
+    make = plan_maker()
+    batch, done = make.edge("batch", 2), make.edge("done", 4)
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], duration_ns=1.0)
+    make.actor("gradient", ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(done, 1)],
+               duration_ns=100.0)  # fmt: skip
+    make.actor("update", ActorKind.COMPUTE, inputs=[(done, 4)], duration_ns=50.0)
+    plan = replace(make.plan(), options=(("accumulate", 4),))
+    run = simulate(plan, 6)
+    assert run.firings == (24, 24, 6)
+    assert run.period_ns == pytest.approx(450, abs=50)

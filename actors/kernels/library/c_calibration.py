@@ -120,7 +120,7 @@ def _shared(measure: MeasureC, call_ns: float) -> tuple[float, float, float, flo
     threads = runtime.num_threads()
     if threads < 2:
         return 0.0, 1.0, 1.0, 1.0
-    far = C_DISTANCES_BYTES[-2] // 8
+    far = C_DISTANCES_BYTES[-1] // 8
 
     def times(probe: Callable[..., CProbe]) -> tuple[float, float]:
         return measure(probe(on_all_threads=False)), measure(probe(on_all_threads=True))

@@ -27,7 +27,7 @@ from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 _ALIGNMENT_BYTES = 64
 _SMALL_PRIME = 251
-_HEADS_ELEMENTS = 1 << 17
+_HEADS, _HEADS_ELEMENTS = 4, 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +149,27 @@ def shared_product(side: int, *, on_all_threads: bool) -> CProbe:
 
 
 def attention(rows: int, width: int, *, is_forward: bool) -> CProbe:
-    """Return causal attention of so many heads that they lie beyond the first-level cache."""
-    heads = max(2, _HEADS_ELEMENTS // (rows * width))
-    q, row = _dense(heads, rows, width), _dense(heads, rows)
+    """Return causal attention of heads that lie beside each other, as a layer makes them.
+
+    There are so many batches of them that they lie beyond the first-level cache.
+    """
+    batch = max(1, _HEADS_ELEMENTS // (_HEADS * rows * width))
+    shape, row = (batch, _HEADS, rows, width), _dense(batch, _HEADS, rows)
+    q, y = [_beside(shape, parts) for parts in (3, 1)]
     attrs: Attrs = {"scale": 0.125, "causal": True}
     e = extents_of(attrs, q.shape, q.shape, q.shape)
     work = replace(in_c(e, is_forward=is_forward), pieces=1)
     if is_forward:
-        return CProbe(work, lambda: bound("c.attention", attrs, (q, q, q), (q, row)))
-    read = (q, q, q, q, q, row)
+        return CProbe(work, lambda: bound("c.attention", attrs, (q, q, q), (y, row)))
+    read = (y, q, q, q, y, row)
     return CProbe(work, lambda: bound("c.attention_grad", attrs, read, (q, q, q)))
+
+
+def _beside(shape: tuple[int, int, int, int], parts: int) -> Operand:
+    """Return one of so many parts that share rows: queries, keys and values come as one matrix."""
+    _, heads, rows, width = shape
+    step = 4 * parts * heads * width
+    return Operand(TensorType(DType.FLOAT32, shape), 0, (step * rows, 4 * width, step, 4))
 
 
 def bound(kernel: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> NativeLaunch:
@@ -218,5 +229,8 @@ def _filled(operand: Operand) -> Array:
     pattern = (np.arange(_SMALL_PRIME) * 37 % _SMALL_PRIME).astype(operand.dtype)
     if operand.type.dtype.is_float:
         pattern = pattern / _SMALL_PRIME + 0.5
-    dense = np.resize(pattern.astype(operand.dtype), operand.shape)
-    return dense if operand.is_dense else dense.reshape(operand.shape[::-1]).T
+    pattern = pattern.astype(operand.dtype)
+    steps = zip(operand.shape, operand.strides_bytes, strict=True)
+    span = 1 + sum([(extent - 1) * step for extent, step in steps]) // pattern.itemsize
+    held = np.resize(pattern, span)
+    return np.lib.stride_tricks.as_strided(held, operand.shape, operand.strides_bytes)
