@@ -163,7 +163,8 @@ class Runner:
         A plan whose step accumulates k batches takes a list of k.
 
         A step that fails changes nothing: a refused batch never reaches the plan, and a launch that
-        raises comes before the first update. Only where updates had begun do the variables go back
+        raises comes before the first update. Only where updates had begun, or where a device other
+        than the host failed and its memory is lost with it, do the variables go back
         to those before the plan was opened, and a line of the log says so.
         """
         batches = batches_of_step(batch, batches_per_step(self.plan), f"plan {self.plan.name!r}")
