@@ -17,7 +17,7 @@ def summarise(plan: Plan) -> list[str]:
         plan.views[v.view].type.num_elements for v in plan.variables if v.role == "parameter"
     )
     lines = [
-        f"plan {plan.name!r} {plan.fingerprint[:12]} on {plan.arenas[0].device}"
+        f"plan {plan.name!r} {plan.fingerprint[:12]} on {_devices(plan)}"
         f"{_in_precision(plan)}: {len(plan.actors)} actors, {launches} launches,"
         f" {len(plan.streams)} streams, {parameters:,} parameters"
     ]
@@ -43,6 +43,12 @@ def summarise(plan: Plan) -> list[str]:
     if isinstance(added, tuple) and added:
         lines.append(f"  passes from elsewhere: {', '.join(map(str, added))}")
     return lines
+
+
+def _devices(plan: Plan) -> str:
+    """Return what a plan computes on, in the order of its job."""
+    own = [str(a.device) for a in plan.arenas if a.place == a.device.place]
+    return ", ".join(dict.fromkeys(own))
 
 
 def _in_precision(plan: Plan) -> str:
