@@ -48,9 +48,14 @@ class ActorGraph:
         self.drafts[actor].inputs.append(Port(register, rate))
         self._order(producer, actor)
 
-    def control(self, name: str, producer: int, consumer: int, reason: str) -> None:
-        """Let the consumer wait for each firing of the producer, which waits for the consumer's."""
-        register = self._plan.register(name, RegisterKind.CONTROL, 0, reason=reason)
+    def control(self, name: str, producer: int, consumer: int, reason: str, slots: int = 1) -> None:
+        """Let the consumer wait for each firing of the producer, which waits for the consumer's.
+
+        With more slots the producer may be so many firings ahead.
+        """
+        register = self._plan.register(
+            name, RegisterKind.CONTROL, 0, num_slots=slots, reason=reason
+        )
         self.produce(producer, register)
         self.consume(consumer, register, producer)
 

@@ -340,11 +340,14 @@ class ChainActors:
                 names = [self.actors.drafts[n].name for n in (a, b)]
                 self.actors.control(f"{names[0]}>{names[1]}", a, b, "1: order within a step")
 
-    def fence(self, *, is_per_step: bool, compute: StreamId) -> Span | None:
-        """Keep two firings of one rate apart; return who begins and who ends one.
+    def fence(self, *, is_per_step: bool, compute: StreamId, in_flight: int = 1) -> Span | None:
+        """Let `in_flight` firings of one rate be under way; return who begins and who ends one.
 
-        None where the program has no chain of that rate.
+        With 1, no byte that chains share needs a second slot: the next firing begins when the last
+        is done. With more, whoever asks for them gives slots to what would be overwritten; the race
+        check names what lacks one. None where the program has no chain of that rate.
         """
+        reason = f"{in_flight}: steps under way" if in_flight > 1 else "1: one step at a time"
         chains = [
             n
             for n, chain in zip(self.numbers, self.program.chains, strict=True)
@@ -361,10 +364,10 @@ class ChainActors:
             name = actors.drafts[own[0]].name.partition(".")[0]
             end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
             for n in ends:
-                actors.control(f"{actors.drafts[n].name}.done", n, end, "1: one step at a time")
+                actors.control(f"{actors.drafts[n].name}.done", n, end, reason, in_flight)
         for n in begins:
             if n != end and not actors.has_edge(n, end):
-                actors.control(f"{actors.drafts[n].name}.again", n, end, "1: one step at a time")
+                actors.control(f"{actors.drafts[n].name}.again", n, end, reason, in_flight)
         # What ends a step lets nobody pass by itself: it has no slot for its credit.
         updates = [n for n in self._updates() if n in chains and n != end]
         return Span(tuple(begins), end, actors.leading(begins, updates))

@@ -47,12 +47,14 @@ def lower(
     options: CompileOptions,
     graph_hash: str,
     evaluation: Graph | None = None,
+    in_flight: int = 1,
 ) -> Plan:
     """Return the plan of a graph, and perhaps one that evaluates, that went through all passes.
 
+    `in_flight`: batches of a step that may be under way, where they are several chains.
     Raises CompileError when the target lacks a kernel.
     """
-    return _Lowering(hardware, options).run(graph, evaluation, graph_hash)
+    return _Lowering(hardware, options, in_flight).run(graph, evaluation, graph_hash)
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class _Lowering:
 
     hardware: Hardware
     options: CompileOptions
+    in_flight: int
     plan: PlanBuilder = field(init=False)
     actors: ActorGraph = field(init=False)
     state: StateRegisters = field(init=False)
@@ -107,7 +110,7 @@ class _Lowering:
         chains.place_crossings()
         chains.place_temporaries()
         chains.hold_order()
-        batch = chains.fence(is_per_step=False, compute=self.plan.compute)
+        batch = chains.fence(is_per_step=False, compute=self.plan.compute, in_flight=self.in_flight)
         if batch is None:
             raise InternalError(f"plan {self.options.name!r} does nothing with a batch")
         self._feed(chains, data, batch.begins)

@@ -1,6 +1,7 @@
 """The actor graph of chains, played as a token game with firings that take time."""
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -8,8 +9,11 @@ from graphs import counter, descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.race import RaceError, check_races
+from compiler import pipeline
 from compiler.graph import GraphBuilder, Output
 from compiler.lowering.actor_graph import ActorGraph
+from compiler.lowering.lower import lower
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP, NEG
@@ -21,7 +25,7 @@ from compiler.pipeline import compile_graph
 from compiler.placement import Ranks
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import StreamId
-from compiler.verify import edges_of
+from compiler.verify import edges_of, verify_plan
 
 STEPS = 4
 NEAR = Ranks(4, latency_ns=0.0)
@@ -69,6 +73,19 @@ def planned(seed, streams, *, evaluate=(0, 0), **options):
     graph = towers(rng, settings_.accumulate)
     evaluation = judge() if evaluate[0] else None
     return compile_graph(graph, slow_target(rng), settings_, evaluation=evaluation)
+
+
+def under_way(play, plan, seed):
+    """Return the most batches that are under way at a time, of twelve."""
+    batch = by_prefix(plan, "gradient")
+    begun, done = dict.fromkeys(batch, 0), dict.fromkeys(batch, 0)
+    most = 0
+    for actor, firing, is_start in play(plan, Random(seed), 12):
+        if actor in batch:
+            (begun if is_start else done)[actor] = firing + 1
+            most = max(most, max(begun.values()) - min(done.values()))
+    assert set(done.values()) == {12}
+    return most
 
 
 def by_prefix(plan, *prefixes):
@@ -221,3 +238,24 @@ def test_is_before_is_whether_a_path_of_edges_leads_there(pairs):
         for b in range(12):
             assert actors.is_before(a, b) == ((a, b) in reach)
             assert actors.has_edge(a, b) == ((a, b) in pairs)
+
+
+def test_batches_in_flight_are_a_number_and_bytes_that_have_one_slot_are_missed(play, monkeypatch):
+    """With more than one under way the race check names what must have slots of its own."""
+    most, missed = 0, []
+    for seed in range(12):
+        monkeypatch.setattr(pipeline, "lower", lower)
+        alone = planned(seed, 2, accumulate=4)
+        check_races(alone)
+        assert under_way(play, alone, seed) == 1
+        monkeypatch.setattr(pipeline, "lower", partial(lower, in_flight=2))
+        plan = planned(seed, 2, accumulate=4)
+        verify_plan(plan)
+        most = max(most, under_way(play, plan, seed))
+        try:
+            check_races(plan)
+        except RaceError as error:
+            missed.append(str(error))
+    assert most == 2
+    assert missed
+    assert all("gradient" in text for text in missed)
