@@ -15,7 +15,7 @@ import numpy as np
 
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
-from compiler.plan import PlainValue, Plan
+from compiler.plan import PlainValue, Plan, Variable
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -27,10 +27,26 @@ _BLOCK_ELEMENTS = 1 << 16
 """Random numbers that are drawn at once."""
 
 
+def whole_type(plan: Plan, variable: Variable) -> TensorType:
+    """Return the type of the whole tensor that a variable is, or is a slice of."""
+    type_ = plan.views[variable.view].type
+    return type_ if variable.slice_of is None else TensorType(type_.dtype, variable.slice_of.shape)
+
+
+def own_slice(plan: Plan, variable: Variable, whole: Array) -> Array:
+    """Return what a variable is of the array of its whole tensor, dense."""
+    if variable.slice_of is None:
+        return whole
+    index = variable.slice_of.index(plan.views[variable.view].type.shape)
+    return np.ascontiguousarray(whole[index])
+
+
 def initial_value(
     name: str, type_: TensorType, init: tuple[tuple[str, PlainValue], ...], seed: int
 ) -> Array:
-    """Return the first value of a variable, dense, of `type_`.
+    """Return the first value of a whole tensor, dense, of `type_`.
+
+    Who has a slice takes it of this one, so that ranks of any number begin with the same bits.
 
     Specs: kind "zeros", "ones", "seed" (the seed itself), "uniform" with bound, "normal" with std.
     Raises CompileError for an unknown kind.
@@ -83,10 +99,12 @@ class InitialValues(Mapping[str, Array]):
         self._variables = {variable.name: variable for variable in plan.state}
 
     def __getitem__(self, name: str) -> Array:
-        variable = self._variables[name]
-        if name in self._given:
-            return self._given[name]
-        return initial_value(name, self._plan.views[variable.view].type, variable.init, self._seed)
+        plan, variable = self._plan, self._variables[name]
+        type_ = whole_type(plan, variable)
+        if name not in self._given:
+            return own_slice(plan, variable, initial_value(name, type_, variable.init, self._seed))
+        value = self._given[name]
+        return own_slice(plan, variable, value) if value.shape == type_.shape else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
@@ -98,7 +116,8 @@ class InitialValues(Mapping[str, Array]):
 def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> Mapping[str, Array]:
     """Return a value for all state of the plan: the given one, else its initialiser's.
 
-    Raises CompileError for a given one of another type.
+    A given one is the whole tensor, or the slice of it that the variable is. Raises CompileError
+    for one of another type.
     """
     check_values(plan, given)
     return InitialValues(plan, given, seed)
@@ -109,8 +128,9 @@ def check_values(plan: Plan, given: Mapping[str, Array]) -> None:
     for variable in plan.state:
         type_ = plan.views[variable.view].type
         array = given.get(variable.name)
+        shapes = type_.shape, whole_type(plan, variable).shape
         if array is not None and (
-            array.shape != type_.shape or str(array.dtype) != type_.dtype.value
+            array.shape not in shapes or str(array.dtype) != type_.dtype.value
         ):
             raise CompileError(
                 f"{find_source()}: variable {variable.name!r} is {type_} in plan {plan.name!r}, got"

@@ -38,7 +38,7 @@ from compiler.labels import launch_label, made_of
 from compiler.placement import Device, DeviceKind, Memory, Place, StreamRole
 from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
 from compiler.rows import Bounds, from_row, packed, to_row
-from compiler.types import ActorId, DType, Phase, RegisterId, StreamId, TensorType, Version
+from compiler.types import ActorId, DType, Phase, RegisterId, SliceOf, StreamId, TensorType, Version
 
 PLAN_FORMAT = 5
 _MAGIC = "actorflow-plan"
@@ -263,7 +263,7 @@ class Variable:
     Three versions: who reads `before` reads what the last firing of its writer left; who reads
     `after` reads what this one wrote; who reads `between` is no part of the step (a snapshot, an
     evaluation) and reads all variables as one step left them. All are the same where nothing writes
-    it.
+    it. `slice_of`: the whole tensor of this name that it is a slice of; None: it is that itself.
     """
 
     name: str
@@ -273,6 +273,7 @@ class Variable:
     before: Version
     after: Version
     between: Version
+    slice_of: SliceOf | None = None
 
 
 @dataclass(frozen=True, slots=True)

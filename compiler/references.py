@@ -178,6 +178,13 @@ def _check_state(plan: Plan) -> None:
         without = [r.name for r in plan.registers if r.kind is kind and r.id not in holders]
         if without:
             raise InternalError(f"register {without[0]!r} is a {kind.value} that nothing names")
+    for variable in plan.variables:
+        type_ = plan.views[variable.view].type
+        if variable.slice_of is not None and not variable.slice_of.holds(type_.shape):
+            raise InternalError(
+                f"variable {variable.name!r} is {type_}, and no slice of {variable.slice_of.shape}"
+                f" from {variable.slice_of.offsets} on"
+            )
     for index, constant in enumerate(plan.constants):
         needed = plan.views[constant.view].type.size_bytes
         if len(constant.data) != needed:

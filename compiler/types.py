@@ -122,6 +122,28 @@ class TensorType:
         return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """Where a tensor lies in a whole one, of which other ranks have other slices.
+
+    `shape` is that of the whole; `offsets` has the first element of the slice along each axis.
+    """
+
+    shape: tuple[Extent, ...]
+    offsets: tuple[Extent, ...]
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a slice of this shape lies in the whole."""
+        if not len(self.shape) == len(self.offsets) == len(shape):
+            return False
+        axes = zip(self.shape, self.offsets, shape, strict=True)
+        return all([first >= 0 and first + extent <= n for n, first, extent in axes])
+
+    def index(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return what a slice of this shape is of an array of the whole."""
+        return tuple([slice(o, o + n) for o, n in zip(self.offsets, shape, strict=True)])
+
+
 @functools.lru_cache(1 << 12)  # a graph has few distinct shapes
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the byte strides of a dense row-major array of `shape`."""

@@ -24,6 +24,7 @@ def make_ready(plan: Plan, settings: Settings) -> None:
     Raises CompileError, DeviceError or PlanFormatError where this machine cannot run it.
     """
     _check_ranks(plan)
+    _check_slices(plan)
     _check_devices(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, deterministic=False) as is_on:
@@ -31,6 +32,16 @@ def make_ready(plan: Plan, settings: Settings) -> None:
         # Proven before anything is built: what a C compiler gets comes from a file.
         prove(plan)
         _build(plan)
+
+
+def _check_slices(plan: Plan) -> None:
+    """Refuse to write a checkpoint of slices: whole tensors are kept, under their names."""
+    sliced = [v.name for v in plan.state if v.slice_of is not None]
+    if sliced and any([actor.name == "checkpoint" for actor in plan.actors]):
+        raise CompileError(
+            f"plan {plan.name!r} has a slice of {sliced[0]!r} and writes checkpoints, which hold"
+            " whole tensors, and this version cannot gather them; compile the job without every="
+        )
 
 
 def _check_ranks(plan: Plan) -> None:

@@ -18,6 +18,7 @@ from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
+from actorflow.initialise import whole_type
 from actorflow.logs import is_worth_a_line
 from actorflow.run.broken_steps import WARN, NonFiniteLoss
 from actorflow.run.plan_facts import saved_variables, written_variables
@@ -242,6 +243,6 @@ def expected_of(plan: Plan) -> Expected:
     Whether steps may be skipped is a choice of each run: the count of them is not asked for.
     """
     saved = saved_variables(plan)
-    tensors = {v.name: str(plan.views[v.view].type) for v in plan.state if v.name in saved}
+    tensors = {v.name: str(whole_type(plan, v)) for v in plan.state if v.name in saved}
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED,)), counter)
