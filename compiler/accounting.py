@@ -19,12 +19,12 @@ from compiler.plan import (
     PORTED,
     Actor,
     ActorKind,
-    DeviceMemory,
     Launch,
     Plan,
     Register,
     RegisterKind,
 )
+from compiler.plan_memory import DeviceMemory
 from compiler.types import RegisterId
 from memory.liveness import align_up, lower_bound
 

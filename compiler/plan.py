@@ -29,19 +29,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-import msgpack
-
 import compiler.fusion.region  # noqa: F401  # the structures that a plan's attributes may hold
 from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.labels import launch_label, made_of
 from compiler.placement import Device, DeviceKind, Memory, Place, StreamRole
+from compiler.plan_file import opened, sealed, unpacked
+from compiler.plan_memory import DeviceMemory, Recomputation
 from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
 from compiler.rows import Bounds, from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, SliceOf, StreamId, TensorType, Version
 
 PLAN_FORMAT = 5
-_MAGIC = "actorflow-plan"
 
 
 class ActorKind(Enum):
@@ -296,84 +295,6 @@ class SourceLine:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """The account of one arena, and what is proven about its peak.
-
-    `peak_bytes` is the size of the arena. The parts from `parameter_bytes` to `unused_bytes` are
-    bytes by address and add up to it exactly, padding to the alignment included; temporaries
-    include workspaces. The rest is by time: launch `peak_launch`, counted over all chains in the
-    order of the plan, has the most live bytes, of which workspaces hold `peak_workspace_bytes`.
-    `lower_bound_bytes` holds for this order of launches; `text` is the certificate in words.
-    """
-
-    peak_bytes: Bytes
-    lower_bound_bytes: Bytes
-    parameter_bytes: Bytes
-    optimizer_bytes: Bytes
-    scratch_bytes: Bytes
-    other_variable_bytes: Bytes
-    constant_bytes: Bytes
-    staging_bytes: Bytes
-    slot_bytes: Bytes
-    crossing_bytes: Bytes
-    temporary_bytes: Bytes
-    unused_bytes: Bytes
-    largest_workspace_bytes: Bytes
-    peak_launch: Index
-    peak_live_bytes: Bytes
-    peak_workspace_bytes: Bytes
-    text: str
-
-    @property
-    def variable_bytes(self) -> int:
-        """What outlives a batch: parameters, optimizer state, gradient sums, counters."""
-        return (
-            self.parameter_bytes
-            + self.optimizer_bytes
-            + self.scratch_bytes
-            + self.other_variable_bytes
-        )
-
-    @property
-    def step_bytes(self) -> int:
-        """The arena without the variables."""
-        return self.peak_bytes - self.variable_bytes
-
-    @property
-    def parts(self) -> tuple[tuple[str, int], ...]:
-        """The parts that add up to the arena, each with its name for people."""
-        return (
-            ("parameters", self.parameter_bytes),
-            ("optimizer", self.optimizer_bytes),
-            ("gradient sums", self.scratch_bytes),
-            ("other variables", self.other_variable_bytes),
-            ("constants", self.constant_bytes),
-            ("staging", self.staging_bytes),
-            ("slots", self.slot_bytes),
-            ("between chains", self.crossing_bytes),
-            ("temporaries", self.temporary_bytes),
-            ("unused", self.unused_bytes),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """What was decided so that the plan fits its byte budget.
-
-    `budget_bytes` is 0 where none was given. `store_all_bytes` is the arena without recomputation.
-    `num_launches` run again in every step, for `extra` of the step's estimated time (0.05: 5 %).
-    `method` found the order, and `certificate` says what is proved about it.
-    """
-
-    budget_bytes: Bytes
-    store_all_bytes: Bytes
-    num_launches: Index
-    extra: Annotated[float, Bounds(0.0, 1e9)]
-    method: str
-    certificate: str
-
-
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
     """Everything the runtime obeys. See the module's docstring."""
@@ -398,10 +319,7 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
-        body = packed(to_row(self))
-        digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-        head = {"magic": _MAGIC, "format": PLAN_FORMAT, "digest": digest, "body": body}
-        return packed(head)
+        return sealed(packed(to_row(self)), PLAN_FORMAT)
 
     @property
     def fingerprint(self) -> str:
@@ -418,28 +336,11 @@ class Plan:
 
         Raises PlanFormatError when it is damaged or of another format version.
         """
-        try:
-            head = _unpacked(data)
-        except PlanFormatError as error:
-            raise PlanFormatError(
-                f"{where} is not a plan file, or it is damaged: {error}"
-            ) from None
-        if not isinstance(head, dict) or head.get("magic") != _MAGIC:
-            raise PlanFormatError(f"{where} is not an actorflow plan file")
-        if head.get("format") != PLAN_FORMAT:
-            raise PlanFormatError(
-                f"{where} has plan format {head.get('format')!a:.40}, this actorflow reads"
-                f" format {PLAN_FORMAT}; compile the job again with this version"
-            )
-        body = head.get("body")
-        if not isinstance(body, bytes) or hashlib.blake2b(
-            body, digest_size=16
-        ).hexdigest() != head.get("digest"):
-            raise PlanFormatError(f"{where} is damaged: its content does not match its hash")
+        body = opened(data, PLAN_FORMAT, where)
         from compiler.references import check_references  # which looks at plans
 
         try:
-            plan = from_row(Plan, _unpacked(body))
+            plan = from_row(Plan, unpacked(body))
             check_references(plan)
         except (PlanFormatError, InternalError) as error:
             reason = str(error).partition(" (this is a bug")[0]
@@ -472,15 +373,6 @@ def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
     return [(register, slot) for register in held for slot in range(register.num_slots)]
 
 
-def _unpacked(data: bytes) -> object:
-    """Return what msgpack makes of some bytes. Raises PlanFormatError, whatever they are."""
-    try:
-        return msgpack.unpackb(data, raw=False, use_list=False)
-    # Of broken input it raises ValueError and kin; of odd keys and times, these others.
-    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise PlanFormatError(f"damaged plan: no msgpack: {error}") from None
-
-
 __all__ = [
     "MAX_BYTES",
     "PLAN_FORMAT",
@@ -491,7 +383,6 @@ __all__ = [
     "AttrValue",
     "Constant",
     "DType",
-    "DeviceMemory",
     "Field",
     "Join",
     "Launch",
@@ -500,7 +391,6 @@ __all__ = [
     "PlainValue",
     "Plan",
     "Port",
-    "Recomputation",
     "Register",
     "RegisterKind",
     "SourceLine",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from compiler.accounting import Share, chain_launches, shares
-from compiler.plan import Actor, DeviceMemory, Launch, Plan
+from compiler.plan import Actor, Launch, Plan
+from compiler.plan_memory import DeviceMemory
 from compiler.types import Phase, RegisterId
 from memory.liveness import live_bytes
 

@@ -17,7 +17,8 @@ from compiler.errors import BudgetError
 from compiler.labels import launch_label
 from compiler.lowering.buffers import draft_launches
 from compiler.lowering.storage import assign_storage
-from compiler.plan import Plan, Recomputation
+from compiler.plan import Plan
+from compiler.plan_memory import Recomputation
 from compiler.types import Phase
 from memory.recompute.planner import Planner, RecomputePlan
 from memory.report import exact_bytes

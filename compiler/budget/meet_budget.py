@@ -17,7 +17,8 @@ from compiler.budget.offload import state_names
 from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
 from compiler.placement import HOST_SIDE
-from compiler.plan import Plan, Recomputation
+from compiler.plan import Plan
+from compiler.plan_memory import Recomputation
 
 NOTHING = BudgetChoice()
 

@@ -10,7 +10,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.softmax import SOFTMAX
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
-from compiler.plan import Recomputation
+from compiler.plan_memory import Recomputation
 from compiler.printer import arena_lines, print_plan, summarise
 
 
