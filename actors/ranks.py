@@ -184,7 +184,7 @@ class _Fleet:
         """Run all ranks to their end; yield their runs, which take memory, one after the other."""
         ranks, calendar = self.ranks, self.calendar
         for rank in ranks:
-            rank.start(steps)
+            rank.start(steps * self.plan.int_option("accumulate", 1))
         while calendar:
             now, number, code = calendar.next()
             if number != _EVERYONE:

@@ -53,7 +53,7 @@ ROUND_S = 0.8
 QUIET = 0.05
 """Share of the cores that others may take in a round that counts."""
 
-CALIBRATIONS = 6
+CALIBRATIONS = 4
 LAUNCH_ROUNDS = 40
 
 

@@ -111,7 +111,8 @@ class CRates:
     def price(self, work: CWork, missed_ns: float) -> Price:
         """Return the price of a launch whose operands take `missed_ns` of one thread to arrive."""
         moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
-        passes = max(moves, self.instructions_ns(work))
+        instructions = self.instructions_ns(work)
+        passes = moves + instructions if work.reduces_rows else max(moves, instructions)
         busy = self.call_ns + passes + products
         if work.pieces < 2 or self.num_threads < 2:
             return Price(busy, busy)

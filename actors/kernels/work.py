@@ -71,6 +71,7 @@ class CWork:
     those of the elements that an instruction of the sort makes, in float32. `products` have the
     extents of one call of a library, and `attentions` those of what the visible scores take:
     `forward` ones first, then those of gradients. `openings`: how often the pool is opened.
+    `reduces_rows`: a row is walked several times, each time after the one before has ended.
     """
 
     passes: tuple[tuple[BytePass, float], ...] = ()
@@ -79,6 +80,7 @@ class CWork:
     backward: tuple[MatrixProduct, ...] = ()
     pieces: float = 1.0
     openings: float = 1.0
+    reduces_rows: bool = False
 
     def then(self, other: CWork) -> CWork:
         """Return the work of both, cut like the one with more pieces."""
@@ -89,6 +91,7 @@ class CWork:
             (*self.backward, *other.backward),
             max(self.pieces, other.pieces),
             self.openings + other.openings,
+            self.reduces_rows or other.reduces_rows,
         )
 
 

@@ -150,7 +150,9 @@ def program_in_c(program: FusedProgram, space: LoopSpace) -> CWork:
             sort = BytePass.REDUCE if is_sum else C_SORTS.get(instruction.op, BytePass.PLAIN)
             size[sort] += elements * _ITEM_BYTES
     passes = tuple([(sort, count) for sort, count in size.items() if count])
-    return CWork(passes, pieces=chunks.num_rows * max(1, chunks.num_columns))
+    reduces_rows = any([i.op in ROW_REDUCTIONS for i in program.instructions])
+    pieces = chunks.num_rows * max(1, chunks.num_columns)
+    return CWork(passes, pieces=pieces, reduces_rows=reduces_rows)
 
 
 C_SORTS = {

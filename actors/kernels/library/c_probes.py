@@ -91,7 +91,7 @@ def row_sums(rows: int, columns: int) -> CProbe:
     steps = (Instruction("row_sum", (0,), DType.FLOAT32, Kind.ROW),)
     attrs: Attrs = {"program": FusedProgram((x,), steps, (1,)), "rows": rows, "columns": columns}
     size = 4.0 * rows * columns
-    work = CWork(((BytePass.SIMPLE, size), (BytePass.REDUCE, size)))
+    work = CWork(((BytePass.SIMPLE, size), (BytePass.REDUCE, size)))  # one walk alone
     return CProbe(
         work, lambda: bound("c.fused", attrs, (_dense(rows, columns),), (_dense(rows, 1),))
     )

@@ -32,7 +32,7 @@ from actors.protocol import Array, Clock, Launch
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
 
-FORMAT = 3
+FORMAT = 4
 _report = logging.getLogger("actorflow").warning
 _BLOCK = BLOCK_BYTES // 4
 _LEAST_SHARE = 0.02

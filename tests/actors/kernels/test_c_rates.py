@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -63,6 +64,11 @@ def test_instructions_run_while_bytes_are_moved():
     assert rates_of().price(more, 20.0).busy_ns == 5 + 150
 
 
+def test_where_rows_are_reduced_nothing_is_moved_meanwhile():
+    passes = ((BytePass.SIMPLE, 100.0), (BytePass.REDUCE, 60.0))
+    assert rates_of().price(CWork(passes, reduces_rows=True), 20.0).busy_ns == 5 + 120 + 60
+
+
 def test_what_waits_for_memory_gains_what_memory_allows():
     work = CWork(((BytePass.SIMPLE, 10.0),), pieces=4)
     assert rates_of().price(work, 140.0).duration_ns == pytest.approx(12 + 150 / 1.5)
@@ -125,3 +131,5 @@ def test_the_work_of_two_launches_is_the_work_of_both():
     both = one.then(other)
     assert both.passes == (*one.passes, *other.passes)
     assert (both.products, both.pieces, both.openings) == (one.products, 5, 3)
+    assert not both.reduces_rows
+    assert one.then(replace(other, reduces_rows=True)).reduces_rows
