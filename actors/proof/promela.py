@@ -18,14 +18,22 @@ Source: Holzmann, "The Model Checker SPIN", IEEE Trans. Software Engineering 23(
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from actors.table import OUTSIDE, MachineTable
+from actors.proof.promela_text import (
+    any_,
+    block,
+    delivery,
+    event,
+    indented,
+    inline,
+    least,
+    repeated,
+)
+from actors.proof.study import NO_BUG, Bug, Study
+from actors.table import OUTSIDE
 from actors.transitions import TRANSITIONS, Message, Reaction, State, Transition
 
 Table = Mapping[State, Mapping[Message, Transition]]
-
-_INDENT = "    "
 
 _REACH = f"""\
 c_decl {{
@@ -38,37 +46,6 @@ c_decl {{
     }}
 }}"""
 """Tells each change of state once; no part of the model's own state."""
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """What is to be tried on a plan.
-
-    Every source is admitted up to `firings` times its firings per step; it may find no more data at
-    any firing if `is_exhausting`, and its admission may end with any lower limit if `is_limited`.
-    Each actor in `failing` may fail at any firing.
-    """
-
-    table: MachineTable
-    firings: int
-    is_exhausting: bool = False
-    is_limited: bool = False
-    failing: tuple[int, ...] = ()
-
-    def permits(self, source: int) -> int:
-        """Return how often a source is admitted at most."""
-        return self.firings * self.table.firings_per_step[source]
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A fault to seed into the reactions, in the place of one message to send."""
-
-    lost: Message | None = None
-    doubled: Message | None = None
-
-
-NO_BUG = Bug()
 
 
 def model(study: Study, transitions: Table = TRANSITIONS, bug: Bug = NO_BUG) -> str:
@@ -142,7 +119,7 @@ class _Writer:
         if moving:
             send.append(f"{moving} = {moving} + {count};")
         times = 0 if kind is self.bug.lost else 2 if kind is self.bug.doubled else 1
-        return _block(f"inline send_{kind.name}_{channel}()", send * times or ["skip;"])
+        return block(f"inline send_{kind.name}_{channel}()", send * times or ["skip;"])
 
     # -- reactions ---------------------------------------------------------------------------------
 
@@ -175,11 +152,11 @@ class _Writer:
             line
             for e in inputs
             for line in (
-                f"held[{e}] = {_least([f'ready[{e}]', str(edges[e].consume)])};",
+                f"held[{e}] = {least([f'ready[{e}]', str(edges[e].consume)])};",
                 f"ready[{e}] = ready[{e}] - held[{e}];",
             )
         ]
-        hand_back = [line for e in inputs for line in _repeated(f"ready[{e}]", f"from{e}")]
+        hand_back = [line for e in inputs for line in repeated(f"ready[{e}]", f"from{e}")]
         leave = (
             [f"state[{a}] = S_CLOSING;", f"flush_{a}();"]
             if self.table.is_flushed[a]
@@ -187,12 +164,12 @@ class _Writer:
         )
         waits = f"state[{a}] == S_WAITING"
         return [
-            *_inline(
+            *inline(
                 f"settle_{a}()",
                 [*[f"ended[{e}]" for e in every], *is_home],
                 [f"state[{a}] = S_ENDED;"],
             ),
-            *_block(
+            *block(
                 f"inline finish_{a}()",
                 [
                     *hand_back,
@@ -201,7 +178,7 @@ class _Writer:
                     f"settle_{a}();",
                 ],
             ),
-            *_inline(
+            *inline(
                 f"flush_{a}()",
                 ["!halted", *is_done, *has_slots],
                 [
@@ -211,8 +188,8 @@ class _Writer:
                     f"state[{a}] = S_FLUSHING;",
                 ],
             ),
-            *_inline(f"close_{a}()", [waits, "!halted", f"({_any(is_short)})"], leave),
-            *_inline(
+            *inline(f"close_{a}()", [waits, "!halted", f"({any_(is_short)})"], leave),
+            *inline(
                 f"fire_{a}()",
                 [waits, "!halted", *has_tokens, *has_slots],
                 [
@@ -252,7 +229,7 @@ class _Writer:
                 read = [ln for e in inputs for ln in (f"held[{e}] = 0;", f"send_FREE_from{e}();")]
                 return [*fresh, *read, f"state[{a}] = S_WAITING;", f"fire_{a}();", f"close_{a}();"]
             case Reaction.FINISH:
-                rest = [line for e in inputs for line in _repeated(f"held[{e}]", f"from{e}")]
+                rest = [line for e in inputs for line in repeated(f"held[{e}]", f"from{e}")]
                 return [*fresh, *rest, f"finish_{a}();"]
             case Reaction.EXHAUST:
                 return self._exhaust(a)
@@ -293,12 +270,12 @@ class _Writer:
         lines = ["if"]
         for before, (state, row) in enumerate(self.transitions.items()):
             cell = row[kind]
-            after = _any([f"state[{a}] == S_{to.name}" for to in cell.to])
+            after = any_([f"state[{a}] == S_{to.name}" for to in cell.to])
             lines += [
                 f":: state[{a}] == S_{state.name} ->   /* {state.name} {kind.name}:"
                 f" {cell.reaction.name} */",
-                *_indented(self._reaction(cell.reaction, a, kind, edge)),
-                *_indented(
+                *indented(self._reaction(cell.reaction, a, kind, edge)),
+                *indented(
                     [f"assert({after});", f"c_code {{ reach({before}, {kind}, now.state[{a}]); }};"]
                 ),
             ]
@@ -312,7 +289,7 @@ class _Writer:
             f" == {self.table.edges[e].num_slots});"
             for e in self.edges
         ]
-        return _block("inline check()", terms or ["skip;"])
+        return block("inline check()", terms or ["skip;"])
 
     def _machine(self) -> list[str]:
         start = [
@@ -326,19 +303,19 @@ class _Writer:
         start += [f"fire_{a}();" for a in self.actors]
         events = [line for option in self._events() for line in option]
         body = [
-            *_block("d_step", [*start, "check();"]),
+            *block("d_step", [*start, "check();"]),
             "do",
             *events,
             f":: {' && '.join([f'state[{a}] == S_ENDED' for a in self.actors])} -> break",
             f":: halted && {self._is_quiet()} -> break",
             "od;",
             "skip;",
-            *_block(
+            *block(
                 "d_step",
-                ["if", ":: halted -> skip", ":: else ->", *_indented(self._end_checks()), "fi"],
+                ["if", ":: halted -> skip", ":: else ->", *indented(self._end_checks()), "fi"],
             ),
         ]
-        return _block("active proctype machine()", body)
+        return block("active proctype machine()", body)
 
     def _events(self) -> Iterable[list[str]]:
         edges = self.table.edges
@@ -347,14 +324,14 @@ class _Writer:
             ready = [f"moving[{e}] = moving[{e}] - {edge.produce};"]
             free = [f"moving[{e}] = moving[{e}] - {edge.consume};"]
             one = [f"moving[{e}] = moving[{e}] - 1;"]
-            yield _delivery(
+            yield delivery(
                 f"to{e}",
                 {
                     Message.READY: [*ready, *self._receive(edge.consumer, Message.READY, e)],
                     Message.END: self._receive(edge.consumer, Message.END, e),
                 },
             )
-            yield _delivery(
+            yield delivery(
                 f"from{e}",
                 {
                     Message.FREE: [*free, *self._receive(edge.producer, Message.FREE, e)],
@@ -363,11 +340,11 @@ class _Writer:
             )
         for a in self.actors:
             runs = f"(state[{a}] == S_FIRING || state[{a}] == S_FLUSHING)"
-            yield _event(runs, self._receive(a, Message.DONE))
+            yield event(runs, self._receive(a, Message.DONE))
             if a in self.study.failing:
-                yield _event(runs, self._receive(a, Message.FAILED))
+                yield event(runs, self._receive(a, Message.FAILED))
             if self.table.admission[a] is not None and self.study.is_exhausting:
-                yield _event(f"state[{a}] == S_FIRING", self._receive(a, Message.EXHAUSTED))
+                yield event(f"state[{a}] == S_FIRING", self._receive(a, Message.EXHAUSTED))
         for a, permits in enumerate(self.table.admission):
             if permits is not None:
                 yield from self._commands(a, permits)
@@ -376,7 +353,7 @@ class _Writer:
         """Admit a source once more, or end its admission; neither reaches one that drains."""
         most = self.study.permits(a)
         is_open = f"!asked[{a}] && state[{a}] < S_DRAINING"
-        yield _event(
+        yield event(
             f"{is_open} && due[{a}] < {most}",
             [f"due[{a}] = due[{a}] + 1;", *self._receive(a, Message.READY, permits)],
         )
@@ -387,8 +364,8 @@ class _Writer:
                 f"ready[{permits}] = due[{a}] - fired[{a}];",
             ]
             end = self._receive(a, Message.END, permits)
-            yield _event(f"{is_open} && due[{a}] > {limit}", [f"asked[{a}] = 1;", *cut, *end])
-        yield _event(is_open, [f"asked[{a}] = 1;", *self._receive(a, Message.END, permits)])
+            yield event(f"{is_open} && due[{a}] > {limit}", [f"asked[{a}] = 1;", *cut, *end])
+        yield event(is_open, [f"asked[{a}] = 1;", *self._receive(a, Message.END, permits)])
 
     def _is_quiet(self) -> str:
         empty = [f"empty({way}{e})" for e in self.edges for way in ("to", "from")]
@@ -408,54 +385,5 @@ class _Writer:
                 for e in self.table.inputs[a]
             ]
             flushed = int(self.table.is_flushed[a])
-            lines.append(f"assert(fired[{a}] == {_least(full)} + {flushed});")
+            lines.append(f"assert(fired[{a}] == {least(full)} + {flushed});")
         return lines
-
-
-# -- pieces of Promela ---------------------------------------------------------------------------
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [_INDENT + line for line in lines]
-
-
-def _block(head: str, body: Iterable[str]) -> list[str]:
-    return [f"{head} {{", *_indented(body), "}"]
-
-
-def _inline(head: str, conditions: list[str], body: list[str]) -> list[str]:
-    """An inline that does something if all conditions hold."""
-    guard = " && ".join(conditions) or "true"
-    choice = ["if", f":: {guard} ->", *_indented(body), ":: else -> skip", "fi;"]
-    return _block(f"inline {head}", choice)
-
-
-def _event(guard: str, body: list[str]) -> list[str]:
-    return [":: d_step {", *_indented([f"{guard} ->", *body, "check();"]), "}"]
-
-
-def _delivery(channel: str, kinds: Mapping[Message, list[str]]) -> list[str]:
-    choice = ["if"]
-    for kind, body in kinds.items():
-        choice += [f":: m == {kind.name} ->", *_indented(body)]
-    return _event(f"nempty({channel})", [f"{channel}?m;", *choice, "fi;"])
-
-
-def _repeated(counter: str, channel: str) -> list[str]:
-    """Send as many RETURNs as a counter says, and set it to 0."""
-    return [
-        f"n = {counter};",
-        f"{counter} = 0;",
-        f"do :: n > 0 -> send_RETURN_{channel}(); n = n - 1 :: else -> break od;",
-    ]
-
-
-def _least(terms: list[str]) -> str:
-    least = terms[0]
-    for other in terms[1:]:
-        least = f"({least} < {other} -> {least} : {other})"
-    return least
-
-
-def _any(conditions: list[str]) -> str:
-    return " || ".join([f"({c})" if "&&" in c else c for c in conditions]) or "false"

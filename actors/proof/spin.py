@@ -25,8 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-from actors.proof.promela import NO_BUG, Bug, Study, Table, model
+from actors.proof.promela import Table, model
 from actors.proof.state_space import reach
+from actors.proof.study import NO_BUG, Bug, Study
 from actors.table import Edge, MachineTable
 from actors.transitions import CHANGES, TRANSITIONS, Change, Message, Reaction, State, Transition
 from compiler.errors import ActorflowError

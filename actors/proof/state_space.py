@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from actors.explore import channel_of
 from actors.machine import Machine
-from actors.proof.promela import Study
+from actors.proof.study import Study
 from actors.transitions import Message, State, message
 from compiler.errors import InternalError
 

@@ -24,7 +24,7 @@ from compiler.placement import HOST, HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.registry import is_comm
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
-from memory.registers import choose_slots
+from memory.slots import choose_slots
 
 _MOVING = {
     (StreamRole.COMM, False): ("all_reduce", ActorKind.COMM),

@@ -10,7 +10,7 @@ from compiler.lowering.chain_actors import ChainActors
 from compiler.ops.sources import INPUT
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import RegisterId, ValueId
-from memory.registers import choose_slots
+from memory.slots import choose_slots
 
 IO_NS = 50_000.0
 """What a host thread is assumed to need per firing, besides its bytes; only slots depend on it."""

@@ -6,7 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from actors.proof.promela import Bug, Study, model
+from actors.proof.promela import model
+from actors.proof.study import Bug, Study
 from actors.table import Edge, MachineTable
 from actors.transitions import TRANSITIONS, Message, Reaction, State, Transition
 

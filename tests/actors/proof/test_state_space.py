@@ -3,8 +3,8 @@
 import pytest
 
 from actors.ending import Ending
-from actors.proof.promela import Study
 from actors.proof.state_space import StateSpace, _Restorable, reach
+from actors.proof.study import Study
 from actors.table import Edge, MachineTable
 from actors.transitions import Message, message
 from compiler.errors import InternalError
