@@ -19,6 +19,7 @@ from compiler.errors import BudgetError
 from compiler.placement import HOST_SIDE
 from compiler.plan import Plan
 from compiler.plan_memory import Recomputation
+from memory.report import exact_bytes
 
 NOTHING = BudgetChoice()
 
@@ -36,20 +37,43 @@ def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
     has_way = options.offload != "none" and trials.hardware.link(0, HOST_SIDE) is not None
     if not has_way or not budget or trials.arena_bytes(NOTHING) <= budget:
         return fit(trials, NOTHING)
-    again = _recomputed(trials)
+    missed: list[BudgetError] = []
+    again = _fitted(trials, NOTHING, missed)
     moved = choose_offload(trials)
     if trials.arena_bytes(moved) <= budget:
         extra = _extra_time(trials, moved)
         if again is None or extra <= again[1].recomputation[0].extra:
             return moved, _noted(trials, moved, extra)
-    return again or fit(trials, state_on_host)
+    found = again or _fitted(trials, state_on_host, missed)
+    if found is None:
+        raise _nearest(trials, moved, missed)
+    return found
 
 
-def _recomputed(trials: Trials) -> tuple[BudgetChoice, Plan] | None:
+def _fitted(
+    trials: Trials, base: BudgetChoice, missed: list[BudgetError]
+) -> tuple[BudgetChoice, Plan] | None:
+    """Return what fits by recomputation, on top of a choice; else note what would."""
     try:
-        return fit(trials, NOTHING)
-    except BudgetError:
+        return fit(trials, base)
+    except BudgetError as error:
+        missed.append(error)
         return None
+
+
+def _nearest(trials: Trials, moved: BudgetChoice, missed: list[BudgetError]) -> BudgetError:
+    """Return the error that names the smallest of the budgets that would do."""
+    nearest = min(missed, key=lambda error: error.smallest_bytes)
+    size, options = trials.arena_bytes(moved), trials.options
+    if nearest.smallest_bytes <= size:
+        return nearest
+    return BudgetError(
+        f"job {options.name!r} does not fit memory_budget {exact_bytes(options.memory_budget)}; the"
+        f" smallest budget found feasible is {exact_bytes(size)}, with {len(moved.state)} variables"
+        f" and {len(moved.activations)} activations in host memory. Raise the budget, or lower the"
+        " batch size",
+        smallest_bytes=size,
+    )
 
 
 def _extra_time(trials: Trials, choice: BudgetChoice) -> float:

@@ -117,3 +117,17 @@ def test_what_neither_way_can_do_alone_is_tried_with_both(plan_for, graph, monke
     with pytest.raises(BudgetError) as caught:
         plan_for(graph, 100.0, memory_budget=1)
     assert caught.value.smallest_bytes < least
+
+
+@pytest.mark.parametrize("recompute", ["auto", "none"])
+def test_a_budget_out_of_reach_names_the_least_that_any_way_takes_and_that_is_enough(
+    recompute, plan_for, graph
+):
+    least = {}
+    for rate in (0, 0.001, 100.0):
+        with pytest.raises(BudgetError) as caught:
+            plan_for(graph, rate, memory_budget=1, recompute=recompute)
+        least[rate] = caught.value.smallest_bytes
+        plan = plan_for(graph, rate, memory_budget=least[rate], recompute=recompute)
+        assert plan.arenas[0].size_bytes <= least[rate]
+    assert least[100.0] <= least[0.001] <= least[0]
