@@ -65,7 +65,7 @@ class _Feeding:
         fed = self._readers()
         sources = [node for node in graph.nodes if is_source.get(node.op)]
         for node in sources:
-            is_fed = bool(fed.get(node.outputs[0]))
+            is_fed = node.outputs[0] in fed
             attrs = Attrs({**node.attrs, "place": HOST_SIDE}) if is_fed else node.attrs
             self._nodes.append(replace(node, attrs=attrs))
         for node in sources:
@@ -79,9 +79,12 @@ class _Feeding:
         return replace(graph, nodes=tuple(self._nodes), types=tuple(self._types), outputs=outputs)
 
     def _readers(self) -> dict[ValueId, tuple[int, ...]]:
-        """Return, for each batch that anything but the host reads, the devices that read it."""
+        """Return, for each batch that is not the host's alone, the devices that read it.
+
+        One that nobody reads is its own device's.
+        """
         graph = self._graph
-        batches = {v for node in graph.nodes if node.op is INPUT for v in node.outputs}
+        batches = {v: n.device for n in graph.nodes if n.op is INPUT for v in n.outputs}
         readers: dict[ValueId, dict[int, None]] = {v: {} for v in batches}
         for node in graph.nodes:
             for value in node.inputs:
@@ -90,7 +93,7 @@ class _Feeding:
         return {
             value: tuple(devices)
             for value, devices in readers.items()
-            if not all([self._is_host[device] for device in devices])
+            if not all([self._is_host[device] for device in (*devices, batches[value])])
         }
 
     def _take(self, node: Node) -> None:

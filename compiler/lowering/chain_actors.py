@@ -131,7 +131,10 @@ class ChainActors:
         found = dict.fromkeys([self._place_of(root) for root in roots])
         if len(found) > 1 and any([self._is_apart(number) for number in found]):
             raise InternalError(f"values {roots} of one register lie on several devices")
-        return next(iter(found), 0) if len(found) < 2 else HOST_SIDE
+        if not found:
+            # A port whose register holds nothing has it on the host all the same.
+            return HOST_SIDE if self._is_apart(0) else 0
+        return next(iter(found)) if len(found) < 2 else HOST_SIDE
 
     def _place_of(self, root: ValueId) -> int:
         number, program = place_number(self.program.graph, root), self.program

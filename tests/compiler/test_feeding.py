@@ -1,5 +1,6 @@
 """Copies between ports and devices: in the graph, and what a plan makes of them."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -90,6 +91,13 @@ def test_what_only_the_host_reads_or_makes_stays_where_it_is():
     assert places(fed)[fed.outputs[0].value] == 0
     only = feeding.run(crossing((0, 0)), (HOST, SIM))
     assert copies(only) == []
+
+
+def test_a_batch_that_nobody_reads_lies_where_its_device_would_have_it_brought_from():
+    graph = crossing((0, 0))
+    unread = replace(graph, nodes=graph.nodes[:2], outputs=())
+    assert places(feeding.run(unread, (SIM,)))[:2] == (HOST_SIDE, HOST_SIDE)
+    assert places(feeding.run(unread, (HOST, SIM)))[:2] == (0, 0)
 
 
 # -- plans ---------------------------------------------------------------------------------------

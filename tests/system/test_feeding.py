@@ -66,3 +66,21 @@ def test_steps_of_batches_that_are_there_and_a_stream_of_outputs_give_the_hosts_
         seen.append((losses, model.state()))
     assert seen[0][0] == seen[1][0]
     assert_same(seen[0][1], seen[1][1])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model, batch: {"x": batch.x, "all": model(batch.x), "again": model(batch.x)},
+        lambda model, batch: {"weight": model.up.weight, "sum": model.up.weight.sum()},
+        lambda model, batch: {"y": batch.y},
+    ],
+    ids=["a batch and one value twice", "no batch", "a batch alone"],
+)
+def test_what_is_handed_out_may_be_a_batch_a_parameter_or_there_already(read):
+    seen = []
+    for device in ("host", "sim"):
+        outputs = af.job(read, train=False, device=device).stream(Net(), data(), steps=3)
+        seen.append([{name: np.array(array) for name, array in o.items()} for o in outputs])
+    for one, other in zip(*seen, strict=True):
+        assert_same(one, other)

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 
+import actorflow as af
 from actorflow.proof.prove import prove, prove_consistent
 from actorflow.run import opening
 from actorflow.run.runner import Runner
@@ -176,3 +178,30 @@ def test_every_field_of_a_plan_is_read_by_its_type(plan):
                 Plan.from_bytes(msgpack.packb(head))
             tried += 1
     assert tried > 60
+
+
+class TwoLayers(af.nn.Module):
+    def __init__(self):
+        self.a, self.b = af.nn.Linear(4, 4), af.nn.Linear(4, 4)
+
+    def __call__(self, x):
+        return self.b(self.a(x))
+
+
+@af.job(optimizer=af.optim.SGD(1e-2), device="sim")
+def on_device(model, batch):
+    return af.square(model(batch.x)).mean()
+
+
+def test_a_snapshot_that_leaves_its_device_as_another_variable_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
+    rows = af.data.ArraySource({"x": np.zeros((8, 4), np.float32)}, batch=4)
+    plan = on_device.compile(TwoLayers(), rows, every=2)
+    prove(plan)
+    fetch = next(a for a in plan.actors if a.name == "snapshot.fetch")
+    one, other = [i for i, x in enumerate(fetch.launches) if x.scope.endswith("weight")]
+    launches = list(fetch.launches)
+    for k, taken in ((one, fetch.launches[other]), (other, fetch.launches[one])):
+        launches[k] = replace(launches[k], inputs=taken.inputs, reads=taken.reads)
+    refused(with_row(plan, "actors", fetch.id, launches=tuple(launches)), "under another name")
+    refused(with_row(plan, "actors", fetch.id, name="fetched"), "reads something else")
