@@ -151,7 +151,11 @@ class _Prover:
         made: set[RegisterId],
         taken: set[RegisterId],
     ) -> None:
-        """Check that outputs go to temporaries, own edges, or variables that the op updates."""
+        """Check that outputs go to temporaries, own edges, or over what the launch reads.
+
+        That is a variable that the op updates, or a token of its actor: whether it may lie over the
+        input is asked of the kernel, and that nobody else reads it then is proven by the versions.
+        """
         over = dict(writes.get(find_op(launch.op)))
         # A variable that a copy writes over is none of the launch's operands (`chain_actors`).
         is_copy = find_op(launch.op) is COPY_TO
@@ -160,8 +164,8 @@ class _Prover:
             if position in over and not is_copy and inputs[over[position]] != view:
                 raise PlanFormatError(f"writes output {position} not over its own input")
             is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
-            is_state = register.kind is RegisterKind.VARIABLE or register.id in taken
-            is_over = position in over and is_state
+            is_token = register.id in taken and (position in over or view in inputs)
+            is_over = is_token or (position in over and register.kind is RegisterKind.VARIABLE)
             if not (is_free or is_over):
                 raise PlanFormatError(
                     f"writes to register {register.name!r} ({register.kind.value}), which is none"
