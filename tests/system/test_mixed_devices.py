@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import assert_same
+from jobs import GPT, assert_same
 
 import actorflow as af
 from actorflow import nn
@@ -97,6 +97,35 @@ def test_every_split_of_a_job_gives_the_bits_of_the_host(what):
     for split, devices in SPLITS.items():
         got = trained(split, **{**job, "options": {**job["options"], **devices}})
         assert_same(got, expected)
+
+
+def blocks_on(num_devices):
+    """Return a training of a transformer whose blocks take turns on some devices."""
+
+    def train(model, batch):
+        h = model.emb(batch.x) + model.pos.weight
+        for index, block in enumerate(model.blocks):
+            if num_devices == 1:
+                h = block(h)
+                continue
+            with af.device(f"sim:{index % num_devices}"):
+                h = block(h)
+        return af.cross_entropy(model.head(model.norm(h)), batch.y)
+
+    return train
+
+
+@pytest.mark.usefixtures("numpys_kernels")
+@pytest.mark.parametrize("options", [{}, {"offload": "optimizer"}, {"recompute": "blocks"}])
+def test_blocks_that_take_turns_on_devices_give_the_bits_of_the_host(options):
+    found = []
+    for count in (1, 2, 3):
+        own = {"devices": [f"sim:{i}" for i in range(count)]} if count > 1 else {}
+        train = af.job(blocks_on(count), optimizer=af.optim.AdamW(1e-2), **own, **options)
+        model = GPT(24, 6, 16, layers=3, dropout=0.1)
+        found.append(train.fit(model, data(), steps=3, progress=False).variables)
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
 
 
 def test_generated_kernels_give_all_splits_the_same_bits_and_the_host_nearly_so():
