@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from compiler.lowering.chain_actors import ChainActors
 from compiler.ops.sources import INPUT
+from compiler.placement import HOST_SIDE
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import RegisterId, ValueId
 from memory.slots import choose_slots
@@ -41,8 +42,9 @@ def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, Regist
     types = [program.graph.types[n.outputs[0]] for n in nodes]
     place = chains.place_of([n.outputs[0] for n in nodes])
     offsets, size = chains.plan.stack(types, place)
-    ends = (source, _io_ns(size)), ("compute", program.batch_ns)
-    slots, reason = _slots(size, 1, *ends, latency_ns=IO_LATENCY_NS)
+    reader = "feed" if place == HOST_SIDE else "compute"
+    ends = (source, _io_ns(size)), (reader, program.batch_ns)
+    slots, reason = _slots(size, 1, *ends, place, latency_ns=IO_LATENCY_NS)
     register = chains.plan.register(
         name,
         RegisterKind.DATA,
@@ -74,8 +76,9 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
     for chain, items in by_chain.items():
         place = chains.place_of([value for _, value in items])
         offsets, size = chains.plan.stack([program.graph.types[v] for _, v in items], place)
+        maker = "fetch" if place == HOST_SIDE else "compute"
         slots, reason = _slots(
-            size, rate, ("compute", program.batch_ns), (name, rate * _io_ns(size))
+            size, rate, (maker, program.batch_ns), (name, rate * _io_ns(size)), place
         )
         register = chains.plan.register(
             name if len(by_chain) == 1 else f"{name}.{len(registers)}",
@@ -118,15 +121,20 @@ def _slots(
     consume: int,
     producer: tuple[str, float],
     consumer: tuple[str, float],
+    place: int,
     latency_ns: float = 0.0,
 ) -> tuple[int, str]:
-    """Return the slots of an edge to or from a host thread, and why so many."""
+    """Return the slots of an edge to or from a host thread, and why so many.
+
+    Pinned memory always has two: a link would else stand still while a port works.
+    """
+    least = consume * (2 if place == HOST_SIDE else 1)
     return choose_slots(
         consume,
         producer[1],
         consumer[1],
         size_bytes=size,
-        budget_bytes=max(EDGE_BUDGET_BYTES, consume * size),
+        budget_bytes=max(EDGE_BUDGET_BYTES, least * size),
         most=MAX_IO_SLOTS,
         latency_ns=latency_ns,
         names=(producer[0], consumer[0]),

@@ -67,7 +67,7 @@ class StepProgram:
             [
                 self.drafts[i].info.duration_ns
                 for chain in self.chains
-                if chain.is_per_step == is_per_step
+                if chain.is_per_step == is_per_step and not chain.is_beside
                 for i in chain.launches
             ]
         )

@@ -137,6 +137,17 @@ def test_copies_beside_steps_have_two_slots_at_both_ends_and_no_fence_around_the
     assert begin <= ended[into.id, 1][0] < end
 
 
+def test_a_batch_that_is_too_large_for_slots_of_a_host_has_two_in_pinned_memory(monkeypatch):
+    (batch,) = [r for r in fed_plan().registers if r.name == "batch"]
+    assert "data overlaps feed" in batch.reason
+    monkeypatch.setattr("compiler.lowering.ports.EDGE_BUDGET_BYTES", 1)
+    slots = {r.name: r.num_slots for r in fed_plan().registers}
+    assert slots["batch"] == slots["metrics"] == 2
+    hardware = one_device(Target("fake", (), lambda call: 1e6))
+    plan = pipeline.compile_graph(job(), hardware, CompileOptions("job"))
+    assert {r.name: r.num_slots for r in plan.registers}["batch"] == 1
+
+
 def test_however_late_anything_is_no_copy_overtakes_a_slot(play):
     plan = fed_plan()
     into, out, step = [
