@@ -1,8 +1,8 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
     python -m actors.proof.mutate [FILE ...] [--function NAME] [--every N] [--first K]
-        [--limit SECONDS]    with files among machine, columns, ending, dispatch, worker, loop,
-        executor, order, clocks, rounds, conflicts; default: all
+        [--limit SECONDS]    with files among machine, columns, ending, admission, in_flight,
+        dispatch, worker, loop, executor, gate, order, clocks, rounds, conflicts; default: all
 
 Every mutant (`actors.proof.mutants`) of a file runs against the tests of that file, in a process of
 its own, until one fails. What no test notices survives: it wants a test, or an argument why it
@@ -63,6 +63,8 @@ SUBJECTS = {
     "machine": Subject("actors.machine", _MACHINE),
     "columns": Subject("actors.columns", _MACHINE),
     "ending": Subject("actors.ending", _MACHINE),
+    "admission": Subject("actors.admission", ("test_admission.py", "test_dispatch.py")),
+    "in_flight": Subject("actors.in_flight", ("test_in_flight.py", "test_watchdog.py")),
     "dispatch": Subject("actors.dispatch", _THREADS),
     "worker": Subject("actors.worker", _THREADS),
     "loop": Subject("actors.loop", _THREADS),
