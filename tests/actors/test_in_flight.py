@@ -167,3 +167,14 @@ def test_what_runs_is_told_without_the_number_of_its_launch_where_none_is_known(
 
 def test_no_local_of_another_thread_is_read():
     assert "f_locals" not in Path(in_flight.__file__).read_text()
+
+
+def test_a_chain_without_launches_has_none_that_runs():
+    assert launch_number((), 0, 0) is None
+
+
+def test_a_look_between_two_writes_of_the_thread_tells_what_is_known():
+    note = FiringNote([3])
+    note.job = (0, (int, int, int))
+    seen = note.look(threading.current_thread(), Server.serve.__code__)
+    assert (seen.actor, seen.launch, seen.stack, seen.where) == (0, None, (), "")
