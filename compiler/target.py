@@ -129,11 +129,15 @@ class Hardware:
         """Return where the values of a device lie."""
         return PINNED if number == HOST_SIDE else self.devices[number].place
 
-    def alignment(self, place: Place) -> int:
-        """Return what offsets in a place are multiples of; in the host's, what suits all."""
-        pairs = zip(self.devices, self.targets, strict=True)
-        own = [target.alignment for device, target in pairs if device.place == place]
-        return max(own or [target.alignment for target in self.targets])
+    def is_apart(self, number: int) -> bool:
+        """Whether this is a device with memory of its own, which no host thread works on."""
+        return number != HOST_SIDE and self.devices[number].kind is not HOST.kind
+
+    def alignment(self, number: int) -> int:
+        """Return what offsets in a place are multiples of; on the host's side, what suits all."""
+        if number == HOST_SIDE:
+            return max([target.alignment for target in self.targets])
+        return self.targets[number].alignment
 
     def message_ns(self, producer: int, consumer: int) -> float:
         """Return what a wait of one device's stream for another stream, of any device, costs.
@@ -147,8 +151,7 @@ class Hardware:
 
         What leaves a device that is not the host goes out by its own, whatever it goes to.
         """
-        is_host = [n == HOST_SIDE or self.devices[n].kind is HOST.kind for n in (start, end)]
-        if start == HOST_SIDE or is_host == [True, False]:
+        if start == HOST_SIDE or (self.is_apart(end) and not self.is_apart(start)):
             return end, StreamRole.H2D
         return start, StreamRole.D2H
 

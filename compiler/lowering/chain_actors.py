@@ -19,8 +19,8 @@ from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.storage import launch_of_values
 from compiler.lowering.value_versions import ValueVersions
-from compiler.ops.copies import is_copy, place_number
-from compiler.placement import HOST, HOST_SIDE, StreamRole
+from compiler.ops.copies import is_copy
+from compiler.placement import HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.registry import is_comm
 from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
@@ -123,30 +123,14 @@ class ChainActors:
     # -- bytes -----------------------------------------------------------------------------------
 
     def place_of(self, roots: Sequence[ValueId]) -> int:
-        """Return where a register with some roots lies; roots in several places lie pinned.
-
-        So does what the host works on and the stream of another device copies, whichever way:
-        other memory of the host is too slow for it, or out of its reach.
-        """
-        found = dict.fromkeys([self._place_of(root) for root in roots])
-        if len(found) > 1 and any([self._is_apart(number) for number in found]):
+        """Return where a register with some roots lies; roots in several places lie pinned."""
+        found = tuple(dict.fromkeys([self.program.place[root] for root in roots]))
+        if len(found) == 1:
+            return found[0]
+        if any([self.plan.hardware.is_apart(number) for number in found]):
             raise InternalError(f"values {roots} of one register lie on several devices")
-        if not found:
-            # A port whose register holds nothing has it on the host all the same.
-            return HOST_SIDE if self._is_apart(0) else 0
-        return next(iter(found)) if len(found) < 2 else HOST_SIDE
-
-    def _place_of(self, root: ValueId) -> int:
-        number, program = place_number(self.program.graph, root), self.program
-        if number == HOST_SIDE or self._is_apart(number):
-            return number
-        touching = [*self.readers(root), *([program.maker[root]] if root in program.maker else [])]
-        is_copied = any([self._is_apart(program.chains[c].stream.device) for c in touching])
-        return HOST_SIDE if is_copied else number
-
-    def _is_apart(self, number: int) -> bool:
-        """Whether this is a device with memory of its own."""
-        return number != HOST_SIDE and self.plan.hardware.devices[number].kind is not HOST.kind
+        # A port whose register holds nothing has it on the host all the same.
+        return HOST_SIDE if found or self.plan.hardware.is_apart(0) else 0
 
     def add_field(self, name: str, value: ValueId, home: Home, source: SourceLocation) -> None:
         """Let a value live in a register that a port sees, as a field of it."""
@@ -166,7 +150,7 @@ class ChainActors:
             readers = [*self.readers(root), *(self.readers(met[root]) if root in met else ())]
             others = tuple([c for c in dict.fromkeys(readers) if c != maker])
             if others and root not in self.home:
-                groups.setdefault((self.place_of((root,)), maker, others), []).append(root)
+                groups.setdefault((self.program.place[root], maker, others), []).append(root)
         for (place, maker, others), roots in groups.items():
             ends = (maker, *others)
             offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots], place)
@@ -254,7 +238,7 @@ class ChainActors:
                     continue
                 node = program.graph.nodes[producers[buffer.root]]
                 name = launch_label(node.op.name, node.attrs, node.scope)
-                place = self.place_of((buffer.root,))
+                place = program.place[buffer.root]
                 register = self._temporary(name, buffer.size_bytes, c, buffer.interval, place)
                 homes.append((register, 0))
             for root, index in buffers.of_root.items():

@@ -10,7 +10,7 @@ from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.packing import Item, Packing, pack
-from compiler.placement import HOST, Device, Place, StreamRole
+from compiler.placement import HOST, Device, StreamRole
 from compiler.plan import (
     Actor,
     Arena,
@@ -56,7 +56,7 @@ class _RegisterDraft:
     kind: RegisterKind
     item: Item
     reason: str
-    place: Place
+    place: int
 
 
 class PlanBuilder:
@@ -68,8 +68,7 @@ class PlanBuilder:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        own = [device.place for device in hardware.devices]
-        self._arenas: dict[Place, int] = {place: number for number, place in enumerate(own)}
+        self._arenas: dict[int, int] = {n: n for n in range(len(hardware.devices))}
         self._registers: list[_RegisterDraft] = []
         self._packings: tuple[Packing, ...] = ()
         self._offsets: list[tuple[int, ...]] = []
@@ -125,9 +124,8 @@ class PlanBuilder:
     ) -> RegisterId:
         """Add a register; see `compiler.lowering.packing.Item` for `chains` and `interval`."""
         item = Item(size_bytes, num_slots, chains, interval)
-        at = self.hardware.place(place)
-        self._arenas.setdefault(at, len(self._arenas))
-        self._registers.append(_RegisterDraft(name, kind, item, reason, at))
+        self._arenas.setdefault(place, len(self._arenas))
+        self._registers.append(_RegisterDraft(name, kind, item, reason, place))
         return RegisterId(len(self._registers) - 1)
 
     def num_slots(self, register: RegisterId) -> int:
@@ -166,7 +164,7 @@ class PlanBuilder:
 
     def stack(self, types: Sequence[TensorType], place: int) -> tuple[tuple[int, ...], int]:
         """Return an aligned offset for each of some tensors in one register, and its size."""
-        alignment = self.hardware.alignment(self.hardware.place(place))
+        alignment = self.hardware.alignment(place)
         offsets: list[int] = []
         size = 0
         for type_ in types:
@@ -216,12 +214,7 @@ class PlanBuilder:
             streams=tuple(self._streams),
             arenas=tuple(
                 [
-                    Arena(
-                        place.device,
-                        place.memory,
-                        packing.peak_bytes,
-                        self.hardware.alignment(place),
-                    )
+                    self._arena(place, packing)
                     for place, packing in zip(self._arenas, self._packings, strict=True)
                 ]
             ),
@@ -244,6 +237,10 @@ class PlanBuilder:
             for arena, packing in enumerate(self._packings)
         ]
         return replace(plan, memory=tuple(proven))
+
+    def _arena(self, number: int, packing: Packing) -> Arena:
+        place, alignment = self.hardware.place(number), self.hardware.alignment(number)
+        return Arena(place.device, place.memory, packing.peak_bytes, alignment)
 
     def _placed(self, index: int) -> Register:
         draft = self._registers[index]

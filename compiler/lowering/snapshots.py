@@ -20,7 +20,7 @@ from compiler.ops.copies import COPY_TO, place_number
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.options import CompileOptions
-from compiler.placement import HOST, HOST_SIDE, StreamRole
+from compiler.placement import HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Launch, RegisterKind
 from compiler.registry import Op
 from compiler.target import Hardware, KernelInfo
@@ -96,7 +96,7 @@ def add_snapshots(chains: ChainActors, options: CompileOptions, gates: Sequence[
 def _stages(kept: Sequence[Kept], hardware: Hardware, options: CompileOptions) -> tuple[Stage, ...]:
     """Return the copies of a snapshot, one after the other; the last one is what is written."""
     places = dict.fromkeys([variable.place for variable in kept])
-    devices = [p for p in places if p != HOST_SIDE and hardware.devices[p].kind is not HOST.kind]
+    devices = [p for p in places if hardware.is_apart(p)]
     if not devices:
         # What the device shall not hold all the time it shall not hold for a snapshot either.
         return (Stage("snapshot", COMPUTE, "staging", HOST_SIDE if HOST_SIDE in places else 0),)
@@ -172,7 +172,6 @@ def _copy(
 ) -> tuple[Op, tuple[tuple[str, AttrValue], ...], KernelInfo]:
     """Return op, attributes and kernel of a copy: a plain one where no device's memory is left."""
     start, end = variable.place, stage.place
-    is_within = start in (end, HOST_SIDE) or hardware.devices[start].kind is HOST.kind
-    if is_within:
+    if start == end or not hardware.is_apart(start):
         return COPY, (), dense_copy(hardware.targets[stage.stream.device], variable.type)
     return COPY_TO, (("bucket", 0), ("to", end)), copy_info(hardware, start, end, variable.type)

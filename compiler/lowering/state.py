@@ -45,7 +45,7 @@ class StateRegisters:
                 RegisterKind.VARIABLE,
                 type_.size_bytes,
                 reason="state: one slot",
-                place=chains.place_of((value,)),
+                place=chains.program.place[value],
             )
             self._registers[name] = register
             view = self._plan.view(register, type_)
@@ -65,7 +65,7 @@ class StateRegisters:
             RegisterKind.CONSTANT,
             type_.size_bytes,
             reason="state: one slot",
-            place=chains.place_of(node.outputs),
+            place=chains.program.place[node.outputs[0]],
         )
         data = node.attrs["data"]
         if not isinstance(data, bytes):

@@ -38,8 +38,8 @@ class StepProgram:
 
     `order` has pairs (earlier, later) of chains of one rate that must not overlap in time. Every
     chain of a batch comes before every chain of a step. `maker` and `readers` are by root: the
-    chain that makes it, and those that read it, in order. `makespan_ns` is the estimated time of a
-    whole step, with every chain on its stream.
+    chain that makes it, and those that read it, in order; so is `place`, where its register lies.
+    `makespan_ns` is the estimated time of a whole step, with every chain on its stream.
     """
 
     graph: Graph
@@ -49,6 +49,7 @@ class StepProgram:
     order: tuple[tuple[int, int], ...]
     maker: dict[ValueId, int]
     readers: dict[ValueId, tuple[int, ...]]
+    place: tuple[int, ...]
     batches_per_step: int
     makespan_ns: float
 
@@ -119,6 +120,7 @@ def make_program(
         tuple(order),
         maker,
         readers,
+        _register_places(placed, maker, readers, hardware),
         every,
         makespan_ns,
     )
@@ -214,3 +216,25 @@ def _crossings(placed: Placed) -> tuple[dict[ValueId, int], dict[ValueId, tuple[
                 if position not in updated:
                     maker[root[value]] = number
     return maker, {root: tuple(found) for root, found in readers.items()}
+
+
+def _register_places(
+    placed: Placed,
+    maker: dict[ValueId, int],
+    readers: dict[ValueId, tuple[int, ...]],
+    hardware: Hardware,
+) -> tuple[int, ...]:
+    """Return, by root, where its register lies: with the value, or pinned.
+
+    Pinned is what the host works on and the stream of another device copies, whichever way: other
+    memory of the host is too slow for it, or out of its reach.
+    """
+    column = list(places(placed.graph))
+    apart = [hardware.is_apart(chain.stream.device) for chain in placed.chains]
+    if not any(apart):
+        return tuple(column)
+    touching = [*maker.items(), *[(root, c) for root, found in readers.items() for c in found]]
+    for root, chain in touching:
+        if apart[chain] and not hardware.is_apart(column[root]):
+            column[root] = HOST_SIDE
+    return tuple(column)

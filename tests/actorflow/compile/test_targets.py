@@ -82,5 +82,5 @@ def test_a_wait_between_two_devices_costs_what_the_slower_one_takes():
 
 def test_pinned_memory_suits_the_device_with_the_largest_alignment():
     hardware = hardware_for((HOST, SIM0))
-    places = (HOST.place, SIM0.place, PINNED)
-    assert [hardware.alignment(place) for place in places] == [64, 256, 256]
+    assert hardware.place(HOST_SIDE) == PINNED
+    assert [hardware.alignment(number) for number in (0, 1, HOST_SIDE)] == [64, 256, 256]
