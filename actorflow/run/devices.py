@@ -8,7 +8,8 @@ from actorflow.settings import Settings
 from actors.device.host import HostDevice
 from actors.device.poison import poison
 from actors.device.protocol import OpenDevice
-from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.device.schedule import LateSchedule
+from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan

@@ -2,8 +2,9 @@
 
 - `protocol`: what a device is: streams and events, memory and kernels.
 - `host`: this process, done when a call returns; `host_memory`: numpy on memory it can address.
-- `simulated`: devices on numpy whose streams lag as a seed likes; `poison`: free bytes scribbled
-  over, so that a value that is read too late shows.
+- `simulated`: devices on numpy whose streams a `schedule` makes late, as a seed likes; `poison`:
+  free bytes scribbled over, so that a value that is read too late shows.
 - `executor`: what a firing calls, whatever devices a plan has; `waits`: which firing waits for
-  which, from the rates alone; `gate`: streams, rings of events, and the waiting.
+  which, from the rates alone; `gate`: streams, rings of events, and the waiting; `order`: what all
+  that orders, for the race check.
 """

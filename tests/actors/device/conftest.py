@@ -12,7 +12,8 @@ import pytest
 
 from actors.device.executor import Executor, StreamHome
 from actors.device.host import HostDevice
-from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.device.schedule import LateSchedule
+from actors.device.simulated import SimulatedDevice
 from actors.explore import explore
 from actors.machine import Machine
 from actors.table import Edge, MachineTable

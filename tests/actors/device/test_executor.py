@@ -7,7 +7,7 @@ import pytest
 
 from actors.device.gate import EventRing, Gate
 from actors.device.protocol import DeviceFailure, DeviceFault
-from actors.device.simulated import LateSchedule
+from actors.device.schedule import LateSchedule
 from actors.device.waits import EventWait
 from compiler.errors import InternalError
 from compiler.placement import Device, DeviceKind

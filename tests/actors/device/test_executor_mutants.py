@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from actors.device.simulated import LateSchedule, OperationKind
+from actors.device.schedule import LateSchedule, OperationKind
 from compiler.errors import InternalError
 
 _HOST = 10

@@ -9,7 +9,8 @@ import pytest
 from actors.arena import Views
 from actors.device import host_memory
 from actors.device.host import HostDevice
-from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.device.schedule import LateSchedule
+from actors.device.simulated import SimulatedDevice
 from compiler.errors import InternalError, OutOfMemory
 from compiler.placement import HOST, Device, DeviceKind, Memory
 from compiler.plan import Arena

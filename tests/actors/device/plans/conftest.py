@@ -11,7 +11,8 @@ from plans import trained_plan
 
 from actorflow.initialise import initial_values
 from actors.device.host import HostDevice
-from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.device.schedule import LateSchedule
+from actors.device.simulated import SimulatedDevice
 from actors.explore import explore
 from actors.load import _fill, load
 from actors.loop import Loop

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from actors.device.protocol import DeviceFault
-from actors.device.simulated import LateSchedule, SimulatedDevice
+from actors.device.schedule import LateSchedule
+from actors.device.simulated import SimulatedDevice
 from compiler.errors import InternalError
 
 
