@@ -79,13 +79,19 @@ def choose_offload(trials: Trials) -> BudgetChoice:
         return max(size - budget, 0), trials.step_ns(choice), -size
 
     nothing = BudgetChoice()
-    if trials.arena_bytes(nothing) <= budget or trials.hardware.link(0, HOST_SIDE) is None:
+    if trials.arena_bytes(nothing) <= budget or not has_way(trials.hardware):
         return nothing
     step_ns = trials.step_ns(nothing)
     ranked = _rank(_candidates(trials.graph, trials.hardware, step_ns), step_ns)
     state = [candidate for candidate in ranked if candidate.state]
     rows = [state, ranked] if 0 < len(state) < len(ranked) else [ranked]
     return min([nothing, *[_search(row, trials) for row in rows]], key=cost)
+
+
+def has_way(hardware: Hardware) -> bool:
+    """Whether any of the devices has a link to the host's memory."""
+    links = [hardware.link(device, HOST_SIDE) for device in range(len(hardware.devices))]
+    return any([link is not None for link in links])
 
 
 def _search(ranked: Sequence[_Candidate], trials: Trials) -> BudgetChoice:
@@ -126,12 +132,18 @@ def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candi
             types = [early.types[node.inputs[position]] for position in update.positions]
             spare_ns = times.begin_ns[update.node] - free_ns
             free_ns = times.begin_ns[update.node]
-            found.append(_candidate(update.names, None, types, spare_ns, None, hardware))
+            if hardware.link(node.device, HOST_SIDE) is not None:
+                found.append(
+                    _candidate(update.names, None, types, spare_ns, None, hardware, node.device)
+                )
     for idle in spill.idle_values(graph, hardware):
         type_ = graph.types[idle.value]
         is_long = idle.idle_ns >= MIN_IDLE_SHARE * step_ns
-        if is_long and type_.size_bytes >= MIN_ACTIVATION_BYTES:
-            found.append(_candidate((), idle.value, [type_], idle.idle_ns, idle.made_ns, hardware))
+        device = graph.nodes[idle.maker].device
+        is_worth_it = is_long and type_.size_bytes >= MIN_ACTIVATION_BYTES
+        if is_worth_it and hardware.link(device, HOST_SIDE) is not None:
+            times_ns = idle.idle_ns, idle.made_ns
+            found.append(_candidate((), idle.value, [type_], *times_ns, hardware, device))
     return found
 
 
@@ -142,14 +154,22 @@ def _candidate(
     spare_ns: float,
     most_ns: float | None,
     hardware: Hardware,
+    device: int,
 ) -> _Candidate:
     in_ns, out_ns = [
         sum([copy_info(hardware, *ends, type_).duration_ns for type_ in types])
-        for ends in ((HOST_SIDE, 0), (0, HOST_SIDE))
+        for ends in ((HOST_SIDE, device), (device, HOST_SIDE))
     ]
     size = sum([type_.size_bytes for type_ in types])
     return _Candidate(
-        state, activation, size, in_ns, out_ns, spare_ns, most_ns, 2 * hardware.message_ns(0, 0)
+        state,
+        activation,
+        size,
+        in_ns,
+        out_ns,
+        spare_ns,
+        most_ns,
+        2 * hardware.message_ns(device, device),
     )
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.budget.choice import BudgetChoice
-from compiler.budget.choose_offload import choose_offload
+from compiler.budget.choose_offload import choose_offload, has_way
 from compiler.budget.fit_budget import fit
 from compiler.budget.offload import state_names
 from compiler.budget.trials import Trials
 from compiler.errors import BudgetError
-from compiler.placement import HOST_SIDE
 from compiler.plan import Plan
 from compiler.plan_memory import Recomputation
 from memory.report import exact_bytes
@@ -34,8 +33,8 @@ def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
     state_on_host = BudgetChoice(state=state_names(trials.graph))
     if options.offload == "optimizer":
         return fit(trials, state_on_host)
-    has_way = options.offload != "none" and trials.hardware.link(0, HOST_SIDE) is not None
-    if not has_way or not budget or trials.arena_bytes(NOTHING) <= budget:
+    may_move = options.offload != "none" and has_way(trials.hardware)
+    if not may_move or not budget or trials.arena_bytes(NOTHING) <= budget:
         return fit(trials, NOTHING)
     missed: list[BudgetError] = []
     again = _fitted(trials, NOTHING, missed)

@@ -31,10 +31,10 @@ from compiler.options import CompileOptions
 from compiler.passes import collectives
 from compiler.passes.check import check
 from compiler.pipeline import with_choice
-from compiler.placement import HOST_SIDE, Ranks
+from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind, Ranks
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
-from compiler.target import Link
+from compiler.target import Hardware, Link
 from compiler.verify import verify_plan
 
 WIDTH = 8
@@ -483,3 +483,16 @@ def test_state_far_from_other_updates_goes_first(chosen, small_pieces):
     first = offload.state_updates(offload.with_early_updates(graph))[0]
     assert set(first.names) <= set(choice.state)
     assert ways(moved).count("in") == len(choice.state)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_of_two_devices_the_one_with_a_link_moves_what_it_holds(
+    device, small_pieces, budget_trials
+):
+    """The first one is the host, which has nowhere to go."""
+    graph = adam_job(6)
+    graph = replace(graph, nodes=tuple([replace(n, device=device) for n in graph.nodes]))
+    targets = [linked(link).targets[0] for link in (None, FAST)]
+    hardware = Hardware((HOST, Device(DeviceKind.SIM)), tuple(targets))
+    choice = choose_offload(budget_trials(graph, hardware, CompileOptions("job", memory_budget=1)))
+    assert bool(choice.state) == bool(choice.activations) == (device == 1)
