@@ -146,3 +146,30 @@ def test_ranks_train_alike_and_as_one_with_all_batches(meeting, options):
         np.testing.assert_allclose(found[0][1][name], array, rtol=1e-4, atol=1e-6)
     assert len(set(meeting.order[0])) > 4
     assert meeting.order[0] == meeting.order[1] == sorted(set(meeting.order[0])) * STEPS
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"accumulate": 3}, {}),
+        ({"streams": 2, "accumulate": 2}, {"on_nan": "skip", "every": 4}),
+        ({"precision": "bf16"}, {"on_nan": "skip"}),
+        ({"device": "sim", "memory_budget": "2500KiB"}, {}),
+    ],
+    ids=str,
+)
+def test_all_that_a_job_may_ask_for_keeps_the_order_of_collectives(monkeypatch, options, asked):
+    monkeypatch.setattr(Ranks, "least_bytes", 0.0)
+
+    @af.job(optimizer=af.optim.AdamW(1e-3), **options)
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    spec = {name: TensorType(DType.INT32, (8, 32)) for name in ("x", "y")}
+    model = GPT(32, seq=32, width=32, layers=2, heads=2)
+    plan = train.compile(model, spec, num_ranks=4, **asked)
+    comm = [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
+    orders = [dict(launch.attrs)["order"] for actor in comm for launch in actor.launches]
+    assert orders == list(range(len(orders)))
+    assert len(orders) > 4
+    check_races(plan)
