@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from actorflow.literals import checked_number, checked_size
 from actorflow.tensor import (
     Operand,
     Tensor,
@@ -15,8 +16,6 @@ from actorflow.tensor import (
     apply_many,
     as_tensor,
     checked_axis,
-    checked_number,
-    checked_size,
 )
 from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.errors import CompileError

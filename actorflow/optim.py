@@ -14,7 +14,8 @@ from numbers import Real
 from typing import Protocol
 
 from actorflow import functional
-from actorflow.tensor import Tensor, as_tensor, checked_number
+from actorflow.literals import checked_number
+from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.tracer import Trace, find_source, source_of
 from compiler.attrs import Attrs
 from compiler.errors import CompileError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from compiler.rows import Bounds
+from compiler.row_values import Bounds
 
 MAX_DEVICES = 65_536
 """Devices of one kind."""

@@ -37,7 +37,8 @@ from compiler.placement import Device, DeviceKind, Memory, Place, StreamRole
 from compiler.plan_file import opened, sealed, unpacked
 from compiler.plan_memory import DeviceMemory, Recomputation
 from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
-from compiler.rows import Bounds, from_row, packed, to_row
+from compiler.row_values import Bounds
+from compiler.rows import from_row, packed, to_row
 from compiler.types import ActorId, DType, Phase, RegisterId, SliceOf, StreamId, TensorType, Version
 
 PLAN_FORMAT = 5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from compiler.plan_numbers import Bytes, Index
-from compiler.rows import Bounds
+from compiler.row_values import Bounds
 
 
 @dataclass(frozen=True, slots=True)

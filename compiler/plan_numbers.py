@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from compiler.rows import Bounds
+from compiler.row_values import Bounds
 
 MAX_BYTES = 1 << 48
 """Of an arena, a register, an offset: more than any machine has, and sums of them are no trouble

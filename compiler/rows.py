@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import functools
 import marshal
-import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
@@ -30,25 +28,27 @@ from typing import get_type_hints as hints_of
 import msgpack
 
 from compiler.errors import PlanFormatError
+from compiler.row_values import (
+    Bounds,
+    Convert,
+    WrongValue,
+    bytes_,
+    flag,
+    float_in,
+    int_in,
+    member_of,
+    number,
+    text,
+)
 
 T = TypeVar("T")
 
-Convert = Callable[[Any], Any]
 
 MAX_DEPTH = 16
 """Tuples within tuples of a plain value; those of the compiler's own have three."""
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NUMBERS = (int, float)
 _INTS = {int}
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of a number: the least and the largest it may be. Of an int they hold exactly."""
-
-    low: float
-    high: float
 
 
 class Structure:
@@ -122,15 +122,6 @@ def _named_row(value: object) -> dict[str, object]:
         return value._row
 
 
-class _WrongValue(Exception):
-    """What came in place of what; the way to it grows while it passes through the readers."""
-
-    def __init__(self, value: object, expected: str) -> None:
-        super().__init__()
-        self.said = f"is {_shown(value)}, expected {expected}"
-        self.way = ""
-
-
 def to_row(value: object) -> object:
     """Return a dataclass as nested tuples of plain values."""
     hint: Any = type(value)
@@ -146,7 +137,7 @@ def from_row(cls: type[T], row: object) -> T:
     hint: Any = cls
     try:
         return cast("T", _reader(hint)(row))
-    except _WrongValue as wrong:
+    except WrongValue as wrong:
         where = wrong.way.lstrip(".") or cls.__name__
         raise PlanFormatError(f"damaged plan: {where} {wrong.said}") from None
 
@@ -210,7 +201,7 @@ def _row_of(cls: type) -> Convert:
 
 @functools.cache
 def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
-    """Return what makes a value of this type of a row, or raises _WrongValue."""
+    """Return what makes a value of this type of a row, or raises WrongValue."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         return _reader(inner, next((n for n in notes if isinstance(n, Bounds)), None))
@@ -223,11 +214,11 @@ def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
     if get_origin(hint) in (Union, UnionType):
         return _one_of(hint)
     if issubclass(hint, Enum):
-        return _member_of(hint)
-    simple = {int: _int_in, float: _float_in}.get(hint)
+        return member_of(hint)
+    simple = {int: int_in, float: float_in}.get(hint)
     if simple is not None:
         return functools.partial(simple, bounds)
-    return {str: _text, bool: _flag, bytes: _bytes}[hint]
+    return {str: text, bool: flag, bytes: bytes_}[hint]
 
 
 def _instance_of(cls: type) -> Convert:
@@ -236,7 +227,7 @@ def _instance_of(cls: type) -> Convert:
 
     def instance_of(row: Any) -> Any:
         if type(row) is not tuple or len(row) != len(names):
-            raise _WrongValue(row, f"a row of {len(names)} fields ({', '.join(names)})")
+            raise WrongValue(row, f"a row of {len(names)} fields ({', '.join(names)})")
         return cls(*_read(readers, row, ".{}", names))
 
     return instance_of
@@ -245,14 +236,14 @@ def _instance_of(cls: type) -> Convert:
 def _tuple_of(*hints: Any) -> Convert:
     if len(hints) == 2 and hints[1] is Ellipsis:
         read = _reader(hints[0])
-        if isinstance(read, functools.partial) and read.func is _int_in and read.args[0]:
+        if isinstance(read, functools.partial) and read.func is int_in and read.args[0]:
             return _ints_in(read.args[0], read)
         return functools.partial(_items, read)
     readers = [_reader(hint) for hint in hints]
 
     def tuple_of(row: Any) -> tuple[Any, ...]:
         if type(row) is not tuple or len(row) != len(readers):
-            raise _WrongValue(row, f"a sequence of {len(readers)}")
+            raise WrongValue(row, f"a sequence of {len(readers)}")
         return tuple(_read(readers, row, "[{}]", range(len(row))))
 
     return tuple_of
@@ -260,7 +251,7 @@ def _tuple_of(*hints: Any) -> Convert:
 
 def _items(read: Convert, row: Any) -> tuple[Any, ...]:
     if type(row) is not tuple:
-        raise _WrongValue(row, "a sequence")
+        raise WrongValue(row, "a sequence")
     return tuple(_read([read] * len(row), row, "[{}]", range(len(row))))
 
 
@@ -283,11 +274,11 @@ def _read(
     """Return the items of a row as read; what is wrong in one gets a step of its way."""
     try:
         return [read(item) for read, item in zip(readers, row, strict=True)]
-    except _WrongValue:
+    except WrongValue:
         for read, item, place in zip(readers, row, places, strict=True):
             try:
                 read(item)
-            except _WrongValue as wrong:
+            except WrongValue as wrong:
                 wrong.way = f"{step.format(place)}{wrong.way}"
                 raise
         raise
@@ -301,7 +292,7 @@ def _one_of(hint: Any) -> Convert:
     if any([get_origin(kind) is tuple for kind in kinds]):
         return _plain
     if set(kinds) == {int, float}:
-        return _number
+        return number
     some = [kind for kind in kinds if kind is not type(None)]
     if len(some) != 1 or len(kinds) != 2:
         raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
@@ -316,7 +307,7 @@ def _attribute(value: Any) -> Any:
     kind, row = next(iter(value.items())) if len(value) == 1 else ("", None)
     cls = _KINDS.get(kind)
     if cls is None:
-        raise _WrongValue(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
+        raise WrongValue(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
     # Layers repeat. The bytes tell 1, True and 1.0 apart, which a key of the row itself would not;
     # version 2 is the last that writes equal rows alike, whoever else holds parts of them.
     hint: Any = cls
@@ -336,76 +327,12 @@ def _plain(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind is tuple:
         if depth == MAX_DEPTH:
-            raise _WrongValue(value, f"at most {MAX_DEPTH} sequences within each other")
+            raise WrongValue(value, f"at most {MAX_DEPTH} sequences within each other")
         for item in value:
             if type(item) not in _NUMBERS:
                 _plain(item, depth + 1)
     elif kind is str:
-        _text(value)
+        text(value)
     elif kind not in (int, float, bool, bytes, type(None)):
-        raise _WrongValue(value, "a number, a text, bytes, nothing or a sequence of them")
+        raise WrongValue(value, "a number, a text, bytes, nothing or a sequence of them")
     return value
-
-
-def _member_of(cls: type[Enum]) -> Convert:
-    members = {member.value: member for member in cls}
-
-    def member_of(item: Any) -> Enum:
-        found = members.get(item) if type(item) is str else None
-        if found is None:
-            raise _WrongValue(item, f"one of {', '.join(members)}")
-        return found
-
-    return member_of
-
-
-def _int_in(bounds: Bounds | None, item: Any) -> int:
-    if type(item) is not int:
-        raise _WrongValue(item, "a whole number")
-    if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise _WrongValue(item, f"a whole number from {bounds.low} to {bounds.high}")
-    return item
-
-
-def _float_in(bounds: Bounds | None, item: Any) -> float:
-    if type(item) not in _NUMBERS or not math.isfinite(item):
-        raise _WrongValue(item, "a finite number")
-    if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise _WrongValue(item, f"a number from {bounds.low} to {bounds.high}")
-    return cast("float", item)
-
-
-def _number(item: Any) -> int | float:
-    if type(item) not in _NUMBERS:
-        raise _WrongValue(item, "a number")
-    return cast("int | float", item)
-
-
-def _text(item: Any) -> str:
-    if type(item) is not str:
-        raise _WrongValue(item, "a text")
-    if not item.isprintable() and _CONTROL.search(item):
-        raise _WrongValue(item, "a text without control characters")
-    return item
-
-
-def _flag(item: Any) -> bool:
-    if type(item) is not bool:
-        raise _WrongValue(item, "true or false")
-    return item
-
-
-def _bytes(item: Any) -> bytes:
-    if type(item) is not bytes:
-        raise _WrongValue(item, "bytes")
-    return item
-
-
-def _shown(value: object) -> str:
-    """Return a value in a few words, whatever it is."""
-    if isinstance(value, tuple):
-        return f"a sequence of {len(value)}"
-    if isinstance(value, dict):
-        return f"a mapping of {len(value)}"
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NewType
 
 import numpy as np
 
-from compiler.rows import Bounds
+from compiler.row_values import Bounds
 
 Extent = Annotated[int, Bounds(0, 1 << 48)]
 

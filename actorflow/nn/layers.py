@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from actorflow import functional
+from actorflow.literals import checked_number, checked_size
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
-from actorflow.tensor import Tensor, checked_number, checked_size
+from actorflow.tensor import Tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.literals import checked_size
 from actorflow.run.lease import Cell, change, newest
-from actorflow.tensor import Tensor, checked_size
+from actorflow.tensor import Tensor
 from actorflow.trace.tracer import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.types import DType, TensorType, ValueId

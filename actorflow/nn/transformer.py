@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from actorflow import functional
+from actorflow.literals import checked_size
 from actorflow.nn.layers import Dropout, LayerNorm, Linear
 from actorflow.nn.module import Module
-from actorflow.tensor import Tensor, checked_size
+from actorflow.tensor import Tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from compiler.rows import Bounds, Structure, structure
+from compiler.row_values import Bounds
+from compiler.rows import Structure, structure
 from compiler.types import DType, Extent
 
 Place = Annotated[int, Bounds(0, (1 << 31) - 1)]

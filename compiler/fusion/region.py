@@ -27,7 +27,8 @@ from typing import Annotated
 
 from compiler.fusion.check import ProgramError, check_program
 from compiler.fusion.program import FusedProgram, Kind, Place
-from compiler.rows import Bounds, Structure, structure
+from compiler.row_values import Bounds
+from compiler.rows import Structure, structure
 from compiler.types import DType, TensorType
 
 Types = tuple[TensorType, ...]

@@ -12,7 +12,8 @@ from compiler.attrs import AttrValue
 from compiler.errors import PlanFormatError
 from compiler.fusion.program import FusedProgram
 from compiler.plan import PlainValue
-from compiler.rows import Bounds, from_row, to_row
+from compiler.row_values import Bounds
+from compiler.rows import from_row, to_row
 
 
 class Colour(Enum):

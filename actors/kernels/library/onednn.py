@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.fork_lock import forkable_lock
+from actors.kernels.library.onednn_header import DECLARATIONS
 from compiler.errors import ActorflowError
 from compiler.types import DType
 
@@ -29,40 +30,6 @@ PACKAGE = "onednn-cpu-gomp"
 
 SOURCE, WEIGHTS, DESTINATION = 1, 33, 17
 """Which argument of a primitive a memory is."""
-
-_DECLARATIONS = """
-typedef void *H;
-typedef const void *CH;
-typedef struct { int major, minor, patch; const char *hash; unsigned cpu, gpu; } version_t;
-const version_t *dnnl_version(void);
-int dnnl_get_effective_cpu_isa(void);
-int dnnl_engine_create(H *, int, size_t);
-int dnnl_stream_create(H *, H, unsigned);
-int dnnl_memory_desc_create_with_strides(H *, int, const int64_t *, int, const int64_t *);
-int dnnl_memory_desc_create_with_tag(H *, int, const int64_t *, int, int);
-int dnnl_memory_desc_create_submemory(H *, CH, const int64_t *, const int64_t *);
-int dnnl_memory_desc_equal(CH, CH);
-int dnnl_memory_desc_destroy(H);
-size_t dnnl_memory_desc_get_size(CH);
-int dnnl_memory_create(H *, CH, H, void *);
-int dnnl_memory_destroy(H);
-int dnnl_primitive_attr_create(H *);
-int dnnl_primitive_attr_set_scratchpad_mode(H, int);
-int dnnl_primitive_attr_set_post_ops(H, CH);
-int dnnl_primitive_attr_destroy(H);
-int dnnl_post_ops_create(H *);
-int dnnl_post_ops_append_sum(H, float, int32_t, int);
-int dnnl_post_ops_destroy(H);
-int dnnl_matmul_primitive_desc_create(H *, H, CH, CH, CH, CH, CH);
-int dnnl_reorder_primitive_desc_create(H *, CH, H, CH, H, CH);
-CH dnnl_primitive_desc_query_md(CH, int, int);
-int dnnl_primitive_desc_query(CH, int, int, void *);
-int dnnl_primitive_desc_destroy(H);
-int dnnl_primitive_create(H *, CH);
-int dnnl_primitive_execute(CH, H, int, const void *);
-int omp_get_max_threads(void);
-void omp_set_num_threads(int);
-"""
 
 _TYPES = {DType.BFLOAT16: 2, DType.FLOAT32: 3}
 _CPU, _IN_ORDER, _USER_SCRATCH, _ANY = 1, 1, 1, 1
@@ -378,7 +345,7 @@ def _loaded() -> _Onednn | None:
     if path is None:
         return None
     ffi = cffi.FFI()
-    ffi.cdef(_DECLARATIONS)
+    ffi.cdef(DECLARATIONS)
     try:
         calls = ffi.dlopen(path)
         version = calls.dnnl_version()
