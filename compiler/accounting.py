@@ -184,3 +184,9 @@ def _union_bytes(ranges: list[tuple[int, int]]) -> int:
     reach = np.maximum.accumulate(ends)
     before = np.concatenate((begins[:1], reach[:-1]))
     return int(np.maximum(reach - np.maximum(begins, before), 0).sum())
+
+
+def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
+    """Return the slots of all registers that have bytes in an arena, in order."""
+    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    return [(register, slot) for register in held for slot in range(register.num_slots)]

@@ -368,12 +368,6 @@ class Plan:
         return value if isinstance(value, int) else default
 
 
-def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
-    """Return the slots of all registers that have bytes in an arena, in order."""
-    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
-    return [(register, slot) for register in held for slot in range(register.num_slots)]
-
-
 __all__ = [
     "MAX_BYTES",
     "PLAN_FORMAT",

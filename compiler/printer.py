@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compiler.accounting import chain_launches
+from compiler.accounting import chain_launches, slots_in
 from compiler.fusion.region import Region
 from compiler.graph import Graph
 from compiler.labels import made_of
-from compiler.plan import Arena, Plan, RegisterKind, slots_in
+from compiler.plan import Arena, Plan, RegisterKind
 from compiler.plan_memory import DeviceMemory, Recomputation
 from memory.report import format_bytes, memory_table
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from compiler.accounting import account
+from compiler.accounting import account, slots_in
 from compiler.errors import CompileError, InternalError
 from compiler.lowering.carried import Carried, CarriedCount
 from compiler.places import Extent, extents_of
-from compiler.plan import ActorKind, Plan, RegisterKind, slots_in
+from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
 from compiler.types import RegisterId

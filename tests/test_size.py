@@ -10,20 +10,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("actorflow", "actors", "compiler", "memory")
 
-MODULE_LINES = 500
+MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 17_300,
-    "actors": 22_600,
-    "compiler": 18_700,
-    "memory": 3_600,
-    "tests": 49_500,
+    "actors": 24_200,
+    "compiler": 20_000,
+    "memory": 3_650,
+    "tests": 53_000,
     "benchmarks": 7_300,
 }
 """Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""
 
 LONGER = {
+    "compiler/versions.py": "one play of all chains, whose state every part of it reads",
+    "actors/kernels/native/attention.c": "one text for the C compiler",
     "benchmarks/mutate_launches.py": "one mutant after another",
 }
 """Modules, and functions as `file:name`, that may be longer, and why."""
@@ -51,9 +53,14 @@ def functions(file):
             yield f"{file}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def limit_of(name):
+    """Return how many lines a module, or a function as `file:name`, may have."""
+    return FUNCTION_LINES if ":" in name else MODULE_LINES[name.partition("/")[0]]
+
+
 def test_no_module_is_longer_than_a_reader_takes_in():
-    counts = modules(*PRODUCT, "benchmarks", "tests")
-    longer = {file: n for file, n in counts.items() if n > MODULE_LINES and file not in LONGER}
+    counts = modules(*MODULE_LINES)
+    longer = {file: n for file, n in counts.items() if n > limit_of(file) and file not in LONGER}
     assert longer == {}
 
 
@@ -66,11 +73,10 @@ def test_no_function_is_longer_than_a_screen_or_two(room):
 
 
 def test_an_exception_that_is_none_any_more_is_taken_off_the_list():
-    counts = modules(*PRODUCT, "benchmarks", "tests")
+    counts = modules(*MODULE_LINES)
     for file in {entry.partition(":")[0] for entry in LONGER} & {*counts}:
-        counts |= dict(functions(file))
-    limits = {name: FUNCTION_LINES if ":" in name else MODULE_LINES for name in LONGER}
-    assert [name for name, limit in limits.items() if counts.get(name, 0) <= limit] == []
+        counts |= dict(functions(file) if file.endswith(".py") else ())
+    assert [name for name in LONGER if counts.get(name, 0) <= limit_of(name)] == []
 
 
 @pytest.mark.parametrize("room", BUDGET)

@@ -34,7 +34,7 @@ _BATCH, _WIDTH = 128, 256
 """A step of about half a millisecond: long enough for the ports to be done before it ends."""
 
 
-class _Probe(nn.Module):
+class _PricedNet(nn.Module):
     def __init__(self) -> None:
         self.up, self.down = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 8)
 
@@ -53,7 +53,7 @@ def measure_costs(settings: Settings) -> RunCosts:
 
     x = np.ones((4 * _BATCH, _WIDTH), np.float32)
     source = ArraySource({"x": x}, batch=_BATCH)
-    plan = calibration.compile(_Probe(), source)
+    plan = calibration.compile(_PricedNet(), source)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         runner = Runner(plan, settings=replace(settings, trace=trace))
