@@ -45,8 +45,19 @@ _HOUSE = Path(__file__).resolve().parents[2]
 _PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
 """Where the sources lie that decide what a plan looks like."""
 
-_TARGETS = Path(__file__).with_name("targets.py")
-"""What is assumed of devices."""
+_ASSUMING = tuple(
+    [
+        _HOUSE / name
+        for name in (
+            "actorflow/compile/streams.py",
+            "actorflow/compile/targets.py",
+            "actors/contention.py",
+            "actors/run_costs.py",
+            "actors/simulate.py",
+        )
+    ]
+)
+"""What is assumed of devices, and of streams that share one."""
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in _PLANNING)
 
@@ -166,7 +177,7 @@ def _foreign_gradients(graph: Graph) -> list[str]:
 def _compiler_stamp() -> str:
     """Return sizes and modification times of the sources that decide what a plan looks like."""
     rows = []
-    for path in [_TARGETS, *[path for wing in _PLANNING for path in sorted(wing.rglob("*.py"))]]:
+    for path in [*_ASSUMING, *[path for wing in _PLANNING for path in sorted(wing.rglob("*.py"))]]:
         facts = path.stat()
         rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()

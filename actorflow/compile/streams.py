@@ -27,8 +27,9 @@ from compiler.target import Hardware
 GAIN = 1.1
 """So many times as fast must a step be for a stream more: what the rates are sure of."""
 
-COSTS = RunCosts(15_000.0, 10_000.0, 30_000.0, 15_000.0, 0.2)
-"""What a run costs beside its launches, rounded, as the rates are."""
+COSTS = RunCosts(25_000.0, 20_000.0, 30_000.0, 15_000.0, 0.2)
+"""What a run costs beside its launches, on a machine with other work: streams that only pay on an
+idle one would make steps longer on any other."""
 
 _STEPS = 12
 
