@@ -1,8 +1,11 @@
 import threading
 from collections import Counter
+from itertools import count
 
 import pytest
 
+from actors.device.host import HostDevice
+from actors.load import load
 from actors.loop import Loop
 from actors.loop_options import LoopOptions
 from actors.statistics import (
@@ -11,6 +14,7 @@ from actors.statistics import (
     StreamStatistics,
     Waits,
 )
+from compiler.plan import ActorKind
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
@@ -114,3 +118,21 @@ def test_the_busy_share_is_of_the_whole_run_or_since_an_earlier_record():
 def test_the_mean_of_a_firing_is_its_time_by_its_count():
     assert record(100, 40).actors[0].ns_per_firing == 10.0
     assert record(100, 0, firings=0).actors[0].ns_per_firing == 0.0
+
+
+def test_a_plan_on_one_thread_that_was_admitted_before_its_start_is_timed_from_there(
+    plan_maker, fake_port, bodies
+):
+    make = plan_maker()
+    batch = make.edge("batch")
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)], is_thread=False)
+    make.actor("log", ActorKind.SINK, inputs=[(batch, 1)], is_thread=False)
+    ports = {"data": fake_port(bodies.Counting()), "log": fake_port()}
+    ticks = count()
+    bound = load(make.plan(), ports, (HostDevice({}),))
+    loop = Loop(bound, LoopOptions(clock=lambda: next(ticks)))
+    loop.admit(2)
+    loop.end()
+    with loop:
+        assert loop.wait(PATIENCE)
+    assert [actor.busy_ns for actor in loop.statistics().actors] == [2, 2]
