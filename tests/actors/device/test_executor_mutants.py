@@ -12,8 +12,9 @@ _HOST = 10
 
 
 def bodies_of(executor, *, on_device):
-    streams = executor.table.streams
-    return [b for a, b in enumerate(executor._bodies) if (streams[a] < _HOST) == on_device]
+    """Return what waits; an actor of the host that needs no device has no body."""
+    streams, bodies = executor.table.streams, enumerate(executor._bodies)
+    return [b for a, b in bodies if (streams[a] < _HOST) == on_device and b is not None]
 
 
 def give_events(ring, events):
