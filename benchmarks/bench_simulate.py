@@ -147,10 +147,12 @@ def mlp_job(batch, widths):
 
 
 def towers_job(batch, width, layers, *, takes_all):
-    @af.job(optimizer=af.optim.SGD(1e-3), streams=2)
-    def train(model, batch):
+    def towers(model, batch):
         return model(batch.x).mean()
 
+    # Of another name, or the cache would give the one job the plan of the other.
+    towers.__name__ = f"towers_{takes_all}"
+    train = af.job(optimizer=af.optim.SGD(1e-3), streams=2)(towers)
     x = np.random.default_rng(0).standard_normal((4 * batch, width)).astype(np.float32)
     data = af.data.ArraySource({"x": x}, batch=batch)
     return Subject(train, Towers(width, layers), data, takes_all_streams=takes_all)
