@@ -210,7 +210,8 @@ def _conflicts(
 ) -> _Conflicts:
     """Return the first conflict of each class of bytes and pair of actors."""
     finder = ConflictFinder(order, classes)
-    watch(order, depth, MAX_FIRINGS, check.phases, finder)
+    # Of nodes that touch no bytes a table has none.
+    watch(order, depth, MAX_FIRINGS, check.phases[: order.num_actors], finder)
     return finder.conflicts
 
 
