@@ -139,8 +139,11 @@ static void wait_for_helpers(void) {
     atomic_store(&pool.caller_sleeps, 0);
 }
 
+/* Of this thread: chains that it is in, one within the other. A launch may be made without any. */
+static _Thread_local int depth;
+
 static void parallel(af_body body, void *arguments, int64_t num_chunks, int32_t max_workers) {
-    int32_t is_free = 0, others = atomic_load(&pool.num_chains) - 1;
+    int32_t is_free = 0, others = atomic_load(&pool.num_chains) - (depth > 0);
     if (others > 0) max_workers = (int32_t)af_min(max_workers, pool.num_helpers + 1 - others);
     if (num_chunks <= 1 || max_workers <= 1 || atomic_load(&pool.num_helpers) == 0 ||
         !atomic_compare_exchange_strong(&pool.is_taken, &is_free, 1)) {
@@ -239,7 +242,6 @@ static int32_t run_calls(af_chain *chain) {
 
 /* A launch may be a chain of its own: it runs in the place of the one that it belongs to. */
 AF_EXPORT int32_t af_run_chain(void *arguments) {
-    static _Thread_local int depth;
     if (!depth++) atomic_fetch_add(&pool.num_chains, 1);
     int32_t status = run_calls(arguments);
     if (!--depth) atomic_fetch_sub(&pool.num_chains, 1);
