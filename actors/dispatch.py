@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, repeat
 from queue import SimpleQueue
@@ -36,12 +35,11 @@ from actors.loop_options import LoopOptions
 from actors.machine import Machine
 from actors.open_ports import OpenPorts
 from actors.protocol import GivesUp
-from actors.table import MachineTable
 from actors.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
 from actors.visit import Rest, Visit, Visitors, is_at_rest
 from actors.worker import FiringTimes, Worker
 from compiler.errors import InternalError
-from compiler.plan import PORTED, Plan
+from compiler.plan import PORTED
 
 if TYPE_CHECKING:
     from actors.bound import BoundPlan
@@ -65,7 +63,7 @@ class Dispatcher:
 
     def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
         self.plan = bound.plan
-        self.table = _with_threads(bound.plan, bound.table)
+        self.table = bound.table
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
         self.is_closing = False
@@ -377,13 +375,6 @@ class Dispatcher:
         for error in self.ports.close_sources():
             if self.failure is not None:
                 self.failure.add_note(f"closing a source then raised {error!r}")
-
-
-def _with_threads(plan: Plan, table: MachineTable) -> MachineTable:
-    """Return the table with a thread for every stream if several of them compute."""
-    if any(table.is_detached[a.id] and a.kind not in PORTED for a in plan.actors):
-        return replace(table, is_detached=(True,) * table.num_actors)
-    return table
 
 
 def _forever(phases: tuple[Item, ...]) -> Iterator[Item]:

@@ -18,7 +18,8 @@ from math import gcd
 from types import MappingProxyType
 
 from compiler.errors import InternalError
-from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.placement import HOST
+from compiler.plan import PORTED, ActorKind, Plan, RegisterKind
 from memory.registers import RateEdge, RatesError, repetition_vector
 
 OUTSIDE = -1
@@ -134,7 +135,7 @@ class MachineTable:
             edges,
             sources=[a.id for a in plan.actors if a.kind is ActorKind.SOURCE],
             flushed=[a.id for a in plan.actors if a.is_flushed],
-            detached=[a.id for a in plan.actors if plan.streams[a.stream].has_thread],
+            detached=_detached(plan),
             streams=[a.stream for a in plan.actors],
         )
 
@@ -190,6 +191,19 @@ class MachineTable:
             repetitions=repetitions,
             firings_per_step=firings_per_step,
         )
+
+
+def _detached(plan: Plan) -> list[int]:
+    """Return the actors that threads run: those of a stream that has one.
+
+    Where a plan computes on several streams, no actor of the host runs on the dispatcher's thread:
+    messages would wait for it, and with them the other streams.
+    """
+    on_host = [a for a in plan.actors if plan.streams[a.stream].device == HOST]
+    computing = {a.stream for a in plan.actors if a.kind not in PORTED}
+    if len(computing) > 1:
+        return [a.id for a in on_host]
+    return [a.id for a in on_host if plan.streams[a.stream].has_thread]
 
 
 def _check_initial(plan: Plan, initial: Mapping[str, int]) -> None:
