@@ -15,6 +15,19 @@ def pytest_addoption(parser):
         action="store_true",
         help="let every job use native kernels, as a user's does; for tests/system",
     )
+    parser.addoption(
+        "--device",
+        help="let every job that names no device run there, such as sim; for tests/system",
+    )
+    parser.addoption("--sim-seed", default="0", help="how late simulated devices are")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--device") is None:
+        return
+    for item in items:
+        for mark in item.iter_markers("host"):
+            item.add_marker(pytest.mark.skip(reason=f"on the host alone: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +83,9 @@ def _kernels_of_numpy(request):
             patch.delenv(name)
         if not request.config.getoption("--native"):
             patch.setenv("ACTORFLOW_NATIVE", "0")
+        if request.config.getoption("--device") is not None:
+            patch.setenv("ACTORFLOW_DEVICE", request.config.getoption("--device"))
+            patch.setenv("ACTORFLOW_SIM_SEED", request.config.getoption("--sim-seed"))
         yield
 
 

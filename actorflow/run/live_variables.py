@@ -169,6 +169,7 @@ class LiveVariables:
     def _between_steps(self) -> Rest:
         """When variables can be written: no step has begun and not ended, and no evaluation.
 
+        What touches no variable counts for none: copies beside steps are never where the steps are.
         The kernels of an evaluation follow from the actor that gives leave for it. What fires once
         in many steps without being part of one (a snapshot) must only not be running.
         """
@@ -183,12 +184,18 @@ class LiveVariables:
             is_growing = not further <= evaluates
             evaluates |= further
         kernels = [int(a.id) for a in actors if a.kind in _KERNELS]
-        steps = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
+        state = set(self._registers.values())
+        within = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
+        steps = [a for a in within if not self._touched(actors[a]).isdisjoint(state)]
         per_step = gcd(*[repetitions[a] for a in steps])
         rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])]
         if evaluates:
             rounds.append(((ids["evaluation"], 1), (ids["evaluated"], 1)))
         return Rest(frozenset(kernels), tuple(rounds))
+
+    def _touched(self, actor: Actor) -> set[RegisterId]:
+        views = [view for x in actor.launches for view in (*x.inputs, *x.outputs)]
+        return {self._plan.views[view].register for view in views}
 
     # -- after the end ---------------------------------------------------------------------------
 
