@@ -15,6 +15,11 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # Whatever compiles or runs a job comes out otherwise with native kernels than with numpy's.
 OF_JOBS := tests/system tests/actorflow
 
+# What whole jobs do, on a device that is late; in `make devices` as late as many seeds make it.
+ON_DEVICES := tests/system/state $(patsubst %,tests/system/test_%.py,\
+	smoke accumulate evaluation resume runner streams skipped_steps offload recompute user_ops)
+SEEDS := $(shell seq 0 49)
+
 # The oldest numpy that pyproject.toml allows, and what can tell it from a new one.
 OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
@@ -41,7 +46,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test oldest check lint types contracts model soak bench bench-env clean
+.PHONY: help demo test devices oldest check lint types contracts model soak bench bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,9 +54,14 @@ help: ## this list
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
 
-test: lint types contracts ## everything: lint, types, import contracts, all tests; those of jobs also natively
+test: lint types contracts ## everything: lint, types, import contracts, all tests; those of jobs also natively and on sim
 	$(PYTEST) --durations 15 $(ARGS)
 	$(PYTEST) --durations 15 --native $(OF_JOBS) $(ARGS)
+	$(PYTEST) --device sim $(ON_DEVICES) $(ARGS)
+
+devices: $(DEV_STAMP) ## the tests of jobs on simulated devices, late as each of 50 seeds; SEEDS="0 1"
+	set -e; for seed in $(SEEDS); do \
+		$(PYTEST) -q --device sim --sim-seed $$seed $(ON_DEVICES) $(ARGS); done
 
 oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)

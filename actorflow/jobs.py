@@ -286,7 +286,7 @@ class Job:
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)
             options = replace(options, verify=settings.verify, skips_broken_steps=skips)
-            key = cache_key(graph, options, hardware.fingerprint, evaluated, ranks)
+            key = cache_key(graph, options, hardware, evaluated, ranks)
             if key not in self._plans:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]

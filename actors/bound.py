@@ -95,13 +95,17 @@ class BoundPlan:
         its phase, because its bytes do not depend on the number of tokens.
         """
         entry = self.plan.actors[actor]
-        phases = self._whole[actor]
-        chain = phases[firing % len(phases)]
+        chain = self.begun(actor, firing)
         if entry.kind in PORTED and self._views is not None:
             counts = num_tokens_per_input + tuple([port.rate for port in entry.outputs])
             tokens = tokens_of(self.plan, self._views, entry, firing, counts)
             chain = self._executor.bind_chain(actor, (self.ports[entry.name].bind(tokens),))
         return self._executor.bind_flush(actor, num_tokens_per_input, chain)
+
+    def begun(self, actor: int, firing: int) -> Chain:
+        """Return what a firing runs that has waited for its devices already."""
+        phases = self._whole[actor]
+        return phases[firing % len(phases)]
 
     @property
     def table(self) -> MachineTable:

@@ -169,8 +169,8 @@ class Dispatcher:
                 self._receive(message(Message.EXHAUSTED, actor))
             else:
                 self._put[actor] = self._fire_here
-                phases = self._bound.chains[actor]
-                self._fire_here((actor, phases[self.machine.firing_index(actor) % len(phases)]))
+                firing = self.machine.firing_index(actor)
+                self._fire_here((actor, self._bound.begun(actor, firing)))
 
     def _fire_here(self, job: Job) -> None:
         """Run the firing of a source that was given up, in the place of its thread."""

@@ -235,7 +235,7 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     settings = Settings.from_env(os.environ)
     ready_native(settings)
     options, hardware = CompileOptions("train"), hardware_for((HOST,))
-    timed("key", lambda: cache_key(graph, options, hardware.fingerprint))
+    timed("key", lambda: cache_key(graph, options, hardware))
     for step in [step for step in PASSES if step.is_wanted(options)]:
         graph = timed(step.name, lambda step=step, graph=graph: step.run(graph))
     plan = timed("lower", lambda: lower(graph, hardware, options, ""))

@@ -39,6 +39,7 @@ from compiler.placement import ALONE, Ranks
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
 from compiler.rules import gradient
+from compiler.target import Hardware
 
 _HOUSE = Path(__file__).resolve().parents[2]
 
@@ -72,7 +73,7 @@ _THIS_PROCESS = uuid.uuid4().hex
 def cache_key(
     graph: Graph,
     options: CompileOptions,
-    target_fingerprint: str,
+    hardware: Hardware,
     evaluation: Graph | None = None,
     ranks: Ranks = ALONE,
 ) -> str:
@@ -83,7 +84,7 @@ def cache_key(
         options.name,
         repr(options.recorded()),
         repr(ranks),
-        target_fingerprint,
+        hardware.fingerprint,
         choices(),
         f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",
         str(PLAN_FORMAT),

@@ -5,6 +5,8 @@ import pytest
 from actorflow.run.status import StatusWriter
 from benchmarks.count_calls import calls_per_step
 
+pytestmark = pytest.mark.host("the calls counted are those of a run on the host")
+
 RUNTIME = ("machine.py", "dispatch.py", "admission.py", "visit.py", "table.py", "transitions.py",
            "executor.py", "gate.py", "in_flight.py", "failure.py")  # fmt: skip
 

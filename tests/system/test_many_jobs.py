@@ -79,6 +79,7 @@ def test_another_batch_shape_keeps_the_optimizer_state(mlp, classification, clas
     assert np.abs(left["adam_m/up.weight"]).max() > 0
 
 
+@pytest.mark.host("a launch that fails on a device takes the memory along")
 def test_a_refused_batch_and_a_failed_launch_change_nothing(mlp, classification, classify):
     good = [next(classification()) for _ in range(3)]
     train, model, other = classify(), mlp(), mlp()

@@ -16,7 +16,10 @@ from actorflow.memory_map.html import render_html
 from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at it with")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at it with"),
+    pytest.mark.host("the counts are those of one arena"),
+]
 
 SCREEN = (1400, 1000)
 EVIL = "</script><script>document.body.dataset.taken='yes'</script><b>&"

@@ -176,6 +176,7 @@ def test_state_in_host_memory_and_a_budget_for_the_device_go_together():
     assert plan.arenas[0].size_bytes <= least
 
 
+@pytest.mark.host("a device has a link")
 def test_a_host_without_a_link_moves_nothing_of_its_own_accord():
     least = job(memory_budget=1 << 30).compile(Net(), data())
     assert len(least.arenas) == 1

@@ -17,6 +17,8 @@ from compiler.rewrites import check_order
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
 EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True, memory_budget=1)
 
+pytestmark = pytest.mark.host("the orders are those of passes without devices")
+
 
 class Lookups(nn.Module):
     """Two large tables whose rows are joined: plain descent touches the rows of a batch only."""

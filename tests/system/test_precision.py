@@ -227,6 +227,7 @@ def test_a_user_is_told_that_bfloat16_is_chosen_for_a_job():
         checked_spec({"x": (DType.BFLOAT16, (3,))})
 
 
+@pytest.mark.host("the device is in the text")
 def test_a_plan_says_its_precision_and_the_types_of_its_operands(numpys_kernels):
     low, exact = (make_job(p).compile(make_model(), tokens()) for p in ("bf16", "fp32"))
     assert " on host:0 in bf16: " in summarise(low)[0]

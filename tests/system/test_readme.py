@@ -44,6 +44,7 @@ def printed_first():
     return done.stdout
 
 
+@pytest.mark.host("the device is in the text")
 def test_what_it_prints_first_is_what_it_prints_first():
     _, _, section = README.partition("## What it prints first\n")
     shown = section.partition("```\n")[2].partition("```")[0]

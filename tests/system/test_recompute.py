@@ -162,6 +162,7 @@ def test_more_budget_never_costs_more_time():
     assert extras[-1] == 0.0
 
 
+@pytest.mark.host("copies to the host are tried, too")
 def test_a_budget_costs_one_lowering_more(monkeypatch):
     """The planner's bytes and those beside them are what the plan takes: the first one fits."""
     free = arena(freely("gpt")[0])

@@ -21,6 +21,7 @@ def rooms():
         sys.modules.pop(name, None)
 
 
+@pytest.mark.host("a device leads to further rooms")
 def test_a_compilation_returns_to_a_room_only_for_a_reason_that_is_given(rooms):
     rooms.compilation(1)()
     found = rooms.stops(rooms.compilation(2))

@@ -97,6 +97,7 @@ def test_a_last_save_that_fails_is_an_error_and_the_model_is_trained(
         np.testing.assert_array_equal(array, expected.variables[name], err_msg=name)
 
 
+@pytest.mark.host("a snapshot of the first steps may still be on its way")
 @pytest.mark.parametrize("policy", ["raise", "warn"])
 def test_a_directory_that_another_run_took_is_left_to_it(
     mlp, classification, classify, tmp_path, policy

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from compiler.options import CompileOptions
 from compiler.pipeline import PASSES
 
@@ -30,6 +32,7 @@ def test_trace_writes_every_firing_as_a_chrome_trace(run_python, tmp_path):
     assert {"compute", "data", "metrics"} <= names
 
 
+@pytest.mark.host("a device has further passes")
 def test_dump_writes_the_graph_after_each_pass(run_python, tmp_path):
     run_python(JOB, ACTORFLOW_DUMP=str(tmp_path / "dump"), ACTORFLOW_NATIVE="0")
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())

@@ -10,7 +10,7 @@ import pytest
 import actorflow as af
 from actorflow.checkpoint.errors import CheckpointLocked
 from actorflow.checkpoint.manager import CheckpointManager
-from actors import arena
+from actors.device import host_memory
 
 THREADS = ("data", "metrics", "checkpoint", "dispatch", "watchdog")
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
@@ -108,7 +108,7 @@ def refuse(*_):
 
 def test_an_arena_that_is_not_given_is_out_of_memory(job, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(arena, "np", SimpleNamespace(uint8=np.uint8, empty=refuse))
+        patch.setattr(host_memory, "np", SimpleNamespace(uint8=np.uint8, empty=refuse))
         with pytest.raises(af.OutOfMemory, match="the machine does not give them"):
             job.step()
     job.step()

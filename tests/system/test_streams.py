@@ -215,6 +215,7 @@ def losses_of_rough(train):
     return losses_of_fit(train, Rough(), pairs(), 6)
 
 
+@pytest.mark.host("streams of a device have no threads")
 def test_a_kernel_that_raises_on_a_second_stream_reaches_the_caller_and_the_job_runs_again(
     failing, numpys_kernels, new_threads
 ):

@@ -12,6 +12,7 @@ def blocks_of(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.host("the tour compiles for the host")
 def test_the_code_of_the_tour_runs_top_to_bottom(run_python):
     blocks = blocks_of(ROOT / "docs" / "tour.md")
     assert len(blocks) >= 8

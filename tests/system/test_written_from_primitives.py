@@ -158,6 +158,7 @@ def test_launches_and_bytes_are_those_of_our_own_op(name):
         np.testing.assert_allclose(losses, own_losses, rtol=1e-4)
 
 
+@pytest.mark.host("copies to and from a device are launches")
 def test_a_group_norm_is_one_launch():
     @af.job(train=False)
     def predict(model, batch):
