@@ -31,8 +31,8 @@ PLACE = np.dtype(np.int32)
 _MAX_IDS = 1 << 29
 _PART_COLUMNS = 64
 _MAX_ROW_PARTS = 64
-ROW_BYTES = 128
-"""What an access to a row anywhere in memory costs, as bytes."""
+ROW_BYTES = 1024
+"""What an access to a row anywhere in memory takes, as bytes of a stream: some 25 ns."""
 
 
 @dataclass(frozen=True, slots=True)
