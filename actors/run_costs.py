@@ -37,7 +37,7 @@ def on_host(
 
     `firings` has the launches alone, by actor; `capacity` is as in `SharedHost`.
     """
-    has_threads = threads_of(plan)
+    has_threads = MachineTable.of(plan).is_detached
     full: list[Price] = []
     for actor, own, has_thread in zip(plan.actors, firings, has_threads, strict=True):
         if actor.kind in PORTED:
@@ -53,17 +53,6 @@ def on_host(
         tuple([wakes if has_thread else 0.0 for has_thread in has_threads]),
         tuple([costs.hop_ns if has_thread else 0.0 for has_thread in has_threads]),
     )
-
-
-def threads_of(plan: Plan) -> tuple[bool, ...]:
-    """Return by actor whether it runs on a thread of its stream, and not on the dispatcher's.
-
-    Where several streams compute, all do: see `actors.dispatch`.
-    """
-    found = MachineTable.of(plan).is_detached
-    if any([x and a.kind not in PORTED for x, a in zip(found, plan.actors, strict=True)]):
-        return (True,) * len(found)
-    return found
 
 
 def _port_ns(plan: Plan, actor: Actor, costs: RunCosts) -> float:

@@ -25,7 +25,7 @@ from actorflow.run.fit_options import FitOptions
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
 from actorflow.tensor import Tensor
-from actors.kernels.library.measured_file import read_object, replace_object, report_damage
+from actors.kernels.library.measured_file import kept, replace_object
 from actors.kernels.native.sealed import DamagedFile
 from actors.run_costs import RunCosts
 
@@ -93,13 +93,9 @@ def cached_costs(folder: Path, name: str, settings: Settings, *, is_fresh: bool)
     A line says where they are damaged, and so measured anew.
     """
     path = folder / f"costs-{name}.json"
-    if not is_fresh:
-        try:
-            found = read_object(path)
-            if found is not None:
-                return _decoded(found)
-        except DamagedFile as error:
-            report_damage(path, error, "what a run costs is measured anew")
+    found = None if is_fresh else kept(path, _decoded, "what a run costs is measured anew")
+    if found is not None:
+        return found
     costs = measure_costs(settings)
     with contextlib.suppress(OSError):  # that the folder cannot be written, the rates have said
         replace_object(path, asdict(costs))

@@ -24,7 +24,7 @@ from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, Rates
 from actors.kernels.interpret.blocks import BLOCK_BYTES
 from actors.kernels.kernel import Attrs, Kernel, Operand, Operands
 from actors.kernels.library.c_calibration import MeasureC, calibrate_c
-from actors.kernels.library.measured_file import read_object, replace_object, report_damage
+from actors.kernels.library.measured_file import kept, replace_object
 from actors.kernels.native.sealed import DamagedFile
 from actors.kernels.scratch import ALIGNMENT_BYTES
 from actors.kernels.work import BytePass, Work
@@ -286,13 +286,10 @@ def cached_rates(
     """
     key = f"{FORMAT} {machine} {catalogue.fingerprint()}"
     path = folder / f"rates-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
-    if not is_fresh:
-        try:
-            found = read_object(path)
-            if found is not None:
-                return _decoded(found)
-        except DamagedFile as error:
-            report_damage(path, error, "the rates of this machine are measured anew")
+    anew = "the rates of this machine are measured anew"
+    found = None if is_fresh else kept(path, _decoded, anew)
+    if found is not None:
+        return found
     rates = calibrate(measure, measure_c)
     try:
         replace_object(path, asdict(rates))

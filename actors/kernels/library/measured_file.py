@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
+
+T = TypeVar("T")
 
 _report = logging.getLogger("actorflow").warning
 
@@ -26,6 +29,20 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def kept(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
+    """Return what `decode` makes of the object in a file; None where there is nothing of use.
+
+    `decode` raises DamagedFile. A line says that a damaged file is not used, and what is measured
+    `anew`.
+    """
+    try:
+        found = read_object(path)
+        return None if found is None else decode(found)
+    except DamagedFile as error:
+        report_damage(path, error, anew)
+        return None
+
+
 def replace_object(path: Path, values: dict[str, Any]) -> None:
     """Replace a file by a JSON object, so that no reader sees half of it; makes its folder private.
 
@@ -34,6 +51,6 @@ def replace_object(path: Path, values: dict[str, Any]) -> None:
     replace_sealed(path, json.dumps(values, indent=1, sort_keys=True).encode())
 
 
-def report_damage(path: Path, error: DamagedFile, what: str) -> None:
+def report_damage(path: Path, error: DamagedFile, anew: str) -> None:
     """Say in one line that a file is not used, and what is measured anew."""
-    _report("%s is damaged (%s) and not used: %s", path, error, what)
+    _report("%s is damaged (%s) and not used: %s", path, error, anew)
