@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import gcd, lcm
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.arena import Views
 from actors.bound import BoundPlan, tokens_of
 from actors.device.executor import Executor, StreamHome
-from actors.device.protocol import OpenDevice
+from actors.device.protocol import DeviceStore, OpenDevice
 from actors.protocol import Chain, HostPort, Launch
 from actors.table import MachineTable
-from compiler.errors import ActorflowError, DeviceError, InternalError
+from compiler.errors import DeviceError, InternalError
 from compiler.placement import Device, DeviceKind
 from compiler.plan import PORTED, Actor, Constant, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId, numpy_dtype
-
-if TYPE_CHECKING:
-    from actors.kernels.kernel import Kernel
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
@@ -70,7 +66,7 @@ def load(
     for constant in plan.constants:
         _fill(plan, views, constant)
     launches = [
-        _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device].kernels)
+        _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device])
         for a in plan.actors
     ]
     if watch is not None:
@@ -128,9 +124,9 @@ def _check_names(
                 f"{actor.kind.value} {actor.name!r} is on stream {stream.name!r} of"
                 f" {stream.device}; a port runs on the host, and a copy actor brings its data over"
             )
-        kernels = devices[stream.device].kernels
+        device = devices[stream.device]
         for launch in actor.launches:
-            if launch.kernel not in kernels:
+            if not device.has_kernel(launch.kernel):
                 raise InternalError(
                     f"actor {actor.name!r} launches kernel {launch.kernel!r} for op {launch.op!r}"
                     f" at {plan.sources[launch.source]}; {stream.device} has no such kernel here"
@@ -157,7 +153,7 @@ def _bind_actor(
     views: Views,
     actor: Actor,
     ports: Mapping[str, HostPort],
-    kernels: Mapping[str, Kernel],
+    device: DeviceStore,
 ) -> tuple[Chain, ...]:
     phases = range(num_phases(plan, actor))
     if actor.kind in PORTED:
@@ -179,7 +175,7 @@ def _bind_actor(
                 operands.append(launch.workspace)
             slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
             if slots not in bound[index]:
-                bound[index][slots] = _bind(views, kernels[launch.kernel], launch, slots)
+                bound[index][slots] = _bind(views, device, launch, slots)
             chain.append(bound[index][slots])
         chains.append(tuple(chain))
     return tuple(chains)
@@ -205,19 +201,17 @@ def _slot(
     return phase % register.num_slots
 
 
-def _bind(views: Views, kernel: Kernel, launch: PlannedLaunch, slots: tuple[int, ...]) -> Launch:
+def _bind(
+    views: Views, device: DeviceStore, launch: PlannedLaunch, slots: tuple[int, ...]
+) -> Launch:
     operands = [*launch.inputs, *launch.outputs]
     arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=False)]
     num_inputs = len(launch.inputs)
     workspace = None if launch.workspace is None else views.get(launch.workspace, slots[-1])
-    attrs = MappingProxyType(dict(launch.attrs))
-    try:
-        made = kernel.bind(attrs, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]), workspace)
-    except ActorflowError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DeviceError(f"{launch.kernel} cannot be bound for {launch.op}: {reason}") from error
-    if not callable(made):
-        raise DeviceError(f"{launch.kernel} was bound for {launch.op} to {made!r}, no launch")
-    return made
+    return device.bind(
+        launch.kernel,
+        MappingProxyType(dict(launch.attrs)),
+        tuple(arrays[:num_inputs]),
+        tuple(arrays[num_inputs:]),
+        workspace,
+    )

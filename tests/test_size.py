@@ -14,14 +14,14 @@ MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 17_300,
-    "actors": 24_200,
-    "compiler": 20_000,
+    "actorflow": 17_900,
+    "actors": 30_000,
+    "compiler": 20_200,
     "memory": 3_650,
-    "tests": 53_000,
-    "benchmarks": 7_300,
+    "tests": 58_000,
+    "benchmarks": 9_500,
 }
-"""Lines of Python and C that a room may have. Raise one with a reason in the commit, or mend it."""
+"""Lines of Python, C and CUDA that a room may have. Raise one with a reason in the commit, or mend it."""
 
 LONGER = {
     "compiler/versions.py": "one play of all chains, whose state every part of it reads",
@@ -36,12 +36,12 @@ def lines_of(path):
 
 
 def modules(*rooms):
-    """Return the files of Python and C in some rooms, with their lines."""
+    """Return the files of Python, C and CUDA in some rooms, with their lines."""
     found = [p for room in rooms for p in (ROOT / room).rglob("*") if "__pycache__" not in p.parts]
     return {
         str(p.relative_to(ROOT)): lines_of(p)
         for p in sorted(found)
-        if p.suffix in (".py", ".c", ".h")
+        if p.suffix in (".py", ".c", ".cuh", ".h")
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from actors.device import host_memory
+from actors.device.host_kernels import HostKernels
 from actors.device.protocol import DeviceEvent, DeviceStream
 from actors.kernels.native.chain import join
 from actors.protocol import Chain
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from actors.kernels.kernel import Kernel
 
 
-class HostDevice:
+class HostDevice(HostKernels):
     """This process's processor and memory.
 
     Args:
@@ -30,8 +31,8 @@ class HostDevice:
     write = staticmethod(host_memory.write)
 
     def __init__(self, kernels: Mapping[str, Kernel], *, joins: bool = True) -> None:
+        super().__init__(kernels)
         self.device: Device = HOST
-        self.kernels = kernels
         self._joins = joins
 
     def make_stream(self, name: str) -> HostStream:

@@ -21,15 +21,13 @@ cudaEventRecord, cudaEventSynchronize).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from actors.protocol import Array, Chain
+from actors.protocol import Array, Chain, Launch
 from compiler.errors import ActorflowError
 from compiler.placement import Device, Memory
+from compiler.plan import AttrValue
 from compiler.types import TensorType
-
-if TYPE_CHECKING:
-    from actors.kernels.kernel import Kernel
 
 Block = Any
 """Bytes that a device allocated; only who allocated it looks inside. They go with the object."""
@@ -92,9 +90,21 @@ class DeviceDriver(Protocol):
 class DeviceStore(Protocol):
     """Where memory comes from, and the kernels that work on it."""
 
-    @property
-    def kernels(self) -> Mapping[str, Kernel]:
-        """Its kernels, by the name that launches use; they bind what `view` gives."""
+    def has_kernel(self, name: str) -> bool:
+        """Whether a launch of this kernel can be bound."""
+
+    def bind(
+        self,
+        kernel: str,
+        attrs: Mapping[str, AttrValue],
+        inputs: tuple[PlacedArray, ...],
+        outputs: tuple[PlacedArray, ...],
+        workspace: PlacedArray | None,
+    ) -> Launch:
+        """Return the launch of a kernel on what `view` gave, for `bind_chain`.
+
+        Raises DeviceError where the kernel fails, or what it gives is no launch.
+        """
 
     def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> Block:
         """Return a block that begins at a multiple of `alignment`.

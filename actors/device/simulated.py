@@ -7,9 +7,9 @@ shows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from actors.device import host_memory
+from actors.device.host_kernels import NO_KERNELS, HostKernels
 from actors.device.poison import POISON_KERNELS
 from actors.device.protocol import DeviceStream
 from actors.device.schedule import LateSchedule, SimulatedEvent, SimulatedStream
@@ -18,10 +18,8 @@ from actors.protocol import Array, Chain
 from compiler.errors import InternalError
 from compiler.placement import Device, DeviceKind, Memory
 
-_NO_KERNELS: Mapping[str, Kernel] = MappingProxyType({})
 
-
-class SimulatedDevice:
+class SimulatedDevice(HostKernels):
     """Numpy's memory and kernels behind streams that a schedule makes late.
 
     Args:
@@ -36,10 +34,10 @@ class SimulatedDevice:
     write = staticmethod(host_memory.write)
 
     def __init__(
-        self, schedule: LateSchedule, kernels: Mapping[str, Kernel] = _NO_KERNELS, index: int = 0
+        self, schedule: LateSchedule, kernels: Mapping[str, Kernel] = NO_KERNELS, index: int = 0
     ) -> None:
+        super().__init__({**kernels, **POISON_KERNELS})
         self.device = Device(DeviceKind.SIM, index)
-        self.kernels: Mapping[str, Kernel] = {**kernels, **POISON_KERNELS}
         self._schedule = schedule
 
     def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> Array:

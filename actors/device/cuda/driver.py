@@ -1,0 +1,149 @@
+"""What is asked of CUDA: some twenty calls on numbers, answered by a GPU or by an emulation.
+
+Addresses and handles are integers. Whatever ends in `_later` is put on a stream and returns at
+once. Every call raises `CudaError` with the driver's code; codes of work that was put on a stream
+before may come out of any later call.
+
+While a stream is captured, what is put on it is recorded and not executed; nothing may be
+allocated, loaded or waited for then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.product import LtProduct
+from compiler.errors import ActorflowError
+
+
+class CudaError(ActorflowError):
+    """A call of the driver or a library failed: `code` is its number, `call` its name.
+
+    Codes of the driver and the runtime are those of CUDA (2: out of memory); a library's are given
+    with the library's name in `call`.
+    """
+
+    def __init__(self, message: str, *, code: int, call: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.call = call
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    """What a driver says of a GPU that is here."""
+
+    name: str
+    capability: tuple[int, int]
+    num_sms: int
+    memory_bytes: int
+    driver_version: int
+
+
+class CudaDriver(Protocol):
+    """One GPU. A driver is used by one thread at a time, but for `synchronize_event`."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether this is the host, acting as if."""
+
+    def seen(self) -> GpuSeen:
+        """Return what the GPU is."""
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that can be had."""
+
+    # Memory.
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of new device memory, a multiple of 256."""
+
+    def free(self, address: int) -> None:
+        """Give device memory back."""
+
+    def allocate_pinned(self, size_bytes: int) -> int:
+        """Return the address of new host memory, which host and device see at this address."""
+
+    def free_pinned(self, address: int) -> None:
+        """Give pinned memory back."""
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        """Copy bytes between any two places, and wait until that is done."""
+
+    def copy_later(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Copy bytes between device and pinned memory, or within either."""
+
+    def fill_later(self, target: int, value: int, size_bytes: int, stream: int) -> None:
+        """Set every byte of a range of device memory."""
+
+    # Streams and events.
+
+    def make_stream(self, name: str) -> int:
+        """Return a new stream, which waits for no other by itself."""
+
+    def make_event(self) -> int:
+        """Return a new event, which takes no times and on which a thread can sleep."""
+
+    def record(self, event: int, stream: int) -> None:
+        """Mark this place of a stream."""
+
+    def wait(self, stream: int, event: int) -> None:
+        """Hold a stream until the latest record of an event is done."""
+
+    def is_done(self, event: int) -> bool:
+        """Whether the latest record of an event is done; never blocks."""
+
+    def synchronize_event(self, event: int) -> None:
+        """Block this thread until the latest record of an event is done."""
+
+    def synchronize(self) -> None:
+        """Block this thread until all streams are empty."""
+
+    # Kernels and products.
+
+    def load(self, texts: Sequence[KernelText]) -> None:
+        """Build and load the kernels of some texts, several at once; those that are there stay."""
+
+    def function(self, text: KernelText, name: str) -> int:
+        """Return a kernel of a text that was loaded."""
+
+    def launch_later(
+        self,
+        function: int,
+        num_blocks: int,
+        num_threads: int,
+        shared_bytes: int,
+        words: int,
+        num_words: int,
+        stream: int,
+    ) -> None:
+        """Run a kernel on an argument block at a host address, which is read at once."""
+
+    def make_product(self, product: LtProduct, workspace_bytes: int) -> int:
+        """Choose how to compute a product in so much workspace, and return the choice.
+
+        The best is timed once on scratch of its own, and kept; a deterministic one is the first
+        without a split of the inner extent. Raises CudaError where none fits.
+        """
+
+    def product_later(
+        self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
+    ) -> None:
+        """Run a product."""
+
+    # Graphs.
+
+    def begin_capture(self, stream: int) -> None:
+        """Record from here on what this thread puts on a stream."""
+
+    def end_capture(self, stream: int) -> int:
+        """Return what was recorded as a graph that can be launched."""
+
+    def graph_later(self, graph: int, stream: int) -> None:
+        """Run a graph."""
+
+    def close(self) -> None:
+        """Give everything back; nothing may be asked for afterwards."""

@@ -1,0 +1,12 @@
+"""Kernels of CUDA devices: planned from a description of the GPU, described as calls at load.
+
+- `gpu`: what is known of a GPU before there is one; one JSON file for each.
+- `kernel`: a kernel of a CUDA device, with the two lives that every kernel has.
+- `views`: windows on a device's memory, and scratch cut into them.
+- `calls`: the closed set of things that a launch asks of a device; they are data, and no more.
+- `device.cuh`: the words in which all kernel texts are written.
+- `catalogue`: all kernels, by op and by name.
+
+Nothing here needs a GPU, a driver or a package: what a launch is made of is known from shapes and
+addresses, and who executes it stands in `actors.device`.
+"""
