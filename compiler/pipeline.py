@@ -134,9 +134,9 @@ PASSES: tuple[AnyPass, ...] = (
         ("reductions by rows",),
         ("narrow operands",),
     ),
-    Pass(
+    DevicePass(
         "recompute_cheap",
-        recompute_cheap,
+        lambda graph, hardware: recompute_cheap(graph, hardware.wide_values),
         ("narrow operands",),
         ("cheap values made where they are read",),
     ),
@@ -152,7 +152,12 @@ PASSES: tuple[AnyPass, ...] = (
         ("operands that a fused kernel can read",),
         ("fused kernels",),
     ),
-    Pass("chunk_wide", chunk_wide.run, ("fused kernels",), ("wide values by the chunk",)),
+    DevicePass(
+        "chunk_wide",
+        lambda graph, hardware: chunk_wide.run(graph, hardware.wide_values),
+        ("fused kernels",),
+        ("wide values by the chunk",),
+    ),
     Pass(
         "fuse_products",
         fuse_products,

@@ -40,7 +40,7 @@ class DevicePass:
     run: Callable[[Graph, Hardware], Graph]
     needs: tuple[str, ...]
     provides: tuple[str, ...]
-    is_wanted: Callable[[CompileOptions], bool]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ BUDGET = {
     "tests": 58_000,
     "benchmarks": 9_500,
 }
-"""Lines of Python, C and CUDA that a room may have. Raise one with a reason in the commit, or mend it."""
+"""Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""
 
 LONGER = {
     "compiler/versions.py": "one play of all chains, whose state every part of it reads",

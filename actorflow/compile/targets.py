@@ -12,7 +12,15 @@ from actors.kernels.kernel import Operand as KernelOperand
 from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
 from compiler.registry import Op, runs_as
-from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Link, Target
+from compiler.target import (
+    WIDE_IN_CACHE,
+    CallOperand,
+    Hardware,
+    KernelCall,
+    KernelInfo,
+    Link,
+    Target,
+)
 
 
 class HostTarget:
@@ -28,6 +36,8 @@ class HostTarget:
     """A line of the cache."""
 
     link = None
+
+    wide_values = WIDE_IN_CACHE
 
     @property
     def fingerprint(self) -> str:
@@ -58,6 +68,8 @@ class SimTarget:
     """What CUDA's allocator gives."""
 
     link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
+
+    wide_values = WIDE_IN_CACHE
 
     def __init__(self, device: Device) -> None:
         self._device = device

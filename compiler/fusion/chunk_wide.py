@@ -13,7 +13,8 @@ loss times a constant does not, all is one region and every product is made once
 become a second region, which computes its chunks of the wide value again: of the square of a loss.
 
 Runs on fused programs, after everything that gives values their types, and in every job: what a
-plan may spend on memory never changes its results. Decided by bytes alone, never by timings.
+plan may spend on memory never changes its results. Decided by bytes alone, never by timings; from
+how many bytes on, and how large a chunk is, follows from the device.
 
 Guarantees: of values above the limit, those that only such nodes read are gone; scope and source of
 a region are those of its first program.
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.errors import InternalError
 from compiler.fusion.program import FusedProgram, Kind
-from compiler.fusion.region import MIN_WIDE_BYTES, OF_WHOLE_ROWS
+from compiler.fusion.region import OF_WHOLE_ROWS
 from compiler.fusion.region_steps import Wide, make_region, names_of
 from compiler.fusion.spaces import Space
 from compiler.graph import Graph, GraphBuilder, Node, consumers
@@ -39,62 +40,41 @@ from compiler.ops.region import REGION, region_attrs
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.prune import prune
 from compiler.rates import needed_per_step
+from compiler.target import WideOf
 from compiler.types import DType, Phase, ValueId
-
-CHUNK_ROWS = 512
-"""Rows of a chunk, if their bytes allow: each chunk reads the weight twice and its gradient once.
-
-Against the unfused graph, all rows at once take 0.94 of its time, 512 rows 0.98, 256 rows 1.03, 128
-rows 1.13, 64 rows 1.27 (one thread, 2,048 rows of width 384, 8,192 classes).
-"""
-
-LEAST_CHUNK_BYTES = 4 << 20
-"""Bytes of a chunk at least, so that its calls cost nothing beside its work."""
-
-MOST_CHUNK_BYTES = 48 << 20
-"""Bytes of a chunk at most, so that all scratch stays below 64 MiB with 50,257 classes.
-
-These have 250 rows then: 1.03 of the time of the unfused graph (128 rows 1.12, 192 rows 1.06).
-"""
 
 _SUMMED = (DType.FLOAT32, DType.FLOAT64)
 """What is summed over rows by the chunk."""
 
 
-def run(graph: Graph, min_wide_bytes: int = MIN_WIDE_BYTES, chunk_rows: int | None = None) -> Graph:
+def run(graph: Graph, wide_of: WideOf) -> Graph:
     """Return the graph with regions in place of large wide values. O(nodes) for each of these.
 
-    `chunk_rows` is chosen from the extents when it is None.
+    `wide_of` says of a device what is wide there.
     """
     large = [
         node.outputs[0]
         for node in graph.nodes
         if node.op is MATMUL
-        and graph.types[node.outputs[0]].size_bytes > min_wide_bytes
+        and graph.types[node.outputs[0]].size_bytes > wide_of(node.device).min_bytes
         and graph.types[node.inputs[1]].rank == 2
     ]
     for value in large:
         made = graph.producers()[value]
         if made >= 0 and graph.nodes[made].op is MATMUL:  # not part of a region by now
-            graph = _with_region(graph, made, chunk_rows)
+            graph = _with_region(graph, made, wide_of)
     return prune(graph) if large else graph
 
 
-def choose_chunk_rows(rows: int, row_bytes: int) -> int:
-    """Return how many rows exist at a time; the chunks are as even as can be."""
-    wanted = max(CHUNK_ROWS, LEAST_CHUNK_BYTES // row_bytes)
-    most = max(1, min(wanted, MOST_CHUNK_BYTES // row_bytes))
-    num_chunks = -(-rows // most)
-    return -(-rows // num_chunks)
-
-
-def _with_region(graph: Graph, product: int, chunk_rows: int | None) -> Graph:
+def _with_region(graph: Graph, product: int, wide_of: WideOf) -> Graph:
     """Return the graph with the region that begins at a product, or as it is."""
     found = _ChunkSearch(graph, product).found()
     if found is None:
         return graph
     wide, members = found
-    rows = min(wide.rows, chunk_rows or _chunk_rows_of(graph, wide))
+    item = max([graph.types[v].dtype.itemsize for v in wide.base])
+    chosen = wide_of(graph.nodes[product].device).choose_chunk_rows(wide.rows, wide.columns * item)
+    rows = min(wide.rows, chosen)
     late = _late(graph, members, wide)
     early = [index for index in members if index not in late]
     if not late:
@@ -103,11 +83,6 @@ def _with_region(graph: Graph, product: int, chunk_rows: int | None) -> Graph:
     # The nodes of the first region run again in the second, as far as that reads their results.
     both = None if first is None else _replaced(first, wide, members, sorted(late), rows, graph)
     return both or graph
-
-
-def _chunk_rows_of(graph: Graph, wide: Wide) -> int:
-    item = max([graph.types[v].dtype.itemsize for v in wide.base])
-    return choose_chunk_rows(wide.rows, wide.columns * item)
 
 
 @dataclass(slots=True)

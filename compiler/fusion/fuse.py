@@ -47,6 +47,7 @@ from compiler.graph import Graph
 from compiler.lowering.order import sort_launches
 from compiler.lowering.storage import launch_of_values, write_after_read
 from compiler.rates import needed_per_step
+from compiler.target import WIDE_IN_CACHE
 from compiler.types import Phase, ValueId
 
 MAX_INSTRUCTIONS = 64
@@ -122,10 +123,11 @@ _Found = tuple[list[int], list[Member]]
 def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
     """Return the graph after all of fusion, for whoever has no pipeline. O(n log n).
 
-    The order is that of `compiler.pipeline.PASSES`.
+    The order is that of `compiler.pipeline.PASSES`, the device the host.
     """
     by_rows = narrow_broadcasts(stage_reductions(update_programs(graph)))
-    return fuse_launches(dense_operands(recompute_cheap(by_rows)), ends_at_saved=ends_at_saved)
+    cheap = recompute_cheap(by_rows, lambda device: WIDE_IN_CACHE)
+    return fuse_launches(dense_operands(cheap), ends_at_saved=ends_at_saved)
 
 
 def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:

@@ -32,11 +32,11 @@ from compiler.fusion.expansion import expand
 from compiler.fusion.members import Members
 from compiler.fusion.origins import find_origins
 from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
-from compiler.fusion.region import MIN_WIDE_BYTES
 from compiler.fusion.waiting import waiting_nodes
 from compiler.graph import Graph, Node, new_value
 from compiler.prune import needed_nodes
 from compiler.registry import Op
+from compiler.target import WideOf
 from compiler.types import Phase, ValueId
 
 MAX_INSTRUCTIONS = 32
@@ -74,21 +74,23 @@ class _Readers:
     is_read_by_updates: bool = False
 
 
-def recompute_cheap(graph: Graph) -> Graph:
+def recompute_cheap(graph: Graph, wide_of: WideOf) -> Graph:
     """Return the graph with fewer tensors that live until the backward pass. O(nodes).
+
+    `wide_of` says of a device what may exist by the chunk there.
 
     Beside that, per value the nodes that stand between its first reader and the kernel.
     """
     if not any([node.phase is Phase.BACKWARD for node in graph.nodes]):
         return graph
-    return _Search(graph).run()
+    return _Search(graph, wide_of).run()
 
 
 class _Search:
     """The values in the order in which they are made, and what is decided of them."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, wide_of: WideOf) -> None:
+        self.graph, self.wide_of = graph, wide_of
         self.members = Members(graph)
         storage = self.members.storage
         self.root, self.is_launch = storage.root, storage.is_launch
@@ -268,10 +270,13 @@ class _Search:
 
         It must not wait for a kernel that needs all rows first: the chunk would be made twice.
         """
+        node = self.graph.nodes[index]
         largest, *others = sorted(
-            [self.graph.types[v].size_bytes for v in self.graph.nodes[index].inputs], reverse=True
+            [self.graph.types[v].size_bytes for v in node.inputs], reverse=True
         )
-        return largest > MIN_WIDE_BYTES and largest > NARROW * max(others, default=largest)
+        return largest > self.wide_of(node.device).min_bytes and largest > NARROW * max(
+            others, default=largest
+        )
 
     def _rewritten(self) -> Graph:
         """Return the graph with clones, each right after its original."""

@@ -36,9 +36,6 @@ Types = tuple[TensorType, ...]
 _Count = Annotated[int, Bounds(1, 1 << 48)]
 _CountOrNone = Annotated[int, Bounds(0, 1 << 48)]
 
-MIN_WIDE_BYTES = 8 << 20
-"""Wide values up to here exist as a whole: they fit into a cache, and others set the peak."""
-
 OF_WHOLE_ROWS = ("column_sum", "row_index", "philox")
 """Instructions that look beyond the rows of a chunk: a program has them where a kernel cuts."""
 

@@ -1,5 +1,7 @@
 """Small graphs under construction, their training, and targets whose kernels have made-up costs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
@@ -10,7 +12,7 @@ from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
 from compiler.passes import outputs
 from compiler.placement import Device, DeviceKind
-from compiler.target import Hardware, KernelInfo, Link, one_device
+from compiler.target import WIDE_IN_CACHE, Hardware, KernelInfo, Link, one_device
 
 
 def variable(b, name, shape, dtype="float32", role="parameter"):
@@ -97,10 +99,29 @@ def launches(graph):
     return [n for n, is_one in zip(graph.nodes, storage.is_launch, strict=True) if is_one]
 
 
+def on_host(device):
+    """Return what is wide on the host, whatever the device."""
+    return WIDE_IN_CACHE
+
+
+@dataclass(frozen=True)
+class WideFrom:
+    """What is wide from so many bytes on, with chunks of so many rows, on any device."""
+
+    min_bytes: int
+    chunk_rows: int
+
+    def __call__(self, device):
+        return self
+
+    def choose_chunk_rows(self, rows, row_bytes):
+        return self.chunk_rows
+
+
 class HostCosts:
     """What made-up targets say of streams and memory: as much as the host."""
 
-    message_ns, alignment, link = 20_000.0, 64, None
+    message_ns, alignment, link, wide_values = 20_000.0, 64, None, WIDE_IN_CACHE
 
     def collective_ns(self, size_bytes):
         return 50_000.0 + size_bytes / 5.0

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graphs import WideFrom
 
 import actorflow as af
 from actorflow import nn
 from compiler import pipeline
 from compiler.fusion import chunk_wide
+from compiler.target import WIDE_IN_CACHE
 from compiler.types import DType, TensorType
 
 CLASSES = 23
@@ -40,8 +42,8 @@ def limit(monkeypatch, tmp_path):
     """Set the bytes up to which logits stay, and rows per chunk; each limit has its own cache."""
 
     def set_limit(min_wide_bytes, chunk_rows=5):
-        def chunk(graph):
-            return chunk_wide.run(graph, min_wide_bytes, chunk_rows)
+        def chunk(graph, hardware):
+            return chunk_wide.run(graph, WideFrom(min_wide_bytes, chunk_rows))
 
         passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
         monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
@@ -198,7 +200,7 @@ def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit):
     limit(1 << 40)
     logits_bytes = 8 * 64 * 50_000 * 4
     saved = arena_bytes(large()) - arena_bytes(by_the_chunk)
-    assert saved > logits_bytes - chunk_wide.MOST_CHUNK_BYTES - (8 << 20)
+    assert saved > logits_bytes - WIDE_IN_CACHE.most_chunk_bytes - (8 << 20)
 
 
 def test_an_accuracy_goes_by_the_chunk_too():

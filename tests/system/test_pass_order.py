@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from graphs import WideFrom
 from jobs import GPT, losses_of_fit
 
 import actorflow as af
@@ -73,7 +74,9 @@ def allowed_orders():
 
 
 def trained(kind, passes, monkeypatch):
-    small = partial(chunk_wide.run, min_wide_bytes=0, chunk_rows=5)
+    def small(graph, hardware):
+        return chunk_wide.run(graph, WideFrom(0, 5))
+
     passes = [replace(p, run=small) if p.name == "chunk_wide" else p for p in passes]
     monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")

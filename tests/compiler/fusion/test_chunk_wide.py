@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import Net
+from graphs import Net, WideFrom
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion import chunk_wide
@@ -17,6 +17,7 @@ from compiler.ops.reduce import MEAN, SUM
 from compiler.ops.shape import reshape_to, swap_last_axes
 from compiler.passes.check import check
 from compiler.rules import gradient
+from compiler.target import WIDE_IN_CACHE
 
 ROWS, WIDTH, COLUMNS = 12, 3, 20
 
@@ -56,7 +57,7 @@ def chunked(net, results, evaluate, limit=0):
     """Run the pass, compare all results, and return the regions."""
     net.b.outputs = [Output(name, value) for name, value in results.items()]
     graph = fuse.run(net.b.freeze())
-    after = check(chunk_wide.run(graph, limit, 5), "chunk_wide")
+    after = check(chunk_wide.run(graph, WideFrom(limit, 5)), "chunk_wide")
     want, _ = evaluate(graph, net.feeds)
     got, _ = evaluate(after, net.feeds)
     for name in results:
@@ -119,4 +120,15 @@ def test_small_values_stay(evaluate):
     ],
 )
 def test_chunks_are_even_and_bounded_by_bytes(rows, row_bytes, chosen):
-    assert chunk_wide.choose_chunk_rows(rows, row_bytes) == chosen
+    assert WIDE_IN_CACHE.choose_chunk_rows(rows, row_bytes) == chosen
+
+
+def test_what_is_wide_follows_from_the_device_of_the_product(evaluate):
+    for wide_on, count in ((0, 1), (1, 0)):
+        net, results = Net(), {}
+        loss(net, results)
+        net.b.outputs = [Output(name, value) for name, value in results.items()]
+        graph = fuse.run(net.b.freeze())
+        limits = {wide_on: WideFrom(0, 5), 1 - wide_on: WideFrom(1 << 40, 5)}
+        after = chunk_wide.run(graph, limits.get)
+        assert [node.op.name for node in after.nodes].count("region") == count
