@@ -7,6 +7,9 @@ of a shared machine, or two halves of one, are rarely twice as fast.
 
 So `busy_ns` of a launch, its time on one thread alone, over its `duration_ns` is the share of the
 machine that it takes: what `actors.contention` divides among launches that run at once.
+
+Between two shared launches helpers spin for a while and sleep then: a shared launch after a longer
+time on one thread, or at the beginning of a chain, wakes them first.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ C_DISTANCES_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)
 MOVES = (BytePass.SIMPLE, BytePass.STRIDED, BytePass.GATHER, BytePass.SCATTER)
 """What moves bytes. Instructions run while more bytes are on their way: the longer one counts."""
 
+HELPERS_SPIN_NS = 40_000.0
+"""As in runtime.c: helpers without work for longer sleep."""
+
 _CORE_SHARE = 0.9
 """What a core adds to a machine, where it was not measured."""
 
@@ -49,10 +55,11 @@ class Price:
 class CRates:
     """What one thread of this machine needs in C, and what all of them gain.
 
-    `call_ns` is for a launch, `open_ns` for handing pieces to the other threads. `pass_ns` is per
-    byte, by `BytePass`; `miss_ns` per byte that was last touched each of `C_DISTANCES_BYTES` ago;
-    `flops_per_ns` of a product [m, k] [k, n] for m, n, k in `C_EXTENTS`, k fastest; `forward` and
-    `backward` are flops per ns of attention, by `ATTENTION_ROWS` and `ATTENTION_WIDTHS`.
+    `call_ns` is for a launch, `open_ns` for handing pieces to the other threads, `wake_ns` for what
+    that takes more where they sleep. `pass_ns` is per byte, by `BytePass`; `miss_ns` per byte that
+    was last touched each of `C_DISTANCES_BYTES` ago; `flops_per_ns` of a product
+    [m, k] [k, n] for m, n, k in `C_EXTENTS`, k fastest; `forward` and `backward` are flops per ns
+    of attention, by `ATTENTION_ROWS` and `ATTENTION_WIDTHS`.
     `pass_speedup`, `miss_speedup` and `product_speedup`: how many times as fast as one thread all
     `num_threads` are.
     """
@@ -60,6 +67,7 @@ class CRates:
     num_threads: int
     call_ns: float
     open_ns: float
+    wake_ns: float
     pass_speedup: float
     miss_speedup: float
     product_speedup: float
@@ -108,18 +116,26 @@ class CRates:
             plain += sum([x.flops / _rate_of_heads(rates, x) for x in items])
         return plain
 
-    def price(self, work: CWork, missed_ns: float) -> Price:
-        """Return the price of a launch whose operands take `missed_ns` of one thread to arrive."""
+    def is_shared(self, work: CWork) -> bool:
+        """Whether threads share a launch."""
+        return work.pieces >= 2 and self.num_threads >= 2
+
+    def price(self, work: CWork, missed_ns: float, idle_ns: float = 0.0) -> Price:
+        """Return the price of a launch whose operands take `missed_ns` of one thread to arrive.
+
+        `idle_ns` is since when the other threads have had nothing to do.
+        """
         moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
         instructions = self.instructions_ns(work)
         passes = moves + instructions if work.reduces_rows else max(moves, instructions)
         busy = self.call_ns + passes + products
-        if work.pieces < 2 or self.num_threads < 2:
+        if not self.is_shared(work):
             return Price(busy, busy)
         speedup = self.miss_speedup if missed_ns > passes / 2 else self.pass_speedup
         duration = (
             self.call_ns
             + work.openings * self.open_ns
+            + (self.wake_ns if idle_ns > HELPERS_SPIN_NS else 0.0)
             + passes / self._gain(speedup, work.pieces)
             + products / self._gain(self.product_speedup, work.pieces)
         )
@@ -181,6 +197,7 @@ def reference_in_c(num_threads: int) -> CRates:
         num_threads=num_threads,
         call_ns=15.0,
         open_ns=2_000.0,
+        wake_ns=0.0,
         pass_speedup=1 + 0.9 * gained,
         miss_speedup=1 + 0.6 * gained,
         product_speedup=1 + 0.9 * gained,

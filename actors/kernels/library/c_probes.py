@@ -17,6 +17,7 @@ from actors.kernels.interpret.attention_blocks import extents_of
 from actors.kernels.kernel import Attrs, OneOfSeveral, Operand, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.attention import in_c
+from actors.kernels.native.chain import JoinedLaunches
 from actors.kernels.native.gemm import Chunk, ProductCall, gemm_of, view_of_array
 from actors.kernels.native.gemm_launch import Library, PackedPlace
 from actors.kernels.native.launch import NativeLaunch
@@ -35,12 +36,14 @@ class CProbe:
     """A launch to be timed: what it does, how it is made, and on how many threads it runs.
 
     `touched_bytes` is what it reads and writes each time it runs, where that leaves the caches.
+    `before` is what one thread does first, so long that the others sleep.
     """
 
     work: CWork
     make: Callable[[], NativeLaunch]
     on_all_threads: bool = False
     touched_bytes: float = 0.0
+    before: CWork | None = None
 
 
 def program(
@@ -70,6 +73,18 @@ def program(
     attrs: Attrs = {"program": made, "rows": 1, "columns": elements}
     touched = 2 * size if leaves_caches else 0.0
     return CProbe(work, lambda: bound("c.fused", attrs, *operands), on_all_threads, touched)
+
+
+def after(first: CProbe, second: CProbe) -> CProbe:
+    """Return the one launch on one thread, and then the other."""
+
+    def make() -> NativeLaunch:
+        with runtime.as_one_thread():
+            alone = first.make()
+        joined = JoinedLaunches((alone, second.make()))
+        return NativeLaunch(runtime.chain_runner(), joined.address, (joined,))
+
+    return CProbe(second.work, make, second.on_all_threads, before=first.work)
 
 
 _SORTS = {

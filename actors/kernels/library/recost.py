@@ -3,11 +3,13 @@
 A launch's own work comes from its kernel, asked again with the operands of the plan. What the
 caches hold depends on the launches before it: every granule of an arena remembers how many bytes
 had been touched when it was touched last, and the difference is its reuse distance. The chain is
-walked twice, because a step begins with the caches that the step before it left.
+walked twice, because a step begins with the caches that the step before it left. The helpers of the
+pool sleep where a chain begins, and wherever it goes on for long on one thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from actors.kernels import catalogue, cost
@@ -54,7 +56,7 @@ def _chain(
     caches = _Caches(plan)
     total: list[Price] = []
     for _ in range(2):
-        total = []
+        total, idle_ns = [], math.inf
         for launch, work in zip(actor.launches, works, strict=True):
             in_c = None if work is None or work.in_c is None else work.in_c()
             miss_ns_at = _misses(in_c, rates)
@@ -64,9 +66,13 @@ def _chain(
                 if index not in unswept:
                     missed_ns += caches.touch(plan.views[view], miss_ns_at)
             if in_c is not None and rates.in_c is not None:
-                total.append(rates.in_c.price(in_c, missed_ns))
+                total.append(rates.in_c.price(in_c, missed_ns, idle_ns))
+                if rates.in_c.is_shared(in_c):
+                    idle_ns = 0.0
+                    continue
             else:
                 total.append(_price(launch, work, rates, missed_ns))
+            idle_ns += total[-1].duration_ns
     return tuple(total)
 
 
@@ -74,7 +80,7 @@ def _misses(in_c: CWork | None, rates: Rates) -> Callable[[float], float]:
     """Return the time per byte at a reuse distance, for one launch."""
     if in_c is None or rates.in_c is None:
         return rates.miss_ns_at
-    if in_c.pieces < 2 or rates.in_c.num_threads < 2:
+    if not rates.in_c.is_shared(in_c):
         return rates.in_c.miss_ns_at
     return rates.in_c.shared_miss_ns_at
 

@@ -1,17 +1,20 @@
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.kernels import c_rates
 from actors.kernels.c_rates import (
     ATTENTION_ROWS,
     ATTENTION_WIDTHS,
     C_DISTANCES_BYTES,
     C_EXTENTS,
+    HELPERS_SPIN_NS,
     CRates,
     Price,
 )
@@ -26,6 +29,7 @@ def rates_of(**changes):
         "num_threads": 2,
         "call_ns": 5.0,
         "open_ns": 7.0,
+        "wake_ns": 50.0,
         "pass_speedup": 2.0,
         "miss_speedup": 1.5,
         "product_speedup": 1.8,
@@ -54,6 +58,21 @@ def test_pieces_enough_run_at_what_all_threads_gain():
 def test_the_thread_with_the_most_pieces_ends_last(pieces, ideal):
     work = CWork(((BytePass.SIMPLE, 90.0),), pieces=pieces)
     assert rates_of().price(work, 0.0).duration_ns == pytest.approx(12 + 90 / ideal)
+
+
+def test_helpers_that_have_been_idle_for_long_are_woken_first():
+    rates, shared = rates_of(), CWork(((BytePass.SIMPLE, 90.0),), pieces=2)
+    awake = rates.price(shared, 0.0)
+    assert rates.price(shared, 0.0, HELPERS_SPIN_NS) == awake
+    asleep = rates.price(shared, 0.0, HELPERS_SPIN_NS + 1)
+    assert asleep == Price(awake.duration_ns + 50, awake.busy_ns)
+    alone = CWork(((BytePass.SIMPLE, 90.0),))
+    assert rates.price(alone, 0.0, math.inf) == rates.price(alone, 0.0)
+
+
+def test_helpers_spin_for_as_long_as_the_runtime_says():
+    text = (Path(c_rates.__file__).parent / "native" / "runtime.c").read_text()
+    assert f"#define SPIN_NS {HELPERS_SPIN_NS:.0f}\n" in text
 
 
 def test_instructions_run_while_bytes_are_moved():

@@ -29,6 +29,7 @@ def hidden_rates(seed):
         num_threads=2,
         call_ns=rng.uniform(5, 50),
         open_ns=rng.uniform(500, 5000),
+        wake_ns=rng.uniform(20_000, 50_000),
         pass_speedup=rng.uniform(1.2, 2.0),
         miss_speedup=rng.uniform(1.2, 2.0),
         product_speedup=rng.uniform(1.2, 2.0),
@@ -48,7 +49,10 @@ def machine_of(rates):
     def measure(probe):
         own = rates if probe.on_all_threads else replace(rates, num_threads=1)
         missed_ns = probe.touched_bytes * rates.miss_ns_at(probe.touched_bytes)
-        return own.price(probe.work, missed_ns).duration_ns
+        before_ns = 0.0
+        if probe.before is not None:
+            before_ns = replace(rates, num_threads=1).price(probe.before, 0.0).duration_ns
+        return before_ns + own.price(probe.work, missed_ns, before_ns).duration_ns
 
     return measure
 
@@ -77,8 +81,24 @@ def test_every_probe_of_the_catalogue_can_be_bound_and_run(native):
         c_probes.shared_product(64, on_all_threads=True),
         c_probes.attention(32, 32, is_forward=True),
         c_probes.attention(32, 32, is_forward=False),
+        c_probes.after(c_probes.taken(16, 8), c_probes.shared_product(64, on_all_threads=True)),
     )
     assert [measure(probe) for probe in probes] == [1e9] * len(probes)
+
+
+def test_a_probe_takes_the_median_of_its_samples(native):
+    # A probe is run twice before; from then on each sample takes as long as one of these.
+    ticks, samples = 0, iter([1, 1, *[10, 20, 70] * 8])
+
+    def clock():
+        nonlocal ticks, is_end
+        ticks += next(samples) * 10**9 if is_end else 0
+        is_end = not is_end
+        return ticks
+
+    is_end = False
+    measure = stopwatch_c(clock)
+    assert measure(c_probes.taken(16, 8)) == 20e9
 
 
 def test_what_no_kernel_takes_is_told_before_it_is_measured(native, monkeypatch):

@@ -3,9 +3,11 @@ from dataclasses import replace
 import pytest
 
 from actors.kernels import cost
+from actors.kernels.c_rates import HELPERS_SPIN_NS, reference_in_c
 from actors.kernels.cost import REFERENCE
 from actors.kernels.library.recost import GRANULE_BYTES, durations_ns
 from actors.kernels.library.recost import recost as prices_of
+from actors.kernels.work import BytePass, CWork, Work
 from compiler.placement import HOST, Memory, StreamRole
 from compiler.plan import (
     Actor,
@@ -108,3 +110,26 @@ def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kerne
 def test_an_actor_takes_what_its_launches_take_and_without_any_what_the_plan_says():
     plan = plan_of((launch((0,), 1), launch((1,), 0)), 2, 1 << 16)
     assert durations_ns(plan, FREE) == (77.0, sum(recost(plan, FREE)[1]))
+
+
+def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_thread(monkeypatch):
+    """Shared launches (S) and short (s) and long (l) ones on one thread: which of them wake."""
+    long_ns = 2 * HELPERS_SPIN_NS
+    sizes = {"S": (1000.0, 4), "s": (1000.0, 1), "l": (long_ns, 1)}
+
+    class Told:
+        def __init__(self, size, pieces):
+            self.work = CWork(((BytePass.EXP, size),), pieces=pieces)
+
+        def query(self, attrs, inputs, outputs):
+            return cost.KernelNeeds(work=Work(in_c=lambda: self.work))
+
+    binders = {name: Told(*size) for name, size in sizes.items()}
+    monkeypatch.setattr("actors.kernels.library.recost.catalogue.binders", lambda: binders)
+    in_c = replace(
+        reference_in_c(2), wake_ns=30_000.0, pass_ns=(1.0,) * len(BytePass), pass_speedup=2.0
+    )
+    plan = plan_of(tuple([launch((0,), 1, name) for name in "SSsSlS"]), 2, 16)
+    prices = recost(plan, replace(REFERENCE, in_c=replace(in_c, miss_ns=(0.0,) * 4)))[1]
+    woken = [x > 30_000 for x in prices]
+    assert woken == [True, False, False, False, True, True]
