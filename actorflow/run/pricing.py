@@ -45,7 +45,7 @@ class Calibration:
 def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     """Return what was measured of this machine; measure it when nothing is kept, or anew.
 
-    It takes a few seconds, which a line of the log says. A file that is damaged is measured anew,
+    It takes ten seconds, which a line of the log says. A file that is damaged is measured anew,
     with a line too.
     """
     quiet_floating_point()

@@ -1,7 +1,7 @@
 import pytest
 
 from actorflow.run import measured_costs
-from actorflow.run.measured_costs import cached_costs, costs_of
+from actorflow.run.measured_costs import cached_costs, costs_of, least_of
 from actorflow.settings import Settings
 from actors.run_costs import RunCosts
 
@@ -25,6 +25,15 @@ def test_a_trace_tells_turns_hops_and_ports():
         ]
     costs = costs_of(events, 1000)
     assert costs == RunCosts(7e3, 5e3, 15e3, 20e3, 15.0)
+
+
+def test_the_median_of_a_moment_counts():
+    events = [firing("metrics", n, 0, took) for n, took in enumerate((1, 2, 9))]
+    assert costs_of(events, 1000).sink_ns == 2e3
+
+
+def test_of_some_runs_each_cost_is_the_least():
+    assert least_of([COSTS, RunCosts(5.0, 1.0, 9.0, 9.0, 0.5)]) == RunCosts(1.0, 1.0, 3.0, 4.0, 0.5)
 
 
 def test_a_trace_with_nothing_in_it_costs_nothing():
@@ -67,6 +76,6 @@ def test_damaged_costs_are_measured_anew_with_a_line(tmp_path, measured, damage,
 
 @pytest.mark.parametrize("values", [{"turn_ns": 1.0}, {"turn_ns": "fast"}, {}])
 def test_a_sealed_file_that_holds_no_costs_is_damaged(tmp_path, measured, values, caplog):
-    measured_costs.replace_object(tmp_path / "costs-here.json", values)
+    measured_costs.replace_object(tmp_path / "run-costs-here.json", values)
     assert cached_costs(tmp_path, "here", Settings(), is_fresh=False) == COSTS
     assert "these are no costs" in caplog.text
