@@ -7,7 +7,7 @@ records them into a graph. A call allocates nothing and waits for nothing.
 that emulates threads; `device.cuh` defines the words of both. Its kernels are declared
 
     typedef struct { af_word w[16]; } NAME_arguments;
-    AF_KERNEL void NAME(AF_ARGUMENTS(NAME) arguments) { const af_word *a = arguments.w; ... }
+    AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) { const af_word *a = arguments.w; ... }
 
 with one argument, a struct of 64-bit words that is passed by value, so that a text serves every
 shape. No text uses atomics on floats: what a kernel computes does not depend on the order in which
@@ -17,13 +17,26 @@ its blocks run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.kernels.cuda.product import LtProduct
 
 Word = int | float
 """An entry of an argument block: an integer or an address, or a double by its bits."""
+
+_MASK = (1 << 64) - 1
+
+
+def argument_block(words: Sequence[Word]) -> bytes:
+    """Return the bytes of an argument block, as kernels read them."""
+    return b"".join(
+        [
+            struct.pack("=d", word) if isinstance(word, float) else struct.pack("=Q", word & _MASK)
+            for word in words
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,12 @@ class Toolchain:
     processor: str
     folder: Path | None
     report: Callable[[str], None] = _silent
+    flags: tuple[str, ...] = FLAGS
 
     @property
     def fingerprint(self) -> str:
         """Everything besides the text that decides what a library does, and how it is kept."""
-        text = "\n".join([self.version, self.processor, *self.command[1:], *FLAGS, _SEALED])
+        text = "\n".join([self.version, self.processor, *self.command[1:], *self.flags, _SEALED])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def library(self, text: str) -> ctypes.CDLL:
@@ -147,7 +148,7 @@ class Toolchain:
         source, library = place / "kernels.c", place / "kernels.so"
         called = shlex.join(self.command)
         source.write_text(text, encoding="utf-8")
-        command = [*self.command, *FLAGS, str(source), "-o", str(library), "-lm", "-lpthread"]
+        command = [*self.command, *self.flags, str(source), "-o", str(library), "-lm", "-lpthread"]
         try:
             ended = subprocess.run(
                 command, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=None

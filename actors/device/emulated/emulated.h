@@ -1,0 +1,96 @@
+/* The words of kernel texts for a C compiler: see `device.cuh`, which includes this.
+ *
+ * A thread of a block is a fiber of `fibers.c`; blocks run one after the other. The place of the
+ * thread that runs is in `af_here`, which a library gets before its first kernel.
+ */
+#ifndef AF_EMULATED_H
+#define AF_EMULATED_H
+
+#include <math.h>
+#include <stdint.h>
+
+typedef struct {
+    int64_t block, num_blocks;
+    int32_t thread, num_threads;
+    void (*barrier)(int32_t line);
+    const uint64_t *(*exchange)(uint64_t bits, int32_t line);
+    void *(*shared)(int64_t size_bytes);
+} af_machine;
+
+#define AF_VISIBLE __attribute__((visibility("default")))
+
+static af_machine *af_here;
+AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
+
+#define AF_KERNEL static void
+#define AF_ARGUMENTS(name) const name##_arguments
+#define AF_FUNCTION static inline __attribute__((unused))
+
+/* After the text: how a kernel is called, and how many words it reads. */
+#define AF_ENTRY(name)                                                              \
+    AF_VISIBLE const int64_t af_words_of_##name = sizeof(name##_arguments) / 8;     \
+    AF_VISIBLE void af_call_##name(const void *words) {                             \
+        name(*(const name##_arguments *)words);                                     \
+    }
+
+#define AF_BLOCK (af_here->block)
+#define AF_NUM_BLOCKS (af_here->num_blocks)
+#define AF_THREAD (af_here->thread)
+#define AF_NUM_THREADS (af_here->num_threads)
+
+/* Each thread comes by all of them before it meets another: so all get the same addresses. */
+#define AF_SHARED(type, name, count) \
+    type *const name = (type *)af_here->shared((int64_t)sizeof(type) * (count))
+#define AF_BARRIER() af_here->barrier(__LINE__)
+
+/* What each thread of the warp gave, in their order; it stands until two exchanges later. A text
+ * may use this in place of a tree of shuffles, to be faster here. */
+#define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, __LINE__)
+
+typedef union {
+    uint64_t bits;
+    int32_t i32;
+    int64_t i64;
+    float f32;
+    double f64;
+} af_slot;
+
+#define AF_SHUFFLE_OF(type, field)                                                              \
+    AF_FUNCTION type af_shuffle_##field(type x, int32_t mask, int32_t line) {                   \
+        af_slot slot = {0};                                                                     \
+        slot.field = x;                                                                         \
+        slot.bits = af_here->exchange(slot.bits, line)[(af_here->thread ^ mask) & 31];          \
+        return slot.field;                                                                      \
+    }
+AF_SHUFFLE_OF(int32_t, i32)
+AF_SHUFFLE_OF(int64_t, i64)
+AF_SHUFFLE_OF(float, f32)
+AF_SHUFFLE_OF(double, f64)
+#define AF_SHUFFLE_XOR_I32(x, mask) af_shuffle_i32((int32_t)(x), mask, __LINE__)
+#define AF_SHUFFLE_XOR_I64(x, mask) af_shuffle_i64((int64_t)(x), mask, __LINE__)
+#define AF_SHUFFLE_XOR_F32(x, mask) af_shuffle_f32((float)(x), mask, __LINE__)
+#define AF_SHUFFLE_XOR_F64(x, mask) af_shuffle_f64((double)(x), mask, __LINE__)
+
+/* One thread runs at a time: nothing comes between. */
+AF_FUNCTION int32_t af_atomic_add_i32(int32_t *place, int32_t x) {
+    const int32_t was = *place;
+    *place = (int32_t)((uint32_t)was + (uint32_t)x);
+    return was;
+}
+AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t x) {
+    const int32_t was = *place;
+    if (was == expected) *place = x;
+    return was;
+}
+#define AF_ATOMIC_ADD_I32(place, x) af_atomic_add_i32((int32_t *)(place), (int32_t)(x))
+#define AF_ATOMIC_CAS_I32(place, expected, x) \
+    af_atomic_cas_i32((int32_t *)(place), expected, x)
+#define AF_FENCE() ((void)0)
+
+AF_FUNCTION uint32_t af_bits_of_float(float x) { return ((union { float f; uint32_t u; }){x}).u; }
+AF_FUNCTION float af_float_of_bits(uint32_t u) { return ((union { uint32_t u; float f; }){u}).f; }
+AF_FUNCTION uint64_t af_mul_high(uint64_t a, uint64_t b) {
+    return (uint64_t)(((unsigned __int128)a * b) >> 64);
+}
+
+#endif

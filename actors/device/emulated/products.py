@@ -1,0 +1,130 @@
+"""Products of the library on the host: numpy computes what a record of a call says.
+
+Epilogues are cuBLASLt's. A bias has an entry for each row of d, in d's element type, and lies
+dense; aux is a matrix like d with a stride of its own. BIAS adds the bias, GELU is the tanh form of
+what was added, GELU_AUX_BIAS also stores what goes into it. DGELU_BGRAD multiplies by the slope of
+GELU at aux, and puts the sums of d's rows into the bias. BGRAD_A and BGRAD_B put there the sums of
+op(a) and op(b) over the inner extent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+
+from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
+from actors.protocol import Array
+from compiler.types import DType, numpy_dtype
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+_WITH_BIAS = (LtEpilogue.BIAS, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
+_WITH_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
+_ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
+    """Compute a product on operands at these addresses."""
+    work = np.float64 if product.compute is DType.FLOAT64 else np.float32
+    left = _operand(product.a, product.batch, a, is_transposed=product.transpose_a, work=work)
+    right = _operand(product.b, product.batch, b, is_transposed=product.transpose_b, work=work)
+    out = np.matmul(left, right)
+    if product.beta:
+        out = out + product.beta * _widened(_matrix(product.d, product.batch, c), product.d)
+    epilogue = product.epilogue
+    if epilogue in _WITH_BIAS:
+        out = out + _widened(_bias(product), product.d)[:, None]
+    if epilogue is LtEpilogue.GELU_AUX_BIAS:
+        _store(_aux(product), out, product.d.dtype)
+    if epilogue in _WITH_GELU:
+        out = 0.5 * out * (1 + np.tanh(_ROOT * (out + _CUBE * out**3)))
+    if epilogue is LtEpilogue.DGELU_BGRAD:
+        out = out * _gelu_slope(_widened(_aux(product), product.d))
+        _store(_bias(product), out.sum((0, 2)), product.d.dtype)
+    if epilogue is LtEpilogue.BGRAD_A:
+        _store(_bias(product), left.sum((0, 2)), product.d.dtype)
+    if epilogue is LtEpilogue.BGRAD_B:
+        _store(_bias(product), right.sum((0, 1)), product.d.dtype)
+    _store(_matrix(product.d, product.batch, d), out, product.d.dtype)
+
+
+def span_bytes(layout: LtLayout, batch: int) -> int:
+    """Return how many bytes from its first element on a batch of matrices reaches."""
+    if not layout.rows or not layout.columns or not batch:
+        return 0
+    last = (layout.columns - 1) * layout.column_stride + (batch - 1) * layout.batch_stride
+    return (last + layout.rows) * layout.dtype.itemsize
+
+
+def array_at(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """Return an array on memory at an address; strides are in elements, none of them negative."""
+    type_ = numpy_dtype(dtype)
+    if 0 in shape:
+        return np.empty(shape, type_)
+    size = sum([(n - 1) * s for n, s in zip(shape, strides, strict=True)]) + 1
+    memory = (ctypes.c_char * (size * type_.itemsize)).from_address(address)
+    in_bytes = tuple([s * type_.itemsize for s in strides])
+    return np.ndarray(shape, type_, memoryview(memory), 0, in_bytes)
+
+
+def _matrix(layout: LtLayout, batch: int, address: int) -> Array:
+    """Return [batch, rows, columns]."""
+    shape = (batch, layout.rows, layout.columns)
+    strides = (layout.batch_stride, 1, layout.column_stride)
+    return array_at(address, layout.dtype, shape, strides)
+
+
+def _operand(
+    layout: LtLayout, batch: int, address: int, *, is_transposed: bool, work: type[np.floating[Any]]
+) -> Floats:
+    matrix = _matrix(layout, batch, address)
+    matrix = matrix.swapaxes(1, 2) if is_transposed else matrix
+    return _widened(matrix, layout).astype(work, copy=False)
+
+
+def _bias(product: LtProduct) -> Array:
+    is_of_columns = product.epilogue is LtEpilogue.BGRAD_B
+    size = product.d.columns if is_of_columns else product.d.rows
+    return array_at(product.bias, product.d.dtype, (size,), (1,))
+
+
+def _aux(product: LtProduct) -> Array:
+    d = product.d
+    return array_at(
+        product.aux,
+        d.dtype,
+        (product.batch, d.rows, d.columns),
+        (d.columns * product.aux_stride, 1, product.aux_stride),
+    )
+
+
+def _widened(array: Array, layout: LtLayout) -> Floats:
+    """Return the values as floats; those of 16 bits as float32."""
+    if layout.dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32 if layout.dtype is DType.FLOAT16 else array.dtype, copy=False)
+
+
+def _store(target: Array, values: Array, dtype: DType) -> None:
+    with np.errstate(over="ignore"):
+        target[...] = (
+            _to_bfloat16(values) if dtype is DType.BFLOAT16 else values.astype(target.dtype)
+        )
+
+
+def _to_bfloat16(values: Array) -> Array:
+    """Return the bits, rounded to the nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def _gelu_slope(x: Floats) -> Floats:
+    t = np.tanh(_ROOT * (x + _CUBE * x**3))
+    slope: Floats = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * x * x)
+    return slope

@@ -1,0 +1,161 @@
+"""How tests call a kernel of CUDA devices: as a device would, on the host, in several orders."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.device.emulated import kernels, products
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel, RunProduct, argument_block
+from actors.kernels.cuda.views import DeviceView
+from actors.kernels.kernel import Operand
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+
+GUARD = 0x5A
+MARGIN = 512
+ALIGNMENT = 256
+SEEDS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What a launch left. `status` are the words of its cell, `error` what they mean, or None."""
+
+    outputs: tuple[np.ndarray, ...]
+    status: tuple[int, ...]
+    error: Exception | None
+    calls: tuple
+    needs: object
+
+
+class Place:
+    """Bytes at a multiple of 256 plus an offset, among guards; all 0xFF at first."""
+
+    def __init__(self, type_, strides_bytes=None, offset_bytes=0):
+        itemsize = type_.dtype.itemsize
+        strides = contiguous_strides(type_.shape, itemsize)
+        self.strides = strides if strides_bytes is None else tuple(strides_bytes)
+        extents = [(n - 1) * s for n, s in zip(type_.shape, self.strides, strict=True) if n]
+        size = 0 if 0 in type_.shape else sum(extents) + itemsize
+        self.raw = np.full(size + 2 * MARGIN + ALIGNMENT, GUARD, np.uint8)
+        start = -self.raw.ctypes.data % ALIGNMENT + MARGIN // ALIGNMENT * ALIGNMENT + offset_bytes
+        self.array = np.ndarray(
+            type_.shape, numpy_dtype(type_.dtype), self.raw, start, self.strides
+        )
+        self.used = np.zeros(self.raw.size, bool)
+        for byte in range(itemsize if size else 0):
+            np.ndarray(type_.shape, bool, self.used, start + byte, self.strides)[...] = True
+        self.raw[self.used] = 0xFF
+        self.view = DeviceView(self.raw.ctypes.data + start, type_, self.strides)
+
+    def check(self):
+        where = np.flatnonzero((self.raw != GUARD) & ~self.used)
+        assert not where.size, f"{where.size} bytes were written beside a tensor of {self.view}"
+
+
+def type_of(array, dtype=None):
+    """Return the type of an array; bits of 16 without a sign are bfloat16 unless it is said."""
+    if dtype is None:
+        dtype = DType.BFLOAT16 if array.dtype == np.uint16 else DType(array.dtype.name)
+    return TensorType(dtype, array.shape)
+
+
+def execute(calls, seed, cell):
+    """Do the calls in order, as they would be done on a stream."""
+    for call in calls:
+        match call:
+            case CopyBytes(target, source, size):
+                ctypes.memmove(target, source, size)
+            case FillBytes(target, value, size):
+                ctypes.memset(target, value, size)
+            case RunKernel():
+                words = list(call.words)
+                if call.status is not None:
+                    words[call.status.word] = cell.ctypes.data
+                block = argument_block(words)
+                built = kernels.built(call.name)
+                assert len(words) >= built.num_words, "fewer words than the kernel reads"
+                place = ctypes.create_string_buffer(block, len(block))
+                address = ctypes.addressof(place)
+                kernels.run(built, call.num_blocks, call.num_threads, address, seed)
+            case RunProduct():
+                products.run(call.product, call.a, call.b, call.c, call.d)
+                if call.workspace:
+                    ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
+
+
+def emulated_run(
+    toolchain,
+    kernel,
+    attrs,
+    inputs,
+    results,
+    *,
+    dtypes=None,
+    output_strides=None,
+    offset_bytes=0,
+    in_place=(),
+    seeds=SEEDS,
+):
+    """Query, bind and execute a kernel once for each seed; return what the last left.
+
+    Args:
+        toolchain: The fixture `native_toolchain`.
+        inputs: Arrays; their strides are kept. uint16 is bfloat16 unless `dtypes` says else.
+        results: Types of the outputs; `output_strides` in bytes, None for dense ones.
+        offset_bytes: How far all operands lie behind a multiple of 256.
+        in_place: Pairs (output, input) that share bytes.
+
+    Checks that every seed gives the same bits, that inputs without a pair and all bytes around
+    outputs and scratch are left alone.
+    """
+    dtypes = dtypes or [None] * len(inputs)
+    output_strides = output_strides or [None] * len(results)
+    found = None
+    for seed in seeds:
+        given = []
+        for array, dtype in zip(inputs, dtypes, strict=True):
+            place = Place(type_of(array, dtype), array.strides, offset_bytes)
+            place.array[...] = array
+            given.append(place)
+        made = [
+            Place(type_, strides, offset_bytes)
+            for type_, strides in zip(results, output_strides, strict=True)
+        ]
+        for output, index in in_place:
+            made[output] = given[index]
+        operands = [
+            tuple([Operand(p.view.type, 0, p.view.strides_bytes) for p in places])
+            for places in (given, made)
+        ]
+        needs = kernel.query(attrs, *operands)
+        assert needs is not None, f"{kernel.name} does not take the call"
+        assert {*in_place} <= {*needs.in_place}
+        scratch = Place(TensorType(DType.UINT8, (needs.workspace_bytes,)))
+        calls = kernel.bind(
+            attrs,
+            tuple([p.view for p in given]),
+            tuple([p.view for p in made]),
+            scratch.view if needs.workspace_bytes else None,
+        )
+        kernels.load([c.text for c in calls if isinstance(c, RunKernel)], toolchain)
+        cell, elsewhere = np.zeros(6, np.int64), np.zeros(2, np.int64)
+        cell[4:] = elsewhere.ctypes.data, elsewhere.ctypes.data + 8
+        execute(calls, seed, cell)
+        for place in (*given, *made, scratch):
+            place.check()
+        shared = {index for _, index in in_place}
+        for index, (place, array) in enumerate(zip(given, inputs, strict=True)):
+            if index not in shared:
+                np.testing.assert_array_equal(place.array, array)
+        bits = [p.array.tobytes() for p in made]
+        assert found is None or found == bits, "another order of threads and blocks, other bits"
+        found = bits
+    error = None
+    if cell[1]:
+        (status,) = {c.status for c in calls if isinstance(c, RunKernel) and c.status is not None}
+        error = status.explain(int(cell[2]), int(cell[3]))
+    outputs = tuple([p.array.copy() for p in made])
+    return Emulated(outputs, tuple([int(word) for word in cell]), error, calls, needs)
