@@ -37,7 +37,7 @@ def checked(what: str, indices: Array, extent: int, dense: Array, extremes: Arra
         minimum()
         maximum()
         if int(smallest) < 0 or int(largest) >= extent:
-            raise _out_of_range(what, indices, extent)
+            raise _first_bad(what, indices, extent)
 
     return launch
 
@@ -56,10 +56,14 @@ def fill_range(vector: Array, step: int) -> tuple[Launch, ...]:
     )
 
 
-def _out_of_range(what: str, indices: Array, extent: int) -> IndexError:
-    numbers = indices.astype(object)  # any width, any sign; only on the way to the error
-    positions = np.argwhere((numbers < 0) | (numbers >= extent))[0].tolist()
-    value = int(indices[tuple(positions)])
-    where = positions[0] if len(positions) == 1 else tuple(positions)
+def out_of_range(what: str, value: int, position: tuple[int, ...], extent: int) -> IndexError:
+    """Return the error of a bad index: `what` it is ("id"), and where among the indices."""
+    where = position[0] if len(position) == 1 else position
     allowed = f"0..{extent - 1}" if extent else "an empty range"
     return IndexError(f"{what} {value} at position {where} is outside {allowed}")
+
+
+def _first_bad(what: str, indices: Array, extent: int) -> IndexError:
+    numbers = indices.astype(object)  # any width, any sign; only on the way to the error
+    position = tuple(np.argwhere((numbers < 0) | (numbers >= extent))[0].tolist())
+    return out_of_range(what, int(indices[position]), position, extent)

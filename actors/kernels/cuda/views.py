@@ -52,6 +52,16 @@ def address_of(view: PlacedView) -> int:
     return view.address if isinstance(view, DeviceView) else int(view.ctypes.data)
 
 
+def on_device(views: tuple[PlacedView, ...]) -> DeviceViews:
+    """Return views of what lies on the device. Raises InternalError for an array of the host."""
+    found = tuple([view for view in views if isinstance(view, DeviceView)])
+    if len(found) != len(views):
+        raise InternalError(
+            "a kernel that works on a device's memory is given an array of the host"
+        )
+    return found
+
+
 def carve(workspace: DeviceView | None, pieces: tuple[Piece, ...]) -> tuple[int, ...]:
     """Return the address of each piece in a workspace; 0 for one without bytes.
 
