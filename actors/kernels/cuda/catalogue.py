@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from actors.kernels.cuda.embedding import embedding_kernels
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
@@ -21,7 +22,7 @@ def kernels_of(gpu: str) -> tuple[CudaKernel, ...]:
 
 
 def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
-    return ()
+    return (*embedding_kernels(gpu),)
 
 
 def choose(

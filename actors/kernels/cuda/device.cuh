@@ -65,6 +65,11 @@ typedef unsigned long long uint64_t;
 #define af_mul_high(a, b) __umul64hi(a, b)
 #endif
 
+/* What a thread moves at once, where all of it lies at multiples of its size. */
+typedef struct __attribute__((aligned(16))) {
+    uint64_t low, high;
+} af_16_bytes;
+
 typedef union {
     int64_t i;
     double d;

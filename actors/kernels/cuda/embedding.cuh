@@ -1,0 +1,100 @@
+/* Rows of a table by integer id, and sums of the rows of equal ids, which `sort.cuh` has sorted.
+ *
+ * Threads do not meet in here. Sums are made in double in two levels, each in the order of the ids:
+ * a run of equal ids is cut where chunks of sorted entries begin, and a run of several chunks is
+ * joined from the sums of its pieces. So the bits do not depend on which block runs first. No id is
+ * an address before it was compared with the rows of the table.
+ */
+#define NAME_MAX_OUTER 6
+#define CHUNK 64   /* sorted entries that are added up by the threads of one block */
+#define AT_ONCE 8  /* rows that are on their way before the first of them is added */
+
+/* Places of a strided tensor in row-major order. */
+typedef struct {
+    int64_t num, extents[NAME_MAX_OUTER], steps[NAME_MAX_OUTER];
+} NAME_places;
+
+AF_FUNCTION int64_t NAME_offset(const NAME_places *p, int64_t place) {
+    int64_t offset = 0;
+    for (int64_t axis = p->num - 1; axis > 0; axis--) {
+        offset += place % p->extents[axis] * p->steps[axis];
+        place /= p->extents[axis];
+    }
+    return offset + place * p->steps[0];
+}
+
+typedef struct {
+    const char *at;
+    int64_t type, num; /* twice the logarithm of an integer's size, and 1 for unsigned */
+    NAME_places places;
+} NAME_ids;
+
+/* What no int64 holds comes out negative, and is no row either. */
+AF_FUNCTION int64_t NAME_id(const NAME_ids *ids, int64_t place) {
+    const char *at = ids->at + NAME_offset(&ids->places, place);
+    switch (ids->type) {
+    case 0: return *(const int8_t *)at;
+    case 1: return *(const uint8_t *)at;
+    case 2: return *(const int16_t *)at;
+    case 3: return *(const uint16_t *)at;
+    case 4: return *(const int32_t *)at;
+    case 5: return *(const uint32_t *)at;
+    default: return *(const int64_t *)at;
+    }
+}
+
+/* A row is `num_units` units of bytes; a team of neighbouring threads copies it. */
+typedef struct {
+    NAME_ids ids;
+    const char *table;
+    char *out;
+    void *status;
+    int64_t num_rows, row_step, table_step; /* bytes from row to row, and from unit to unit */
+    NAME_places rows;                       /* of the output */
+    int64_t out_step, num_units, unit, team;
+} NAME_gather_arguments;
+
+#define NAME_COPY(T)                                                                              \
+    for (int64_t u = member; u < a->num_units; u += a->team) {                               \
+        T value = {0};                                                                       \
+        if (is_row) value = *(const T *)(source + u * a->table_step);                        \
+        *(T *)(target + u * a->out_step) = value;                                            \
+    }                                                                                        \
+    break;
+
+AF_KERNEL NAME_gather(AF_ARGUMENTS(NAME_gather) arguments) {
+    const NAME_gather_arguments *a = &arguments;
+    const int64_t first = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
+    const int64_t place = first / a->team, member = first % a->team;
+    if (place >= a->ids.num) return;
+    const int64_t id = NAME_id(&a->ids, place);
+    const int is_row = (uint64_t)id < (uint64_t)a->num_rows;
+    if (!is_row && member == 0) af_report(a->status, place, id);
+    const char *source = a->table + (is_row ? id * a->row_step : 0);
+    char *target = a->out + NAME_offset(&a->rows, place);
+    switch (a->unit) {
+    case 16: NAME_COPY(af_16_bytes)
+    case 8: NAME_COPY(uint64_t)
+    case 4: NAME_COPY(uint32_t)
+    case 2: NAME_COPY(uint16_t)
+    default: NAME_COPY(uint8_t)
+    }
+}
+
+/* Ids as keys to sort by. What is no row comes last, as the row after the last. */
+typedef struct {
+    NAME_ids ids;
+    uint32_t *keys;
+    void *status;
+    int64_t num_rows;
+} NAME_keys_arguments;
+
+AF_KERNEL NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
+    const NAME_keys_arguments *a = &arguments;
+    const int64_t place = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
+    if (place >= a->ids.num) return;
+    const int64_t id = NAME_id(&a->ids, place);
+    const int is_row = (uint64_t)id < (uint64_t)a->num_rows;
+    if (!is_row) af_report(a->status, place, id);
+    a->keys[place] = (uint32_t)(is_row ? id : a->num_rows);
+}
