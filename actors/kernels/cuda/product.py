@@ -6,10 +6,14 @@ say can be read back and compared with this.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from compiler.types import DType
+
+MOST_ALIGNMENT = 256
+"""The library tells addresses apart up to here."""
 
 
 class LtEpilogue(Enum):
@@ -39,13 +43,25 @@ class LtLayout:
     batch_stride: int = 0
     alignment: int = 16
 
+    @property
+    def text(self) -> str:
+        """All of it, as part of a key."""
+        steps = f"{self.column_stride}:{self.batch_stride}"
+        return f"{self.dtype.value} {self.rows}x{self.columns} by {steps} at {self.alignment}"
+
+    def span_bytes(self, batch: int) -> int:
+        """Return the bytes from the first element of a batch to behind the last."""
+        last = (batch - 1) * self.batch_stride + (self.columns - 1) * self.column_stride
+        return (last + self.rows) * self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class LtProduct:
     """d = epilogue(op(a) op(b) + beta c) for each of `batch` places; c lies as d does.
 
-    op transposes where asked. `compute` is the type of the sums. `bias` and `aux` are byte
-    addresses of what the epilogue reads or writes; 0 for none.
+    op transposes where asked. `compute` is the type of the sums, and of beta. `bias` and `aux` are
+    byte addresses of what the epilogue reads or writes; 0 for none. `aux` is a matrix as d is, with
+    columns `aux_stride` elements apart.
     """
 
     a: LtLayout
@@ -61,3 +77,29 @@ class LtProduct:
     aux: int = 0
     aux_stride: int = 0
     is_deterministic: bool = False
+
+    @property
+    def inner(self) -> int:
+        """The extent that is summed over."""
+        return self.a.rows if self.transpose_a else self.a.columns
+
+    @property
+    def key(self) -> str:
+        """What a choice of algorithm depends on: all but addresses, of which the alignment."""
+        turned = f"{'T' if self.transpose_a else 'N'}{'T' if self.transpose_b else 'N'}"
+        sums = f"{self.compute.value} beta {self.beta:g}"
+        finish = f"{self.epilogue.name} {alignment_of(self.bias)} {alignment_of(self.aux)}"
+        return "; ".join(
+            [
+                f"{turned} {self.batch}",
+                *[layout.text for layout in (self.a, self.b, self.d)],
+                sums,
+                f"{finish} {self.aux_stride}",
+                "deterministic" if self.is_deterministic else "any order",
+            ]
+        )
+
+
+def alignment_of(address: int) -> int:
+    """Return the largest power of 2 that divides an address, up to what the library tells apart."""
+    return math.gcd(address, MOST_ALIGNMENT)

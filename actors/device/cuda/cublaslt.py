@@ -1,0 +1,362 @@
+"""cuBLASLt by ctypes: descriptors of a product, and which of its algorithms is the fastest here.
+
+Descriptors are made, and read back, without a GPU; a handle, algorithms and products need one.
+Plans never depend on what is chosen here, for the workspace of a product is fixed before: the best
+algorithm within it is timed once and kept. A deterministic product takes the first that the library
+offers without a split of the inner extent.
+
+Names and numbers: cublasLt.h of CUDA 13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol, TypeAlias
+
+from actors.device.cuda.choices import ProductChoices
+from actors.device.cuda.driver import CudaError
+from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
+from compiler.types import DType
+
+LIBRARY = "libcublasLt.so.13"
+
+CANDIDATES, TRIALS = 8, 3
+
+_TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
+_DTYPES = {number: dtype for dtype, number in _TYPES.items()}
+_COMPUTE = {DType.FLOAT32: 68, DType.FLOAT64: 70}
+"""In the type itself: float32 is not rounded to TF32."""
+
+_STATES = {
+    1: "not initialized",
+    3: "out of memory",
+    7: "invalid value",
+    8: "not for this architecture",
+    13: "execution failed",
+    14: "internal error",
+    15: "not supported",
+}
+
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_STRIDE = 3, 4, 7, 8, 11, 12
+_COMPUTE_TYPE, _SCALE_TYPE = 0, 1
+_TYPE, _ORDER, _ROWS, _COLUMNS, _COLUMN_STRIDE, _BATCH, _BATCH_STRIDE = range(7)
+_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_ALL_REDUCTIONS = 7
+_BY_COLUMNS = 0
+
+_I32, _U32, _I64, _U64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
+_Number: TypeAlias = "type[ctypes._SimpleCData[int]]"
+
+
+class _Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = [  # as ctypes wants it
+        ("algorithm", _U64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    ]
+
+
+class Trial(Protocol):
+    """Where algorithms are timed: scratch of a GPU, and a clock. Used by one thread."""
+
+    def scratch(self, sizes_bytes: Sequence[int]) -> tuple[int, ...]:
+        """Return addresses of so many bytes each, multiples of 256, until the next call."""
+
+    def duration_ns(self, run: Callable[[int], None]) -> float:
+        """Return what `run(stream)` takes on the device, by events around it."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class LtDescriptors:
+    """The descriptors of one product, by their handles; they go with the object.
+
+    `beta` is no part of them: it is given with the operands.
+    """
+
+    beta: float
+    product: int
+    layouts: tuple[int, ...]
+    preference: int
+
+
+@dataclass(frozen=True, slots=True)
+class LtChoice:
+    """How a product is computed: its descriptors and an algorithm, in so much workspace."""
+
+    descriptors: LtDescriptors
+    compute: DType
+    algorithm: bytes
+    workspace_bytes: int
+
+
+class CublasLt:
+    """The library. Descriptors may be made by any thread; a handle is for one GPU."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Load it. Raises OSError where there is none."""
+        self.library = ctypes.CDLL(str(path))
+        self.library.cublasLtGetVersion.restype = ctypes.c_size_t
+        self._handle = ctypes.c_void_p()
+
+    @property
+    def version(self) -> int:
+        """Its version: 130000 and more."""
+        return int(self.library.cublasLtGetVersion())
+
+    def open(self) -> None:
+        """Make the handle for the GPU that is current in this thread. Raises CudaError."""
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+
+    def close(self) -> None:
+        """Give the handle back."""
+        if self._handle:
+            self._call("cublasLtDestroy", self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def describe(self, product: LtProduct, workspace_bytes: int) -> LtDescriptors:
+        """Return the library's descriptors of a product. Needs no GPU; raises CudaError."""
+        own = [ctypes.c_int(x) for x in (_COMPUTE[product.compute], _TYPES[product.compute])]
+        destroys: list[tuple[str, int]] = []
+        call = self._made(destroys, "MatmulDesc", *own)
+        attributes: list[tuple[int, _Number, int]] = [
+            (_TRANSPOSE_A, _I32, int(product.transpose_a)),
+            (_TRANSPOSE_B, _I32, int(product.transpose_b)),
+            (_EPILOGUE, _U32, product.epilogue.value),
+        ]
+        if product.bias:
+            attributes.append((_BIAS, _U64, product.bias))
+        if product.aux:
+            attributes += [(_AUX, _U64, product.aux), (_AUX_STRIDE, _I64, product.aux_stride)]
+        self._set("MatmulDesc", call, attributes)
+        sides = (product.a, product.b, product.d)
+        layouts = tuple([self._layout(destroys, side, product.batch) for side in sides])
+        preference = self._made(destroys, "MatmulPreference")
+        lie = [layout.alignment for layout in (product.a, product.b, product.d, product.d)]
+        wanted: list[tuple[int, _Number, int]] = [
+            (_WORKSPACE, _U64, workspace_bytes),
+            (_REDUCTIONS, _U32, 0 if product.is_deterministic else _ALL_REDUCTIONS),
+            *[(name, _U32, found) for name, found in zip(_ALIGNMENTS, lie, strict=True)],
+        ]
+        self._set("MatmulPreference", preference, wanted)
+        made = LtDescriptors(product.beta, call, layouts, preference)
+        weakref.finalize(made, _destroy, self.library, destroys)
+        return made
+
+    def read_back(self, made: LtDescriptors) -> LtProduct:
+        """Return what descriptors say, as a record. Raises CudaError."""
+
+        def said(name: int, number: _Number) -> int:
+            return self._get("MatmulDesc", made.product, name, number)
+
+        def wanted(name: int) -> int:
+            return self._get("MatmulPreference", made.preference, name, _U32)
+
+        aligned = [wanted(_ALIGNMENTS[place]) for place in (0, 1, 3)]
+        a, b, d = [
+            self._read_layout(handle, alignment)
+            for handle, alignment in zip(made.layouts, aligned, strict=True)
+        ]
+        batches = {self._get("MatrixLayout", h, _BATCH, _I32) for h in made.layouts}
+        by_columns = {self._get("MatrixLayout", h, _ORDER, _I32) for h in made.layouts}
+        if len(batches) != 1 or by_columns != {_BY_COLUMNS}:
+            raise CudaError("the matrices of a product differ", code=7, call="cublasLt read back")
+        compute = said(_COMPUTE_TYPE, _I32)
+        return LtProduct(
+            a,
+            b,
+            d,
+            transpose_a=bool(said(_TRANSPOSE_A, _I32)),
+            transpose_b=bool(said(_TRANSPOSE_B, _I32)),
+            batch=batches.pop(),
+            beta=made.beta,
+            compute=next(dtype for dtype, number in _COMPUTE.items() if number == compute),
+            epilogue=LtEpilogue(said(_EPILOGUE, _U32)),
+            bias=said(_BIAS, _U64),
+            aux=said(_AUX, _U64),
+            aux_stride=said(_AUX_STRIDE, _I64),
+            is_deterministic=wanted(_REDUCTIONS) == 0,
+        )
+
+    def choose(
+        self, product: LtProduct, workspace_bytes: int, trial: Trial, choices: ProductChoices
+    ) -> LtChoice:
+        """Return how to compute a product in so much workspace.
+
+        The best of a few is timed on scratch, once for each key; a deterministic one is the first.
+        Raises CudaError where nothing fits, naming the product.
+        """
+        made = self.describe(product, workspace_bytes)
+        key = f"{product.key}; in {workspace_bytes}"
+        kept = choices.get(key)
+        if kept is None:
+            found = self._candidates(product, made, workspace_bytes)
+            if not product.is_deterministic:
+                found = self._by_duration(product, found, workspace_bytes, trial)
+            best = found[0]
+            kept = choices.keep(key, best)
+        return LtChoice(made, product.compute, kept, workspace_bytes)
+
+    def run(
+        self, choice: LtChoice, a: int, b: int, c: int, d: int, workspace: int, stream: int
+    ) -> None:
+        """Put a product on a stream. Raises CudaError."""
+        made = choice.descriptors
+        number = ctypes.c_double if choice.compute is DType.FLOAT64 else ctypes.c_float
+        alpha, beta = number(1.0), number(made.beta)
+        algorithm = (_U64 * 8).from_buffer_copy(choice.algorithm)
+        la, lb, ld = [ctypes.c_void_p(handle) for handle in made.layouts]
+        self._call(
+            "cublasLtMatmul",
+            self._handle,
+            ctypes.c_void_p(made.product),
+            ctypes.byref(alpha),
+            *(ctypes.c_void_p(a), la, ctypes.c_void_p(b), lb, ctypes.byref(beta)),
+            *(ctypes.c_void_p(c), ld, ctypes.c_void_p(d), ld),
+            ctypes.byref(algorithm),
+            ctypes.c_void_p(workspace),
+            ctypes.c_size_t(choice.workspace_bytes if workspace else 0),
+            ctypes.c_void_p(stream),
+        )
+
+    def _candidates(
+        self, product: LtProduct, made: LtDescriptors, workspace_bytes: int
+    ) -> list[bytes]:
+        """Return algorithms that fit, the most promising first. Raises CudaError for none."""
+        results, count = (_Heuristic * CANDIDATES)(), ctypes.c_int()
+        la, lb, ld = [ctypes.c_void_p(handle) for handle in made.layouts]
+        call = "cublasLtMatmulAlgoGetHeuristic"
+        code = getattr(self.library, call)(
+            self._handle,
+            ctypes.c_void_p(made.product),
+            *(la, lb, ld, ld),
+            ctypes.c_void_p(made.preference),
+            CANDIDATES,
+            results,
+            ctypes.byref(count),
+        )
+        fitting = [
+            bytes(result.algorithm)
+            for result in results[: count.value]
+            if result.state == 0 and result.workspace_bytes <= workspace_bytes
+        ]
+        if code or not fitting:
+            raise CudaError(
+                f"cuBLASLt has no algorithm for the product {product.key} within"
+                f" {workspace_bytes:,} bytes of workspace: {_state(code or 15)}",
+                code=code or 15,
+                call=call,
+            )
+        return fitting
+
+    def _by_duration(
+        self, product: LtProduct, found: Sequence[bytes], workspace_bytes: int, trial: Trial
+    ) -> list[bytes]:
+        """Return the algorithms that run, the fastest first. Raises CudaError when none does.
+
+        What an epilogue writes goes to scratch too: the plan's memory may hold variables by now.
+        """
+        spans = [x.span_bytes(product.batch) for x in (product.a, product.b, product.d)]
+        beside = [
+            product.d.dtype.itemsize * max(product.d.rows, product.d.columns),
+            product.d.dtype.itemsize * max(product.aux_stride, 1) * product.d.columns,
+        ]
+        a, b, d, bias, aux, workspace = trial.scratch((*spans, *beside, workspace_bytes))
+        tried = replace(product, bias=bias if product.bias else 0, aux=aux if product.aux else 0)
+        made = self.describe(tried, workspace_bytes)
+        times: list[tuple[float, int]] = []
+        failed: CudaError | None = None
+        for place, algorithm in enumerate(found):
+            choice = LtChoice(made, product.compute, algorithm, workspace_bytes)
+            run = partial(self.run, choice, a, b, d, d, workspace)
+            try:
+                took = median([trial.duration_ns(run) for _ in range(TRIALS)])
+            except CudaError as error:
+                failed = error
+                continue
+            times.append((took, place))
+        if not times and failed is not None:
+            raise failed
+        return [found[place] for _, place in sorted(times)]
+
+    def _layout(self, destroys: list[tuple[str, int]], side: LtLayout, batch: int) -> int:
+        extents = (_U64(side.rows), _U64(side.columns), _I64(side.column_stride))
+        handle = self._made(destroys, "MatrixLayout", ctypes.c_int(_TYPES[side.dtype]), *extents)
+        self._set(
+            "MatrixLayout",
+            handle,
+            [(_BATCH, _I32, batch), (_BATCH_STRIDE, _I64, side.batch_stride)],
+        )
+        return handle
+
+    def _read_layout(self, handle: int, alignment: int) -> LtLayout:
+        def said(name: int, number: _Number) -> int:
+            return self._get("MatrixLayout", handle, name, number)
+
+        return LtLayout(
+            _DTYPES[said(_TYPE, _U32)],
+            said(_ROWS, _U64),
+            said(_COLUMNS, _U64),
+            said(_COLUMN_STRIDE, _I64),
+            said(_BATCH_STRIDE, _I64),
+            alignment,
+        )
+
+    def _made(self, destroys: list[tuple[str, int]], sort: str, *given: Any) -> int:
+        handle = ctypes.c_void_p()
+        self._call(f"cublasLt{sort}Create", ctypes.byref(handle), *given)
+        destroys.append((f"cublasLt{sort}Destroy", handle.value or 0))
+        return handle.value or 0
+
+    def _set(self, sort: str, handle: int, attributes: Sequence[tuple[int, _Number, int]]) -> None:
+        for name, number, value in attributes:
+            held = number(value)
+            given = (ctypes.byref(held), ctypes.c_size_t(ctypes.sizeof(held)))
+            self._call(f"cublasLt{sort}SetAttribute", ctypes.c_void_p(handle), name, *given)
+
+    def _get(self, sort: str, handle: int, name: int, number: _Number) -> int:
+        held, written = number(), ctypes.c_size_t()
+        self._call(
+            f"cublasLt{sort}GetAttribute",
+            ctypes.c_void_p(handle),
+            name,
+            ctypes.byref(held),
+            ctypes.c_size_t(ctypes.sizeof(held)),
+            ctypes.byref(written),
+        )
+        return int(held.value)
+
+    def _call(self, name: str, *given: Any) -> None:
+        code = getattr(self.library, name)(*given)
+        if code:
+            raise CudaError(f"{name}: {_state(code)}", code=code, call=name)
+
+
+def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:
+    for name, handle in handles:
+        getattr(library, name)(ctypes.c_void_p(handle))
+
+
+def _state(code: int) -> str:
+    return f"{_STATES.get(code, 'unknown')} (cuBLAS status {code})"
+
+
+def find_cublaslt() -> str:
+    """Return where the library of the package nvidia-cublas is; else a name for the loader."""
+    found = importlib.util.find_spec("nvidia")
+    folders = list(found.submodule_search_locations or ()) if found is not None else []
+    for folder in folders:
+        path = Path(folder) / "cu13" / "lib" / LIBRARY
+        if path.exists():
+            return str(path)
+    return LIBRARY
