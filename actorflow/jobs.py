@@ -267,6 +267,7 @@ class Job:
         graph: Graph | None = None,
     ) -> Plan:
         from actorflow.compile.compiling import compiled_plan
+        from actorflow.compile.gpus import gpu_for
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
@@ -281,11 +282,18 @@ class Job:
         if evaluation is not None:
             evaluated = evaluation_graph(evaluation, model, devices)
         budget = self.options.budget_bytes
-        hardware = replace(hardware_for(devices), ranks=ranks, memory_bytes=budget)
+        gpu = gpu_for(self.name, devices, self.options.gpu, settings)
+        hardware = replace(hardware_for(devices, gpu), ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)
-            options = replace(options, verify=settings.verify, skips_broken_steps=skips)
+            options = replace(
+                options,
+                verify=settings.verify,
+                skips_broken_steps=skips,
+                gpu=gpu,
+                deterministic=bool(gpu) and self.options.deterministic,
+            )
             key = cache_key(graph, options, hardware, evaluated, ranks)
             if key not in self._plans:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)

@@ -33,7 +33,7 @@ class EnvVar:
 
 
 ENVIRONMENT: tuple[EnvVar, ...] = (
-    EnvVar("ACTORFLOW_DEVICE", "host", "device of jobs that name none: host, sim or sim:1"),
+    EnvVar("ACTORFLOW_DEVICE", "host", "device of jobs that name none: host, cuda, sim or sim:1"),
     EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
     EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
@@ -51,6 +51,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "seconds without a firing after which a run says who holds it up; 0 never",
     ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "how late the streams of simulated devices are"),
+    EnvVar("ACTORFLOW_GPU", "the one here", "GPU that jobs on cuda are planned for, such as h200"),
+    EnvVar("ACTORFLOW_CUDA", "", "emulated runs plans for cuda on the host, to test them, slowly"),
+    EnvVar(
+        "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that a fault names its op"
+    ),
 )
 
 
@@ -59,11 +64,14 @@ class Settings:
     """What the environment asks for; the fields follow `ENVIRONMENT`.
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
-    off, `threads` is None for all cores, `stall_seconds` is 0 for never. `warnings` are texts for
-    the user: unknown names, and a cache that has no place.
+    off, `threads` is None for all cores, `stall_seconds` is 0 for never, `gpu` is empty for the one
+    that is here. `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
 
     device: Device = HOST
+    gpu: str = ""
+    cuda_emulated: bool = False
+    sync: bool = False
     dump: Path | None = None
     trace: Path | None = None
     verify: bool = False
@@ -95,6 +103,9 @@ class Settings:
             )
         return cls(
             device=_device(environ, "ACTORFLOW_DEVICE"),
+            gpu=environ.get("ACTORFLOW_GPU", "").strip(),
+            cuda_emulated=_is_emulated(environ, "ACTORFLOW_CUDA"),
+            sync=_flag(environ, "ACTORFLOW_SYNC"),
             dump=_path(environ, "ACTORFLOW_DUMP"),
             trace=_path(environ, "ACTORFLOW_TRACE"),
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
@@ -180,6 +191,15 @@ def _device(environ: Mapping[str, str], name: str) -> Device:
         return Device.parse(environ.get(name, "").strip() or "host")
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
+
+
+def _is_emulated(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if value in ("", "emulated"):
+        return bool(value)
+    raise SettingsError(
+        f"{name}: expected 'emulated', or nothing for the GPU that is here, came {environ[name]!r}"
+    )
 
 
 def _level(environ: Mapping[str, str], name: str) -> str:

@@ -13,6 +13,9 @@ from compiler.plan import PlainValue
 SKIPPED = "skipped"
 """The counter of steps that were skipped, and the output that shows it."""
 
+_OF_CUDA = ("gpu", "deterministic")
+"""Options that no plan without a CUDA device has."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
@@ -34,7 +37,9 @@ class CompileOptions:
     "optimizer", all optimizer state. `precision`: what products read and what lies between them is,
     "fp32" or "bf16"; `evaluate_precision` the same for the graph that evaluates.
     `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
-    the counters. `verify`: run the graph verifier between passes.
+    the counters. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
+    choose by a fixed rule there; both are recorded only where they are given. `verify`: run the
+    graph verifier between passes.
     """
 
     name: str
@@ -54,6 +59,8 @@ class CompileOptions:
     precision: str = "fp32"
     evaluate_precision: str = "fp32"
     skips_broken_steps: bool = False
+    gpu: str = ""
+    deterministic: bool = False
     verify: bool = False
 
     @property
@@ -70,4 +77,6 @@ class CompileOptions:
         """Return the options that change the plan, for its record and its key."""
         names = [f.name for f in fields(self)]
         pairs = zip(names, astuple(self), strict=True)
-        return tuple((n, v) for n, v in pairs if n not in ("name", "verify"))
+        return tuple(
+            (n, v) for n, v in pairs if n not in ("name", "verify") and (v or n not in _OF_CUDA)
+        )

@@ -123,6 +123,11 @@ class Target(Protocol):
         ...
 
     @property
+    def memory_bytes(self) -> int:
+        """What its memory holds, or 0 where that is not known before the plan is loaded."""
+        ...
+
+    @property
     def link(self) -> Link | None:
         """The way to the host's memory; None where the device works on that memory itself."""
         ...

@@ -27,6 +27,7 @@ from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.network_options import ranks_of
 from actorflow.compile.capture import PlanCaptured, capturing_plan
+from actorflow.compile.gpus import check_gpu
 from actorflow.compile.native import retune
 from actorflow.data import Tokens
 from actorflow.proof.prove import prove_consistent
@@ -104,9 +105,9 @@ def _place_of_script(arguments: list[str]) -> int:
     """Return where the file of `run` stands, after options of ours."""
     place = 1
     while arguments[place : place + 1]:
-        if arguments[place] == "--device":
+        if arguments[place] in ("--device", "--gpu"):
             place += 2
-        elif arguments[place] == "--tune" or arguments[place].startswith("--device="):
+        elif arguments[place] == "--tune" or arguments[place].startswith(("--device=", "--gpu=")):
             place += 1
         else:
             break
@@ -173,21 +174,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
-    text = "run jobs that name no device there: host, sim or sim:1"
+    text = "run jobs that name no device there: host, cuda, sim or sim:1"
     parser.add_argument("--device", metavar="NAME", help=when + text)
+    text = "plan jobs on cuda for this GPU (default: the one that is here), such as h200"
+    parser.add_argument("--gpu", metavar="NAME", help=when + text)
 
 
 def _set_device(options: argparse.Namespace) -> None:
     """Let jobs of a script run on a device. Raises CompileError for a plan, which has its own."""
-    if options.device is None:
-        return
-    if _is_plan_file(options.file):
-        raise CompileError(
-            f"--device {options.device} is for scripts, and {options.file} is a plan, which is"
-            " compiled for its devices; compile the job again with it"
-        )
-    os.environ["ACTORFLOW_DEVICE"] = options.device
-    Settings.from_env(os.environ)  # raises for a name that is none
+    for name, value in (("device", options.device), ("gpu", options.gpu)):
+        if value is None:
+            continue
+        if _is_plan_file(options.file):
+            raise CompileError(
+                f"--{name} {value} is for scripts, and {options.file} is a plan, which is"
+                " compiled for its devices; compile the job again with it"
+            )
+        os.environ[f"ACTORFLOW_{name.upper()}"] = value
+    device = Settings.from_env(os.environ).device  # raises for a name that is none
+    if options.gpu is not None:
+        check_gpu(options.gpu, () if options.device is None else (device,))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -38,12 +38,16 @@ class JobOptions:
         streams: compute streams, at most. Branches of a step that do not depend on each other may
             overlap, each on a thread of its own; all of them share the cores, so a plan has as many
             streams as pay by the planner's estimate, and says so.
-        device: what the job runs on: "host", "sim" or "sim:1". A simulated device computes with the
-            host's kernels and is late as a seed likes; see `docs/devices.md`. By default what
-            ACTORFLOW_DEVICE says, and that is the host. An evaluation runs where its training does.
+        device: what the job runs on: "host", "cuda", "cuda:1", "sim" or "sim:1". A simulated device
+            computes with the host's kernels and is late as a seed likes; see `docs/devices.md`. By
+            default what ACTORFLOW_DEVICE says, and that is the host. An evaluation runs where its
+            training does.
         devices: several of them, instead of `device`. The job says what runs where (`af.device`,
             `tensor.to`); one that does not is placed by cost, so that a step ends early and each
             device's memory suffices.
+        gpu: what the GPU of a job on CUDA is, such as "h200"; by default what ACTORFLOW_GPU says,
+            and that is the GPU that is here. With a name, plans are made without one
+            (`docs/cuda.md`).
         memory_budget: bytes that the arena of the plan may take, parameters, optimizer state,
             batches and everything else included: 600_000_000, "600MiB", "2GB". Where a step needs
             more, parts of the forward pass run again after the loss; the results stay the same,
@@ -72,6 +76,7 @@ class JobOptions:
     streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
     device: str | None = None
     devices: Sequence[str] | None = None
+    gpu: str | None = None
     memory_budget: str | int | None = None
     recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
     offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
@@ -128,10 +133,17 @@ class JobOptions:
                 f" accumulate={self.accumulate} out"
             )
         try:
-            _ = self.placed_on
-        except ValueError as error:
+            self._check_gpu(self.placed_on)
+        except (ValueError, CompileError) as error:
             raise CompileError(f"{where}: job {job!r}: {error}") from None
         try:
             _ = self.budget_bytes
         except ValueError as error:
             raise CompileError(f"{where}: memory_budget of job {job!r}: {error}") from None
+
+    def _check_gpu(self, devices: tuple[Device, ...]) -> None:
+        if self.gpu is None:
+            return
+        from actorflow.compile.gpus import check_gpu  # descriptions, which other jobs never read
+
+        check_gpu(self.gpu, devices)

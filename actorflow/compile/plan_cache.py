@@ -50,6 +50,7 @@ _ASSUMING = tuple(
     [
         _HOUSE / name
         for name in (
+            "actorflow/compile/cuda_target.py",
             "actorflow/compile/streams.py",
             "actorflow/compile/targets.py",
             "actors/contention.py",
@@ -178,7 +179,8 @@ def _foreign_gradients(graph: Graph) -> list[str]:
 def _compiler_stamp() -> str:
     """Return sizes and modification times of the sources that decide what a plan looks like."""
     rows = []
-    for path in [*_ASSUMING, *[path for wing in _PLANNING for path in sorted(wing.rglob("*.py"))]]:
+    sources = [p for wing in _PLANNING for kind in ("py", "json") for p in wing.rglob(f"*.{kind}")]
+    for path in [*_ASSUMING, *sorted(sources)]:
         facts = path.stat()
         rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
     return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()

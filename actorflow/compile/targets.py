@@ -7,20 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actorflow.compile.cuda_target import CudaTarget
+from actorflow.compile.operands import operands_of_call
 from actors.kernels import catalogue
-from actors.kernels.kernel import Operand as KernelOperand
-from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
 from compiler.registry import Op, runs_as
-from compiler.target import (
-    WIDE_IN_CACHE,
-    CallOperand,
-    Hardware,
-    KernelCall,
-    KernelInfo,
-    Link,
-    Target,
-)
+from compiler.target import WIDE_IN_CACHE, Hardware, KernelCall, KernelInfo, Link, Target
 
 
 class HostTarget:
@@ -35,6 +27,9 @@ class HostTarget:
     alignment = 64
     """A line of the cache."""
 
+    memory_bytes = 0
+    """The machine is asked when a plan is loaded."""
+
     link = None
 
     wide_values = WIDE_IN_CACHE
@@ -47,7 +42,7 @@ class HostTarget:
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
         family = runs_as.get(Op(call.op))
-        name, needs = catalogue.choose(call.op, call.attrs, *_operands(call), family)
+        name, needs = catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
     def collective_ns(self, size_bytes: int) -> float:
@@ -66,6 +61,9 @@ class SimTarget:
 
     alignment = 256
     """What CUDA's allocator gives."""
+
+    memory_bytes = 0
+    """That of the host."""
 
     link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
 
@@ -94,35 +92,23 @@ class SimTarget:
         return self._host.collective_ns(size_bytes)
 
 
-KINDS = (DeviceKind.HOST, DeviceKind.SIM)
-"""The devices that there are kernels for, and that run."""
+def hardware_for(devices: Sequence[Device], gpu: str = "") -> Hardware:
+    """Return what a plan for some devices is made for; see `target_for`."""
+    return Hardware(tuple(devices), tuple([target_for(device, gpu) for device in devices]))
 
 
-def hardware_for(devices: Sequence[Device]) -> Hardware:
-    """Return what a plan for some devices is made for. Raises CompileError; see `target_for`."""
-    return Hardware(tuple(devices), tuple([target_for(device) for device in devices]))
+def target_for(device: Device, gpu: str = "") -> Target:
+    """Return what is known of a device; `gpu` is the name of the GPU that a CUDA device is.
 
-
-def target_for(device: Device) -> Target:
-    """Return what is known of a device. Raises CompileError for a kind without kernels."""
-    if device.kind not in KINDS:
-        raise CompileError(
-            f"device {device} has no kernels in this version, so nothing can be compiled for it;"
-            f" there are kernels for {' and '.join([kind.value for kind in KINDS])}"
-        )
+    Raises LookupError for a GPU that there is no description of.
+    """
+    if device.kind is DeviceKind.CUDA:
+        return CudaTarget(device, gpu)
     return HostTarget() if device.kind is DeviceKind.HOST else SimTarget(device)
 
 
 def is_taken_elsewhere(call: KernelCall) -> bool:
     """Whether a kernel that was registered from outside takes a call."""
-    given = (call.attrs, *_operands(call))
+    given = (call.attrs, *operands_of_call(call))
     kernels = catalogue.registered(call.op)
     return any([catalogue.query_registered(k, *given) is not None for k in kernels])
-
-
-def _operands(call: KernelCall) -> tuple[tuple[KernelOperand, ...], tuple[KernelOperand, ...]]:
-    return tuple([_operand(o) for o in call.inputs]), tuple([_operand(o) for o in call.outputs])
-
-
-def _operand(operand: CallOperand) -> KernelOperand:
-    return KernelOperand(operand.type, operand.layout.offset_bytes, operand.layout.strides_bytes)

@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import compiler.ops.standard  # noqa: F401  # fills the columns
+from actorflow.compile.gpus import gpu_of, is_cuda
 from actors.kernels import catalogue
-from actors.kernels.kernel import Kernel, KernelNeeds, Operand
+from actors.kernels.cuda import catalogue as cuda_catalogue
+from actors.kernels.kernel import Asked, KernelNeeds, Operand
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.ops.copies import COPY_TO
 from compiler.ops.shape import COPY
+from compiler.placement import Device
 from compiler.places import extent_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
 from compiler.registry import (
@@ -61,7 +64,7 @@ def check_launches(plan: Plan) -> None:
 
     O(launches), with one question to op and kernel per distinct launch.
     """
-    prover = _Prover(plan, catalogue.binders())
+    prover = _Prover(plan, _kernels_by_device(plan))
     for actor in plan.actors:
         if actor.launches and actor.kind not in _RUNNING:
             raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
@@ -69,9 +72,17 @@ def check_launches(plan: Plan) -> None:
         taken = {port.register for port in actor.inputs}
         for index, launch in enumerate(actor.launches):
             try:
-                prover.check(launch, made, taken)
+                prover.check(launch, plan.streams[actor.stream].device, made, taken)
             except PlanFormatError as error:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
+
+
+def _kernels_by_device(plan: Plan) -> dict[Device, Mapping[str, Asked]]:
+    """Return the kernels of each device, by name: a simulated one has the host's."""
+    devices = dict.fromkeys([stream.device for stream in plan.streams])
+    gpu = gpu_of(plan)
+    host: Mapping[str, Asked] = catalogue.binders()
+    return {d: cuda_catalogue.binders(gpu) if is_cuda(d) else host for d in devices}
 
 
 def _where(plan: Plan, actor: Actor, index: int, launch: Launch) -> str:
@@ -85,29 +96,39 @@ class _Prover:
     """The answers so far: the pairs (output, input) that may share bytes, by distinct launch."""
 
     plan: Plan
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[Device, Mapping[str, Asked]]
     answers: dict[object, Pairs] = field(default_factory=dict)
 
-    def check(self, launch: Launch, made: set[RegisterId], taken: set[RegisterId]) -> None:
-        """Check one launch of an actor whose ports put out the registers `made`."""
+    def check(
+        self, launch: Launch, device: Device, made: set[RegisterId], taken: set[RegisterId]
+    ) -> None:
+        """Check one launch of an actor on a device, whose ports put out the registers `made`."""
         views = self.plan.views
         inputs = tuple([views[index] for index in launch.inputs])
         outputs = tuple([views[index] for index in launch.outputs])
         scratch = None if launch.workspace is None else views[launch.workspace]
         block = scratch and (scratch.type, scratch.offset_bytes, scratch.strides_bytes)
         key = (
-            (launch.kernel, launch.op, packed(launch.attrs)),
+            (device.kind, launch.kernel, launch.op, packed(launch.attrs)),
             tuple([(view.type, view.strides_bytes) for view in inputs]),
             tuple([(view.type, view.strides_bytes) for view in outputs]),
             block,
         )
         pairs = self.answers.get(key)
         if pairs is None:
-            pairs = self.answers[key] = self._asked(launch, inputs, outputs, scratch)
+            kernel = self.kernels[device].get(launch.kernel)
+            pairs = self.answers[key] = self._asked(kernel, launch, inputs, outputs, scratch)
         self._check_homes(launch, inputs, outputs, made, taken)
         _check_bytes(inputs, outputs, scratch, pairs)
 
-    def _asked(self, launch: Launch, inputs: Views, outputs: Views, scratch: View | None) -> Pairs:
+    def _asked(
+        self,
+        kernel: Asked | None,
+        launch: Launch,
+        inputs: Views,
+        outputs: Views,
+        scratch: View | None,
+    ) -> Pairs:
         """Ask op and kernel; return the pairs that may share bytes."""
         op = _op_of(launch)
         attrs = dict(launch.attrs)
@@ -117,31 +138,10 @@ class _Prover:
         for position, view in enumerate(outputs):
             if not extent_of(view).is_exact:
                 raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
-        needs = self._needs(launch, op, attrs, inputs, outputs)
+        needs = _needs(kernel, launch, op, attrs, inputs, outputs)
         _check_scratch(scratch, needs.workspace_bytes)
         # A program comes with the plan, so what may lie over what is its kernel's word alone.
         return needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
-
-    def _needs(
-        self, launch: Launch, op: Op, attrs: Mapping[str, AttrValue], inputs: Views, outputs: Views
-    ) -> KernelNeeds:
-        kernel = self.kernels.get(launch.kernel)
-        wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
-        if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
-            computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
-            raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
-        try:
-            needs = catalogue.needs_of(
-                kernel,
-                MappingProxyType(dict(given)),
-                tuple([_operand(view) for view in inputs]),
-                tuple([_operand(view) for view in outputs]),
-            )
-        except _FOREIGN as error:
-            raise PlanFormatError(f"is refused by {launch.kernel}: {error}") from None
-        if needs is None:
-            raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
-        return needs
 
     def _check_homes(
         self,
@@ -175,6 +175,32 @@ class _Prover:
             scratch = self.plan.registers[self.plan.views[launch.workspace].register]
             if scratch.kind is not RegisterKind.TEMPORARY:
                 raise PlanFormatError(f"works in register {scratch.name!r}, no temporary")
+
+
+def _needs(
+    kernel: Asked | None,
+    launch: Launch,
+    op: Op,
+    attrs: Mapping[str, AttrValue],
+    inputs: Views,
+    outputs: Views,
+) -> KernelNeeds:
+    wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
+    if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
+        computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
+        raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
+    try:
+        needs = catalogue.needs_of(
+            kernel,
+            MappingProxyType(dict(given)),
+            tuple([_operand(view) for view in inputs]),
+            tuple([_operand(view) for view in outputs]),
+        )
+    except _FOREIGN as error:
+        raise PlanFormatError(f"is refused by {launch.kernel}: {error}") from None
+    if needs is None:
+        raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
+    return needs
 
 
 def _op_of(launch: Launch) -> Op:

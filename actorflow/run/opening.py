@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import re
 
+from actorflow.compile.gpus import gpu_of
 from actorflow.compile.native import NATIVE, build, choosing
 from actorflow.compile.plugins import load_plugins
-from actorflow.compile.targets import KINDS, hardware_for
+from actorflow.compile.targets import hardware_for
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
 from actorflow.run.devices import devices_of
+from actorflow.run.gpus_here import check_gpus
 from actorflow.settings import Settings
-from compiler.errors import CompileError, DeviceError, PlanFormatError
+from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 
-_VERSION = re.compile(r"\bhost-\d+")
+_VERSION = re.compile(r"\b(?:host|cuda)-\d+")
 """What of a fingerprint says which kernels there are; the rest is with what they were built."""
 
 
 def make_ready(plan: Plan, settings: Settings) -> None:
     """Prove a plan and build its kernels.
 
-    Raises CompileError, DeviceError or PlanFormatError where this machine cannot run it.
+    Raises CompileError, DeviceError, OutOfMemory or PlanFormatError where it cannot run here.
     """
     _check_ranks(plan)
     _check_slices(plan)
-    _check_devices(plan)
+    check_gpus(plan, settings)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
@@ -54,19 +56,6 @@ def _check_ranks(plan: Plan) -> None:
         )
 
 
-def _check_devices(plan: Plan) -> None:
-    """Refuse a plan for a kind of device that is not here: there is nothing to hold it against."""
-    wanted = dict.fromkeys([*[s.device for s in plan.streams], *[a.device for a in plan.arenas]])
-    missing = [str(device) for device in wanted if device.kind not in KINDS]
-    if missing:
-        raise DeviceError(
-            f"plan {plan.name!r} was compiled for {', '.join(map(str, wanted))}; this process has"
-            f" devices of the kinds {', '.join([kind.value for kind in KINDS])}, and no"
-            f" {', '.join(missing)}. Compile the job for these, or run the plan where its devices"
-            " are"
-        )
-
-
 def _check_target(plan: Plan, *, is_native: bool) -> None:
     """Refuse a plan that was made for other kernels than this machine has."""
     names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
@@ -76,7 +65,7 @@ def _check_target(plan: Plan, *, is_native: bool) -> None:
             f"plan {plan.name!r} was compiled for native kernels ({', '.join(native)}), and here"
             " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
         )
-    here, there = hardware_for(devices_of(plan)).fingerprint, plan.target
+    here, there = hardware_for(devices_of(plan), gpu_of(plan)).fingerprint, plan.target
     if _VERSION.findall(here) != _VERSION.findall(there):
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"

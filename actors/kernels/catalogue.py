@@ -25,7 +25,7 @@ from actors.kernels.interpret.matmul import MATMUL_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.upcast import upcast
-from actors.kernels.kernel import Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
+from actors.kernels.kernel import Asked, Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 from compiler.errors import CompileError
@@ -156,7 +156,7 @@ def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
 
 
 def needs_of(
-    kernel: Kernel, attrs: Attrs, inputs: Operands, outputs: Operands
+    kernel: Asked, attrs: Attrs, inputs: Operands, outputs: Operands
 ) -> KernelNeeds | None:
     """Return the least that a kernel needs for a call of a plan; None where it cannot take it.
 

@@ -73,12 +73,12 @@ class KernelNeeds:
     work: Work | None = None
 
 
-class Kernel(Protocol):
-    """One way to compute an op on the host."""
+class Asked(Protocol):
+    """What is known of a kernel of any device before there is one."""
 
     @property
     def name(self) -> str:
-        """Name in the plan, unique in the catalogue: "numpy.fused"."""
+        """Name in the plan, unique in the catalogue of its device: "numpy.fused"."""
         ...
 
     @property
@@ -89,6 +89,10 @@ class Kernel(Protocol):
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what this call needs, or None when this kernel does not take it."""
         ...
+
+
+class Kernel(Asked, Protocol):
+    """One way to compute an op on the host."""
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch on these arrays.

@@ -19,6 +19,9 @@ def test_every_variable_is_read():
     settings = Settings.from_env(
         {
             "ACTORFLOW_DEVICE": "sim:1",
+            "ACTORFLOW_GPU": " h200 ",
+            "ACTORFLOW_CUDA": "Emulated",
+            "ACTORFLOW_SYNC": "yes",
             "ACTORFLOW_DUMP": "out/dump",
             "ACTORFLOW_TRACE": "~/trace.json",
             "ACTORFLOW_VERIFY": "1",
@@ -32,6 +35,9 @@ def test_every_variable_is_read():
     )
     assert settings == Settings(
         device=Device(DeviceKind.SIM, 1),
+        gpu="h200",
+        cuda_emulated=True,
+        sync=True,
         dump=Path("out/dump"),
         trace=Path("/home/ann/trace.json"),
         verify=True,
@@ -44,7 +50,12 @@ def test_every_variable_is_read():
 
 
 def test_each_variable_of_the_table_is_known_and_changes_something():
-    values = {"ACTORFLOW_DEVICE": "sim", "ACTORFLOW_LOG": "error", "ACTORFLOW_NATIVE": "0"}
+    values = {
+        "ACTORFLOW_DEVICE": "sim",
+        "ACTORFLOW_CUDA": "emulated",
+        "ACTORFLOW_LOG": "error",
+        "ACTORFLOW_NATIVE": "0",
+    }
     for variable in ENVIRONMENT:
         changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
         assert changed != Settings.from_env(HOME)
@@ -101,6 +112,12 @@ def test_flags_that_are_false(text):
             "ACTORFLOW_VERIFY",
             "2",
             "ACTORFLOW_VERIFY: expected 1 or 0 (or true, false), came '2'",
+        ),
+        (
+            "ACTORFLOW_CUDA",
+            "emulate",
+            "ACTORFLOW_CUDA: expected 'emulated', or nothing for the GPU that is here, came"
+            " 'emulate'",
         ),
         (
             "ACTORFLOW_LOG",

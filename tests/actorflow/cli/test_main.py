@@ -162,3 +162,24 @@ def test_a_device_that_is_none_and_one_for_a_plan_are_refused(
     )
     assert main(["plan", str(tmp_path / "some.plan"), "--device", "sim"]) == 1
     assert "--device sim is for scripts, and" in capsys.readouterr().err
+
+
+def test_a_gpu_is_named_beside_its_device(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "host")  # given back after the test
+    monkeypatch.setenv("ACTORFLOW_GPU", "")
+    refused = [
+        (["--gpu", "h20"], "no GPU is called 'h20'; did you mean 'h200'?"),
+        (["--device", "sim", "--gpu", "h200"], "gpu='h200' is given, and it runs on sim:0, no GPU"),
+    ]
+    for given, text in refused:
+        assert main(["plan", script, *given]) == 1
+        assert text in capsys.readouterr().err
+    assert main(["plan", str(tmp_path / "some.plan"), "--gpu", "h200"]) == 1
+    assert "--gpu h200 is for scripts, and" in capsys.readouterr().err
+
+
+def test_a_gpu_before_a_script_is_no_argument_of_the_script(script, monkeypatch, capsys):
+    monkeypatch.setenv("ACTORFLOW_GPU", "")
+    for given in (["--gpu", "h200"], ["--gpu=h200"]):
+        assert main(["run", *given, script]) == 0
+        assert "arguments []" in capsys.readouterr().out

@@ -2,14 +2,16 @@
 
 import pytest
 
+from actorflow.compile.cuda_target import CudaTarget
 from actorflow.compile.targets import HostTarget, SimTarget, hardware_for, target_for
+from actors.kernels.cuda.gpu import gpu_named
 from compiler.attrs import NO_ATTRS
-from compiler.errors import CompileError
 from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
 from compiler.registry import Layout
 from compiler.target import CallOperand, KernelCall
 from compiler.types import DType, TensorType
 
+CUDA = Device(DeviceKind.CUDA)
 SIM0, SIM1 = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
 OPERAND = CallOperand(TensorType(DType.FLOAT32, (4,)), Layout(0, (4,)))
 
@@ -37,9 +39,20 @@ def test_an_op_without_a_kernel_is_refused_in_the_name_of_the_device():
         target_for(SIM1).query(call("fft"))
 
 
-def test_a_kind_of_device_without_kernels_is_refused_by_name():
-    with pytest.raises(CompileError, match=r"cuda:0 has no kernels .* for host and sim"):
-        hardware_for((HOST, Device(DeviceKind.CUDA)))
+def test_a_gpu_is_told_by_its_description_alone():
+    target = target_for(CUDA, "h200")
+    gpu = gpu_named("h200")
+    assert isinstance(target, CudaTarget)
+    assert target.message_ns == gpu.event_ns
+    assert target.memory_bytes == gpu.memory_bytes
+    assert target.link.in_ns(10**9) == gpu.link_latency_ns + 1e9 / gpu.link_bytes_per_ns
+    assert gpu.fingerprint in target.fingerprint
+    assert target.alignment == 256
+
+
+def test_what_a_gpu_lacks_is_refused_in_the_name_of_the_device():
+    with pytest.raises(LookupError, match=r"^cuda:0: CUDA devices have no kernel for op 'fft'"):
+        target_for(CUDA, "h200").query(call("fft"))
 
 
 def test_hardware_of_several_devices_is_told_by_all_of_them_in_order():

@@ -10,8 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.run.opening import make_ready
 from actorflow.settings import Settings
-from compiler.errors import DeviceError, PlanFormatError
-from compiler.placement import Device, DeviceKind
+from compiler.errors import PlanFormatError
 
 
 @pytest.fixture(params=["host", "sim"])
@@ -42,12 +41,3 @@ def test_a_plan_of_another_generation_of_kernels_is_refused(plan, settings):
 def test_a_plan_of_other_libraries_is_said_to_differ_in_its_last_bits(plan, settings, caplog):
     make_ready(replace(plan, target=plan.target.replace("numpy-", "numpy-0.")), settings)
     assert "results may differ in their last bits" in caplog.text
-
-
-def test_a_plan_of_devices_that_are_not_here_is_refused_by_name(plan, settings):
-    gpu = Device(DeviceKind.CUDA)
-    arenas = tuple([replace(a, device=gpu, memory=gpu.place.memory) for a in plan.arenas])
-    with pytest.raises(
-        DeviceError, match=r"of the kinds host, sim, and no cuda:0\. Compile the job"
-    ):
-        make_ready(replace(plan, arenas=arenas), settings)

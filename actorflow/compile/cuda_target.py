@@ -1,0 +1,60 @@
+"""What the compiler is told of a CUDA device: all of it from the description of a GPU."""
+
+from __future__ import annotations
+
+from actorflow.compile.operands import operands_of_call
+from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.gpu import gpu_named
+from compiler.placement import Device
+from compiler.registry import Op, runs_as
+from compiler.target import KernelCall, KernelInfo, Link, WideValues
+
+
+class CudaTarget:
+    """The kernels of a GPU, planned from its description alone; see `actors.kernels.cuda`."""
+
+    alignment = 256
+    """What CUDA's allocator gives."""
+
+    wide_values = WideValues(256 << 20, 2048, 256 << 20, 512 << 20)
+    """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
+    go by 2,048 rows, a product of 16 waves of tiles on an H200. Computed, not measured."""
+
+    def __init__(self, device: Device, gpu: str) -> None:
+        self._device = device
+        self._gpu = gpu_named(gpu)
+
+    @property
+    def message_ns(self) -> float:
+        """What a stream that waits for an event of another one loses."""
+        return self._gpu.event_ns
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the GPU has."""
+        return self._gpu.memory_bytes
+
+    @property
+    def link(self) -> Link:
+        """The way to pinned memory of the host."""
+        rate = self._gpu.link_bytes_per_ns
+        return Link(rate, rate, self._gpu.link_latency_ns)
+
+    @property
+    def fingerprint(self) -> str:
+        """The generation of the kernels and the GPU."""
+        return catalogue.fingerprint(self._gpu.name)
+
+    def query(self, call: KernelCall) -> KernelInfo:
+        """Choose the first kernel that takes the call. Raises LookupError when there is none."""
+        family = runs_as.get(Op(call.op))
+        given = (call.op, call.attrs, *operands_of_call(call), family)
+        try:
+            name, needs = catalogue.choose(self._gpu.name, *given)
+        except LookupError as error:
+            raise LookupError(f"{self._device}: {error.args[0]}") from None
+        return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+    def collective_ns(self, size_bytes: int) -> float:
+        """Return what is assumed of ranks that meet over the GPU's link."""
+        return self._gpu.link_latency_ns + size_bytes / self._gpu.link_bytes_per_ns

@@ -1,0 +1,120 @@
+"""Which GPU a job on CUDA is planned for: one that is named, or the one that is here.
+
+A plan needs a description of the GPU (`actors.kernels.cuda.gpu`), and no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from actorflow.settings import Settings
+from actors.device.cuda.nvml import GpuListed, listed_gpus
+from actors.kernels.cuda.gpu import Gpu, gpu_named, known_gpus
+from compiler.errors import CompileError
+from compiler.placement import Device, DeviceKind
+from compiler.plan import Plan
+
+EMULATED = "h200"
+"""What the host acts as under ACTORFLOW_CUDA=emulated, where nothing else is named."""
+
+_HOW = '@af.job(device="cuda", gpu="{0}"), --gpu {0} or ACTORFLOW_GPU={0}'
+
+
+def is_cuda(device: Device) -> bool:
+    """Whether a device is a GPU."""
+    return device.kind is DeviceKind.CUDA
+
+
+def gpu_called(name: str) -> Gpu:
+    """Return the description of a GPU by the user's name for it.
+
+    Raises CompileError, which names the nearest and those that there are.
+    """
+    known = known_gpus()
+    if name.lower() in known:
+        return gpu_named(name.lower())
+    near = get_close_matches(name.lower(), known, 1)
+    hint = f"did you mean {near[0]!r}? There" if near else "there"
+    raise CompileError(
+        f"no GPU is called {name!r}; {hint} are descriptions of {', '.join(known)}"
+        " (actors/kernels/cuda/*.json)"
+    )
+
+
+def check_gpu(named: object, devices: Sequence[Device]) -> None:
+    """Check what a job says of its GPU; `devices` may be left open, and then there are none.
+
+    Raises CompileError.
+    """
+    if not isinstance(named, str):
+        raise CompileError(f'gpu must be a name such as "h200", got {named!r}')
+    gpu_called(named)
+    if devices and not any([is_cuda(device) for device in devices]):
+        raise CompileError(
+            f"gpu={named!r} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
+            ' give device="cuda", --device cuda or ACTORFLOW_DEVICE=cuda, or leave gpu out'
+        )
+
+
+def gpu_for(job: str, devices: Sequence[Device], named: str | None, settings: Settings) -> str:
+    """Return the name of the GPU that a job's CUDA devices are planned as; "" without any.
+
+    It is the one `named` by the job, else that of ACTORFLOW_GPU, else the one that is here. Raises
+    CompileError, which says how to name one, where that is not known.
+    """
+    try:
+        return _gpu_for(devices, named, settings)
+    except CompileError as error:
+        raise CompileError(f"job {job!r}: {error}") from None
+
+
+def _gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) -> str:
+    if named is not None:
+        check_gpu(named, devices)
+    ours = [device for device in devices if is_cuda(device)]
+    if not ours:
+        return ""
+    if chosen := named or settings.gpu:
+        return gpu_called(chosen).name
+    if settings.cuda_emulated:
+        return EMULATED
+    return _gpu_here(ours[0]).name
+
+
+def _gpu_here(device: Device) -> Gpu:
+    here = listed_gpus(os.environ)
+    if here.problem or device.index >= len(here.gpus):
+        problem = here.problem or f"there are {len(here.gpus)} GPUs, counted from 0"
+        raise CompileError(
+            f"which GPU {device} is must be known to compile for it, and {problem}. Name it:"
+            f" {_HOW.format(EMULATED)}; there are descriptions of {', '.join(known_gpus())}. Plans"
+            " can be made, printed and simulated without a GPU, and ACTORFLOW_CUDA=emulated runs"
+            " them on the host, slowly"
+        )
+    return described(here.gpus[device.index])
+
+
+def described(seen: GpuListed) -> Gpu:
+    """Return the description of a GPU that is here. Raises CompileError where there is none."""
+    known = [gpu_named(name) for name in known_gpus()]
+    for gpu in known:
+        if gpu.says == seen.name:
+            return gpu
+    alike = [gpu.name for gpu in known if gpu.capability == seen.capability]
+    mend = (
+        f"plan for one with the same instructions: {_HOW.format(alike[0])}"
+        if alike
+        else "add one (actors/kernels/cuda/*.json)"
+    )
+    raise CompileError(
+        f"the GPU here is {seen.name!r} (compute capability"
+        f" {seen.capability[0]}.{seen.capability[1]}), and there is no description of it, but of"
+        f" {', '.join([gpu.says for gpu in known])}; {mend}"
+    )
+
+
+def gpu_of(plan: Plan) -> str:
+    """Return the name of the GPU that a plan was compiled for; "" for one without CUDA devices."""
+    return str(plan.option("gpu", ""))
