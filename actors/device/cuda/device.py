@@ -9,7 +9,7 @@ from actors.device.cuda import memory
 from actors.device.cuda.driver import CudaDriver, CudaError
 from actors.device.cuda.faults import explained, fault_of, is_out_of_memory
 from actors.device.cuda.graphs import CudaLaunch, Current, StepwiseChain, bind_whole
-from actors.device.cuda.memory import DeviceMemory, KeptDriver, pinned_bytes
+from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
 from actors.device.cuda.streams import CudaContext, CudaEvent, CudaStream
 from actors.device.protocol import DeviceStream, FullDevice
 from actors.kernels.cuda.calls import KernelText, RunKernel
@@ -55,7 +55,7 @@ class CudaDevice:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> DeviceMemory | Array:
+    def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> DeviceBlock | Array:
         """Return a block; see `DeviceStore.allocate`."""
         self._kept.check_process()
         try:
@@ -66,7 +66,7 @@ class CudaDevice:
             free_bytes = self._kept.driver.free_bytes()
             if size_bytes > free_bytes:
                 raise FullDevice(free_bytes)
-            return DeviceMemory(self._kept, size_bytes)
+            return DeviceBlock(self._kept, size_bytes)
         except CudaError as error:
             if is_out_of_memory(error):
                 raise MemoryError from error

@@ -79,7 +79,7 @@ def _in_own_process(pid: int, call: Callable[..., object], *args: int) -> None:
             call(*args)
 
 
-class DeviceMemory:
+class DeviceBlock:
     """A block of a device's memory, which goes with this object."""
 
     __slots__ = ("__weakref__", "_kept", "address", "size_bytes")
@@ -110,13 +110,13 @@ def pinned_bytes(kept: KeptDriver, size_bytes: int) -> Array:
 
 
 def view_on(
-    block: DeviceMemory | Array,
+    block: DeviceBlock | Array,
     offset_bytes: int,
     type_: TensorType,
     strides_bytes: tuple[int, ...],
 ) -> DeviceView | Array:
     """Return a window on a block: see `DeviceStore.view`."""
-    if not isinstance(block, DeviceMemory):
+    if not isinstance(block, DeviceBlock):
         return host_memory.view_on(block, offset_bytes, type_, strides_bytes)
     first, size = _extent(DeviceView(offset_bytes, type_, strides_bytes))
     if size and not 0 <= first <= first + size <= block.size_bytes:
