@@ -75,7 +75,17 @@ class LateSchedule:
         with self._lock:
             while any([stream.queue for stream in self._streams if stream.device == device]):
                 self._step(f"the host waits for {device}")
-            self._check(device)
+            self.check(device)
+
+    def check(self, device: Device) -> None:
+        """Raise DeviceFault where a launch of the device has raised."""
+        if device in self._faults:
+            stream, launch, error = self._faults[device]
+            raise DeviceFault(
+                f"launch {launch} on stream {stream.name!r} raised {type(error).__name__}: {error}",
+                stream=stream,
+                launch=launch,
+            ) from error
 
     # -- for streams and events ------------------------------------------------------------------
 
@@ -89,7 +99,7 @@ class LateSchedule:
     ) -> None:
         """Put an operation on a stream, and perhaps execute some."""
         with self._lock:
-            self._check(stream.device)
+            self.check(stream.device)
             if kind is OperationKind.RECORD and event is not None:
                 event.mark(stream.name)
             stream.queue.append(Operation(kind, launch, None if event is None else event.record))
@@ -102,7 +112,7 @@ class LateSchedule:
             record = event.record
             while record is not None and not record.is_done:
                 self._step(f"the host waits for {record}")
-            self._check(event.device)
+            self.check(event.device)
 
     # -- the scheduler ---------------------------------------------------------------------------
 
@@ -144,15 +154,6 @@ class LateSchedule:
                 launch()
         except Exception as error:
             self._faults[stream.device] = _InjectedFault(stream, stream.num_executed - 1, error)
-
-    def _check(self, device: Device) -> None:
-        if device in self._faults:
-            stream, launch, error = self._faults[device]
-            raise DeviceFault(
-                f"launch {launch} on stream {stream.name!r} raised {type(error).__name__}: {error}",
-                stream=stream,
-                launch=launch,
-            ) from error
 
 
 class SimulatedStream:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,58 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 _WITH_BIAS = (LtEpilogue.BIAS, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
 _WITH_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+@dataclass(frozen=True, slots=True)
+class ProductOperand:
+    """Bytes that a product reads or writes."""
+
+    name: str
+    address: int
+    size_bytes: int
+    alignment: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of a product, which should lie at a multiple of {self.alignment},"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenProduct:
+    """A product that was checked, with the workspace that it may use."""
+
+    product: LtProduct
+    workspace_bytes: int
+
+    def operands(self, a: int, b: int, c: int, d: int) -> tuple[ProductOperand, ...]:
+        """Return what a call with these addresses reads and writes."""
+        product, found = self.product, []
+        sides = [("a", a, product.a), ("b", b, product.b), ("d", d, product.d)]
+        sides += [("c", c, product.d)] if product.beta else []
+        for name, address, layout in sides:
+            size = span_bytes(layout, product.batch)
+            found.append(ProductOperand(name, address, size, layout.alignment))
+        if product.bias:
+            size = _bias(product).nbytes
+            found.append(ProductOperand("bias", product.bias, size, product.d.dtype.itemsize))
+        if product.aux:
+            aux = replace(product.d, column_stride=product.aux_stride, batch_stride=0)
+            size = span_bytes(aux, 1)
+            found.append(ProductOperand("aux", product.aux, size, product.d.dtype.itemsize))
+        return tuple([operand for operand in found if operand.size_bytes])
+
+    def lies_over_itself(self, a: int, b: int, c: int, d: int) -> bool:
+        """Whether the result lies over an operand other than c at the same place."""
+        operands = {operand.name: operand for operand in self.operands(a, b, c, d)}
+        out = operands.pop("d", None)
+        if out is not None and c == d:
+            operands.pop("c", None)
+        return out is not None and any(
+            [
+                other.address < out.address + out.size_bytes
+                and out.address < other.address + other.size_bytes
+                for other in operands.values()
+            ]
+        )
 
 
 def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
@@ -92,13 +145,9 @@ def _bias(product: LtProduct) -> Array:
 
 
 def _aux(product: LtProduct) -> Array:
+    """Return [1, rows, columns]: a batch has no aux of its own for each place."""
     d = product.d
-    return array_at(
-        product.aux,
-        d.dtype,
-        (product.batch, d.rows, d.columns),
-        (d.columns * product.aux_stride, 1, product.aux_stride),
-    )
+    return array_at(product.aux, d.dtype, (1, d.rows, d.columns), (0, 1, product.aux_stride))
 
 
 def _widened(array: Array, layout: LtLayout) -> Floats:

@@ -1,0 +1,134 @@
+"""Products as their records say, against float64 over matrices that are laid out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from actors.device.emulated import products
+from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
+from compiler.types import DType, numpy_dtype
+
+TOLERANCE = {DType.FLOAT64: 1e-13, DType.FLOAT32: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2}
+
+
+def bits_of(values, dtype):
+    if dtype is DType.BFLOAT16:
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(numpy_dtype(dtype))
+
+
+def floats_of(array, dtype):
+    if dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+class Matrix:
+    """A batch of column-major matrices with holes between columns and matrices."""
+
+    def __init__(self, rng, dtype, batch, rows, columns, hole=3):
+        stride = rows + hole
+        self.layout = LtLayout(dtype, rows, columns, stride, stride * columns + 5, 2)
+        self.raw = bits_of(rng.standard_normal((batch, stride * columns + 5)), dtype)
+        self.before = self.raw.copy()
+        self.batch = batch
+
+    @property
+    def address(self):
+        return self.raw.ctypes.data
+
+    def places(self, raw):
+        rows, columns, stride = self.layout.rows, self.layout.columns, self.layout.column_stride
+        whole = raw[:, : columns * stride].reshape(self.batch, columns, stride)
+        return whole[:, :, :rows].swapaxes(1, 2)
+
+    @property
+    def values(self):
+        return floats_of(self.places(self.raw), self.layout.dtype)
+
+    def holes(self, raw):
+        kept = raw.copy()
+        self.places(kept)[...] = 0
+        return kept
+
+    def check_holes(self):
+        np.testing.assert_array_equal(self.holes(self.raw), self.holes(self.before))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_product_is_what_its_layouts_say(dtype, transposed, batch, beta):
+    rng = np.random.default_rng(1)
+    m, n, k = 5, 7, 11
+    shapes = [(m, k), (k, n)]
+    a, b = (
+        Matrix(rng, dtype, batch, *(shape[::-1] if is_transposed else shape))
+        for shape, is_transposed in zip(shapes, transposed, strict=True)
+    )
+    d = Matrix(rng, dtype, batch, m, n)
+    left, right = (
+        x.values.swapaxes(1, 2) if is_transposed else x.values
+        for x, is_transposed in zip((a, b), transposed, strict=True)
+    )
+    expected = left @ right + beta * d.values
+    compute = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+    record = LtProduct(a.layout, b.layout, d.layout, *transposed, batch, beta, compute)
+    products.run(record, a.address, b.address, d.address, d.address)
+    np.testing.assert_allclose(d.values, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 9)
+    for x in (a, b, d):
+        x.check_holes()
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def slope(x, step=1e-6):
+    return (gelu(x + step) - gelu(x - step)) / (2 * step)
+
+
+def with_epilogue(epilogue, dtype, *, bias_size=5):
+    """Run a product of float32 or bf16 with an epilogue; returns (a b, d, bias, aux)."""
+    rng = np.random.default_rng(2)
+    a, b, d = (Matrix(rng, dtype, 1, *shape) for shape in ((5, 11), (11, 7), (5, 7)))
+    bias, aux = Matrix(rng, dtype, 1, bias_size, 1, 0), Matrix(rng, dtype, 1, 5, 7, 2)
+    record = LtProduct(
+        a.layout, b.layout, d.layout, False, False,
+        epilogue=epilogue, bias=bias.address, aux=aux.address, aux_stride=aux.layout.column_stride,
+    )  # fmt: skip
+    given = [x.values for x in (bias, aux)]
+    products.run(record, a.address, b.address, d.address, d.address)
+    for x in (d, bias, aux):
+        x.check_holes()
+    return a.values[0], b.values[0], d.values[0], bias, aux, given
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_epilogues_are_those_of_the_library(dtype):
+    close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype] * 9}
+    a, b, d, _, _, (bias, _) = with_epilogue(LtEpilogue.BIAS, dtype)
+    np.testing.assert_allclose(d, a @ b + bias[0], **close)
+    a, b, d, _, _, _ = with_epilogue(LtEpilogue.GELU, dtype)
+    np.testing.assert_allclose(d, gelu(a @ b), **close)
+    a, b, d, _, aux, (bias, _) = with_epilogue(LtEpilogue.GELU_AUX_BIAS, dtype)
+    np.testing.assert_allclose(aux.values[0], a @ b + bias[0], **close)
+    np.testing.assert_allclose(d, gelu(a @ b + bias[0]), **close)
+    a, b, d, bias, _, (_, aux) = with_epilogue(LtEpilogue.DGELU_BGRAD, dtype)
+    np.testing.assert_allclose(d, (a @ b) * slope(aux[0]), **close)
+    np.testing.assert_allclose(bias.values[0, :, 0], d.sum(1), rtol=0.05, atol=0.05)
+    a, b, d, bias, _, _ = with_epilogue(LtEpilogue.BGRAD_A, dtype)
+    np.testing.assert_allclose(d, a @ b, **close)
+    np.testing.assert_allclose(bias.values[0, :, 0], a.sum(1), **close)
+    a, b, d, bias, _, _ = with_epilogue(LtEpilogue.BGRAD_B, dtype, bias_size=7)
+    np.testing.assert_allclose(bias.values[0, :, 0], b.sum(0), **close)
+
+
+def test_an_inner_extent_of_nothing_gives_zeros():
+    rng = np.random.default_rng(3)
+    a, b, d = (Matrix(rng, DType.FLOAT32, 1, *shape) for shape in ((5, 0), (0, 7), (5, 7)))
+    record = LtProduct(a.layout, b.layout, d.layout, False, False)
+    products.run(record, a.address, b.address, d.address, d.address)
+    np.testing.assert_array_equal(d.values, 0)
