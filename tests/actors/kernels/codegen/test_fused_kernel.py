@@ -7,6 +7,14 @@ import ctypes
 import msgpack
 import numpy as np
 import pytest
+from fused_programs import (
+    cross_entropy,
+    gelu_grad_and_bias,
+    known,
+    layer_norm,
+    layer_norm_grad,
+    softmax,
+)
 from kernel_calls import garbage, operand
 
 from actors.kernels.codegen import arguments as words
@@ -29,141 +37,9 @@ KERNEL = FusedKernel()
 EXTENTS = ((1, 1), (1, 37), (5, 1), (3, 16), (7, 33), (64, 100), (0, 5), (4, 0))
 
 
-def layer_norm(groups, columns, dtype=F32):
-    b = groups.Builder()
-    x, gamma, beta = b.input(FULL, dtype), b.input(COLUMN, dtype), b.input(COLUMN, dtype)
-    share = b.constant(1 / columns, dtype)
-    mean = b.op("mul", b.reduce("row_sum", x), share)
-    centred = b.op("sub", x, mean)
-    squares = b.reduce("row_sum", b.op("mul", centred, centred))
-    variance = b.op("mul", squares, share)
-    rstd = b.op("rsqrt", b.op("add", variance, b.constant(1e-5, dtype)))
-    y = b.op("add", b.op("mul", b.op("mul", centred, rstd), gamma), beta)
-    return b.program(y, mean, rstd)
-
-
-def layer_norm_grad(groups, columns):
-    b = groups.Builder()
-    dy, x, gamma, mean, rstd = b.input(), b.input(), b.input(COLUMN), b.input(ROW), b.input(ROW)
-    share = b.constant(1 / columns)
-    xhat = b.op("mul", b.op("sub", x, mean), rstd)
-    g = b.op("mul", dy, gamma)
-    first = b.op("mul", b.reduce("row_sum", g), share)
-    second = b.op("mul", b.reduce("row_sum", b.op("mul", g, xhat)), share)
-    dx = b.op("mul", rstd, b.op("sub", b.op("sub", g, first), b.op("mul", xhat, second)))
-    dgamma = b.reduce("column_sum", b.op("mul", dy, xhat))
-    return b.program(dx, dgamma, b.reduce("column_sum", dy))
-
-
-def softmax(groups, dtype=F32):
-    b = groups.Builder()
-    x = b.input(FULL, dtype)
-    shifted = b.op("exp", b.op("sub", x, b.reduce("row_max", x)))
-    return b.program(b.op("div", shifted, b.reduce("row_sum", shifted)))
-
-
-def cross_entropy(groups, classes):
-    b = groups.Builder()
-    x, labels = b.input(), b.input(ROW, I64)
-    label = b.cast(b.op("check_index", labels, constants=(classes,)), I32)
-    hit = b.op("eq", b.op("column_index", dtype=I32, kind=COLUMN), label)
-    largest = b.reduce("row_max", x)
-    total = b.reduce("row_sum", b.op("exp", b.op("sub", x, largest)))
-    lse = b.op("add", b.op("log", total), largest)
-    picked = b.reduce("row_sum", b.op("select", hit, x, b.constant(0.0)))
-    one = b.op("select", hit, b.constant(1.0), b.constant(0.0))
-    dx = b.op("sub", b.op("exp", b.op("sub", x, lse)), one)
-    return b.program(b.op("sub", lse, picked), dx)
-
-
-def dropout(groups, p=0.3, key=11):
-    b = groups.Builder()
-    x, bias, seed, step = b.input(), b.input(COLUMN), b.input(SCALAR, I64), b.input(SCALAR, I64)
-    kept = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(key, p))
-    factor = b.op("select", kept, b.constant(1 / (1 - p)), b.constant(0.0))
-    return b.program(b.op("mul", b.op("add", x, bias), factor), kept)
-
-
-def flat_dropout(groups):
-    b = groups.Builder()
-    x, seed, step = b.input(), b.input(SCALAR, I64), b.input(SCALAR, I64)
-    kept = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(3, 0.5))
-    return b.program(b.op("select", kept, x, b.constant(0.0)))
-
-
-def gelu_grad_and_bias(groups):
-    b = groups.Builder()
-    dy, x = b.input(), b.input()
-    dx = b.op("mul", dy, b.op("sub", b.constant(1.0), b.op("tanh", x)))
-    total = b.reduce("column_sum", dx)
-    return b.program(dx, total, b.op("mul", total, b.constant(0.5)))
-
-
-def adamw(groups):
-    b = groups.Builder()
-    p, g, m, v = (b.input() for _ in range(4))
-    lr, step = b.input(SCALAR), b.input(SCALAR, I64)
-    one = b.constant(1.0, F64)
-    t = b.op("add", b.cast(step, F64), one)
-    decay = b.op("sub", one, b.op("pow", b.constant(0.9, F64), t))
-    rate = b.op("div", lr, b.cast(decay, F32))
-    m2 = b.op("add", b.op("mul", m, b.constant(0.9)), b.op("mul", g, b.constant(0.1)))
-    square = b.op("mul", b.op("mul", g, g), b.constant(0.001))
-    v2 = b.op("add", b.op("mul", b.op("mul", v, v), b.constant(0.999)), square)
-    moved = b.op("div", b.op("mul", rate, m2), b.op("add", b.op("sqrt", v2), b.constant(1e-3)))
-    return b.program(b.op("sub", p, moved), m2, v2, rate)
-
-
-def repeated(groups, every, count):
-    b = groups.Builder()
-    x, mask, scale = b.input(), b.input(every=every, count=count), b.input(ROW, F32, every, count)
-    y = b.op("add", b.op("mul", x, scale), mask)
-    place = b.op("row_index", dtype=I32, kind=ROW, constants=(every, count))
-    return b.program(b.op("mul", y, b.cast(place, F32)), b.reduce("row_min", y))
-
-
-def repeated_alone(groups, count):
-    b = groups.Builder()
-    x, table = b.input(), b.input(count=count)
-    return b.program(b.op("add", x, table))
-
-
-def lesser_kinds(groups):
-    """Outputs of every kind, some of which are inputs or constants."""
-    b = groups.Builder()
-    x, row, column, scalar = b.input(), b.input(ROW), b.input(COLUMN), b.input(SCALAR)
-    outer = b.op("mul", row, column)
-    doubled = b.op("add", column, column)
-    return b.program(
-        b.op("add", outer, x), b.op("exp", row), doubled, b.op("neg", scalar), x, column,
-        b.op("sub", b.reduce("column_sum", outer), doubled), b.reduce("row_sum", column),
-    )  # fmt: skip
-
-
-def known(groups, rows, columns):
-    """Programs by name. Their constants are those of one width: one text for all shapes."""
-    width = 37
-    return {
-        "layer norm": layer_norm(groups, width),
-        "layer norm in doubles": layer_norm(groups, width, F64),
-        "its gradient": layer_norm_grad(groups, width),
-        "softmax": softmax(groups),
-        "softmax in doubles": softmax(groups, F64),
-        "cross-entropy": cross_entropy(groups, 100_003),
-        "dropout": dropout(groups),
-        "flat dropout": flat_dropout(groups),
-        "gelu gradient": gelu_grad_and_bias(groups),
-        "adamw": adamw(groups),
-        "repeated rows": repeated(groups, 1, max(1, (rows + 1) // 2)),
-        "repeated blocks": repeated(groups, 2, max(1, (rows + 2) // 3)),
-        "one repeated table": repeated_alone(groups, max(1, (rows + 1) // 2)),
-        "lesser kinds": lesser_kinds(groups),
-    }
-
-
 @pytest.mark.parametrize(("rows", "columns"), [e for e in EXTENTS if 0 not in e])
 def test_known_groups_match_the_interpreter(kernel, groups, rows, columns):
-    programs = known(groups, rows, columns)
+    programs = known(rows, columns)
     groups.prepare(kernel, programs.values())
     for program in programs.values():
         groups.check(kernel, program, rows, columns)
@@ -171,21 +47,21 @@ def test_known_groups_match_the_interpreter(kernel, groups, rows, columns):
 
 @pytest.mark.parametrize(("rows", "columns"), [e for e in EXTENTS if 0 in e])
 def test_spaces_without_elements_sum_to_zero(kernel, groups, rows, columns):
-    groups.check(kernel, layer_norm_grad(groups, 1), rows, columns)
-    groups.check(kernel, gelu_grad_and_bias(groups), rows, columns)
+    groups.check(kernel, layer_norm_grad(1), rows, columns)
+    groups.check(kernel, gelu_grad_and_bias(), rows, columns)
 
 
 @pytest.mark.parametrize("shape", [(2, 30_000), (1, 100_003), (900, 300)])
 @pytest.mark.parametrize("name", ["layer norm", "its gradient", "softmax", "dropout"])
 def test_large_spaces_are_cut_and_match(kernel, groups, shape, name):
-    program = known(groups, *shape)[name]
-    groups.prepare(kernel, known(groups, *shape).values())
+    program = known(*shape)[name]
+    groups.prepare(kernel, known(*shape).values())
     groups.check(kernel, program, *shape, tolerance=2e-4, launches=1)
 
 
 @pytest.mark.parametrize("shape", [(2, 30_000), (900, 300), (1500, 40)])
 def test_one_thread_gives_the_bits_of_two(native, groups, shape, monkeypatch):
-    for program in known(groups, *shape).values():
+    for program in known(*shape).values():
         arrays = groups.operands(program, *shape)
         two, needs = groups.run(KERNEL, program, *shape, arrays, launches=1)
         monkeypatch.setattr(runtime, "num_threads", lambda: 1)
@@ -197,7 +73,7 @@ def test_one_thread_gives_the_bits_of_two(native, groups, shape, monkeypatch):
 
 
 def test_a_launch_takes_the_threads_its_workspace_has_room_for(native, groups, monkeypatch):
-    program, shape = softmax(groups), (900, 300)
+    program, shape = softmax(), (900, 300)
     arrays = groups.operands(program, *shape)
     monkeypatch.setattr(runtime, "num_threads", lambda: 1)
     query = KERNEL.query
@@ -218,7 +94,7 @@ def test_a_launch_takes_the_threads_its_workspace_has_room_for(native, groups, m
 @pytest.mark.parametrize("shape", [(7, 33), (900, 300), (2, 30_000)])
 def test_outputs_may_lie_over_the_inputs_that_are_offered(kernel, groups, shape):
     offered = 0
-    for program in known(groups, *shape).values():
+    for program in known(*shape).values():
         arrays = groups.operands(program, *shape)
         apart, needs = groups.run(kernel, program, *shape, arrays)
         for pair in needs.in_place:
@@ -254,7 +130,7 @@ def test_an_input_whose_rows_are_read_in_another_order_is_not_offered(kernel, gr
 
 
 def test_strided_rows_are_read_and_written_in_place(kernel, groups):
-    program = layer_norm(groups, 24)
+    program = layer_norm(24)
     rng = np.random.default_rng(3)
     wide = rng.standard_normal((4, 5, 72)).astype(np.float32)
     x = wide[..., 24:48]
@@ -269,7 +145,7 @@ def test_strided_rows_are_read_and_written_in_place(kernel, groups):
 
 @pytest.mark.parametrize("axes", [(1, 0, 2), (0, 2, 1)])
 def test_rows_that_are_not_evenly_spaced_are_declined(kernel, groups, axes):
-    program = softmax(groups)
+    program = softmax()
     shape = (4, 6, 6)
     x = np.zeros(shape, np.float32).transpose(axes)
     attrs = {"program": program, "rows": 24, "columns": 6}
@@ -278,7 +154,7 @@ def test_rows_that_are_not_evenly_spaced_are_declined(kernel, groups, axes):
 
 
 def test_a_bad_index_fails_the_launch_and_is_named(kernel, groups):
-    program = cross_entropy(groups, 5)
+    program = cross_entropy(5)
     x, labels = np.zeros((4, 5), np.float32), np.array([0, 4, 5, 1])
     with pytest.raises(IndexError, match=r"^label 5 at position 2 is outside 0\.\.4$"):
         groups.run(kernel, program, 4, 5, [x, labels])
@@ -288,7 +164,7 @@ def test_a_bad_index_fails_the_launch_and_is_named(kernel, groups):
 
 
 def test_rows_given_by_a_caller_make_the_launch(native, groups):
-    program, rows, columns = layer_norm_grad(groups, 300), 900, 300
+    program, rows, columns = layer_norm_grad(300), 900, 300
     arrays = groups.operands(program, rows, columns)
     expected, needs = groups.run(KERNEL, program, rows, columns, arrays)
     attrs = {"program": program, "rows": rows, "columns": columns}
@@ -336,7 +212,7 @@ def test_more_random_bits_than_the_stack_holds_are_declined(groups):
 
 
 def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch):
-    program = softmax(groups)
+    program = softmax()
     x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": program, "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is not None
@@ -347,7 +223,7 @@ def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch)
 def test_without_a_compiler_every_program_is_declined(groups):
     runtime.turn_off()
     x = operand(np.zeros((3, 4), np.float32))
-    attrs = {"program": softmax(groups), "rows": 3, "columns": 4}
+    attrs = {"program": softmax(), "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is None
 
 
@@ -363,7 +239,7 @@ def test_programs_that_differ_in_the_sign_of_a_zero_are_two(native, groups):
 
 
 def test_a_function_is_described_by_the_members_of_its_group(native, groups):
-    attrs = {"program": softmax(groups), "rows": 2, "columns": 3}
+    attrs = {"program": softmax(), "rows": 2, "columns": 3}
     (function,) = KERNEL.functions(attrs | {"members": ("softmax", "mul")}, (), ())
     assert function.about.startswith("softmax, mul: program of 5 instructions (row_max, sub, exp")
     assert isinstance(KERNEL, Generated)
@@ -380,7 +256,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_word_of_a_plan_reaches_the_compiler(native, groups, name):
-    program = softmax(groups)
+    program = softmax()
     attrs = {"program": program, "rows": 2, "columns": 3}
     (plain,) = KERNEL.functions(attrs | {"members": ("softmax",)}, (), ())
     (hostile,) = KERNEL.functions(attrs | {"members": (name,)}, (), ())
@@ -405,7 +281,7 @@ def test_a_program_with_anything_but_its_own_words_and_numbers_is_refused(groups
         at, *rest = place
         return (*row[:at], put(row[at], rest) if rest else value, *row[at + 1 :])
 
-    row = msgpack.unpackb(packed(to_row(softmax(groups))), use_list=False)
+    row = msgpack.unpackb(packed(to_row(softmax())), use_list=False)
 
     def text_of(hostile):
         program = from_row(FusedProgram, hostile)
@@ -421,7 +297,7 @@ def test_anything_but_a_program_in_the_place_of_one_is_refused():
 
 
 def test_one_text_serves_every_shape(groups):
-    program = softmax(groups)
+    program = softmax()
     assert emit(program).name == emit(program).name
     assert "softmax" not in emit(program).text
     other = FusedProgram((ProgramInput(F32, FULL),), (Instruction("exp", (0,), F32, FULL),), (1,))
