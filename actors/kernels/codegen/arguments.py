@@ -26,6 +26,9 @@ PARTIALS = 8
 SKIP = 9
 """Address of an int64, or 0: where it is not 0, the launch does nothing."""
 
+FIRST_ROW, NUM_TEAMS, TEAM_THREADS = CHUNK_ROWS, NUM_CHUNKS, MAX_WORKERS
+"""Of a CUDA device: teams take rows from the first on; each has a partial of every column sum."""
+
 _HEADER = 10
 
 POINTER, STRIDE, EVERY, COUNT = 0, 1, 2, 3
@@ -48,3 +51,8 @@ def buffer(program: FusedProgram, index: int) -> int:
 def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
     """Return the place of a column sum's first partial; the elements per partial follow."""
     return buffer(program, num_buffers + index)
+
+
+def stretches(program: FusedProgram, num_sums: int) -> int:
+    """Return the place of the address of what teams add up in single precision, or 0."""
+    return column_sum(program, 0, num_sums)

@@ -1,7 +1,7 @@
 """Instructions of a program as expressions of C, over operands that are names.
 
-Floats are computed in their own type, bfloat16 in float. Signed integers wrap around, as numpy's
-do: arithmetic goes through the unsigned type.
+Floats are computed in their own type, bfloat16 and float16 in float. Signed integers wrap around,
+as numpy's do: arithmetic goes through the unsigned type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from compiler.fusion.program import Instruction
 from compiler.types import DType
 
-_FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16)
+_HALVES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
+_FLOATS = (DType.FLOAT32, DType.FLOAT64, *_HALVES)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
 _LOGIC = {"and": "&", "or": "|"}
@@ -49,8 +50,8 @@ def is_float(dtype: DType) -> bool:
 
 
 def takes(dtype: DType) -> bool:
-    """Return whether generated code has this element type."""
-    return dtype in _FLOATS or dtype is DType.BOOL or dtype.is_integer
+    """Return whether C has this element type; compilers of hosts have no float16 in common."""
+    return dtype is not DType.FLOAT16
 
 
 def type_of(dtype: DType) -> str:
@@ -64,7 +65,7 @@ def type_of(dtype: DType) -> str:
 
 def storage_of(dtype: DType) -> str:
     """Return the type of the elements in memory."""
-    if dtype is DType.BFLOAT16:
+    if dtype in _HALVES:
         return "uint16_t"
     return "uint8_t" if dtype is DType.BOOL else type_of(dtype)
 
@@ -76,19 +77,19 @@ def sum_type_of(dtype: DType) -> str:
 
 def load(dtype: DType, place: str) -> str:
     """Return the value of an element in memory."""
-    if dtype is DType.BFLOAT16:
-        return f"af_from_bf16({place})"
+    if dtype in _HALVES:
+        return f"af_from_{_HALVES[dtype]}({place})"
     return f"{place} != 0" if dtype is DType.BOOL else place
 
 
 def store(dtype: DType, value: str) -> str:
     """Return what is put into memory for a value."""
-    return f"af_to_bf16({value})" if dtype is DType.BFLOAT16 else value
+    return f"af_to_{_HALVES[dtype]}({value})" if dtype in _HALVES else value
 
 
 def rounded(dtype: DType, value: str) -> str:
     """Return a value as it will be read back from memory."""
-    return f"af_from_bf16(af_to_bf16({value}))" if dtype is DType.BFLOAT16 else value
+    return load(dtype, store(dtype, value)) if dtype in _HALVES else value
 
 
 def literal(number: float, dtype: DType) -> str:

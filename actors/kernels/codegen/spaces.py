@@ -34,6 +34,20 @@ def space_of(
 
     Where nothing depends on rows and columns, and all is dense, the space is walked as one row.
     """
+    found = joined_rows(program, rows, columns, layouts)
+    if found is None:
+        return None
+    rows, columns, strides = found
+    return LoopSpace(rows, columns, strides, cut(program, rows, columns, bool(plan.column_sums)))
+
+
+def joined_rows(
+    program: FusedProgram, rows: int, columns: int, layouts: tuple[Layout, ...]
+) -> tuple[int, int, tuple[int, ...]] | None:
+    """Return rows, columns and strides of a walk, of one row where that gives the same elements.
+
+    None where the rows of an operand are not evenly spaced.
+    """
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
     found = row_strides(program, columns, layouts)
     if found is None:
@@ -45,8 +59,7 @@ def space_of(
     ):
         rows, columns = 1, rows * columns
         found = [columns if kind is Kind.FULL else 0 for kind in kinds]
-    chunks = cut(program, rows, columns, bool(plan.column_sums))
-    return LoopSpace(rows, columns, tuple(found), chunks)
+    return rows, columns, tuple(found)
 
 
 def row_strides(

@@ -28,10 +28,14 @@ from compiler.types import DType
 class Values:
     """The values of one program, as C."""
 
-    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
-        """Number the row buffers and column sums of the schedule."""
+    def __init__(self, program: FusedProgram, plan: Schedule, place: str = "j") -> None:
+        """Number the row buffers and column sums of the schedule.
+
+        `place` is where an element's random bits are in u.
+        """
         self.program = program
         self.plan = plan
+        self._place = place
         self._buffers = {v: i for i, v in enumerate(plan.buffers)}
         self._sums = {v: i for i, v in enumerate(plan.column_sums)}
 
@@ -112,7 +116,8 @@ class Values:
         if instruction.op == "check_index":
             return self.name(instruction.operands[0], suffix)
         if instruction.op == "philox":
-            return f"({bits}[j] >> 8) >= {math.ceil(float(instruction.constants[1]) * 2**24)}u"
+            least = math.ceil(float(instruction.constants[1]) * 2**24)
+            return f"({bits}[{self._place}] >> 8) >= {least}u"
         return None
 
     def prelude(self, values: tuple[int, ...], suffix: str = "", row: str = "row") -> list[str]:
