@@ -23,6 +23,7 @@ static af_machine *af_here;
 AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
 
 #define AF_KERNEL static void
+#define AF_KERNEL_UP_TO(threads) static void
 #define AF_ARGUMENTS(name) const name##_arguments
 #define AF_FUNCTION static inline __attribute__((unused))
 
@@ -86,6 +87,7 @@ AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t 
 #define AF_ATOMIC_CAS_I32(place, expected, x) \
     af_atomic_cas_i32((int32_t *)(place), expected, x)
 #define AF_FENCE() ((void)0)
+#define AF_UNROLL
 
 AF_FUNCTION uint32_t af_bits_of_float(float x) { return ((union { float f; uint32_t u; }){x}).u; }
 AF_FUNCTION float af_float_of_bits(uint32_t u) { return ((union { uint32_t u; float f; }){u}).f; }

@@ -36,6 +36,8 @@ typedef unsigned long long uint64_t;
 #define NAN __int_as_float(0x7fffffff)
 
 #define AF_KERNEL extern "C" __global__ void
+/* A kernel whose blocks have at most so many threads, which share the registers. */
+#define AF_KERNEL_UP_TO(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define AF_ARGUMENTS(name) const __grid_constant__ name##_arguments
 #define AF_FUNCTION static __device__ __forceinline__
 
@@ -59,6 +61,8 @@ typedef unsigned long long uint64_t;
 #define AF_ATOMIC_ADD_I32(place, x) atomicAdd((int32_t *)(place), (int32_t)(x))
 #define AF_ATOMIC_CAS_I32(place, expected, x) atomicCAS((int32_t *)(place), expected, x)
 #define AF_FENCE() __threadfence_system()
+
+#define AF_UNROLL _Pragma("unroll")
 
 #define af_bits_of_float(x) __float_as_uint(x)
 #define af_float_of_bits(x) __uint_as_float(x)
@@ -88,6 +92,123 @@ AF_FUNCTION uint16_t af_to_bf16(float x) {
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+/* float16 by bits. The product with 2^112 makes normal numbers of those that are not, too; so does
+ * the sum with 1/2, whose last place is that of the smallest float16. */
+AF_FUNCTION float af_from_f16(uint16_t bits) {
+    const uint32_t magnitude = (uint32_t)(bits & 0x7fffu) << 13;
+    const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16;
+    if (magnitude >= 0x0f800000u) return af_float_of_bits(sign | magnitude | 0x7f800000u);
+    return af_float_of_bits(sign | af_bits_of_float(af_float_of_bits(magnitude) * 0x1p112f));
+}
+AF_FUNCTION uint16_t af_to_f16(float x) {
+    const uint32_t bits = af_bits_of_float(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from 65520 on */
+    if (magnitude < 0x38800000u)
+        return (uint16_t)(sign | (af_bits_of_float(af_float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
+    return (uint16_t)(sign | ((magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13));
+}
+
+/* Names that generated code has for functions of one float. */
+AF_FUNCTION float af_expf(float x) { return expf(x); }
+AF_FUNCTION float af_logf(float x) { return logf(x); }
+AF_FUNCTION float af_tanhf(float x) { return tanhf(x); }
+AF_FUNCTION float af_erff(float x) { return erff(x); }
+
+/* Remainders with the sign of the divisor; of integers by 0: 0. */
+AF_FUNCTION int64_t af_mod_int(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    const int64_t m = a % b;
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+AF_FUNCTION uint64_t af_mod_uint(uint64_t a, uint64_t b) { return b == 0 ? 0 : a % b; }
+AF_FUNCTION double af_mod_double(double a, double b) {
+    const double m = fmod(a, b);
+    if (m == 0.0) return copysign(0.0, b);
+    return (m < 0.0) != (b < 0.0) ? m + b : m;
+}
+AF_FUNCTION float af_mod_float(float a, float b) {
+    const float m = fmodf(a, b);
+    if (m == 0.0f) return copysignf(0.0f, b);
+    return (m < 0.0f) != (b < 0.0f) ? m + b : m;
+}
+
+/* Philox4x64-10 (Salmon et al. 2011): the eight 32-bit halves of counter (first, 0, step, 0). */
+AF_FUNCTION void af_philox(uint32_t *u, uint64_t first, uint64_t step, uint64_t key0, uint64_t key1) {
+    uint64_t c0 = first, c1 = 0, c2 = step, c3 = 0;
+    AF_UNROLL
+    for (int32_t round = 0; round < 10; round++) {
+        const uint64_t h0 = af_mul_high(0xD2E7470EE14C6C93ull, c0), l0 = 0xD2E7470EE14C6C93ull * c0;
+        const uint64_t h2 = af_mul_high(0xCA5A826395121157ull, c2), l2 = 0xCA5A826395121157ull * c2;
+        c0 = h2 ^ c1 ^ key0, c1 = l2, c2 = h0 ^ c3 ^ key1, c3 = l0;
+        key0 += 0x9E3779B97F4A7C15ull, key1 += 0xBB67AE8584CAA73Bull;
+    }
+    u[0] = (uint32_t)c0, u[1] = (uint32_t)(c0 >> 32), u[2] = (uint32_t)c1;
+    u[3] = (uint32_t)(c1 >> 32), u[4] = (uint32_t)c2, u[5] = (uint32_t)(c2 >> 32);
+    u[6] = (uint32_t)c3, u[7] = (uint32_t)(c3 >> 32);
+}
+
+/* The random bits of elements `first` to `first + 7`; counters begin at 1 and have eight each. Of
+ * two counters the bits are moved by steps of 4, 2 and 1, so that no index depends on `first`. */
+AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t seed, uint64_t key) {
+    const uint64_t counter = 1u + (uint64_t)(first >> 3);
+    const int32_t over = (int32_t)(first & 7);
+    uint32_t w[16];
+    af_philox(w, counter, step, seed, key);
+    if (over) {
+        af_philox(w + 8, counter + 1, step, seed, key);
+        AF_UNROLL
+        for (int32_t by = 4; by; by >>= 1) {
+            AF_UNROLL
+            for (int32_t i = 0; i < 16 - by; i++) w[i] = over & by ? w[i + by] : w[i];
+        }
+    }
+    AF_UNROLL
+    for (int32_t i = 0; i < 8; i++) u[i] = w[i];
+}
+
+/* NaN where either is. */
+#define AF_ADD(a, b) ((a) + (b))
+#define AF_LARGER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+#define AF_SMALLER(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+
+/* Reductions over a team, a power of two: threads of a warp whose number begins at a multiple of the
+ * team, or a whole block. Every thread of the warp, of the block, comes here alike, and every one of
+ * a team gets the result, which does not depend on who came when. `exchange` is shared memory for 32
+ * numbers of 8 bytes; teams of a warp do without. */
+#define AF_EXCHANGE(name) AF_SHARED(double, name, 32)
+#define AF_TEAM(name, type, bits, SHUFFLE, JOIN)                                          \
+    AF_FUNCTION type af_team_##name(type x, int64_t team, void *exchange) {               \
+        const int32_t in_warp = team < 32 ? (int32_t)team : 32;                           \
+        const int32_t num_warps = (int32_t)(team / in_warp);                              \
+        for (int32_t mask = in_warp / 2; mask; mask >>= 1) {                              \
+            const type other = (type)SHUFFLE((bits)x, mask);                              \
+            x = JOIN(x, other);                                                           \
+        }                                                                                 \
+        if (num_warps > 1) {                                                              \
+            AF_BARRIER();                                                                 \
+            if (AF_THREAD % 32 == 0) ((type *)exchange)[AF_THREAD / 32] = x;              \
+            AF_BARRIER();                                                                 \
+            x = ((const type *)exchange)[AF_THREAD & (num_warps - 1)];                    \
+            for (int32_t mask = num_warps / 2; mask; mask >>= 1) {                        \
+                const type other = (type)SHUFFLE((bits)x, mask);                          \
+                x = JOIN(x, other);                                                       \
+            }                                                                             \
+        }                                                                                 \
+        return x;                                                                         \
+    }
+AF_TEAM(sum_f64, double, double, AF_SHUFFLE_XOR_F64, AF_ADD)
+AF_TEAM(max_f64, double, double, AF_SHUFFLE_XOR_F64, AF_LARGER)
+AF_TEAM(min_f64, double, double, AF_SHUFFLE_XOR_F64, AF_SMALLER)
+AF_TEAM(max_f32, float, float, AF_SHUFFLE_XOR_F32, AF_LARGER)
+AF_TEAM(min_f32, float, float, AF_SHUFFLE_XOR_F32, AF_SMALLER)
+AF_TEAM(sum_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_ADD)
+AF_TEAM(max_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_LARGER)
+AF_TEAM(min_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
+AF_TEAM(max_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_LARGER)
+AF_TEAM(min_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
+
 /* Keeps the lowest place of the earliest firing at which an index was bad. The cell: a lock, the
  * firing + 1 or 0, the place, the value, the address of the number of this firing, the address of a
  * word that says whether any cell of the device has something. Only a bad index comes here. */
@@ -103,7 +224,6 @@ AF_FUNCTION void af_report(void *where, int64_t place, int64_t value) {
             cell[3].i = value;
             cell[1].i = firing;
         }
-        AF_FENCE(); /* Who sees the word finds the cell. */
         *(volatile int64_t *)cell[5].p = 1;
         AF_FENCE();
         *(volatile int32_t *)where = 0;
