@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actorflow.settings import Settings, SettingsError
-from actors.device.cuda.nvml import Listing, listed_gpus
 from actors.kernels.library.openblas import (
     HOLDING_VARIABLES,
     BlasInfo,
@@ -26,17 +25,6 @@ from actors.kernels.library.openblas import (
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
-CUDA_PACKAGES = (
-    "cupy-cuda13x",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-runtime",
-    "nvidia-cublas",
-)
-"""What the extra [cuda] installs."""
-
-CUDNN_PACKAGES = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
-"""What the extra [cudnn] installs."""
-
 _BUSY_WINDOW_S = 0.2
 
 
@@ -44,7 +32,7 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None; `cuda_packages` the same for the extras of GPUs.
+    `packages` is distribution -> version or None.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
@@ -53,8 +41,7 @@ class Host:
     python: tuple[int, int, int]
     system: str
     packages: Mapping[str, str | None]
-    cuda: Listing
-    cuda_packages: Mapping[str, str | None]
+    has_nvidia: bool
     blas: BlasInfo | None
     free_blas: BlasInfo | None
     compiler: str | None
@@ -81,8 +68,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         python=sys.version_info[:3],
         system=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _REQUIRED_PACKAGES},
-        cuda=listed_gpus(environ),
-        cuda_packages={name: _version(name) for name in (*CUDA_PACKAGES, *CUDNN_PACKAGES)},
+        has_nvidia=Path("/proc/driver/nvidia/version").exists(),
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
         compiler=None if toolchain is None else _described(toolchain),

@@ -1,0 +1,241 @@
+"""One phase of a program as a loop of a team of threads over the columns of a row.
+
+A thread takes several columns at a time: all are loaded before the first is computed, so that
+enough bytes are on their way, and stored after that. Which thread has a column is the same for all
+rows and phases of a program; so an output may lie over an input, what was stored may be read back,
+and sums over rows need no barrier. The columns of one thread lie a team apart, so that neighbours
+read neighbours; with random bits they are eight in a row, which share a counter.
+
+A sum in single precision is of at most `STRETCH` terms, which is exact to 15 roundings, less than
+1e-6 of a sum of one sign; stretches are added up in double.
+"""
+
+from __future__ import annotations
+
+from actors.kernels.codegen import arguments as words
+from actors.kernels.codegen.expressions import is_float, load, store, sum_type_of
+from actors.kernels.codegen.phases import LoopPhase, Schedule, operands_of, weight
+from actors.kernels.codegen.values import Values, indented
+from compiler.fusion.program import FusedProgram, Kind
+from compiler.types import DType
+
+MAX_THREADS = 512
+"""Threads of a block, at most: each has 128 registers then."""
+
+STRETCH = 16
+
+RANDOM_COLUMNS = 8
+"""Columns in a row of one thread where there are random bits: one counter's."""
+
+PHASE_PARAMETERS = (
+    "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, int64_t j0,",
+    "        int64_t j1, int64_t lane, int64_t team, void *exchange, NAME_sums *sums",
+)
+PHASE_UNUSED = "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange, (void)sums;"
+
+_BATCH_BYTES = 16
+_MOST_BATCH = 8
+_MOST_WEIGHT = 160
+
+
+def is_random(program: FusedProgram) -> bool:
+    """Return whether a program has random bits."""
+    return any([i.op == "philox" for i in program.instructions])
+
+
+def batch_of(program: FusedProgram) -> int:
+    """Return how many columns a thread takes at a time, from what it loads for each."""
+    if is_random(program):
+        return RANDOM_COLUMNS
+    full = [entry.dtype.itemsize for entry in program.inputs if entry.kind is Kind.FULL]
+    batch = _MOST_BATCH
+    while batch > 1 and (
+        batch * sum(full, 0) > _BATCH_BYTES * max(1, len(full))
+        or batch * weight(program) > _MOST_WEIGHT
+    ):
+        batch //= 2
+    return batch
+
+
+def is_single(dtype: DType) -> bool:
+    """Return whether values are added up in single precision, stretch by stretch."""
+    return is_float(dtype) and dtype is not DType.FLOAT64
+
+
+class PhaseWriter:
+    """The text of the phases of one program, with NAME for its name."""
+
+    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
+        self.program, self.plan = program, plan
+        self.is_random = is_random(program)
+        self.values = Values(program, plan, "k")
+        self.batch = batch_of(program)
+
+    def is_empty(self, phase: LoopPhase) -> bool:
+        """Return whether a phase does nothing."""
+        return not (phase.stores or phase.reductions or phase.column_sums)
+
+    def lines(self, index: int) -> list[str]:
+        """Return the function NAME_phase`index` on columns j0 .. j1 of row r."""
+        phase = self.plan.phases[index]
+        loop = [] if self.is_empty(phase) else self._loop(phase)
+        text = [*self._before(phase), *loop, *self._after(phase)]
+        return [
+            f"AF_FUNCTION void NAME_phase{index}({PHASE_PARAMETERS[0]}",
+            f"{PHASE_PARAMETERS[1]}) {{",
+            *indented(text),
+            f"    {PHASE_UNUSED} (void)lane, (void)j0, (void)j1;",
+            "}",
+        ]
+
+    def columns(self, body: list[str]) -> list[str]:
+        """Return a loop over the columns j of a thread, one at a time."""
+        if self.is_random:
+            return [
+                f"for (int64_t b = j0 + {RANDOM_COLUMNS} * lane; b < j1;",
+                f"     b += {RANDOM_COLUMNS} * team)",
+                f"    for (int64_t j = b; j < af_min(b + {RANDOM_COLUMNS}, j1); j++) {{",
+                *indented(body, 2),
+                "    }",
+            ]
+        return ["for (int64_t j = j0 + lane; j < j1; j += team) {", *indented(body), "}"]
+
+    def _loop(self, phase: LoopPhase) -> list[str]:
+        first = f"j0 + {RANDOM_COLUMNS} * lane" if self.is_random else "j0 + lane"
+        place = "b + k" if self.is_random else "b + k * team"
+        arrays, loads = self._loads(phase)
+        before = [*arrays, *self._random_bits(phase)]
+        if loads:
+            before += [
+                "AF_UNROLL",
+                f"for (int32_t k = 0; k < {self.batch}; k++) {{",
+                f"    const int64_t j = af_min({place}, j1 - 1); /* behind the end: not used */",
+                *indented(loads),
+                "}",
+            ]
+        flush = self._flush(phase)
+        return [
+            *(["int32_t stretch = 0;"] if flush else []),
+            f"for (int64_t b = {first}; b < j1; b += {self.batch} * team) {{",
+            *indented(before),
+            "    AF_UNROLL",
+            f"    for (int32_t k = 0; k < {self.batch}; k++) {{",
+            f"        const int64_t j = {place};",
+            "        if (j < j1) {",
+            *indented(self._body(phase), 3),
+            "        }",
+            "    }",
+            *indented(flush),
+            "}",
+        ]
+
+    def _loads(self, phase: LoopPhase) -> tuple[list[str], list[str]]:
+        """Return arrays for a batch of what is loaded, and how element k of each is."""
+        values = self.values
+        places = [(v, f"x{v}") for v in phase.loads]
+        places += [(v, f"y{position}") for v, position in phase.read_back]
+        arrays = [f"{values.storage(v)} l{v}[{self.batch}];" for v, _ in places]
+        return arrays, [f"l{v}[k] = {place}[j];" for v, place in places]
+
+    def _random_bits(self, phase: LoopPhase) -> list[str]:
+        values, text = self.values, []
+        for v in [v for v in phase.body if values.op(v) == "philox"]:
+            instruction = values.instruction(v)
+            seed, step = [values.name(operand) for operand in instruction.operands]
+            key = int(instruction.constants[0]) % 2**64
+            text += [
+                f"uint32_t u{v}[{RANDOM_COLUMNS}];",
+                f"af_random8(u{v}, r * a[{words.COLUMNS}].i + b, (uint64_t){step},",
+                f"    (uint64_t){seed}, {key}ULL);",
+            ]
+        return text
+
+    def _body(self, phase: LoopPhase) -> list[str]:
+        values = self.values
+        loaded = [*phase.loads, *[v for v, _ in phase.read_back]]
+        text = [
+            f"const {values.type(v)} v{v} = {load(values.dtype(v), f'l{v}[k]')};" for v in loaded
+        ]
+        text += [
+            f"const {values.type(v)} {values.name(v)} = {values.define(v)};" for v in phase.body
+        ]
+        text += [line for v in phase.reductions for line in self._reduce(v)]
+        for v in phase.column_sums:
+            text.append(f"c{v}[j] += {values.name(operands_of(self.program, v)[0])};")
+        for position in phase.stores:
+            v = self.program.outputs[position]
+            text.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
+        return text
+
+    def _before(self, phase: LoopPhase) -> list[str]:
+        values = self.values
+        ends = (*phase.reductions, *phase.column_sums)
+        text = values.prelude((*phase.body, *ends))
+        for v in phase.loads:
+            text.append(values.pointer(v, row="r" if values.kind(v) is Kind.FULL else ""))
+        for position in sorted({*phase.stores, *[place for _, place in phase.read_back]}):
+            storage = values.storage(self.program.outputs[position])
+            offset = f"r * {values.output_word(position, words.STRIDE)}.i"
+            text.append(f"{storage} *y{position} = {values.output(position)} + {offset};")
+        for v in phase.column_sums:
+            text.append(f"{self.sum_type(v)} *c{v} = sums->c{v};")
+        return text + [line for v in phase.reductions for line in self._start(v)]
+
+    def sum_type(self, value: int) -> str:
+        """Return the type in which a team adds up a column sum."""
+        dtype = self.values.dtype(value)
+        return "float" if is_single(dtype) else sum_type_of(dtype)
+
+    def _start(self, value: int) -> list[str]:
+        dtype, op = self.values.dtype(value), self.values.op(value)
+        if op == "row_sum":
+            single = [f"float p{value} = 0;"] if is_single(dtype) else []
+            return [f"{sum_type_of(dtype)} t{value} = 0;", *single]
+        own = self.values.type(value)
+        if is_float(dtype):
+            return [f"{own} t{value} = {'-' if op == 'row_max' else ''}INFINITY;"]
+        if dtype is DType.BOOL:
+            return [f"{own} t{value} = {int(op == 'row_min')};"]
+        limits = dtype.value.upper()
+        lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
+        return [f"{own} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
+
+    def _reduce(self, value: int) -> list[str]:
+        x = self.values.name(operands_of(self.program, value)[0])
+        op = self.values.op(value)
+        if op == "row_sum":
+            return [f"{'p' if is_single(self.values.dtype(value)) else 't'}{value} += {x};"]
+        join = "AF_LARGER" if op == "row_max" else "AF_SMALLER"
+        return [f"t{value} = {join}({x}, t{value});"]
+
+    def _flush(self, phase: LoopPhase) -> list[str]:
+        """Return the end of a stretch."""
+        sums = [
+            v
+            for v in phase.reductions
+            if self.values.op(v) == "row_sum" and is_single(self.values.dtype(v))
+        ]
+        if not sums:
+            return []
+        ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
+        many = STRETCH // self.batch
+        return [
+            f"if (++stretch == {many} || b + {self.batch} * team >= j1) {{",
+            *ends,
+            "    stretch = 0;",
+            "}",
+        ]
+
+    def _after(self, phase: LoopPhase) -> list[str]:
+        return [f"row->v{v} = {self.joined(v, f't{v}')};" for v in phase.reductions]
+
+    def joined(self, value: int, name: str) -> str:
+        """Return the reduction of the threads' own, in the type of the value."""
+        dtype, op = self.values.dtype(value), self.values.op(value)[len("row_") :]
+        if op == "sum":
+            sort = "f64" if is_float(dtype) else "i64"
+        elif is_float(dtype):
+            sort = "f32" if is_single(dtype) else "f64"
+        else:
+            sort = "u64" if dtype is DType.UINT64 else "i64"
+        return f"({self.values.type(value)})af_team_{op}_{sort}({name}, team, exchange)"

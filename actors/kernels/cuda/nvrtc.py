@@ -1,0 +1,193 @@
+"""NVRTC by ctypes: kernel texts to cubins, and what a cubin costs; no GPU and no driver is asked.
+
+A cubin is kept by all that decides its bytes: the text behind its header, the architecture, the
+compiler's version and its options. There is no fast math: denormals stay, division and roots are
+rounded, NaN and infinities are what IEEE says. Products and sums may be contracted to one rounding
+(-fmad is on, as the compiler has it): that makes bits other than the host's, and the same ones on
+every card that a cubin runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.kernels.cuda.calls import KernelText
+from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
+from actors.kernels.native.trust import distrust_of_file, distrust_of_folder
+from compiler.errors import CompileError, DeviceError
+
+OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v", "--fmad=true")
+_LIBRARY = "libnvrtc.so.13"
+_HEADER = Path(__file__).parent / "device.cuh"
+_MOST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUsage:
+    """What one kernel has of a multiprocessor, as the assembler says it."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    cubin: bytes
+    log: str
+
+
+def is_here() -> bool:
+    """Whether NVRTC can be loaded."""
+    try:
+        _library()
+    except DeviceError:
+        return False
+    return True
+
+
+def version() -> tuple[int, int]:
+    """Return the version of NVRTC. Raises DeviceError where it is not installed."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
+
+
+def cubin(text: KernelText, arch: str, folder: Path | None) -> bytes:
+    """Return the machine code of a text for an architecture ("sm_90a"), from any thread.
+
+    `folder` keeps it; None compiles anew. A folder that cannot be read or written, or that others
+    may write, costs the time and no more. Raises CompileError with what the compiler says, and
+    DeviceError where there is no compiler.
+    """
+    kept = None if folder is None else folder / _name_of(text, arch)
+    if kept is not None and distrust_of_folder(kept.parent) is None:
+        # What is damaged or another's is made anew; nothing in it is worth an error.
+        with contextlib.suppress(OSError, DamagedFile):
+            if distrust_of_file(kept) is None:
+                return read_sealed(kept)
+    built = _build(text, arch)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            replace_sealed(kept, built.cubin)
+    return built.cubin
+
+
+def cubins(
+    texts: Sequence[KernelText], arch: str, folder: Path | None, num_threads: int
+) -> tuple[bytes, ...]:
+    """Return the machine code of several texts, compiled by as many threads. Raises as `cubin`."""
+    with ThreadPoolExecutor(max(1, num_threads)) as pool:
+        return tuple(pool.map(lambda text: cubin(text, arch, folder), texts))
+
+
+def usage(text: KernelText, arch: str) -> dict[str, KernelUsage]:
+    """Return what each kernel of a text uses. Raises as `cubin`."""
+    log = _build(text, arch).log
+    found = {}
+    for part in re.split(r"Compiling entry function ", log)[1:]:
+        name = part.split("'")[1]
+        spilled = sum([_number(rf"(\d+) bytes spill {what}", part) for what in ("stores", "loads")])
+        shared = _number(r"(\d+) bytes smem", part)
+        found[name] = KernelUsage(_number(r"Used (\d+) registers", part), spilled, shared)
+    return found
+
+
+def _number(pattern: str, log: str) -> int:
+    match = re.search(pattern, log)
+    return int(match.group(1)) if match else 0
+
+
+def _name_of(text: KernelText, arch: str) -> str:
+    major, minor = version()
+    deciding = "\n".join([*OPTIONS, arch, f"{major}.{minor}", _header(), text.text])
+    return f"{hashlib.blake2b(deciding.encode(), digest_size=16).hexdigest()}.cubin"
+
+
+@functools.cache
+def _header() -> str:
+    return _HEADER.read_text(encoding="utf-8")
+
+
+def _build(text: KernelText, arch: str) -> _Built:
+    nvrtc, program = _library(), ctypes.c_void_p()
+    source = f'#line 1 "device.cuh"\n{_header()}#line 1 "kernels.cu"\n{text.text}'
+    made = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None
+    )
+    _check(made, "nvrtcCreateProgram")
+    try:
+        options = [f"-arch={arch}".encode(), *[option.encode() for option in OPTIONS]]
+        given = (ctypes.c_char_p * len(options))(*options)
+        status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        log = _text(program, "ProgramLog").decode("utf-8", "replace")
+        if status:
+            raise CompileError(
+                f"NVRTC {'.'.join(map(str, version()))} refuses kernels for {arch}"
+                f" ({text.about or ', '.join(text.kernels)}): {_errors_in(log)}"
+            )
+        return _Built(_text(program, "CUBIN", is_log=False), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(program: ctypes.c_void_p, what: str, *, is_log: bool = True) -> bytes:
+    """Return the log or the code of a program; a log ends with a zero."""
+    nvrtc, size = _library(), ctypes.c_size_t()
+    _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), f"{what}Size")
+    found = ctypes.create_string_buffer(max(1, size.value))
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, found), what)
+    return found.value if is_log else found.raw[: size.value]
+
+
+def _errors_in(log: str) -> str:
+    lines = [
+        line for line in log.splitlines() if line.strip() and not line.startswith("ptxas info")
+    ]
+    return "\n".join(lines[:_MOST_LINES]) or "it does not say why"
+
+
+def _check(status: int, call: str) -> None:
+    if status:
+        said = _library().nvrtcGetErrorString(status).decode()
+        raise CompileError(f"{call} of NVRTC failed with code {status} ({said})")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Return NVRTC, of the installed package or as the loader finds it."""
+    tried = []
+    for path in (*_places(), _LIBRARY):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            tried.append(str(error))
+            continue
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        library.nvrtcDestroyProgram.argtypes = [ctypes.c_void_p]
+        for name in ("nvrtcGetProgramLog", "nvrtcGetCUBIN"):
+            getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+            getattr(library, f"{name}Size").argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.nvrtcCompileProgram.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        return library
+    raise DeviceError(
+        f"cannot load {_LIBRARY}, the compiler of CUDA kernels ({'; '.join(tried)}); it comes with"
+        " pip install 'actorflow[cuda]'"
+    )
+
+
+def _places() -> list[Path]:
+    """Return where packages of NVIDIA keep the library."""
+    found = importlib.util.find_spec("nvidia")
+    roots = [] if found is None else list(found.submodule_search_locations or ())
+    places = [Path(root) / folder / "lib" / _LIBRARY for root in roots for folder in ("cu13",)]
+    return [place for place in places if place.exists()]
