@@ -10,7 +10,7 @@ from actors.kernels.codegen.spaces import in_place_pairs
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.programs import (
-    Walk,
+    TeamWalk,
     is_taken,
     made_for_device,
     matrix_views,
@@ -72,7 +72,9 @@ class CudaFused:
         return program_calls(program, found[0], integer(attrs, "rows"), own, workspace, skip)
 
 
-def _walk(gpu: Gpu, attrs: Attrs, views: DeviceViews) -> tuple[Walk, tuple[MatrixView, ...]] | None:
+def _walk(
+    gpu: Gpu, attrs: Attrs, views: DeviceViews
+) -> tuple[TeamWalk, tuple[MatrixView, ...]] | None:
     matrices, program = matrix_views(views), fused_program(attrs, "program")
     if matrices is None:
         return None

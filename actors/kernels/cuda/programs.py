@@ -48,7 +48,7 @@ _MIN_TEAMS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class TeamWalk:
     """How a launch goes through rows first_row .. last_row of its space.
 
     `team` threads have a row; of a cut one `num_pieces` blocks have `piece_columns` each.
@@ -122,7 +122,7 @@ def walk_of(
     columns: int,
     operands: tuple[MatrixView, ...],
     chunk: tuple[int, int] | None = None,
-) -> Walk | None:
+) -> TeamWalk | None:
     """Return the walk of a program [rows, columns] on operands (inputs, then outputs).
 
     `chunk`: rows from the first to the last, exclusive; all where it is None. None where the rows
@@ -150,7 +150,7 @@ def _walk(
     strides: tuple[int, ...],
     *,
     is_whole: bool,
-) -> Walk:
+) -> TeamWalk:
     plan, rows = made_for_device(program).schedule, span[1] - span[0]
     reduces = any([phase.reductions for phase in plan.phases])
     is_joined = reduces or bool(plan.column_sums)
@@ -159,13 +159,13 @@ def _walk(
         pieces = min(2 * gpu.num_sms, -(-columns // (_THREADS * batch)))
         piece = -(-columns // (pieces * _PIECE_STEP)) * _PIECE_STEP
         pieces = -(-columns // piece)
-        own = Walk(*span, columns, strides, _THREADS, _THREADS, pieces, is_whole)
+        own = TeamWalk(*span, columns, strides, _THREADS, _THREADS, pieces, is_whole)
         return replace(own, piece_columns=piece, num_pieces=pieces)
     fitting = gpu.num_sms * gpu.threads_per_sm
     if rows == 1 and not is_joined:
         blocks = -(-columns // (_THREADS * batch))
         blocks = max(1, min(blocks, fitting // _THREADS))
-        return Walk(*span, columns, strides, blocks * _THREADS, _THREADS, blocks, is_whole)
+        return TeamWalk(*span, columns, strides, blocks * _THREADS, _THREADS, blocks, is_whole)
     team = _team(plan, rows, columns, batch, fitting, random=is_random(program))
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
     if not is_joined:
@@ -175,7 +175,7 @@ def _walk(
         size = len(plan.column_sums) * columns * 8
         teams = max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms))
         blocks = min(blocks, max(1, teams * team // threads))
-    return Walk(*span, columns, strides, team, threads, blocks, is_whole)
+    return TeamWalk(*span, columns, strides, team, threads, blocks, is_whole)
 
 
 def _team(
@@ -204,7 +204,7 @@ def _power_of_2(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def program_pieces(program: FusedProgram, walk: Walk) -> tuple[Piece, ...]:
+def program_pieces(program: FusedProgram, walk: TeamWalk) -> tuple[Piece, ...]:
     """Return the scratch: partial reductions, sums over rows by team, and stretches of these."""
     plan = made_for_device(program).schedule
     num_reductions = sum([len(phase.reductions) for phase in plan.phases])
@@ -222,12 +222,12 @@ def program_pieces(program: FusedProgram, walk: Walk) -> tuple[Piece, ...]:
     )
 
 
-def _fits(walk: Walk, num_sums: int) -> bool:
+def _fits(walk: TeamWalk, num_sums: int) -> bool:
     """Whether the sums of a block's teams fit into shared memory."""
     return walk.num_threads // walk.team * num_sums * walk.columns <= SHARED_SUMS
 
 
-def program_ns(gpu: Gpu, program: FusedProgram, walk: Walk, moved_bytes: int) -> float:
+def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int) -> float:
     """Return about how long a launch takes that moves so many bytes of operands."""
     text = text_of(program, is_cut=walk.is_cut)
     flops = float(walk.num_rows * walk.columns * weight(program))
@@ -240,7 +240,7 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: Walk, moved_bytes: int) ->
 
 def program_calls(
     program: FusedProgram,
-    walk: Walk,
+    walk: TeamWalk,
     rows: int,
     views: DeviceViews,
     workspace: DeviceView | None,
@@ -267,7 +267,7 @@ def program_calls(
     return tuple(calls)
 
 
-def _grid(program: FusedProgram, walk: Walk, name: str) -> tuple[int, int]:
+def _grid(program: FusedProgram, walk: TeamWalk, name: str) -> tuple[int, int]:
     if name.endswith("_finish"):
         kinds = [program.kind_of(v) for v in program.outputs]
         if Kind.COLUMN not in kinds:
@@ -280,7 +280,7 @@ def _grid(program: FusedProgram, walk: Walk, name: str) -> tuple[int, int]:
     return walk.num_blocks, walk.num_threads
 
 
-def _block(program: FusedProgram, walk: Walk, rows: int, views: DeviceViews) -> list[Word]:
+def _block(program: FusedProgram, walk: TeamWalk, rows: int, views: DeviceViews) -> list[Word]:
     plan = made_for_device(program).schedule
     block: list[Word] = [0] * (words.stretches(program, len(plan.column_sums)) + 1)
     block[words.FIRST_ROW], block[words.ROWS] = walk.first_row, walk.last_row
@@ -298,7 +298,7 @@ def _block(program: FusedProgram, walk: Walk, rows: int, views: DeviceViews) -> 
 
 
 def _fill_scratch(
-    block: list[Word], program: FusedProgram, walk: Walk, addresses: tuple[int, ...]
+    block: list[Word], program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...]
 ) -> None:
     partials, *totals, stretches = addresses
     block[words.PARTIALS] = partials
