@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.device.protocol import Block, DeviceStore, OpenDevice, PlacedArray
+from actors.device.protocol import Block, DeviceStore, FullDevice, OpenDevice, PlacedArray
 from actors.protocol import Array
 from compiler.errors import InternalError, OutOfMemory
 from compiler.placement import Device, Memory
@@ -80,6 +80,12 @@ def _store_of(arena: Arena, devices: Mapping[Device, OpenDevice]) -> DeviceStore
 def _allocate(plan: Plan, arena: Arena, store: DeviceStore) -> Block:
     try:
         return store.allocate(arena.size_bytes, max(_ALIGNMENT, arena.alignment), arena.memory)
+    except FullDevice as error:
+        raise OutOfMemory(
+            f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, of which"
+            f" {_size(error.free_bytes)} are free; set a smaller memory budget or batch, or end"
+            " what else uses the device"
+        ) from error
     except MemoryError as error:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, and the machine"

@@ -6,6 +6,7 @@ from compiler.accounting import chain_launches, slots_in
 from compiler.fusion.region import Region
 from compiler.graph import Graph
 from compiler.labels import made_of
+from compiler.placement import DeviceKind
 from compiler.plan import Arena, Plan, RegisterKind
 from compiler.plan_memory import DeviceMemory, Recomputation
 from memory.report import format_bytes, memory_table
@@ -48,8 +49,9 @@ def summarise(plan: Plan) -> list[str]:
 
 def _devices(plan: Plan) -> str:
     """Return what a plan computes on, in the order of its job."""
-    own = [str(a.device) for a in plan.arenas if a.place == a.device.place]
-    return ", ".join(dict.fromkeys(own))
+    own = dict.fromkeys([a.device for a in plan.arenas if a.place == a.device.place])
+    gpu = plan.option("gpu", "")
+    return ", ".join([f"{d} ({gpu!s})" if d.kind is DeviceKind.CUDA else str(d) for d in own])
 
 
 def _in_precision(plan: Plan) -> str:

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.host import Host, examine
+from actorflow.compile.gpus import OLDEST_CUDA, described
+from actorflow.compile.host import CUDNN_PACKAGES, Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
+from actors.device.cuda.nvml import GpuListed
 from actors.kernels.library.openblas import HOLDING_VARIABLES
+from compiler.errors import CompileError
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
@@ -40,7 +43,7 @@ class Finding:
 
     def __str__(self) -> str:
         word = "note" if self.is_passing else "warn" if self.mend else "ok"
-        head = f"{word:<5}{self.topic:<12}{self.text}"
+        head = f"{word:<5}{self.topic:<11} {self.text}"
         return f"{head}\n{'':<17}-> {self.mend}" if self.mend else head
 
 
@@ -60,6 +63,7 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
         *_native_findings(environ, host),
         *_core_findings(host),
         *_machine_findings(host),
+        *_cuda_findings(host),
         *_settings_findings(environ, host),
     ]
 
@@ -159,8 +163,44 @@ def _machine_findings(host: Host) -> Iterator[Finding]:
         is_low = host.available_bytes < _LOW_MEMORY_BYTES
         mend = "end other programs, or give jobs a memory_budget=" if is_low else ""
         yield Finding("ram", f"{available:.1f} GiB available of {total:.1f} GiB", mend)
-    if host.has_nvidia:
-        yield Finding("gpu", "there is an NVIDIA driver; this version computes on the CPU only")
+
+
+def _cuda_findings(host: Host) -> Iterator[Finding]:
+    """What jobs on CUDA need here; without a GPU, what can be done all the same."""
+    cuda, packages = host.cuda, host.cuda_packages
+    if cuda.problem:
+        can = "plans for one are made with --gpu, and can run emulated, slowly"
+        yield Finding("gpu", f"{cuda.problem}; {can}")
+    elif cuda.cuda < OLDEST_CUDA:
+        text = f"the driver {cuda.driver} serves CUDA {_dotted(cuda.cuda)}, jobs on cuda need 13.0"
+        yield Finding("gpu", text, "install an NVIDIA driver of version 580 or later")
+    else:
+        yield Finding("gpu", f"driver {cuda.driver}, which serves CUDA {_dotted(cuda.cuda)}")
+    for number, gpu in enumerate(cuda.gpus):
+        text = f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {_dotted(gpu.capability)}"
+        yield Finding(f"cuda:{number}", text, _how_to_plan(gpu))
+    for name, version in packages.items():
+        extra = "cudnn" if name in CUDNN_PACKAGES else "cuda"
+        if version is not None:
+            yield Finding(name, version)
+        elif cuda.gpus and extra == "cuda":
+            yield Finding(name, "is not installed", f"python -m pip install 'actorflow[{extra}]'")
+        else:
+            why = "jobs on a GPU need it" if extra == "cuda" else "products compute attention"
+            yield Finding(name, f"is not installed (extra [{extra}]): {why}")
+
+
+def _how_to_plan(gpu: GpuListed) -> str:
+    """Return what to do about a GPU that there is no description of; "" for any other."""
+    try:
+        described(gpu)
+    except CompileError as error:
+        return str(error)
+    return ""
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _settings_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:

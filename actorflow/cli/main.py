@@ -27,10 +27,11 @@ from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.network_options import ranks_of
 from actorflow.compile.capture import PlanCaptured, capturing_plan
-from actorflow.compile.gpus import check_gpu
+from actorflow.compile.gpus import check_gpu, gpu_of
 from actorflow.compile.native import retune
 from actorflow.data import Tokens
 from actorflow.proof.prove import prove_consistent
+from actorflow.run.devices import said_of
 from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
@@ -238,6 +239,9 @@ def _plan(options: argparse.Namespace) -> int:
     _tune(options)
     draw = cli_memory.drawing(options, _proven)
     plan, store_all = _plans_of(options.file, options.rest)
+    settings = Settings.from_env(os.environ)
+    if gpu_of(plan) and (said := said_of(plan, settings)):
+        print(said)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
         plan.save(options.save)

@@ -1,7 +1,8 @@
 """`actorflow simulate`: what a plan will do, here or on many devices, before anything is run.
 
 Firings are priced with what was measured of this machine (`actorflow.run.pricing`), kept in the
-cache folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere.
+cache folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere. A
+plan for a GPU has the estimates of the GPU's description, and needs no GPU.
 The report is one value, printed as text or as JSON.
 """
 
@@ -18,6 +19,7 @@ from actorflow.cli.network_options import (
     network_of,
     spread_of,
 )
+from actorflow.compile.gpus import gpu_of
 from actorflow.run.pricing import calibration, priced
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
@@ -28,6 +30,8 @@ from compiler.errors import CompileError
 from compiler.plan import Plan
 
 _TOP = 5
+
+_ORIGINS = {"measured": "measured on this machine", "estimated": "the plan's estimates"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +61,13 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
     devices = _devices(plan, options)
     _check(plan, devices, options)
     prices, host = None, None
-    if options.calibrate is not False:
+    gpu = gpu_of(plan)
+    if options.calibrate and gpu:
+        raise CompileError(
+            f"--calibrate measures this machine's processor, and plan {plan.name!r} runs on a GPU:"
+            f" its launches are priced as the description of {gpu} says; leave --calibrate out"
+        )
+    if options.calibrate is not False and not gpu:
         settings = Settings.from_env(os.environ)
         found = calibration(settings, is_fresh=bool(options.calibrate))
         prices, host = priced(plan, found)
@@ -83,7 +93,8 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
         write_chrome_trace(
             options.trace, result.rows, result.table, stream_names=names, has_arrows=True
         )
-    report = _report(plan.name, names, result, ranks, is_measured=prices is not None)
+    rates = f"the description of {gpu}" if gpu else "estimated" if prices is None else "measured"
+    report = _report(plan.name, names, result, ranks, rates)
     print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
     return 0
 
@@ -129,15 +140,14 @@ def _report(
     stream_names: tuple[str, ...],
     result: SimulatedRun,
     ranks: RanksRun | None,
-    *,
-    is_measured: bool,
+    rates: str,
 ) -> dict[str, Any]:
     makespan = max(result.makespan_ns, 1)
     path = time_per_actor(result.table, result.critical_path())
     top = sorted(range(len(path)), key=lambda actor: -path[actor])[:_TOP]
     return {
         "plan": name,
-        "rates": "measured" if is_measured else "estimated",
+        "rates": rates,
         "steps": result.steps,
         "makespan_ms": (ranks.makespan_ns if ranks else result.makespan_ns) / 1e6,
         "step_ms": (ranks.step_ns if ranks else result.period_ns) / 1e6,
@@ -180,7 +190,7 @@ def _scaling(ranks: RanksRun) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    origin = "measured on this machine" if report["rates"] == "measured" else "the plan's estimates"
+    origin = _ORIGINS.get(report["rates"], report["rates"])
     lines = [
         f"{report['steps']} steps of {report['plan']!r} take {report['makespan_ms']:,.1f} ms,"
         f" {report['step_ms']:,.2f} ms per step in steady state (rates: {origin})"

@@ -16,6 +16,9 @@ from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
+OLDEST_CUDA = (13, 0)
+"""What a driver must serve: the packages of the extra [cuda] are made for it."""
+
 EMULATED = "h200"
 """What the host acts as under ACTORFLOW_CUDA=emulated, where nothing else is named."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actorflow.settings import Settings, SettingsError
+from actors.device.cuda.nvml import Listing, listed_gpus
 from actors.kernels.library.openblas import (
     HOLDING_VARIABLES,
     BlasInfo,
@@ -25,6 +26,17 @@ from actors.kernels.library.openblas import (
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
+CUDA_PACKAGES = (
+    "cupy-cuda13x",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
+    "nvidia-cublas",
+)
+"""What the extra [cuda] installs."""
+
+CUDNN_PACKAGES = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
+"""What the extra [cudnn] installs."""
+
 _BUSY_WINDOW_S = 0.2
 
 
@@ -32,7 +44,7 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None.
+    `packages` is distribution -> version or None; `cuda_packages` the same for the extras of GPUs.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
@@ -41,7 +53,8 @@ class Host:
     python: tuple[int, int, int]
     system: str
     packages: Mapping[str, str | None]
-    has_nvidia: bool
+    cuda: Listing
+    cuda_packages: Mapping[str, str | None]
     blas: BlasInfo | None
     free_blas: BlasInfo | None
     compiler: str | None
@@ -68,7 +81,8 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         python=sys.version_info[:3],
         system=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _REQUIRED_PACKAGES},
-        has_nvidia=Path("/proc/driver/nvidia/version").exists(),
+        cuda=listed_gpus(environ),
+        cuda_packages={name: _version(name) for name in (*CUDA_PACKAGES, *CUDNN_PACKAGES)},
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
         compiler=None if toolchain is None else _described(toolchain),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from actorflow.compile.gpus import gpu_of, is_cuda
+from actorflow.compile.gpus import OLDEST_CUDA, gpu_of, is_cuda
 from actorflow.logs import logger
 from actorflow.settings import Settings
 from actors.device.cuda.nvml import GpuListed, Listing, listed_gpus
@@ -14,9 +14,6 @@ from compiler.errors import DeviceError, OutOfMemory, PlanFormatError
 from compiler.placement import Device
 from compiler.plan import Plan
 from memory.report import format_bytes
-
-OLDEST_CUDA = (13, 0)
-"""What the packages of the extra [cuda] are made for."""
 
 _EMULATED = "ACTORFLOW_CUDA=emulated runs it on the host, slowly"
 

@@ -129,6 +129,14 @@ class OpenDevice(DeviceDriver, DeviceStore, Protocol):
     """A device that a process has opened to run plans on."""
 
 
+class FullDevice(MemoryError):
+    """A device has only `free_bytes` left, and was asked for more."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__(f"{free_bytes} bytes are free")
+        self.free_bytes = free_bytes
+
+
 class DeviceFault(ActorflowError):
     """Work on the device failed; found by a later call, and by every call from then on.
 

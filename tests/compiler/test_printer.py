@@ -10,6 +10,7 @@ from compiler.ops.reduce import SUM
 from compiler.ops.softmax import SOFTMAX
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
+from compiler.placement import Device, DeviceKind
 from compiler.plan_memory import Recomputation
 from compiler.printer import arena_lines, print_plan, summarise
 
@@ -47,6 +48,13 @@ def test_the_summary_tells_parameters_staging_slots_and_temporaries_apart(plan):
 def test_plans_that_differ_are_printed_with_ids_that_differ(plan, change):
     ids = [summarise(p)[0].split()[2] for p in (plan, replace(plan), replace(plan, **change))]
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_the_first_line_says_as_which_gpu_a_device_was_planned(plan):
+    cuda = Device(DeviceKind.CUDA, 1)
+    arenas = tuple([replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas])
+    planned = replace(plan, arenas=arenas, options=(*plan.options, ("gpu", "h200")))
+    assert " on cuda:1 (h200): " in summarise(planned)[0]
 
 
 def test_the_shown_parts_of_an_arena_add_up_to_it(plan):

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from actors.kernels.cuda.embedding import embedding_kernels
+from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
+from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
@@ -23,7 +24,12 @@ def kernels_of(gpu: str) -> tuple[CudaKernel, ...]:
 
 
 def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
-    return (CudaFused(gpu), *embedding_kernels(gpu))
+    return (
+        CudaFused(gpu),
+        CudaEmbedding(gpu),
+        CudaEmbeddingGrad(gpu),
+        CudaEmbeddingUpdate(gpu),
+    )
 
 
 def choose(

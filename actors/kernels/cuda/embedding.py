@@ -115,8 +115,3 @@ class CudaEmbeddingGrad:
         calls = sums.calls(carve(workspace, sums.pieces), dy, ids, out.address, 0)
         size = out.type.size_bytes
         return (FillBytes(out.address, 0, size), *calls) if size else calls
-
-
-def embedding_kernels(gpu: Gpu) -> tuple[CudaEmbedding | CudaEmbeddingGrad, ...]:
-    """Return the kernels of ids for a GPU."""
-    return (CudaEmbedding(gpu), CudaEmbeddingGrad(gpu))

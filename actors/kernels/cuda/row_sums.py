@@ -75,8 +75,7 @@ class RowSums:
         if not self.columns:
             return (check,)
         sort, keys, places = sort_calls(pieces[:-1], self.num, self.rows)
-        parts = -(-self.columns // _MAX_THREADS)
-        threads = -(-self.columns // (parts * _WARP)) * _WARP
+        threads, parts = block_of(self.columns)
         words: list[Word] = [
             *(keys, places, dy.address),
             *places_words(dy.shape[:-1], dy.strides_bytes[:-1]),
@@ -106,6 +105,12 @@ def sums_of(dy: Operand, ids: Operand, rows: int) -> RowSums | None:
     if not (is_taken and are_ids(ids)):
         return None
     return RowSums(math.prod(ids.shape), rows, dy.shape[-1])
+
+
+def block_of(columns: int) -> tuple[int, int]:
+    """Return the threads of a block with one for each column, and how many blocks have all."""
+    parts = max(1, -(-columns // _MAX_THREADS))
+    return max(1, -(-columns // (parts * _WARP))) * _WARP, parts
 
 
 @functools.cache

@@ -4,8 +4,9 @@ import pytest
 
 from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
-from actorflow.compile.host import Host
+from actorflow.compile.host import CUDA_PACKAGES, CUDNN_PACKAGES, Host
 from actorflow.settings import ENVIRONMENT
+from actors.device.cuda.nvml import GpuListed, Listing
 from actors.kernels.library.openblas import BlasInfo
 
 FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", 8)
@@ -14,7 +15,8 @@ SOUND = Host(
     python=(3, 11, 4),
     system="Linux x86_64",
     packages={"numpy": "2.4.0", "msgpack": "1.2"},
-    has_nvidia=False,
+    cuda=Listing(problem="no NVIDIA driver is here"),
+    cuda_packages=dict.fromkeys((*CUDA_PACKAGES, *CUDNN_PACKAGES)),
     blas=FAST,
     free_blas=None,
     compiler="/usr/bin/cc: cc 12.2.0",
@@ -26,6 +28,7 @@ SOUND = Host(
     busy_cores=0.1,
     cache_is_writable=True,
 )
+ONE_GPU = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 140 << 30),), "580.65.06", (13, 0))
 HOME = {"HOME": "/home/ann"}
 
 
@@ -51,6 +54,14 @@ def test_a_sound_machine_has_no_warning():
         "ok   cores       8 available",
         "ok   load        other processes use 0.1 cores",
         "ok   ram         48.0 GiB available of 64.0 GiB",
+        "ok   gpu         no NVIDIA driver is here; plans for one are made with --gpu, and can"
+        " run emulated, slowly",
+        "ok   cupy-cuda13x is not installed (extra [cuda]): jobs on a GPU need it",
+        "ok   nvidia-cuda-nvrtc is not installed (extra [cuda]): jobs on a GPU need it",
+        "ok   nvidia-cuda-runtime is not installed (extra [cuda]): jobs on a GPU need it",
+        "ok   nvidia-cublas is not installed (extra [cuda]): jobs on a GPU need it",
+        "ok   nvidia-cudnn-frontend is not installed (extra [cudnn]): products compute attention",
+        "ok   nvidia-cudnn-cu13 is not installed (extra [cudnn]): products compute attention",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
 
@@ -152,10 +163,45 @@ def test_a_system_that_tells_nothing_is_no_warning():
     assert warnings(memory_bytes=None, available_bytes=None, busy_cores=None, blas=None) == []
 
 
-def test_a_gpu_that_nothing_uses_is_said_to_be_unused():
-    assert warnings(has_nvidia=True) == []
-    said = "ok   gpu         there is an NVIDIA driver; this version computes on the CPU only"
-    assert said in report_lines(HOME, replace(SOUND, has_nvidia=True))
+def test_a_machine_without_a_gpu_says_what_can_be_done_without_one():
+    assert (
+        "ok   gpu         no NVIDIA driver is here; plans for one are made with --gpu, and can"
+        " run emulated, slowly"
+    ) in report_lines(HOME, SOUND)
+
+
+def test_a_gpu_with_all_that_it_needs_has_no_warning():
+    host = replace(SOUND, cuda=ONE_GPU, cuda_packages=dict.fromkeys(SOUND.cuda_packages, "14.2"))
+    assert report_lines(HOME, host)[9:16] == [
+        "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
+        "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
+        "ok   cupy-cuda13x 14.2",
+        "ok   nvidia-cuda-nvrtc 14.2",
+        "ok   nvidia-cuda-runtime 14.2",
+        "ok   nvidia-cublas 14.2",
+        "ok   nvidia-cudnn-frontend 14.2",
+    ]
+
+
+def test_a_gpu_wants_the_packages_of_its_extra_and_can_do_without_cudnn():
+    assert (
+        warnings(cuda=ONE_GPU)
+        == [("is not installed", "python -m pip install 'actorflow[cuda]'")] * 4
+    )
+
+
+def test_a_driver_of_cuda_12_and_a_gpu_without_a_description_are_to_be_mended():
+    old = replace(ONE_GPU, cuda=(12, 8), gpus=())
+    assert warnings(cuda=old) == [
+        (
+            "the driver 580.65.06 serves CUDA 12.8, jobs on cuda need 13.0",
+            "install an NVIDIA driver of version 580 or later",
+        )
+    ]
+    other = replace(ONE_GPU, gpus=(GpuListed("NVIDIA T4", "GPU-9", (7, 5), 16 << 30),))
+    [(text, mend), *_] = warnings(cuda=other)
+    assert text == "NVIDIA T4, 16.0 GiB, 7.5"
+    assert "there is no description of it" in mend
 
 
 def test_a_cache_that_cannot_be_written_is_named():

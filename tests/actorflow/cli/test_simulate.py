@@ -189,6 +189,21 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
     assert "rates: measured on this machine" in capsys.readouterr().out
 
 
+def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured(
+    plan, capsys, monkeypatch
+):
+    monkeypatch.setattr(pricing, "stopwatch", lambda clock: pytest.fail("measured"))
+    planned = replace(plan, options=(*plan.options, ("gpu", "h200")))
+    parser = argparse.ArgumentParser()
+    cli_simulate.add_arguments(parser)
+    assert cli_simulate.run(planned, parser.parse_args([])) == 0
+    assert "(rates: the description of h200)" in capsys.readouterr().out
+    with pytest.raises(
+        CompileError, match=r"--calibrate measures .* plan 'train' runs on a GPU: its"
+    ):
+        cli_simulate.run(planned, parser.parse_args(["--calibrate"]))
+
+
 def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
     monkeypatch.setattr(pricing, "stopwatch", lambda clock: lambda probe: 1e6)

@@ -1,0 +1,174 @@
+"""A CUDA device: arenas, streams, events and kernels of a plan, over a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.device import host_memory
+from actors.device.cuda import memory
+from actors.device.cuda.driver import CudaDriver, CudaError
+from actors.device.cuda.faults import explained, fault_of, is_out_of_memory
+from actors.device.cuda.graphs import CudaLaunch, Current, StepwiseChain, bind_whole
+from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
+from actors.device.cuda.streams import CudaContext, CudaEvent, CudaStream
+from actors.device.protocol import DeviceStream, FullDevice
+from actors.kernels.cuda.calls import KernelText, RunKernel
+from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.views import DeviceView, PlacedView
+from actors.protocol import Array, Chain
+from compiler.errors import ActorflowError, DeviceError, InternalError
+from compiler.placement import Device, DeviceKind, Memory
+from compiler.plan import AttrValue
+
+
+class CudaDevice:
+    """One GPU, or what acts as one.
+
+    Streams, events and memory are used by one thread at a time, but for waiting: a thread may wait
+    for an event while another feeds a stream. All goes with the device and what it made.
+
+    Args:
+        driver: Opened for this device alone, and closed with it.
+        kernels: By the name that launches use.
+        index: Which CUDA device this is.
+        is_stepwise: Whether every launch is waited for, so that one that fails is named.
+    """
+
+    is_asynchronous = True
+    view = staticmethod(memory.view_on)
+
+    def __init__(
+        self,
+        driver: CudaDriver,
+        kernels: Mapping[str, CudaKernel],
+        index: int = 0,
+        *,
+        is_stepwise: bool = False,
+    ) -> None:
+        self.device = Device(DeviceKind.CUDA, index)
+        self._kept = KeptDriver(driver)
+        self._context = CudaContext(self._kept, self.device)
+        self._kernels = kernels
+        self._is_stepwise = is_stepwise
+        self._current = Current()
+        self._unloaded: dict[str, KernelText] = {}
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, size_bytes: int, alignment: int, memory: Memory) -> DeviceBlock | Array:
+        """Return a block; see `DeviceStore.allocate`."""
+        self._kept.check_process()
+        try:
+            if memory is Memory.PINNED:
+                return _aligned(pinned_bytes(self._kept, size_bytes + alignment), alignment)
+            if memory is not Memory.DEVICE:
+                raise InternalError(f"{self.device} was asked for {memory.value} memory")
+            free_bytes = self._kept.driver.free_bytes()
+            if size_bytes > free_bytes:
+                raise FullDevice(free_bytes)
+            return DeviceBlock(self._kept, size_bytes)
+        except CudaError as error:
+            if is_out_of_memory(error):
+                raise MemoryError from error
+            raise explained(error, self.device) from error
+
+    def read(self, view: PlacedView) -> Array:
+        """Return a copy of a window, when nothing works on it."""
+        if not isinstance(view, DeviceView):
+            return host_memory.read(view)
+        self._kept.check_process()
+        try:
+            return memory.read(self._kept.driver, view)
+        except CudaError as error:
+            raise explained(error, self.device) from error
+
+    def write(self, view: PlacedView, array: Array) -> None:
+        """Fill a window, when nothing works on it."""
+        if not isinstance(view, DeviceView):
+            host_memory.write(view, array)
+            return
+        self._kept.check_process()
+        try:
+            memory.write(self._kept.driver, view, array)
+        except CudaError as error:
+            raise explained(error, self.device) from error
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def has_kernel(self, name: str) -> bool:
+        """Whether a launch of this kernel can be bound."""
+        return name in self._kernels
+
+    def bind(
+        self,
+        kernel: str,
+        attrs: Mapping[str, AttrValue],
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> CudaLaunch:
+        """Return the launch of a kernel; see `DeviceStore.bind`.
+
+        Its texts are loaded when the first chain is bound, all of a plan's at once.
+        """
+        self._kept.check_process()
+        try:
+            calls = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
+            launch = CudaLaunch(self._context, self._current, calls)
+        except ActorflowError as error:
+            if isinstance(error, CudaError):
+                raise explained(error, self.device) from error
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
+        for call in calls:
+            if isinstance(call, RunKernel):
+                self._unloaded.setdefault(call.text.text, call.text)
+        return launch
+
+    def _load(self) -> None:
+        """Load what was bound since the last time."""
+        texts, self._unloaded = tuple(self._unloaded.values()), {}
+        self._kept.driver.load((*texts, *self._context.status.texts))
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def make_stream(self, name: str) -> CudaStream:
+        """Return a new stream."""
+        return CudaStream(self._context, name)
+
+    def make_event(self) -> CudaEvent:
+        """Return a new event, never recorded."""
+        return CudaEvent(self._context)
+
+    def bind_chain(self, stream: DeviceStream, launches: Chain) -> Chain:
+        """Return one call that puts all launches on the stream, as a graph where that pays.
+
+        Launches that somebody watches, and all of a stepwise device, are waited for one by one.
+        """
+        if not isinstance(stream, CudaStream):
+            raise InternalError(f"a stream of {type(stream).__name__} is not a CUDA device's")
+        own = tuple([launch for launch in launches if isinstance(launch, CudaLaunch)])
+        try:
+            self._load()
+            if self._is_stepwise or len(own) < len(launches):
+                return (StepwiseChain(self._context, self._current, stream, launches),)
+            return (bind_whole(self._context, stream, own),)
+        except CudaError as error:
+            raise explained(error, self.device) from error
+
+    def synchronize(self) -> None:
+        """Block this thread until every stream is empty. Raises DeviceFault."""
+        self._kept.check_process()
+        try:
+            self._kept.driver.synchronize()
+        except CudaError as error:
+            raise fault_of(error, self.device) from error
+        self._context.check()
+
+
+def _aligned(block: Array, alignment: int) -> Array:
+    """Return the bytes of a block that is `alignment` too long, from an aligned one on."""
+    start = -block.ctypes.data % alignment
+    return block[start : len(block) - alignment + start]

@@ -1,0 +1,167 @@
+"""Where kernels report bad indices: cells in pinned memory, read when the host has waited anyway.
+
+A kernel that meets an index that is out of range uses another one, goes on, and leaves place and
+value in the cell of its launch (`af_report` in device.cuh has the layout). One word says whether
+any cell has something, so that an ordinary wait looks at one number. A cell also keeps the *firing*
+of its stream in which that was: a kernel of one thread counts those before a chain that has cells,
+and the stream remembers how many launches it had been given before each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+from actors.device.cuda.memory import KeptDriver, pinned_bytes
+from actors.device.protocol import DeviceFault, DeviceStream
+from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, Word
+from actors.protocol import Array
+
+_PAGE_WORDS = 512
+_CELL_WORDS = 6
+
+ArgumentBlock = ctypes.Array[ctypes.c_uint64]
+
+COUNT = KernelText.of(
+    "af_count",
+    """
+typedef struct { af_word w[1]; } NAME_arguments;
+AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {
+    volatile int64_t *count = (volatile int64_t *)arguments.w[0].p;
+    if (AF_THREAD == 0) *count = *count + 1;
+}
+""",
+    ("NAME",),
+    "counts the firings of a stream whose launches may report",
+    has_exchanges=False,
+)
+
+
+def argument_block(words: Sequence[Word]) -> ArgumentBlock:
+    """Return words as a kernel gets them: integers and addresses, and doubles by their bits."""
+    block = (ctypes.c_uint64 * len(words))()
+    for number, word in enumerate(words):
+        if isinstance(word, float):
+            (block[number],) = struct.unpack("<Q", struct.pack("<d", word))
+        else:
+            block[number] = word  # modulo 2**64: two's complement
+    return block
+
+
+def counting(address: int) -> tuple[RunKernel, ArgumentBlock]:
+    """Return the call that counts one firing at an address, with its argument block."""
+    call = RunKernel(COUNT, COUNT.kernels[0], 1, 32, (address,))
+    return call, argument_block(call.words)
+
+
+class CountedStream(DeviceStream, Protocol):
+    """A stream that counts the firings whose launches may report."""
+
+    @property
+    def count_address(self) -> int:
+        """Where the number of the firing stands that runs there."""
+
+    def first_launch(self, firing: int) -> int | None:
+        """Return how many launches the stream was given before a firing; None if long ago."""
+
+
+class StatusCell:
+    """The cell of a launch, at `address`: `index` says which of its chain on `stream` that is."""
+
+    __slots__ = ("_explain", "_words", "address", "index", "stream")
+
+    def __init__(self, words: Array, explain: Explain) -> None:
+        self.address = int(words.ctypes.data)
+        self.stream: CountedStream | None = None
+        self.index = 0
+        self._words = words
+        self._explain = explain
+
+    def put_on(self, stream: CountedStream, index: int) -> None:
+        """Say in which chain's place of a stream the launch runs, whose firings are counted."""
+        self.stream = stream
+        self.index = index
+        self._words[4] = stream.count_address
+
+    @property
+    def has_something(self) -> bool:
+        """Whether an index was bad."""
+        return bool(self._words[1])
+
+    @property
+    def launch(self) -> int | None:
+        """The number on the stream of the launch whose index was bad; None where it is unknown."""
+        first = None if self.stream is None else self.stream.first_launch(int(self._words[1]) - 1)
+        return None if first is None else first + self.index
+
+    def error(self) -> Exception:
+        """Return what the host would have raised."""
+        return self._explain(int(self._words[2]), int(self._words[3]))
+
+
+class StatusMemory:
+    """The cells of a device and its counts of firings. The memory goes with this object.
+
+    Pages are taken as they are needed, the first one at once.
+    """
+
+    __slots__ = ("_any", "_free", "_kept", "_nowhere", "cells")
+
+    def __init__(self, kept: KeptDriver) -> None:
+        self._kept = kept
+        self.cells: list[StatusCell] = []
+        self._free = self._page()
+        self._any = self._take(1)
+        self._nowhere = self._take(1)
+
+    @property
+    def texts(self) -> tuple[KernelText, ...]:
+        """What has to be loaded where there are cells."""
+        return (COUNT,) if self.cells else ()
+
+    def add_cell(self, explain: Explain) -> StatusCell:
+        """Return a new cell, which has nothing; its firings are not counted yet."""
+        words = self._take(_CELL_WORDS)
+        words[4], words[5] = self._nowhere.ctypes.data, self._any.ctypes.data
+        cell = StatusCell(words, explain)
+        self.cells.append(cell)
+        return cell
+
+    def add_count(self) -> int:
+        """Return the address of a new count, which is -1: its first firing is 0."""
+        count = self._take(1)
+        count[0] = -1
+        return int(count.ctypes.data)
+
+    @property
+    def has_something(self) -> bool:
+        """Whether a kernel has reported anything; any thread may ask."""
+        return bool(self._any[0])
+
+    def fault(self) -> DeviceFault:
+        """Return the earliest bad index as a fault, when nothing works on the device."""
+        told = [cell for cell in self.cells if cell.has_something]
+        cell = min(told, key=_order)
+        error = cell.error()
+        text = f"{type(error).__name__}: {error}"
+        fault = DeviceFault(text, stream=cell.stream, launch=cell.launch)
+        fault.__cause__ = error
+        return fault
+
+    def _take(self, num_words: int) -> Array:
+        if len(self._free) < num_words:
+            self._free = self._page()
+        taken, self._free = self._free[:num_words], self._free[num_words:]
+        return taken
+
+    def _page(self) -> Array:
+        page = pinned_bytes(self._kept, 8 * _PAGE_WORDS).view("int64")
+        page.fill(0)
+        return page
+
+
+def _order(cell: StatusCell) -> float:
+    launch = cell.launch
+    return float("inf") if launch is None else launch

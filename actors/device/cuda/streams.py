@@ -1,0 +1,132 @@
+"""Streams and events of a CUDA device: thin objects over the driver's handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.device.cuda.driver import CudaError
+from actors.device.cuda.faults import fault_of
+from actors.device.cuda.memory import KeptDriver
+from actors.device.cuda.status import StatusMemory, counting
+from actors.device.protocol import DeviceEvent
+from actors.kernels.cuda.product import LtProduct
+from compiler.errors import InternalError
+from compiler.placement import Device
+
+_NUM_FIRSTS = 4096
+"""Counted firings of a stream that are told apart: more than can be ahead of the device."""
+
+
+class CudaContext:
+    """What all parts of an open device share: its driver, and what kernels report."""
+
+    __slots__ = ("_choices", "device", "kept", "status")
+
+    def __init__(self, kept: KeptDriver, device: Device) -> None:
+        self.kept = kept
+        self.device = device
+        self.status = StatusMemory(kept)
+        self._choices: dict[tuple[LtProduct, int], int] = {}
+
+    def choose(self, product: LtProduct, workspace_bytes: int) -> int:
+        """Return how a product is computed; equal ones are chosen once."""
+        key = product, workspace_bytes
+        if key not in self._choices:
+            self._choices[key] = self.kept.driver.make_product(product, workspace_bytes)
+        return self._choices[key]
+
+    def check(self) -> None:
+        """Raise DeviceFault where a kernel has reported anything; any thread may ask."""
+        if not self.status.has_something:
+            return
+        try:
+            # What is told does not depend on how far the device has come.
+            self.kept.driver.synchronize()
+        except CudaError as error:
+            raise fault_of(error, self.device) from error
+        fault = self.status.fault()
+        raise fault from fault.__cause__
+
+
+class CudaStream:
+    """A stream that knows how many launches it was given."""
+
+    __slots__ = (
+        "_context", "_firsts", "_num_counted", "_record", "_wait", "count_address", "count_call",
+        "handle", "name", "num_launches",
+    )  # fmt: skip
+
+    def __init__(self, context: CudaContext, name: str) -> None:
+        driver = context.kept.driver
+        self.name = name
+        self.handle = driver.make_stream(name)
+        self.num_launches = 0
+        self.count_address = context.status.add_count()
+        self.count_call = counting(self.count_address)
+        self._context = context
+        self._record, self._wait = driver.record, driver.wait
+        self._firsts = [0] * _NUM_FIRSTS
+        self._num_counted = 0
+
+    def record(self, event: DeviceEvent) -> None:
+        """Mark the end of all that is on this stream."""
+        try:
+            self._record(_handle(event), self.handle)
+        except CudaError as error:
+            raise self.fault(error) from error
+
+    def wait(self, event: DeviceEvent) -> None:
+        """Hold this stream until the event's latest record is done."""
+        try:
+            self._wait(self.handle, _handle(event))
+        except CudaError as error:
+            raise self.fault(error) from error
+
+    def count_firing(self) -> None:
+        """Remember how many launches there were before the firing that comes now."""
+        self._firsts[self._num_counted % _NUM_FIRSTS] = self.num_launches
+        self._num_counted += 1
+
+    def first_launch(self, firing: int) -> int | None:
+        """Return how many launches there were before a counted firing; None if it is long ago."""
+        is_known = self._num_counted - _NUM_FIRSTS <= firing < self._num_counted
+        return self._firsts[firing % _NUM_FIRSTS] if is_known else None
+
+    def fault(self, error: CudaError, launch: int | None = None) -> Exception:
+        """Return what to raise for a call that failed."""
+        return fault_of(error, self._context.device, stream=self, launch=launch)
+
+
+class CudaEvent:
+    """An event; waiting for it also looks at what kernels have reported."""
+
+    __slots__ = ("_check", "_context", "_synchronize", "handle")
+
+    def __init__(self, context: CudaContext) -> None:
+        driver = context.kept.driver
+        self.handle = driver.make_event()
+        self._context = context
+        self._synchronize: Callable[[int], object] = driver.synchronize_event
+        self._check = context.check
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the latest record is done; never, on a device that has failed."""
+        try:
+            return self._context.kept.driver.is_done(self.handle)
+        except CudaError:
+            return False
+
+    def synchronize(self) -> None:
+        """Block this thread until the latest record is done. Raises DeviceFault."""
+        try:
+            self._synchronize(self.handle)
+        except CudaError as error:
+            raise fault_of(error, self._context.device) from error
+        self._check()
+
+
+def _handle(event: DeviceEvent) -> int:
+    if not isinstance(event, CudaEvent):
+        raise InternalError(f"an event of {type(event).__name__} is not of a CUDA device")
+    return event.handle

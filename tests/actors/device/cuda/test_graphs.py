@@ -1,0 +1,213 @@
+"""Chains are captured once and replayed by one call; nothing is built or allocated then."""
+
+import ctypes
+import sys
+
+import numpy as np
+import pytest
+
+from actors.device.cuda.graphs import WholeChain
+from actors.device.protocol import DeviceFault
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunProduct
+from actors.kernels.cuda.product import LtLayout, LtProduct
+from compiler.errors import DeviceError, InternalError, OutOfMemory
+from compiler.types import DType
+from tests.shared.recording_driver import kernel_call
+
+
+def test_a_chain_of_three_calls_is_a_graph_and_a_firing_is_one_call(copies, driver):
+    stream = copies.device.make_stream("compute")
+    driver.calls.clear()
+    (chain,) = copies.device.bind_chain(stream, copies.launches[:3])
+    assert driver.names() == ["load", "begin_capture", *["copy_later"] * 3, "end_capture"]
+    driver.calls.clear()
+    for _ in range(5):
+        chain()
+    assert driver.names() == ["graph_later"] * 5
+    assert stream.num_launches == 15
+
+
+def test_what_is_captured_does_not_happen_before_the_graph_runs(copies, driver):
+    stream = copies.device.make_stream("compute")
+    held = (ctypes.c_uint64 * 8).from_address(copies.block.address)
+    held[0], held[1] = 1, 77
+    (chain,) = copies.device.bind_chain(stream, copies.launches)
+    assert held[0] == 1
+    chain()
+    assert held[0] == 77
+
+
+def test_a_short_chain_is_put_on_the_stream_call_by_call(copies, driver):
+    stream = copies.device.make_stream("h2d")
+    (chain,) = copies.device.bind_chain(stream, copies.launches[:2])
+    driver.calls.clear()
+    chain()
+    assert driver.calls == [("copy_later", "h2d")] * 2
+    (empty,) = copies.device.bind_chain(stream, ())
+    driver.calls.clear()
+    empty()
+    assert driver.calls == []
+
+
+def test_firings_build_nothing(copies):
+    stream = copies.device.make_stream("compute")
+    chains = [copies.device.bind_chain(stream, copies.launches[:n])[0] for n in (2, 4)]
+
+    class Quiet:
+        def __call__(self):
+            pass
+
+    for chain in chains:
+        chain._puts = tuple([Quiet() for _ in chain._puts])
+        chain()
+        before = sys.getallocatedblocks()
+        for _ in range(200):
+            chain()
+        assert sys.getallocatedblocks() - before <= 2  # a count that outgrew the small integers
+
+
+def test_argument_blocks_hold_integers_and_doubles_and_are_kept(make_device, driver):
+    seen = []
+    device = make_device(
+        {"k": (kernel_call(lambda words: seen.append(words), (7, -1, 2**63 + 5, 0.5)),)}
+    )
+    stream = device.make_stream("compute")
+    (chain,) = device.bind_chain(stream, (device.bind("k", {}, (), (), None),))
+    chain()
+    half = int(np.float64(0.5).view(np.int64))
+    assert seen == [[7, -1, 2**63 + 5 - 2**64, half]]
+
+
+def test_all_texts_of_a_plan_are_loaded_at_once(make_device, driver):
+    calls = [(kernel_call(len),) for _ in range(3)]
+    device = make_device({str(n): call for n, call in enumerate(calls)})
+    launches = [device.bind(str(n % 3), {}, (), (), None) for n in range(6)]
+    stream = device.make_stream("compute")
+    driver.calls.clear()
+    for launch in launches:
+        device.bind_chain(stream, (launch,))
+    assert [call[1] for call in driver.calls if call[0] == "load"] == [3, 0, 0, 0, 0, 0]
+
+
+def product():
+    square = LtLayout(DType.FLOAT32, 4, 4, 4)
+    return LtProduct(square, square, square, transpose_a=False, transpose_b=False)
+
+
+def test_a_product_is_chosen_once_for_all_of_its_kind(make_device, driver):
+    call = RunProduct(product(), 256, 512, 768, 768, 1024, 64)
+    device = make_device({"p": (call,)})
+    launches = tuple([device.bind("p", {}, (), (), None) for _ in range(3)])
+    assert driver.counts()["make_product"] == 1
+    (chain,) = device.bind_chain(device.make_stream("compute"), launches)
+    assert driver.counts()["product_later"] == 3
+    chain()
+    assert driver.names()[-1] == "graph_later"
+
+
+def test_a_product_that_no_algorithm_takes_names_its_kernel(make_device, driver):
+    driver.failing["make_product"] = 15
+    device = make_device({"p": (RunProduct(product(), 256, 512, 768, 768, 1024, 64),)})
+    with pytest.raises(DeviceError, match="cuda:0 refuses a call: make_product gave 15"):
+        device.bind("p", {}, (), (), None)
+
+
+def test_a_kernel_that_breaks_while_it_is_bound_is_named(make_device):
+    class Broken:
+        def bind(self, *args):
+            raise KeyError("axis")
+
+    with pytest.raises(DeviceError, match="odd cannot be bound: KeyError: 'axis'"):
+        make_device({"odd": Broken()}).bind("odd", {}, (), (), None)
+    with pytest.raises(DeviceError, match="odd cannot be bound"):
+        make_device({"odd": Broken()}).bind("odd", {}, (), (), None)
+
+
+def test_a_launch_that_allocates_in_a_capture_is_a_bug_and_the_stream_is_free_again(
+    copies, driver, monkeypatch
+):
+    stream = copies.device.make_stream("compute")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "copy_later", lambda *args: driver.allocate(8))
+        with pytest.raises(InternalError, match="cannot be captured on cuda:0: allocate gave 900"):
+            copies.device.bind_chain(stream, copies.launches)
+    assert driver.captured is None
+    assert isinstance(copies.device.bind_chain(stream, copies.launches)[0], WholeChain)
+
+
+@pytest.mark.parametrize(("code", "family"), [(901, InternalError), (2, OutOfMemory)])
+def test_what_a_capture_says_belongs_to_a_family(copies, driver, code, family):
+    driver.failing["end_capture"] = code
+    with pytest.raises(family):
+        copies.device.bind_chain(copies.device.make_stream("compute"), copies.launches)
+
+
+# -- stepwise ------------------------------------------------------------------------------------
+
+
+def stepwise(make_device, *functions):
+    device = make_device(
+        {str(n): (kernel_call(f), FillBytes(256, 0, 0)) for n, f in enumerate(functions)},
+        is_stepwise=True,
+    )
+    stream = device.make_stream("compute")
+    launches = tuple([device.bind(str(n), {}, (), (), None) for n in range(len(functions))])
+    return device, stream, device.bind_chain(stream, launches)[0]
+
+
+def test_a_stepwise_device_waits_for_every_launch(make_device, driver):
+    _, stream, chain = stepwise(make_device, len, len, len)
+    driver.calls.clear()
+    chain()
+    assert driver.names() == ["launch_later", "fill_later", "synchronize"] * 3
+    assert stream.num_launches == 3
+
+
+def test_a_stepwise_device_names_the_launch_that_fails(make_device, driver):
+    def fail(words):
+        driver.failing["synchronize"] = 700
+
+    _, stream, chain = stepwise(make_device, len, fail, len)
+    with pytest.raises(
+        DeviceFault, match="a kernel addressed memory that is not its own"
+    ) as caught:
+        chain()
+    assert (caught.value.stream, caught.value.launch, chain.running) == (stream, 1, 1)
+
+
+def test_watched_launches_are_waited_for_one_by_one(copies, driver):
+    seen = []
+
+    def watched(launch):
+        def call():
+            seen.append("before")
+            launch()
+            seen.append(driver.names()[-1])
+
+        return call
+
+    stream = copies.device.make_stream("compute")
+    chain = tuple([watched(launch) for launch in copies.launches])
+    (bound,) = copies.device.bind_chain(stream, chain)
+    driver.calls.clear()
+    bound()
+    assert driver.calls == [("copy_later", "compute"), ("synchronize",)] * 4
+    assert seen == ["before", "synchronize"] * 4
+    assert (bound.running, stream.num_launches) == (3, 4)
+
+
+def test_a_launch_outside_of_a_chain_is_a_bug(copies):
+    with pytest.raises(InternalError, match="called outside of any chain"):
+        copies.launches[0]()
+
+
+def test_copies_are_copies_of_the_right_bytes(make_device, driver):
+    device = make_device()
+    held = np.arange(64, dtype=np.uint8)
+    address = held.ctypes.data
+    device._kernels = {"k": type("K", (), {"bind": lambda *a: (
+        CopyBytes(address, address + 32, 16), FillBytes(address + 16, 9, 4))})()}  # fmt: skip
+    (chain,) = device.bind_chain(device.make_stream("s"), (device.bind("k", {}, (), (), None),))
+    chain()
+    assert held[:16].tolist() == list(range(32, 48))
+    assert held[16:22].tolist() == [9, 9, 9, 9, 20, 21]
