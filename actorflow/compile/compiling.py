@@ -8,8 +8,10 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from actorflow.compile.fits import check_fits
 from actorflow.compile.native import compiled, has_refusals
 from actorflow.compile.plan_cache import PlanCache, is_ready
+from actorflow.compile.targets import planned_for
 from actorflow.logs import logger, once
 from actorflow.settings import Settings
 from compiler.gc_pause import collector_paused
@@ -39,18 +41,22 @@ def compiled_plan(
     from actors.race import check_races
     from compiler.pipeline import compile_graph
 
-    def made(num_streams: int) -> Plan:
-        wanted = replace(options, num_streams=num_streams)
+    def made(wanted: CompileOptions) -> Plan:
         dump = dumper(settings.dump)
-        return compiled(
-            options.name, lambda: compile_graph(graph, hardware, wanted, dump, evaluation)
-        )
+        with planned_for(hardware.devices):
+            return compiled(
+                options.name, lambda: compile_graph(graph, hardware, wanted, dump, evaluation)
+            )
+
+    def made_with(num_streams: int) -> Plan:
+        return made(replace(options, num_streams=num_streams))
 
     before = time.perf_counter()
     if asks_for_choice(hardware, options):
-        plan = with_streams_that_pay(options.name, options.num_streams, made)
+        plan = with_streams_that_pay(options.name, options.num_streams, made_with)
     else:
-        plan = made(options.num_streams)
+        plan = made(options)
+    check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     check_races(plan)
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))

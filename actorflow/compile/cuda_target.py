@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actorflow.compile.operands import operands_of_call
+from actors.kernels import catalogue as host_catalogue
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.gpu import gpu_named
 from compiler.placement import Device
@@ -52,8 +53,20 @@ class CudaTarget:
         try:
             name, needs = catalogue.choose(self._gpu.name, *given)
         except LookupError as error:
-            raise LookupError(f"{self._device}: {error.args[0]}") from None
+            text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
+            raise LookupError(text) from None
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+    def _mend(self, op: str) -> str:
+        """Return what to do about an op that somebody's kernel computes on the host."""
+        kernels = [kernel.name for kernel in host_catalogue.registered(op)]
+        if not kernels:
+            return ""
+        return (
+            f"; the kernel {kernels[0]!r} computes it on the host alone. State the op as a program"
+            " (@af.op), which every device computes, or run it on the host:"
+            f' @af.job(devices=["{self._device}", "host:0"]) and with af.device("host:0"):'
+        )
 
     def collective_ns(self, size_bytes: int) -> float:
         """Return what is assumed of ranks that meet over the GPU's link."""

@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from actorflow.compile.cuda_target import CudaTarget
 from actorflow.compile.operands import operands_of_call
+from actorflow.logs import logger
 from actors.kernels import catalogue
 from compiler.placement import Device, DeviceKind
 from compiler.registry import Op, runs_as
 from compiler.target import WIDE_IN_CACHE, Hardware, KernelCall, KernelInfo, Link, Target
+
+_PLANNED: ContextVar[tuple[Device, ...]] = ContextVar("actorflow_planned", default=())
 
 
 class HostTarget:
@@ -107,8 +113,31 @@ def target_for(device: Device, gpu: str = "") -> Target:
     return HostTarget() if device.kind is DeviceKind.HOST else SimTarget(device)
 
 
-def is_taken_elsewhere(call: KernelCall) -> bool:
-    """Whether a kernel that was registered from outside takes a call."""
+@contextmanager
+def planned_for(devices: tuple[Device, ...]) -> Iterator[None]:
+    """Let `is_taken_elsewhere` know what the devices are that are planned for, by their numbers."""
+    token = _PLANNED.set(devices)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
+    """Whether a kernel that was registered from outside takes a call on a device of the job.
+
+    Such kernels work on the host's memory: a GPU computes the op by ours, which a line says once.
+    """
     given = (call.attrs, *operands_of_call(call))
     kernels = catalogue.registered(call.op)
-    return any([catalogue.query_registered(k, *given) is not None for k in kernels])
+    taking = [k.name for k in kernels if catalogue.query_registered(k, *given) is not None]
+    devices = _PLANNED.get()
+    if taking and device < len(devices) and devices[device].kind is DeviceKind.CUDA:
+        _say_unused(taking[0], call.op)
+        return False
+    return bool(taking)
+
+
+@functools.cache
+def _say_unused(kernel: str, op: str) -> None:
+    logger.warning("kernel %r is for the host: on CUDA devices %r has kernels of ours", kernel, op)

@@ -62,8 +62,9 @@ def _pointwise(shape: Shape, inputs: tuple[Shape, ...], num_outputs: int) -> Fra
 expand = OpAttr[Expand](
     "expand", "the op as instructions of a program; read by fuse, which leaves others alone"
 )
-stands_alone = OpAttr[Callable[[KernelCall], bool]](
-    "stands_alone", "whether a kernel from elsewhere takes a node as it is; read by fuse"
+stands_alone = OpAttr[Callable[[KernelCall, int], bool]](
+    "stands_alone",
+    "whether a kernel from elsewhere takes a node as it is, on a device; read by fuse",
 )
 frame = OpAttr[FrameOf](
     "frame", "how operands lie in a program's space; read by fuse", default=pointwise_frame

@@ -63,24 +63,38 @@ class WayToSee:
 
 
 @fact
-def frames(graph: Graph) -> tuple[Frame | None, ...]:
-    """Return the frame of each node, None for one that no program computes."""
+def _frames(graph: Graph) -> tuple[Frame | None, ...]:
+    """Return the frame of each node, None for one that no program can compute."""
     is_launch, types = assign_storage(graph).is_launch, graph.types
     found: list[Frame | None] = []
     for index, node in enumerate(graph.nodes):
         if not expand.has(node.op) or not is_launch[index] or writes.get(node.op):
             found.append(None)
             continue
-        if stands_alone.has(node.op):
-            layout = assign_storage(graph).layout
-            # A kernel from elsewhere may take a node, its operands lying as they do now.
-            if stands_alone.get(node.op)(call_of(node, types, layout.__getitem__)):
-                found.append(None)
-                continue
         inputs = tuple([types[v] for v in node.inputs])
         outputs = tuple([types[v] for v in node.outputs])
         found.append(frame.get(node.op)(inputs, outputs, node.attrs))
     return tuple(found)
+
+
+def frames(graph: Graph) -> tuple[Frame | None, ...]:
+    """Return the frame of each node, None for one that no program is to compute.
+
+    A kernel from elsewhere may take a node, its operands lying as they do now. Whether one does is
+    no fact of the graph alone: it depends on what the node's device is, and on who was registered.
+    """
+    found = _frames(graph)
+    asked = [index for index, node in enumerate(graph.nodes) if stands_alone.has(node.op)]
+    if not asked:
+        return found
+    alone: set[int] = set()
+    layout = assign_storage(graph).layout
+    for index in asked:
+        node = graph.nodes[index]
+        call = call_of(node, graph.types, layout.__getitem__)
+        if found[index] is not None and stands_alone.get(node.op)(call, node.device):
+            alone.add(index)
+    return tuple([None if index in alone else frame for index, frame in enumerate(found)])
 
 
 class Members:

@@ -3,8 +3,17 @@
 import pytest
 
 from actorflow.compile.cuda_target import CudaTarget
-from actorflow.compile.targets import HostTarget, SimTarget, hardware_for, target_for
+from actorflow.compile.targets import (
+    HostTarget,
+    SimTarget,
+    hardware_for,
+    is_taken_elsewhere,
+    planned_for,
+    target_for,
+)
+from actors.kernels import catalogue
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.kernel import KernelNeeds
 from compiler.attrs import NO_ATTRS
 from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
 from compiler.registry import Layout
@@ -97,3 +106,44 @@ def test_pinned_memory_suits_the_device_with_the_largest_alignment():
     hardware = hardware_for((HOST, SIM0))
     assert hardware.place(HOST_SIDE) == PINNED
     assert [hardware.alignment(number) for number in (0, 1, HOST_SIDE)] == [64, 256, 256]
+
+
+@pytest.fixture
+def of_the_user():
+    """A kernel that somebody has for the host."""
+
+    class Mine:
+        name, op = "mine.gelu", "gelu"
+
+        def query(self, attrs, inputs, outputs):
+            return KernelNeeds()
+
+        def bind(self, attrs, inputs, outputs, workspace):
+            return lambda: None
+
+    catalogue.register(Mine())
+    yield
+    catalogue.unregister("mine.gelu")
+
+
+def test_a_kernel_for_the_host_keeps_no_node_of_a_gpu_alone_and_that_is_said_once(
+    of_the_user, caplog
+):
+    assert is_taken_elsewhere(call("gelu"), 0)
+    with planned_for((HOST, CUDA)):
+        assert is_taken_elsewhere(call("gelu"), 0)
+        assert not is_taken_elsewhere(call("gelu"), 1)
+        assert not is_taken_elsewhere(call("gelu"), 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "kernel 'mine.gelu' is for the host: on CUDA devices 'gelu' has kernels of ours"
+    ]
+
+
+def test_an_op_that_only_somebodys_kernel_computes_is_refused_on_a_gpu_with_what_to_do(of_the_user):
+    with pytest.raises(LookupError) as caught:
+        target_for(CUDA, "h200").query(call("gelu"))
+    assert str(caught.value.args[0]).endswith(
+        "; the kernel 'mine.gelu' computes it on the host alone. State the op as a program"
+        " (@af.op), which every device computes, or run it on the host:"
+        ' @af.job(devices=["cuda:0", "host:0"]) and with af.device("host:0"):'
+    )

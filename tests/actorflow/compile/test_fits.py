@@ -1,0 +1,66 @@
+"""What is said of a plan that is larger than the memory of its device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow.compile.fits import check_fits
+from actorflow.compile.targets import HostTarget, target_for
+from compiler.errors import BudgetError, OutOfMemory
+from compiler.placement import HOST, Device, DeviceKind
+from compiler.target import one_device
+
+CUDA = Device(DeviceKind.CUDA)
+HARDWARE = one_device(target_for(CUDA, "h200"), CUDA)
+THERE = HARDWARE.targets[0].memory_bytes
+
+
+@pytest.fixture(scope="module")
+def plan():
+    @af.job(train=False)
+    def score(model, batch):
+        return batch.x.sum()
+
+    rows = af.data.ArraySource({"x": np.ones((4, 3), np.float32)}, batch=2)
+    return score.compile(af.nn.Linear(3, 2), rows)
+
+
+def sized(plan, size_bytes):
+    arena = replace(plan.arenas[0], device=CUDA, memory=CUDA.place.memory, size_bytes=size_bytes)
+    return replace(plan, arenas=(arena,), options=(*plan.options, ("gpu", "h200")))
+
+
+def needing(smallest_bytes):
+    def make(budget):
+        raise BudgetError(f"{budget} is too little", smallest_bytes=smallest_bytes)
+
+    return make
+
+
+def test_a_plan_that_fills_its_device_fits(plan):
+    check_fits(sized(plan, THERE), HARDWARE, pytest.fail)
+
+
+def test_the_memory_of_the_host_is_looked_at_when_the_plan_is_loaded(plan):
+    huge = replace(plan, arenas=(replace(plan.arenas[0], size_bytes=1 << 60),))
+    check_fits(huge, one_device(HostTarget(), HOST), pytest.fail)
+
+
+def test_a_plan_that_is_too_large_is_told_the_budgets_that_do(plan):
+    with pytest.raises(OutOfMemory) as caught:
+        check_fits(sized(plan, THERE + 1), HARDWARE, needing(1 << 30))
+    assert str(caught.value) == (
+        f"job 'score' needs 139.0 GiB ({THERE + 1:,} bytes) on cuda:0 (h200), which has"
+        f" 139.0 GiB ({THERE:,} bytes); give it a memory_budget, of which 1.0 GiB (1,073,741,824 bytes) is"
+        f" the smallest found feasible and 139.0 GiB ({THERE:,} bytes) the fastest, or lower the"
+        " batch size"
+    )
+
+
+def test_a_job_that_no_budget_fits_is_told_so(plan):
+    with pytest.raises(
+        OutOfMemory, match=r"smallest budget found feasible is .*: lower the batch size"
+    ):
+        check_fits(sized(plan, THERE + 1), HARDWARE, needing(THERE + 1))
