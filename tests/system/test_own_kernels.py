@@ -106,7 +106,7 @@ BEFORE = KernelNeeds(duration_ns=1.0)
         (KernelNeeds(in_place=((0, 7),)), "answered KernelNeeds"),
         (KernelNeeds(duration_ns=float("nan")), "answered KernelNeeds"),
         (ValueError("no"), "failed: ValueError: no"),
-        (BEFORE, "was bound for softmax to None, no launch"),
+        (BEFORE, "mine.softmax was bound to None, no launch"),
     ],
 )
 def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs, message):

@@ -53,9 +53,9 @@ def test_a_plan_that_is_too_large_is_told_the_budgets_that_do(plan):
         check_fits(sized(plan, THERE + 1), HARDWARE, needing(1 << 30))
     assert str(caught.value) == (
         f"job 'score' needs 139.0 GiB ({THERE + 1:,} bytes) on cuda:0 (h200), which has"
-        f" 139.0 GiB ({THERE:,} bytes); give it a memory_budget, of which 1.0 GiB (1,073,741,824 bytes) is"
-        f" the smallest found feasible and 139.0 GiB ({THERE:,} bytes) the fastest, or lower the"
-        " batch size"
+        f" 139.0 GiB ({THERE:,} bytes); give it a memory_budget, of which 1.0 GiB (1,073,741,824"
+        f" bytes) is the smallest found feasible and 139.0 GiB ({THERE:,} bytes) the fastest, or"
+        " lower the batch size"
     )
 
 
