@@ -224,6 +224,7 @@ AF_FUNCTION void af_report(void *where, int64_t place, int64_t value) {
             cell[3].i = value;
             cell[1].i = firing;
         }
+        AF_FENCE(); /* Who sees the word finds the cell. */
         *(volatile int64_t *)cell[5].p = 1;
         AF_FENCE();
         *(volatile int32_t *)where = 0;

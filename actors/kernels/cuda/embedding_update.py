@@ -14,12 +14,12 @@ import numpy as np
 
 from actors.kernels.attributes import fused_program
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.emit import is_taken
 from actors.kernels.codegen.expressions import store
-from actors.kernels.codegen.programs import Made, made_of
+from actors.kernels.codegen.programs import Made
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
 from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.programs import is_taken, made_for_device
 from actors.kernels.cuda.row_sums import RowSums, block_of, sums_of
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
@@ -76,8 +76,8 @@ class CudaEmbeddingUpdate:
         calls = sums.calls(tuple(pieces), dy, ids, gradient, picks)
         if not table.type.num_elements or not sums.num:
             return calls
-        made = made_of(attrs)
-        program, text = made.program, _text(made.program)
+        program = fused_program(attrs, "program")
+        text = _text(program)
         own = len(program.inputs)
         operands = [view.address for view in (table, *rest)]
         skip = operands[own - 1] if len(operands) >= own else 0
@@ -109,12 +109,11 @@ def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
 @functools.lru_cache(maxsize=256)
 def _text(program: FusedProgram) -> KernelText:
     """Return the kernel of a program: a thread for each element of each entry."""
-    made = made_of({"program": program})
     num_words = words.operand(len(program.inputs) + len(program.outputs))
     lines = [
         f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;",
         "AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {",
-        *indented(_body(made)),
+        *indented(_body(made_for_device(program))),
         "}",
     ]
     about = "an update of picked rows"

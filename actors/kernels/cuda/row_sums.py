@@ -36,6 +36,7 @@ _ROWS = {
     DType.FLOAT32: ("float", "(double)(x)", "(float)(x)"),
     DType.FLOAT64: ("double", "(x)", "(x)"),
     DType.BFLOAT16: ("uint16_t", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
+    DType.FLOAT16: ("uint16_t", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
 }
 """By type of dy: the type of an element, a double of one, one of a double."""
 

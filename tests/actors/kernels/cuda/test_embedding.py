@@ -108,6 +108,13 @@ def test_the_gradient_is_the_sum_of_the_rows_of_each_id(
             np.testing.assert_allclose(got, want, rtol=limit, atol=limit)
 
 
+def test_float16_is_added_up_in_float64_and_rounded_once(emulated_run):
+    rng = np.random.default_rng(5)
+    dy, ids = rng.standard_normal((200, 9)).astype(np.float16), rng.integers(0, 4, 200)
+    want = sums_of(dy.astype(np.float64), ids, 4).astype(np.float16)
+    np.testing.assert_array_equal(grad_of(emulated_run, dy, ids, 4), want)
+
+
 def test_bfloat16_is_added_up_in_float64_and_rounded_once(emulated_run):
     rng = np.random.default_rng(6)
     wide = rng.standard_normal((200, 9)).astype(np.float32)
