@@ -17,9 +17,10 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--device",
-        help="let every job that names no device run there, such as sim; for tests/system",
+        help="let every job that names no device run there, such as sim or cuda, which the host"
+        " emulates; for tests/system",
     )
-    parser.addoption("--sim-seed", default="0", help="how late simulated devices are")
+    parser.addoption("--sim-seed", default="0", help="how late simulated and emulated devices are")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -86,6 +87,7 @@ def _kernels_of_numpy(request):
         if request.config.getoption("--device") is not None:
             patch.setenv("ACTORFLOW_DEVICE", request.config.getoption("--device"))
             patch.setenv("ACTORFLOW_SIM_SEED", request.config.getoption("--sim-seed"))
+            patch.setenv("ACTORFLOW_CUDA", "emulated")
         yield
 
 

@@ -20,7 +20,7 @@ from actors.kernels import catalogue
 from actors.kernels.library import onednn, tuning
 from actors.kernels.native import runtime
 from actors.kernels.native.prepare import prepare_plan
-from actors.kernels.native.toolchain import CompilerError, find_toolchain
+from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 from actors.kernels.native.trust import distrust_of_folder
 from compiler.errors import InternalError
 from compiler.plan import Plan
@@ -46,7 +46,12 @@ def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
     threads = settings.threads or usable_cores()
     if runtime.is_on() and runtime.num_threads() == threads:
         return True
-    return _turned_on(_folder(settings), threads)
+    return _turned_on(settings, threads)
+
+
+def toolchain_of(settings: Settings) -> Toolchain | None:
+    """Return the C compiler, with the folder where the settings keep what it builds."""
+    return find_toolchain(os.environ, _trusted(_folder(settings)), logger.warning)
 
 
 @contextmanager
@@ -127,8 +132,8 @@ def _folder(settings: Settings) -> Path | None:
     return None if settings.cache is None else settings.cache / "native"
 
 
-def _turned_on(folder: Path | None, threads: int) -> bool:
-    toolchain = find_toolchain(os.environ, _trusted(folder), logger.warning)
+def _turned_on(settings: Settings, threads: int) -> bool:
+    toolchain = toolchain_of(settings)
     if toolchain is None:
         named = os.environ.get("CC")
         _say_once(

@@ -4,34 +4,71 @@ from __future__ import annotations
 
 from random import Random
 
+from actorflow.compile.gpus import gpu_of
+from actorflow.compile.native import toolchain_of
 from actorflow.settings import Settings
+from actors.device.cuda.device import CudaDevice
+from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.host import HostDevice
-from actors.device.poison import poison
+from actors.device.poison import CUDA_POISON_KERNELS, poison
 from actors.device.protocol import OpenDevice
 from actors.device.schedule import LateSchedule
 from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
+from actors.kernels.cuda import catalogue as cuda_catalogue
+from actors.kernels.cuda.gpu import gpu_named
+from compiler.errors import DeviceError
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
 
 def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
-    """Return the host, and every simulated device that a plan names; those share one schedule.
+    """Return the host, and every other device that a plan names.
 
-    With the log level DEBUG the host makes launches one by one.
+    Those that the host acts, simulated and emulated ones, share one schedule. With the log level
+    DEBUG the host makes launches one by one. Raises DeviceError where a device cannot be opened.
     """
     kernels = catalogue.binders()
     schedule = LateSchedule(Random(settings.sim_seed))
-    simulated = [SimulatedDevice(schedule, kernels, index) for index in simulated_in(plan)]
-    return HostDevice(kernels, joins=settings.log_level != "DEBUG"), *simulated
+    simulated = [
+        SimulatedDevice(schedule, kernels, index) for index in _indices(plan, DeviceKind.SIM)
+    ]
+    host = HostDevice(kernels, joins=settings.log_level != "DEBUG")
+    return host, *simulated, *_open_gpus(plan, settings, schedule)
 
 
-def as_run(plan: Plan) -> Plan:
-    """Return what is loaded: on simulated devices, with bytes that nobody may need scribbled over.
+def _open_gpus(plan: Plan, settings: Settings, schedule: LateSchedule) -> list[CudaDevice]:
+    indices, name = _indices(plan, DeviceKind.CUDA), gpu_of(plan)
+    if not indices:
+        return []
+    if not settings.cuda_emulated:
+        raise DeviceError(f"plan {plan.name!r} needs a GPU, and this version opens none")
+    toolchain = toolchain_of(settings)
+    if toolchain is None:
+        raise DeviceError(
+            "ACTORFLOW_CUDA=emulated builds kernels for the host, and there is no C compiler (cc,"
+            " gcc or clang) on the PATH; install one, or name it in CC"
+        )
+    cuda, gpu = EmulatedCuda(schedule), gpu_named(name)
+    kernels = {**cuda_catalogue.binders(name), **CUDA_POISON_KERNELS}
+    return [
+        CudaDevice(
+            EmulatedDriver(cuda, toolchain, gpu, index, seed=settings.sim_seed),
+            kernels,
+            index,
+            is_stepwise=settings.sync,
+        )
+        for index in indices
+    ]
+
+
+def as_run(plan: Plan, settings: Settings) -> Plan:
+    """Return what is loaded: where the host acts a device, bytes that nobody may need are poisoned.
 
     A right plan gives the same bits with it, so that whoever runs there has a proof.
     """
-    return poison(plan) if simulated_in(plan) else plan
+    acted = [DeviceKind.SIM, *([DeviceKind.CUDA] if settings.cuda_emulated else [])]
+    return poison(plan, acted) if any([_indices(plan, kind) for kind in acted]) else plan
 
 
 def devices_of(plan: Plan) -> tuple[Device, ...]:
@@ -39,21 +76,24 @@ def devices_of(plan: Plan) -> tuple[Device, ...]:
     return tuple([a.device for a in plan.arenas if a.place == a.device.place])
 
 
-def simulated_in(plan: Plan) -> tuple[int, ...]:
-    """Return the numbers of the simulated devices of a plan, in order."""
+def _indices(plan: Plan, kind: DeviceKind) -> tuple[int, ...]:
+    """Return the numbers of the devices of a kind in a plan, in order."""
     devices = [*[s.device for s in plan.streams], *[a.device for a in plan.arenas]]
-    return tuple(sorted({d.index for d in devices if d.kind is DeviceKind.SIM}))
+    return tuple(sorted({d.index for d in devices if d.kind is kind}))
 
 
 def said_of(plan: Plan, settings: Settings) -> str:
-    """Return what is worth saying of a run's devices first of all; nothing where all is the host's.
+    """Return what is worth saying of a run's devices first of all; nothing where all is real.
 
     Whoever sees wrong numbers there needs the seed to see them again.
     """
-    names = ", ".join([f"sim:{index}" for index in simulated_in(plan)])
+    names = [f"the simulated device sim:{index}" for index in _indices(plan, DeviceKind.SIM)]
+    if settings.cuda_emulated:
+        gpus = _indices(plan, DeviceKind.CUDA)
+        names += [f"cuda:{index}, emulated by the host as {gpu_of(plan)}" for index in gpus]
     if not names:
         return ""
     return (
-        f"plan {plan.name!r} runs on the simulated device {names}, late as"
+        f"plan {plan.name!r} runs on {', '.join(names)}, late as"
         f" ACTORFLOW_SIM_SEED={settings.sim_seed} makes it: no measure of speed"
     )

@@ -124,7 +124,7 @@ class Run:
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace)
         self.bound = load(
-            as_run(plan),
+            as_run(plan, settings),
             ports,
             open_devices(plan, settings),
             initial=credits_after(plan, self._first_step),

@@ -1,21 +1,24 @@
 """Scribble over bytes that a plan calls free, so that who reads them too late is seen.
 
-A plan that is poisoned gets one more launch at the end of each chain on a simulated device. It
-fills with 0xFF, which is NaN for floating point, what nobody may need when the firing ends: the
-chain's TEMPORARY registers, and every slot of an input that has no other consumer. A right plan
-gives the same numbers with it; and since it is a plan, `actors.race` proves that no poison hits
-what somebody else still uses.
+A plan that is poisoned gets one more launch at the end of each chain on a device that the host
+acts: a simulated one, or an emulated GPU. It fills with 0xFF, which is NaN for floating point, what
+nobody may need when the firing ends: the chain's TEMPORARY registers, and every slot of an input
+that has no other consumer. A right plan gives the same numbers with it; and since it is a plan,
+`actors.race` proves that no poison hits what somebody else still uses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
+from actors.kernels.cuda.calls import DeviceCalls, FillBytes
+from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.views import DeviceView, PlacedView, address_of
 from actors.kernels.kernel import Attrs, Kernel, Operands
 from actors.protocol import Array, Arrays, Launch
 from compiler.placement import DeviceKind
@@ -26,13 +29,13 @@ from compiler.types import DType, RegisterId, TensorType
 _NAME = "poison"
 
 
-def poison(plan: Plan) -> Plan:
-    """Return the plan with poison at the end of each chain that a simulated device runs."""
+def poison(plan: Plan, kinds: Collection[DeviceKind] = (DeviceKind.SIM,)) -> Plan:
+    """Return the plan with poison at the end of each chain on devices of some kinds."""
     views = list(plan.views)
     num_consumers = Counter([port.register for actor in plan.actors for port in actor.inputs])
     actors = []
     for actor in plan.actors:
-        if plan.streams[actor.stream].device.kind is not DeviceKind.SIM:
+        if plan.streams[actor.stream].device.kind not in kinds:
             actors.append(actor)
             continue
         touched = [plan.registers[number] for number in _touched(plan, actor)]
@@ -93,5 +96,27 @@ class _Poison:
         return scribble
 
 
+class _CudaPoison:
+    """The same on a GPU."""
+
+    name = op = _NAME
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> None:
+        """Take no call of a graph."""
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the fills."""
+        return tuple([FillBytes(address_of(x), 0xFF, x.shape[0]) for x in outputs if x.shape[0]])
+
+
 POISON_KERNELS: Mapping[str, Kernel] = MappingProxyType({_NAME: _Poison()})
-"""What a poisoned plan needs besides its own kernels."""
+"""What a poisoned plan needs on simulated devices besides its own kernels."""
+
+CUDA_POISON_KERNELS: Mapping[str, CudaKernel] = MappingProxyType({_NAME: _CudaPoison()})
+"""What a poisoned plan needs on emulated GPUs besides its own kernels."""

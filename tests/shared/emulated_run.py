@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.device.cuda.status import argument_block
 from actors.device.emulated import kernels, products
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel, RunProduct, argument_block
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel, RunProduct
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
@@ -77,8 +78,7 @@ def execute(calls, seed, cell):
                 block = argument_block(words)
                 built = kernels.built(call.name)
                 assert len(words) >= built.num_words, "fewer words than the kernel reads"
-                place = ctypes.create_string_buffer(block, len(block))
-                address = ctypes.addressof(place)
+                address = ctypes.addressof(block)
                 kernels.run(built, call.num_blocks, call.num_threads, address, seed)
             case RunProduct():
                 products.run(call.product, call.a, call.b, call.c, call.d)

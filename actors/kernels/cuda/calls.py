@@ -17,26 +17,13 @@ its blocks run.
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.kernels.cuda.product import LtProduct
 
 Word = int | float
 """An entry of an argument block: an integer or an address, or a double by its bits."""
-
-_MASK = (1 << 64) - 1
-
-
-def argument_block(words: Sequence[Word]) -> bytes:
-    """Return the bytes of an argument block, as kernels read them."""
-    return b"".join(
-        [
-            struct.pack("=d", word) if isinstance(word, float) else struct.pack("=Q", word & _MASK)
-            for word in words
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)

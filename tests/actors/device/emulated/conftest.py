@@ -5,8 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
+from actors.device.cuda.status import argument_block
 from actors.device.emulated import kernels
-from actors.kernels.cuda.calls import KernelText, argument_block
+from actors.kernels.cuda.calls import KernelText
 
 HEAD = """
 typedef struct { af_word w[4]; } NAME_arguments;
@@ -26,8 +27,7 @@ def run_text(native_toolchain):
         kernels.load([text], native_toolchain)
         given = [w.ctypes.data if isinstance(w, np.ndarray) else w for w in words]
         block = argument_block((*given, *(0,) * (4 - len(given))))
-        place = ctypes.create_string_buffer(block, len(block))
         built = kernels.built(text.kernels[0])
-        kernels.run(built, num_blocks, num_threads, ctypes.addressof(place), seed)
+        kernels.run(built, num_blocks, num_threads, ctypes.addressof(block), seed)
 
     return run

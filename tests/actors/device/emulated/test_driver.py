@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
+from actors.device.cuda.status import argument_block
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.schedule import LateSchedule
-from actors.kernels.cuda.calls import KernelText, argument_block
+from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.product import LtLayout, LtProduct
 from compiler.types import DType
@@ -78,16 +79,15 @@ def fresh(driver, count=1, value=0):
 
 def add(driver, stream, address, digit, index=0, text=ADD, **changed):
     block = argument_block((address, digit, index)[: 1 if text is HANGING else 3])
-    place = ctypes.create_string_buffer(block, len(block))
-    call = {"num_blocks": 1, "num_threads": 32, "shared_bytes": 0, "num_words": len(block) // 8}
+    call = {"num_blocks": 1, "num_threads": 32, "shared_bytes": 0, "num_words": len(block)}
     call |= changed
     driver.launch_later(
         driver.function(text, text.kernels[0]),
-        words=ctypes.addressof(place),
+        words=ctypes.addressof(block),
         stream=stream,
         **call,
     )
-    ctypes.memset(place, 0xFF, len(block))  # it was read at once
+    ctypes.memset(block, 0xFF, 8 * len(block))  # it was read at once
 
 
 def fails(code, call, *arguments, **options):
