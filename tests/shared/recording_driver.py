@@ -4,6 +4,7 @@ What CUDA forbids during a capture it refuses, and what is captured happens when
 """
 
 import ctypes
+import threading
 from collections import Counter
 
 import numpy as np
@@ -12,8 +13,6 @@ from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.views import DeviceView
 from compiler.types import numpy_dtype
-
-TAKES_NO_TIME = {"record", "wait", "copy_later", "fill_later", "launch_later", "graph_later"}
 
 
 class RecordingDriver:
@@ -37,7 +36,7 @@ class RecordingDriver:
         self.calls.append((name, *args))
         if name in self.failing:
             raise CudaError("it was to fail", code=self.failing[name], call=name)
-        if self.captured is not None and not is_allowed:
+        if self._is_captured() and not is_allowed:
             self.captured = None
             raise CudaError("not while a stream is captured", code=900, call=name)
 
@@ -46,10 +45,13 @@ class RecordingDriver:
         return self._next
 
     def _do(self, work):
-        if self.captured is None:
-            work()
-        else:
+        if self._is_captured():
             self.captured.append(work)
+        else:
+            work()
+
+    def _is_captured(self):
+        return self.captured is not None and self._captured_by == threading.get_ident()
 
     def names(self):
         return [name for name, *_ in self.calls]
@@ -149,7 +151,7 @@ class RecordingDriver:
 
     def begin_capture(self, stream):
         self._note("begin_capture", stream, is_allowed=False)
-        self.captured = []
+        self.captured, self._captured_by = [], threading.get_ident()
 
     def end_capture(self, stream):
         self._note("end_capture", stream)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from actors.device.cuda.driver import CudaDriver, CudaError
+from actors.device.cuda.memory import capturing
 from actors.device.cuda.status import ArgumentBlock, StatusCell, argument_block
 from actors.device.cuda.streams import CudaContext, CudaStream
 from actors.kernels.cuda.calls import CopyBytes, DeviceCall, FillBytes, RunKernel, RunProduct
@@ -185,7 +186,7 @@ def bind_whole(
 
 def _capture(context: CudaContext, stream: CudaStream, puts: list[_Put]) -> int:
     driver = context.kept.driver
-    with context.kept.capture():
+    with capturing():
         driver.begin_capture(stream.handle)
         try:
             for put in puts:

@@ -7,9 +7,11 @@ gone the driver is closed, and all that it made goes with it.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,15 +30,12 @@ class KeptDriver:
     Only the process that opened it may use it: CUDA does not survive a fork.
     """
 
-    __slots__ = ("__weakref__", "_is_capturing", "_late", "_pid", "driver")
+    __slots__ = ("__weakref__", "_pid", "driver")
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
         self._pid = os.getpid()
-        self._is_capturing = False
-        self._late: list[Callable[[], object]] = []
-        # At the end of the process threads may still be in a call: then the system takes it all.
-        weakref.finalize(self, _in_own_process, self._pid, driver.close).atexit = False
+        _when_dropped(self, driver.close)
 
     def check_process(self) -> None:
         """Raise DeviceError in a child that was forked from the process of the driver."""
@@ -47,34 +46,46 @@ class KeptDriver:
                 " multiprocessing's 'spawn'"
             )
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """Keep memory from being freed meanwhile, which a capture does not survive.
+    def free(self, address: int) -> None:
+        """Give device memory back; with this, the driver is open until then."""
+        self.driver.free(address)
 
-        The collector may find some at any moment, on this very thread.
-        """
-        self._is_capturing = True
-        try:
-            yield
-        finally:
-            self._is_capturing = False
-            while self._late:
-                self._late.pop()()
+    def free_pinned(self, address: int) -> None:
+        """Give pinned memory back."""
+        self.driver.free_pinned(address)
 
-    def give_back(self, free: Callable[[int], object], address: int) -> None:
-        """Free memory, now or after the capture that is on."""
 
-        def give() -> None:
-            _in_own_process(self._pid, free, address)
+_captures = threading.local()
+"""What a thread that captures frees afterwards. Of all devices alike: CUDA knows but one capture of
+a thread, and the collector may find a block of any device at any moment, on that very thread."""
 
-        if self._is_capturing:
-            self._late.append(give)
-        else:
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Keep this thread from freeing memory meanwhile, which a capture does not survive."""
+    late: list[Callable[[], object]] = []
+    _captures.late = late
+    try:
+        yield
+    finally:
+        _captures.late = None
+        for give in late:
             give()
 
 
-def _in_own_process(pid: int, call: Callable[..., object], *args: int) -> None:
-    if os.getpid() == pid:
+def _when_dropped(thing: object, call: Callable[..., object], *args: int) -> None:
+    """Make a call when something is dropped, unless that is in a child or at the process's end.
+
+    At the end threads may still be in a call: the system takes it all.
+    """
+    weakref.finalize(thing, _give_back, os.getpid(), call, *args).atexit = False
+
+
+def _give_back(pid: int, call: Callable[..., object], *args: int) -> None:
+    late = getattr(_captures, "late", None)
+    if late is not None:
+        late.append(partial(_give_back, pid, call, *args))
+    elif os.getpid() == pid:
         with suppress(CudaError):  # the memory of a device that has failed is gone already
             call(*args)
 
@@ -88,8 +99,7 @@ class DeviceBlock:
         self._kept = kept
         self.size_bytes = size_bytes
         self.address = kept.driver.allocate(max(1, size_bytes))
-        finalizer = weakref.finalize(self, kept.give_back, kept.driver.free, self.address)
-        finalizer.atexit = False
+        _when_dropped(self, kept.free, self.address)
 
 
 class _PinnedMemory:
@@ -97,8 +107,7 @@ class _PinnedMemory:
 
     def __init__(self, kept: KeptDriver, size_bytes: int) -> None:
         address = kept.driver.allocate_pinned(max(1, size_bytes))
-        finalizer = weakref.finalize(self, kept.give_back, kept.driver.free_pinned, address)
-        finalizer.atexit = False
+        _when_dropped(self, kept.free_pinned, address)
         self.__array_interface__: dict[str, Any] = {
             "shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
         }  # fmt: skip

@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 
+from actors.device.cuda.memory import capturing
 from actors.device.protocol import FullDevice
 from compiler.errors import InternalError
 from compiler.placement import Memory
@@ -98,9 +99,8 @@ def test_the_driver_is_closed_when_nobody_has_it_and_all_memory_is_free(make_dev
 
 
 def test_memory_dropped_during_a_capture_is_freed_after_it(make_device, driver):
-    device = make_device()
-    blocks = [device.allocate(64, 256, Memory.DEVICE)]
-    with device._kept.capture():
+    blocks = [make_device().allocate(64, 256, Memory.DEVICE)]
+    with capturing():
         blocks.clear()
         gc.collect()
         assert "free" not in driver.names()
