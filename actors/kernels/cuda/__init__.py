@@ -5,6 +5,7 @@
 - `views`: windows on a device's memory, and scratch cut into them.
 - `calls`: the closed set of things that a launch asks of a device; they are data, and no more.
 - `device.cuh`: the words in which all kernel texts are written.
+- `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
 - `catalogue`: all kernels, by op and by name.
 
 Nothing here needs a GPU, a driver or a package: what a launch is made of is known from shapes and

@@ -11,6 +11,7 @@ from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.movement import movement_kernels
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 1
@@ -29,6 +30,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),
+        *movement_kernels(gpu),
     )
 
 

@@ -19,7 +19,7 @@ from actors.kernels.work import Work, over_operands
 from actors.protocol import Array, Arrays, Launch
 
 Copy = tuple[Array, Array]
-"""A target and a source of one shape."""
+"""A target and a source of one shape; a source that cannot be written is a constant."""
 
 CopiesOf = Callable[[Arrays, Arrays, Attrs], list[list[Copy]]]
 """The phases of an op on its inputs and outputs; the copies of a phase may be made in any order."""
@@ -41,7 +41,7 @@ class CopyKernel:
         """Take every call, but for a reshape between two tensors that are both not dense."""
         if not can_copy(self.op, inputs, outputs):
             return None
-        phases = self.copies(_shown(inputs), _shown(outputs), attrs)
+        phases = self.copies(shown(inputs), shown(outputs), attrs)
         each = [_work(target, source) for copies in phases for target, source in copies]
         return cost.needs(inputs, outputs, reduce(Work.then, each, Work(0.0)))
 
@@ -56,7 +56,7 @@ def can_copy(op: str, inputs: Operands, outputs: Operands) -> bool:
     return op != "reshape" or inputs[0].is_dense or outputs[0].is_dense
 
 
-def _shown(operands: Operands) -> Arrays:
+def shown(operands: Operands) -> Arrays:
     """Return arrays that lie as operands do, in bytes that nobody may touch."""
     return tuple([as_strided(np.empty((), x.dtype), x.shape, x.strides_bytes) for x in operands])
 

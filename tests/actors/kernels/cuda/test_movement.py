@@ -1,0 +1,200 @@
+"""Copies on a GPU: between any layouts, of any width, within the device and over the link."""
+
+import numpy as np
+import pytest
+from emulated_run import Place, execute, type_of
+
+from actors.device.emulated import kernels
+from actors.kernels.cuda import nvrtc, strided_copy
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel
+from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.movement import movement_kernels
+from actors.kernels.interpret.shape import SHAPE_KERNELS
+from compiler.types import DType, TensorType, numpy_dtype
+
+GPU = gpu_named("h200")
+KERNELS = {kernel.op: kernel for kernel in movement_kernels(GPU)}
+KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")
+DTYPES = ("uint8", "bool", "float16", "float32", "int64")
+SHAPES = ((), (1,), (0, 3), (6,), (3, 5), (40, 33), (2, 64, 16), (2, 3, 4, 5), (17, 1, 20))
+
+
+def values(shape, dtype):
+    return np.random.default_rng(len(shape)).integers(0, 100, shape).astype(dtype)
+
+
+def laid_out(harness, shape, dtype, kind):
+    return harness.strided(None, shape, dtype, kind, values(shape, dtype))
+
+
+def copied(emulated_run, x, strides=None, **more):
+    type_ = type_of(x, DType(x.dtype.name))
+    options = {"dtypes": [type_.dtype], "output_strides": [strides], **more}
+    return emulated_run(KERNELS["copy"], {}, (x,), (type_,), **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset_bytes", [0, 8])
+def test_elements_of_any_width_come_from_and_go_to_any_layout(
+    offset_bytes, dtype, kind, emulated_run, harness
+):
+    for shape in SHAPES:
+        x = laid_out(harness, shape, dtype, kind)
+        for target in ("dense", "transposed", "windowed"):
+            strides = laid_out(harness, shape, dtype, target).strides
+            found = copied(emulated_run, x, strides, offset_bytes=offset_bytes)
+            np.testing.assert_array_equal(found.outputs[0], x)
+
+
+def test_what_lies_alike_is_copied_as_bytes_whatever_its_axes(emulated_run):
+    x = values((3, 5, 7), "float32")
+    for array in (x, x.transpose(2, 0, 1), x[1:2]):
+        found = copied(emulated_run, array, array.strides)
+        (call,) = found.calls
+        assert isinstance(call, CopyBytes)
+        assert call.size_bytes == array.nbytes
+    assert copied(emulated_run, x[:0]).calls == ()
+
+
+def text_of(found):
+    (call,) = found.calls
+    return call.text
+
+
+def test_long_runs_are_copied_in_elements_of_16_bytes_and_transposes_in_tiles(emulated_run):
+    x = values((4, 6, 32), "float16")
+    heads = copied(emulated_run, x.transpose(1, 0, 2))
+    assert text_of(heads) == strided_copy.elements_text(16)
+    odd = copied(emulated_run, x.transpose(1, 0, 2), offset_bytes=4)
+    assert text_of(odd) == strided_copy.elements_text(4)
+    narrow = copied(emulated_run, x[0].T)
+    assert text_of(narrow) == strided_copy.elements_text(2)
+    square = values((40, 70), "float32").T
+    assert text_of(copied(emulated_run, square)) == strided_copy.tiles_text(4)
+    np.testing.assert_array_equal(copied(emulated_run, square).outputs[0], square)
+
+
+def test_more_axes_or_elements_than_a_kernel_takes_are_cut(emulated_run, monkeypatch):
+    x = values((2,) * 10, "float32")[..., ::-1].transpose(range(9, -1, -1))
+    found = copied(emulated_run, x)
+    assert len(found.calls) == 4
+    np.testing.assert_array_equal(found.outputs[0], x)
+    monkeypatch.setattr(strided_copy, "_MAX_ELEMENTS", 100)
+    y = values((9, 50), "float32")[:, ::2]
+    found = copied(emulated_run, y)
+    assert len(found.calls) == 4
+    np.testing.assert_array_equal(found.outputs[0], y)
+
+
+def test_indices_are_right_up_to_the_largest_count():
+    """What the kernel divides by: the reciprocal of every extent is exact for 32 bits."""
+    for extent in (2, 3, 7, 641, 65_535, 65_537, 6_700_417, (1 << 31) - 1):
+        reciprocal = (1 << 64) // extent + 1
+        for near in (0, extent, (1 << 31) // extent * extent, (1 << 31) - 1):
+            for number in (near - 1, near, near + 1):
+                if 0 <= number < 1 << 31:
+                    assert number * reciprocal >> 64 == number // extent
+
+
+CALLS = [
+    ("reshape", {"shape": (10, 6)}, [(4, 3, 5)], (10, 6)),
+    ("reshape", {"shape": ()}, [(1, 1)], ()),
+    ("pad", {"low": (1, 0), "high": (2, 3), "steps": (1, 1)}, [(3, 4)], (6, 7)),
+    ("pad", {"low": (0, 2), "high": (0, 0), "steps": (2, 3)}, [(3, 4)], (5, 12)),
+    ("pad", {"low": (0,), "high": (4,), "steps": (1,)}, [(0,)], (4,)),
+    ("concat", {"axis": 1}, [(3, 4, 2), (3, 0, 2), (3, 5, 2)], (3, 9, 2)),
+    ("concat", {"axis": 0}, [(20, 8), (1, 8)], (21, 8)),
+    ("concat", {"axis": 2}, [(2, 3, 1), (2, 3, 4)], (2, 3, 5)),
+]
+
+
+@pytest.mark.parametrize("kind", ["dense", "transposed", "sliced", "permuted"])
+@pytest.mark.parametrize(("op", "attrs", "shapes", "result"), CALLS)
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float64"])
+def test_ops_move_what_the_hosts_kernels_move(
+    dtype, op, attrs, shapes, result, kind, emulated_run, harness
+):
+    type_ = TensorType(DType(dtype), result)
+    host = next(kernel for kernel in SHAPE_KERNELS if kernel.op == op)
+    inputs = tuple([laid_out(harness, s, numpy_dtype(type_.dtype), kind) for s in shapes])
+    expected = np.empty(result, inputs[0].dtype)
+    host.bind(attrs, inputs, (expected,), None)()
+    dtypes = [type_.dtype] * len(inputs)
+    layouts = ["dense"] if op == "reshape" else ["dense", "transposed", "windowed"]
+    for layout in layouts:
+        strides = laid_out(harness, result, expected.dtype, layout).strides
+        given = {"dtypes": dtypes, "output_strides": [strides]}
+        found = emulated_run(KERNELS[op], attrs, inputs, (type_,), **given)
+        np.testing.assert_array_equal(found.outputs[0], expected)
+
+
+def test_a_reshape_of_what_is_not_dense_goes_into_dense_bytes_alone(harness):
+    x = harness.strided(None, (4, 6), np.float32, "transposed", values((4, 6), "float32"))
+    y = harness.strided(None, (3, 8), np.float32, "sliced", values((3, 8), "float32"))
+    attrs = {"shape": (3, 8)}
+    apart = KERNELS["reshape"].query(attrs, (harness.operand(x),), (harness.operand(y),))
+    dense = KERNELS["reshape"].query(attrs, (harness.operand(x),), (harness.operand(y + 0),))
+    assert apart is None
+    assert dense is not None
+
+
+def over_link(toolchain, target, source, shape, dtype):
+    """Copy between a view of the device and an array of pinned memory; return the calls."""
+    calls = KERNELS["copy"].bind({}, (source,), (target,), None)
+    kernels.load([call.text for call in calls if isinstance(call, RunKernel)], toolchain)
+    execute(calls, 0, np.zeros(6, np.int64))
+    return calls
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 60])
+@pytest.mark.parametrize("kind", ["dense", "windowed", "sliced", "transposed"])
+def test_copies_between_places_take_few_rows_as_bytes(kind, rows, native_toolchain, harness):
+    x = laid_out(harness, (rows, 24), "float32", kind)
+    place = Place(TensorType(DType.FLOAT32, x.shape), (128, 4))
+    calls = over_link(native_toolchain, place.view, x, x.shape, x.dtype)
+    np.testing.assert_array_equal(place.array, x)
+    place.check()
+    is_by_rows = rows <= 16 and (kind in ("dense", "windowed") or (kind, rows) == ("transposed", 1))
+    assert [type(call) for call in calls] == ([CopyBytes] * rows if is_by_rows else [RunKernel])
+    back = np.empty_like(x)
+    over_link(native_toolchain, back, place.view, x.shape, x.dtype)
+    np.testing.assert_array_equal(back, x)
+
+
+def test_zeros_of_dense_outputs_are_a_fill_of_bytes(emulated_run):
+    attrs = {"low": (1,), "high": (1,), "steps": (1,)}
+    found = emulated_run(
+        KERNELS["pad"], attrs, (np.ones(4, np.float32),), (TensorType(DType.FLOAT32, (6,)),)
+    )
+    assert found.calls[0] == FillBytes(found.calls[0].target, 0, 24)
+
+
+def test_a_copy_costs_its_bytes_and_a_sector_for_each_element_that_lies_alone(harness):
+    def cost(x):
+        out = np.empty(x.shape, x.dtype)
+        return KERNELS["copy"].query({}, (harness.operand(x),), (harness.operand(out),)).duration_ns
+
+    whole = np.broadcast_to(np.float32(1), (1 << 14, 1 << 14))
+    dense = np.lib.stride_tricks.as_strided(whole, whole.shape, (4 << 14, 4))
+    apart = np.lib.stride_tricks.as_strided(whole, whole.shape, (4 << 20, 64))
+    assert cost(dense) == pytest.approx(1400 + 2 * 2**30 / 4300)
+    assert cost(apart) == pytest.approx(1400 + (2**30 + 2**33) / 4300)
+    assert cost(dense.T) == cost(dense)
+
+
+TEXTS = {
+    **{f"elements of {n}": strided_copy.elements_text(n) for n in (1, 2, 4, 8, 16)},
+    **{f"tiles of {n}": strided_copy.tiles_text(n) for n in (1, 2, 4, 8)},
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+def test_texts_are_built_for_every_gpu_and_spill_nothing(arch, name):
+    if not nvrtc.is_here():
+        pytest.skip("NVRTC is not installed")
+    (usage,) = nvrtc.usage(TEXTS[name], arch).values()
+    assert usage.spilled_bytes == 0
+    assert usage.registers <= 40
