@@ -298,7 +298,8 @@ class EmulatedDriver:
                     f" the least needs {self._product_bytes}"
                 )
                 raise CudaError(message, code=NOT_SUPPORTED, call="cublasLtMatmulAlgoGetHeuristic")
-            return self._cuda.keep(products.ChosenProduct(product, workspace_bytes))
+            said = products.described(product, workspace_bytes)
+            return self._cuda.keep(products.ChosenProduct(said, workspace_bytes))
 
     def product_later(
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int

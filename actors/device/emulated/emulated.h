@@ -44,10 +44,6 @@ AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
     type *const name = (type *)af_here->shared((int64_t)sizeof(type) * (count))
 #define AF_BARRIER() af_here->barrier(__LINE__)
 
-/* What each thread of the warp gave, in their order; it stands until two exchanges later. A text
- * may use this in place of a tree of shuffles, to be faster here. */
-#define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, __LINE__)
-
 typedef union {
     uint64_t bits;
     int32_t i32;
@@ -71,6 +67,24 @@ AF_SHUFFLE_OF(double, f64)
 #define AF_SHUFFLE_XOR_I64(x, mask) af_shuffle_i64((int64_t)(x), mask, __LINE__)
 #define AF_SHUFFLE_XOR_F32(x, mask) af_shuffle_f32((float)(x), mask, __LINE__)
 #define AF_SHUFFLE_XOR_F64(x, mask) af_shuffle_f64((double)(x), mask, __LINE__)
+
+/* What each thread of the warp gave, in their order; it stands until two exchanges later. */
+#define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, __LINE__)
+
+/* The tree of shuffles by which threads of a warp reduce, from one meeting: a switch costs more than
+ * a whole tree. In its own order each thread joins what shuffles would have brought. */
+#define AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, width)                                         \
+    if ((width) > 1) {                                                                          \
+        uint64_t given = 0;                                                                     \
+        type tree[32];                                                                          \
+        __builtin_memcpy(&given, &x, sizeof x);                                                 \
+        const uint64_t *all = AF_EXCHANGE_ALL(given);                                           \
+        for (int32_t i = 0; i < (width); i++)                                                   \
+            __builtin_memcpy(&tree[i], &all[(AF_THREAD & 31) ^ i], sizeof x);                   \
+        for (int32_t mask = (width) / 2; mask; mask >>= 1)                                      \
+            for (int32_t i = 0; i < mask; i++) tree[i] = JOIN(tree[i], tree[i + mask]);         \
+        x = tree[0];                                                                            \
+    }
 
 /* One thread runs at a time: nothing comes between. */
 AF_FUNCTION int32_t af_atomic_add_i32(int32_t *place, int32_t x) {

@@ -25,6 +25,7 @@ FLAGS = (
     "-O1",
     "-std=gnu11",
     "-ffp-contract=off",
+    "-fno-strict-aliasing",
     "-fno-math-errno",
     "-Werror=implicit-function-declaration",
     "-fvisibility=hidden",

@@ -1,5 +1,8 @@
 """Products of the library on the host: numpy computes what a record of a call says.
 
+Where cuBLASLt is installed the record is what its own descriptors say, read back: they can be made
+without a GPU.
+
 Epilogues are cuBLASLt's. A bias has an entry for each row of d, in d's element type, and lies
 dense; aux is a matrix like d with a stride of its own. BIAS adds the bias, GELU is the tanh form of
 what was added, GELU_AUX_BIAS also stores what goes into it. DGELU_BGRAD multiplies by the slope of
@@ -10,12 +13,14 @@ op(a) and op(b) over the inner extent.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from actors.protocol import Array
 from compiler.types import DType, numpy_dtype
@@ -40,6 +45,22 @@ class ProductOperand:
         return f"{self.name} of a product, which should lie at a multiple of {self.alignment},"
 
 
+def described(product: LtProduct, workspace_bytes: int) -> LtProduct:
+    """Return a product as the library's descriptors say it; as it is where there is no library."""
+    library = _library()
+    if library is None:
+        return product
+    return library.read_back(library.describe(product, workspace_bytes))
+
+
+@functools.cache
+def _library() -> CublasLt | None:
+    try:
+        return CublasLt(find_cublaslt())
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenProduct:
     """A product that was checked, with the workspace that it may use."""
@@ -53,14 +74,14 @@ class ChosenProduct:
         sides = [("a", a, product.a), ("b", b, product.b), ("d", d, product.d)]
         sides += [("c", c, product.d)] if product.beta else []
         for name, address, layout in sides:
-            size = span_bytes(layout, product.batch)
+            size = layout.span_bytes(product.batch)
             found.append(ProductOperand(name, address, size, layout.alignment))
         if product.bias:
             size = _bias(product).nbytes
             found.append(ProductOperand("bias", product.bias, size, product.d.dtype.itemsize))
         if product.aux:
             aux = replace(product.d, column_stride=product.aux_stride, batch_stride=0)
-            size = span_bytes(aux, 1)
+            size = aux.span_bytes(1)
             found.append(ProductOperand("aux", product.aux, size, product.d.dtype.itemsize))
         return tuple([operand for operand in found if operand.size_bytes])
 
@@ -102,14 +123,6 @@ def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
     if epilogue is LtEpilogue.BGRAD_B:
         _store(_bias(product), right.sum((0, 1)), product.d.dtype)
     _store(_matrix(product.d, product.batch, d), out, product.d.dtype)
-
-
-def span_bytes(layout: LtLayout, batch: int) -> int:
-    """Return how many bytes from its first element on a batch of matrices reaches."""
-    if not layout.rows or not layout.columns or not batch:
-        return 0
-    last = (layout.columns - 1) * layout.column_stride + (batch - 1) * layout.batch_stride
-    return (last + layout.rows) * layout.dtype.itemsize
 
 
 def array_at(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -178,23 +178,24 @@ AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t 
  * a team gets the result, which does not depend on who came when. `exchange` is shared memory for 32
  * numbers of 8 bytes; teams of a warp do without. */
 #define AF_EXCHANGE(name) AF_SHARED(double, name, 32)
+#ifndef AF_EMULATED
+#define AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, width)    \
+    for (int32_t mask = (width) / 2; mask; mask >>= 1) {   \
+        const type other = (type)SHUFFLE((bits)(x), mask); \
+        x = JOIN(x, other);                                \
+    }
+#endif
 #define AF_TEAM(name, type, bits, SHUFFLE, JOIN)                                          \
     AF_FUNCTION type af_team_##name(type x, int64_t team, void *exchange) {               \
         const int32_t in_warp = team < 32 ? (int32_t)team : 32;                           \
         const int32_t num_warps = (int32_t)(team / in_warp);                              \
-        for (int32_t mask = in_warp / 2; mask; mask >>= 1) {                              \
-            const type other = (type)SHUFFLE((bits)x, mask);                              \
-            x = JOIN(x, other);                                                           \
-        }                                                                                 \
+        AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, in_warp)                                 \
         if (num_warps > 1) {                                                              \
             AF_BARRIER();                                                                 \
             if (AF_THREAD % 32 == 0) ((type *)exchange)[AF_THREAD / 32] = x;              \
             AF_BARRIER();                                                                 \
             x = ((const type *)exchange)[AF_THREAD & (num_warps - 1)];                    \
-            for (int32_t mask = num_warps / 2; mask; mask >>= 1) {                        \
-                const type other = (type)SHUFFLE((bits)x, mask);                          \
-                x = JOIN(x, other);                                                       \
-            }                                                                             \
+            AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, num_warps)                           \
         }                                                                                 \
         return x;                                                                         \
     }

@@ -156,3 +156,30 @@ def test_a_bad_index_is_reported_once_the_lowest_of_them(run_text):
     cell[4:] = count.ctypes.data, any_.ctypes.data
     run_text("if (AF_THREAD > 9) af_report(a[0].p, AF_THREAD, -AF_THREAD);", (cell,))
     assert [*cell[:4], *any_] == [0, 42, 10, -10, 1]
+
+
+SHUFFLES = """for (int32_t mask = {0} / 2; mask; mask >>= 1) {{
+    const {3} other = AF_SHUFFLE_XOR_{2}(x, mask);
+    x = {1}(x, other);
+}}"""
+
+
+@pytest.mark.parametrize("join", ["AF_ADD", "AF_LARGER", "AF_SMALLER"])
+@pytest.mark.parametrize(("type_", "kind"), [("float", "F32"), ("double", "F64")])
+@pytest.mark.parametrize("width", [1, 2, 8, 32])
+def test_a_reduction_of_a_warp_gives_the_bits_of_its_shuffles(run_text, join, type_, kind, width):
+    rng = np.random.default_rng(width)
+    numpy_type = {"float": np.float32, "double": np.float64}[type_]
+    x = rng.standard_normal(96).astype(numpy_type)
+    x[rng.integers(96, size=5)] = [0.0, -0.0, np.nan, np.inf, 1e-42]
+    found = []
+    for text in (
+        SHUFFLES.format(width, join, kind, type_),
+        f"AF_IN_WARP({type_}, {type_}, AF_SHUFFLE_XOR_{kind}, {join}, x, {width})",
+    ):
+        out = np.zeros_like(x)
+        body = f"{type_} x = (({type_} *)a[0].p)[AF_THREAD]; {text}"
+        body += f"(({type_} *)a[1].p)[AF_THREAD] = x;"
+        run_text(body, (x, out), num_threads=96)
+        found.append(out.tobytes())
+    assert found[0] == found[1]

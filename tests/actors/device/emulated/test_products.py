@@ -1,6 +1,7 @@
 """Products as their records say, against float64 over matrices that are laid out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,3 +133,17 @@ def test_an_inner_extent_of_nothing_gives_zeros():
     record = LtProduct(a.layout, b.layout, d.layout, False, False)
     products.run(record, a.address, b.address, d.address, d.address)
     np.testing.assert_array_equal(d.values, 0)
+
+
+@pytest.mark.cuda
+def test_what_is_computed_is_what_the_librarys_descriptors_say(monkeypatch):
+    library = products._library()
+    if library is None:
+        pytest.skip("the extra [cuda] is not installed")
+    layout = LtLayout(DType.FLOAT32, 4, 4, 4)
+    record = LtProduct(layout, layout, layout, False, True)
+    assert products.described(record, 0) == record
+    describe = library.describe
+    turned = lambda product, size: describe(replace(product, transpose_a=True), size)  # noqa: E731
+    monkeypatch.setattr(library, "describe", turned)
+    assert products.described(record, 0) == replace(record, transpose_a=True)
