@@ -57,6 +57,7 @@ def _open_gpus(plan: Plan, settings: Settings, schedule: LateSchedule) -> list[C
             kernels,
             index,
             is_stepwise=settings.sync,
+            is_deterministic=bool(plan.option("deterministic", False)),
         )
         for index in indices
     ]

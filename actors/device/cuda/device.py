@@ -32,6 +32,8 @@ class CudaDevice:
         kernels: By the name that launches use.
         index: Which CUDA device this is.
         is_stepwise: Whether every launch is waited for, so that one that fails is named.
+        is_deterministic: Whether products are computed by a fixed rule, not as was measured to be
+            fastest.
     """
 
     is_asynchronous = True
@@ -44,10 +46,11 @@ class CudaDevice:
         index: int = 0,
         *,
         is_stepwise: bool = False,
+        is_deterministic: bool = False,
     ) -> None:
         self.device = Device(DeviceKind.CUDA, index)
         self._kept = KeptDriver(driver)
-        self._context = CudaContext(self._kept, self.device)
+        self._context = CudaContext(self._kept, self.device, is_deterministic=is_deterministic)
         self._kernels = kernels
         self._is_stepwise = is_stepwise
         self._current = Current()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.faults import fault_of
@@ -18,11 +19,15 @@ _NUM_FIRSTS = 4096
 
 
 class CudaContext:
-    """What all parts of an open device share: its driver, and what kernels report."""
+    """What all parts of an open device share: its driver, and what kernels report.
 
-    __slots__ = ("_choices", "device", "kept", "status")
+    `is_deterministic`: products are computed by a fixed rule, not as was measured to be fastest.
+    """
 
-    def __init__(self, kept: KeptDriver, device: Device) -> None:
+    __slots__ = ("_choices", "_is_deterministic", "device", "kept", "status")
+
+    def __init__(self, kept: KeptDriver, device: Device, *, is_deterministic: bool = False) -> None:
+        self._is_deterministic = is_deterministic
         self.kept = kept
         self.device = device
         self.status = StatusMemory(kept)
@@ -30,6 +35,8 @@ class CudaContext:
 
     def choose(self, product: LtProduct, workspace_bytes: int) -> int:
         """Return how a product is computed; equal ones are chosen once."""
+        if self._is_deterministic:
+            product = replace(product, is_deterministic=True)
         key = product, workspace_bytes
         if key not in self._choices:
             self._choices[key] = self.kept.driver.make_product(product, workspace_bytes)

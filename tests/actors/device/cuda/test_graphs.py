@@ -105,6 +105,22 @@ def test_a_product_is_chosen_once_for_all_of_its_kind(make_device, driver):
     assert driver.names()[-1] == "graph_later"
 
 
+def test_a_deterministic_device_has_products_chosen_by_a_fixed_rule(
+    make_device, driver, monkeypatch
+):
+    asked = []
+
+    def make_product(product, workspace_bytes):
+        asked.append(product.is_deterministic)
+        return 1
+
+    monkeypatch.setattr(driver, "make_product", make_product)
+    for is_deterministic in (False, True):
+        calls = {"p": (RunProduct(product(), 256, 512, 768, 768, 1024, 64),)}
+        make_device(calls, is_deterministic=is_deterministic).bind("p", {}, (), (), None)
+    assert asked == [False, True]
+
+
 def test_a_product_that_no_algorithm_takes_names_its_kernel(make_device, driver):
     driver.failing["make_product"] = 15
     device = make_device({"p": (RunProduct(product(), 256, 512, 768, 768, 1024, 64),)})
