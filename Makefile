@@ -28,6 +28,10 @@ OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
 	$(patsubst %,tests/compiler/test_%.py,ops ops_simplify bfloat16 gradients) \
 	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
 
+# What the packages of the extra [cuda] can prove without a GPU; 750 MB, in a folder of their own.
+CUDA_VENV := .venv-cuda
+CUDA_STAMP := $(CUDA_VENV)/.installed
+
 # The stamps tell what is installed; a changed pyproject.toml installs anew.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
@@ -46,7 +50,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test devices oldest check lint types contracts model soak bench bench-env clean
+.PHONY: help demo test devices oldest cuda check lint types contracts model soak bench bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +69,9 @@ devices: $(DEV_STAMP) ## the tests of jobs on simulated devices, late as each of
 
 oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)
+
+cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels and products; needs no GPU
+	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda tests/actors $(ARGS)
 
 check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
 	$(PYTEST) -m "not slow" $$($(BIN)/python tests/affected.py) $(ARGS)
@@ -95,7 +102,7 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
 
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
-	rm -rf $(VENV) $(OLD_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -129,6 +136,13 @@ $(OLD_STAMP): pyproject.toml
 	@$(PYTHON) -m venv --clear $(OLD_VENV)
 	@$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable ".[test]" "numpy==$(OLD_NUMPY)"
+	@touch $@
+
+$(CUDA_STAMP): pyproject.toml
+	@echo "make: installing actorflow with CUDA's packages into $(CUDA_VENV)"
+	@$(PYTHON) -m venv --clear $(CUDA_VENV)
+	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable ".[test,cuda]"
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

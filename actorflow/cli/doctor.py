@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from actorflow.compile.gpus import OLDEST_CUDA, described
-from actorflow.compile.host import CUDNN_PACKAGES, Host, examine
+from actorflow.compile.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.nvml import GpuListed
 from actors.kernels.library.openblas import HOLDING_VARIABLES
@@ -180,14 +180,12 @@ def _cuda_findings(host: Host) -> Iterator[Finding]:
         text = f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {_dotted(gpu.capability)}"
         yield Finding(f"cuda:{number}", text, _how_to_plan(gpu))
     for name, version in packages.items():
-        extra = "cudnn" if name in CUDNN_PACKAGES else "cuda"
         if version is not None:
             yield Finding(name, version)
-        elif cuda.gpus and extra == "cuda":
-            yield Finding(name, "is not installed", f"python -m pip install 'actorflow[{extra}]'")
+        elif cuda.gpus:
+            yield Finding(name, "is not installed", "python -m pip install 'actorflow[cuda]'")
         else:
-            why = "jobs on a GPU need it" if extra == "cuda" else "products compute attention"
-            yield Finding(name, f"is not installed (extra [{extra}]): {why}")
+            yield Finding(name, "is not installed: a GPU would need it (extra [cuda])")
 
 
 def _how_to_plan(gpu: GpuListed) -> str:

@@ -34,9 +34,6 @@ CUDA_PACKAGES = (
 )
 """What the extra [cuda] installs."""
 
-CUDNN_PACKAGES = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
-"""What the extra [cudnn] installs."""
-
 _BUSY_WINDOW_S = 0.2
 
 
@@ -44,7 +41,7 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None; `cuda_packages` the same for the extras of GPUs.
+    `packages` is distribution -> version or None; `cuda_packages` the same for the extra [cuda].
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.
@@ -82,7 +79,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         system=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _REQUIRED_PACKAGES},
         cuda=listed_gpus(environ),
-        cuda_packages={name: _version(name) for name in (*CUDA_PACKAGES, *CUDNN_PACKAGES)},
+        cuda_packages={name: _version(name) for name in CUDA_PACKAGES},
         blas=loaded_blas(),
         free_blas=blas_without_variables(environ) if held else None,
         compiler=None if toolchain is None else _described(toolchain),

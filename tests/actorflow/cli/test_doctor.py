@@ -4,7 +4,7 @@ import pytest
 
 from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
-from actorflow.compile.host import CUDA_PACKAGES, CUDNN_PACKAGES, Host
+from actorflow.compile.host import CUDA_PACKAGES, Host
 from actorflow.settings import ENVIRONMENT
 from actors.device.cuda.nvml import GpuListed, Listing
 from actors.kernels.library.openblas import BlasInfo
@@ -16,7 +16,7 @@ SOUND = Host(
     system="Linux x86_64",
     packages={"numpy": "2.4.0", "msgpack": "1.2"},
     cuda=Listing(problem="no NVIDIA driver is here"),
-    cuda_packages=dict.fromkeys((*CUDA_PACKAGES, *CUDNN_PACKAGES)),
+    cuda_packages=dict.fromkeys(CUDA_PACKAGES),
     blas=FAST,
     free_blas=None,
     compiler="/usr/bin/cc: cc 12.2.0",
@@ -56,12 +56,10 @@ def test_a_sound_machine_has_no_warning():
         "ok   ram         48.0 GiB available of 64.0 GiB",
         "ok   gpu         no NVIDIA driver is here; plans for one are made with --gpu, and can"
         " run emulated, slowly",
-        "ok   cupy-cuda13x is not installed (extra [cuda]): jobs on a GPU need it",
-        "ok   nvidia-cuda-nvrtc is not installed (extra [cuda]): jobs on a GPU need it",
-        "ok   nvidia-cuda-runtime is not installed (extra [cuda]): jobs on a GPU need it",
-        "ok   nvidia-cublas is not installed (extra [cuda]): jobs on a GPU need it",
-        "ok   nvidia-cudnn-frontend is not installed (extra [cudnn]): products compute attention",
-        "ok   nvidia-cudnn-cu13 is not installed (extra [cudnn]): products compute attention",
+        "ok   cupy-cuda13x is not installed: a GPU would need it (extra [cuda])",
+        "ok   nvidia-cuda-nvrtc is not installed: a GPU would need it (extra [cuda])",
+        "ok   nvidia-cuda-runtime is not installed: a GPU would need it (extra [cuda])",
+        "ok   nvidia-cublas is not installed: a GPU would need it (extra [cuda])",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
 
@@ -172,18 +170,17 @@ def test_a_machine_without_a_gpu_says_what_can_be_done_without_one():
 
 def test_a_gpu_with_all_that_it_needs_has_no_warning():
     host = replace(SOUND, cuda=ONE_GPU, cuda_packages=dict.fromkeys(SOUND.cuda_packages, "14.2"))
-    assert report_lines(HOME, host)[9:16] == [
+    assert report_lines(HOME, host)[9:15] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
         "ok   cupy-cuda13x 14.2",
         "ok   nvidia-cuda-nvrtc 14.2",
         "ok   nvidia-cuda-runtime 14.2",
         "ok   nvidia-cublas 14.2",
-        "ok   nvidia-cudnn-frontend 14.2",
     ]
 
 
-def test_a_gpu_wants_the_packages_of_its_extra_and_can_do_without_cudnn():
+def test_a_gpu_wants_the_packages_of_its_extra():
     assert (
         warnings(cuda=ONE_GPU)
         == [("is not installed", "python -m pip install 'actorflow[cuda]'")] * 4
