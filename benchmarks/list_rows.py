@@ -1,10 +1,15 @@
-"""Print the rows of the comparison as JSON: name, precision, items of a step, what an item is."""
+"""Print the rows of the comparison as JSON: name, precision, items of a step, what an item is.
+
+With the argument "cuda" also those that only a GPU is asked for.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 
-from rows.all_rows import ALL_ROWS
+from rows.all_rows import ALL_ROWS, GPU_ROWS
 
 if __name__ == "__main__":
-    print(json.dumps([(r.name, p, r.items, r.item) for r in ALL_ROWS for p in r.precisions]))
+    rows = (*ALL_ROWS, *GPU_ROWS) if "cuda" in sys.argv[1:] else ALL_ROWS
+    print(json.dumps([(r.name, p, r.items, r.item) for r in rows for p in r.precisions]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.errors import ActorflowError
@@ -27,7 +27,7 @@ class Engine:
     `folder` is empty for the Python that runs this. `variants` are tried one by one, and the
     fastest is measured; `row_variants` are pairs (row, variant) that only one row has beside them.
     `cache_variables` name folders that it keeps compiled programs in. Rows in
-    other than its `precisions` pass it by.
+    other than its `precisions` pass it by. `device` is what it computes on: "host", or "cuda".
     """
 
     name: str
@@ -38,6 +38,7 @@ class Engine:
     cache_variables: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("fp32", "bf16")
     row_variants: tuple[tuple[str, str], ...] = ()
+    device: str = "host"
 
     def variants_of(self, row: str) -> tuple[str, ...]:
         """Return the settings to be tried for a row."""
@@ -77,10 +78,31 @@ RIVALS: tuple[Engine, ...] = (
     ),
 )  # fmt: skip
 
+_TORCH, _TORCH_COMPILE, _JAX_JIT, _ = RIVALS
+RIVALS_ON_GPU: tuple[Engine, ...] = tuple(
+    [
+        replace(engine, device="cuda", environment=_JAX, row_variants=())
+        for engine in (
+            _TORCH,
+            replace(_TORCH_COMPILE, variants=("default",)),
+            replace(_TORCH_COMPILE, name="torch.reduce-overhead", variants=("reduce-overhead",)),
+            _JAX_JIT,
+        )
+    ]
+)
+"""TensorFlow is left out, and so is what only helps on a host."""
 
-def chosen_rivals(text: str) -> tuple[Engine, ...]:
-    """Return the engines of a comma-separated list. Raises EngineError for an unknown name."""
-    known = {engine.name: engine for engine in RIVALS}
+
+def engines_on(device: str) -> tuple[Engine, tuple[Engine, ...]]:
+    """Return our engine on a device, "host" or "cuda", and the rivals that there are for it."""
+    return replace(OURS, device=device), RIVALS if device == "host" else RIVALS_ON_GPU
+
+
+def chosen_rivals(text: str | None, rivals: tuple[Engine, ...]) -> tuple[Engine, ...]:
+    """Return the engines of a comma-separated list, all for None. Raises EngineError."""
+    if text is None:
+        return rivals
+    known = {engine.name: engine for engine in rivals}
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -91,7 +113,11 @@ def chosen_rivals(text: str) -> tuple[Engine, ...]:
 
 
 def command_of(engine: Engine, scripts: Path, environments: Path) -> tuple[str, ...]:
-    """Return what starts an engine. Raises EngineError where its environment is not there."""
+    """Return what starts an engine. Raises EngineError where its environment is not there.
+
+    On a GPU it is taken from the Python that runs this where it has no environment of its own: who
+    has a GPU has torch for it, and no place for another.
+    """
     script = scripts / engine.script
     if not script.is_file():
         raise EngineError(
@@ -102,6 +128,8 @@ def command_of(engine: Engine, scripts: Path, environments: Path) -> tuple[str, 
         return sys.executable, str(script)
     python = environments / engine.folder / "bin" / "python"
     if not python.exists():
+        if engine.device != "host":
+            return sys.executable, str(script)
         raise EngineError(
             f"{engine.name} has no environment: expected {python}; `make bench-env` makes it"
         )

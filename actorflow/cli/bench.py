@@ -1,5 +1,8 @@
 """`actorflow bench`: the same rows in actorflow and in its rivals, side by side.
 
+With `--device cuda` all compute on the GPU that is here, and rows that are too large for a host are
+measured besides.
+
 The rows are in `benchmarks/rows` of a clone, the rivals in environments that `make bench-env`
 makes. What fails is named, and the rest goes on; ^C ends with what was measured so far.
 """
@@ -21,12 +24,14 @@ from actorflow.bench.child import Child
 from actorflow.bench.engines import (
     OURS,
     RIVALS,
+    RIVALS_ON_GPU,
     ROOT,
     Engine,
     EngineError,
     LossMismatch,
     chosen_rivals,
     command_of,
+    engines_on,
     environment_of,
 )
 from actorflow.bench.measure import BenchTask, Method, measure_row
@@ -36,7 +41,8 @@ from actorflow.bench.results import Bench, MachineInfo, RowResult, as_json
 from actorflow.compile.host import processor
 from actorflow.compile.native import retune
 from actorflow.settings import Settings
-from compiler.errors import CompileError
+from actors.device.cuda.nvml import listed_gpus
+from compiler.errors import CompileError, DeviceError
 
 _BENCHMARKS = ROOT / "benchmarks"
 
@@ -46,9 +52,16 @@ TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow bench` to its parser."""
     add = parser.add_argument
-    rivals = ",".join([engine.name for engine in RIVALS])
+    here, there = [",".join([e.name for e in rivals]) for rivals in (RIVALS, RIVALS_ON_GPU)]
     add("rows", nargs="*", metavar="ROW", help="gpt, or gpt:bf16 for one precision (default: all)")
-    add("--against", default=rivals, metavar="ENGINES", help=f"default {rivals}; '' for none")
+    add(
+        "--against",
+        metavar="ENGINES",
+        help=f"default {here}, and on a GPU {there}; '' for none",
+    )
+    add(
+        "--device", choices=("host", "cuda"), default="host", help="where all compute: host or cuda"
+    )
     add("--rounds", type=int, default=5, metavar="N", help="turns of each engine (default 5)")
     add("--busy", action="store_true", help="measure again while another process spins on a core")
     add("--cold", action="store_true", help="measure first steps with empty caches too")
@@ -71,21 +84,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CompileError: an option means nothing.
         EngineError: there are no rows here, or a rival is not known.
+        DeviceError: a GPU is asked for, and there is none.
         OSError: a file cannot be written.
     """
-    rivals = chosen_rivals(options.against)
-    tasks = _tasks(options.rows)
+    ours, rivals = engines_on(options.device)
+    rivals = chosen_rivals(options.against, rivals)
+    tasks = _tasks(options.rows, options.device)
     _check(options)
+    machine = MachineInfo(_processor(options.device), len(os.sched_getaffinity(0)), {})
     if options.tune:
         retune(replace(Settings.from_env(os.environ), cache=_cache_of(OURS, Path(options.env))))
-    engines = (OURS, *rivals)
+    engines = (ours, *rivals)
     start = partial(_start, Path(options.env))
     method = Method(start, options.rounds, options.cold, options.busy, _say)
     rows: list[RowResult] = []
-    machine = MachineInfo(processor(), len(os.sched_getaffinity(0)), {})
     code = 0
     try:
-        machine = MachineInfo(machine.processor, machine.num_cores, _gemm(engines, start))
+        if options.device == "host":
+            machine = replace(machine, gemm_gflops=_gemm(engines, start))
         for task in tasks:
             rows.append(_measured(task, engines, method))
             if options.launches:
@@ -99,7 +115,27 @@ def run(options: argparse.Namespace) -> int:
     return code or int(any([result.ours is None for result in rows]))
 
 
-def _tasks(names: Sequence[str]) -> tuple[BenchTask, ...]:
+def _processor(device: str) -> str:
+    """Return what computes. Raises DeviceError without the GPU that is asked for.
+
+    The emulation is refused: it is no measure of speed.
+    """
+    if device == "host":
+        return processor()
+    if Settings.from_env(os.environ).cuda_emulated:
+        raise DeviceError(
+            "bench: --device cuda measures a GPU, and ACTORFLOW_CUDA=emulated runs on the host:"
+            " take it out of the environment"
+        )
+    here = listed_gpus(os.environ)
+    if here.problem or not here.gpus:
+        raise DeviceError(
+            f"bench: --device cuda measures a GPU, and {here.problem or 'none is here'}"
+        )
+    return f"{here.gpus[0].name}, driver {here.driver}, {processor()}"
+
+
+def _tasks(names: Sequence[str], device: str) -> tuple[BenchTask, ...]:
     """Return what to measure. Raises EngineError without rows, CompileError for unknown ones."""
     listing = _BENCHMARKS / "list_rows.py"
     if not listing.is_file():
@@ -107,7 +143,7 @@ def _tasks(names: Sequence[str]) -> tuple[BenchTask, ...]:
             f"the rows of the comparison belong in {_BENCHMARKS / 'rows'}, which is not there: an"
             " installed package does not hold them. Run it in a clone of the repository"
         )
-    listed = subprocess.run([sys.executable, str(listing)], capture_output=True, check=True)
+    listed = subprocess.run([sys.executable, str(listing), device], capture_output=True, check=True)
     known = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
     if not names:
         return known
@@ -142,7 +178,7 @@ def _start(
     if engine.cache_variables:
         cache.mkdir(parents=True, exist_ok=True)
     command = command_of(engine, _BENCHMARKS / "engines", environments)
-    arguments = () if task is None else (task.row, task.precision, variant)
+    arguments = () if task is None else (task.row, task.precision, variant, engine.device)
     num_threads = len(os.sched_getaffinity(0))
     environment = environment_of(engine, os.environ, cache, num_threads)
     return Child(f"{engine.name} {variant}".strip(), (*command, *arguments), environment)

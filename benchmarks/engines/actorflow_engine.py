@@ -39,8 +39,8 @@ class Session(Running):
 
 
 class Actorflow:
-    def prepare(self, row: Row, precision: str, variant: str) -> Session:
-        return start(row, precision, Session)
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
+        return start(row, precision, Session, device=device)
 
     def gemm(self) -> dict[str, Callable[[], object]]:
         a, b = gemm_operands()

@@ -65,6 +65,53 @@ class GPT(nn.Module):
         return self.head(self.norm(h))
 
 
+class GPT2(nn.Module):
+    """The same without a head of its own: the table of words is the head too."""
+
+    def __init__(self, layers, width, heads, seq, vocab, **_):
+        self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(seq, width)
+        self.blocks = [nn.TransformerBlock(width, heads=heads, causal=True) for _ in range(layers)]
+        self.norm = nn.LayerNorm(width)
+
+    def __call__(self, x):
+        h = self.emb(x) + self.pos.weight
+        for block in self.blocks:
+            h = block(h)
+        return af.linear(self.norm(h), self.emb.weight)
+
+
+class BertBlock(nn.Module):
+    """A block whose norms stand after the sums."""
+
+    def __init__(self, width: int, heads: int):
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn, self.mlp = nn.Attention(width, heads=heads), nn.MLP(width)
+
+    def __call__(self, x):
+        x = self.norm1(x + self.attn(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class Bert(nn.Module):
+    def __init__(self, layers, width, heads, seq, vocab, **_):
+        self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(seq, width)
+        self.segment = nn.Embedding(2, width)
+        self.first, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.blocks = [BertBlock(width, heads) for _ in range(layers)]
+        self.dense = nn.Linear(width, width)
+        self.bias = nn.Parameter((vocab,), (("kind", "zeros"),))
+
+    def __call__(self, x, segments, places):
+        """Return the scores of all words at some places of the texts laid end to end."""
+        h = self.first(self.emb(x) + self.pos.weight + self.segment(segments))
+        for block in self.blocks:
+            h = block(h)
+        batch, seq, width = h.shape
+        found = af.embedding(h.reshape(batch * seq, width), places)
+        found = self.last(af.gelu(self.dense(found)))
+        return af.linear(found, self.emb.weight, self.bias)
+
+
 class Block(nn.Module):
     def __init__(self, batch: int, seq: int, width: int, heads: int):
         self.x = nn.Parameter((batch, seq, width), (("kind", "zeros"),))
@@ -102,6 +149,15 @@ def gpt(row: Row) -> tuple[nn.Module, Loss]:
     return GPT(**row.sizes), lambda m, b: af.cross_entropy(m(b.x), b.y)
 
 
+def gpt2(row: Row) -> tuple[nn.Module, Loss]:
+    return GPT2(**row.sizes), lambda m, b: af.cross_entropy(m(b.x), b.y)
+
+
+def bert(row: Row) -> tuple[nn.Module, Loss]:
+    model = Bert(**row.sizes)
+    return model, lambda m, b: af.cross_entropy(m(b.x, b.segments, b.places), b.y)
+
+
 def gpt2_block(row: Row) -> tuple[nn.Module, Loss]:
     return Block(**row.sizes), lambda m, b: af.mse_loss(m(), b.y)
 
@@ -111,7 +167,7 @@ def wide_deep(row: Row) -> tuple[nn.Module, Loss]:
     return model, lambda m, b: af.cross_entropy(m(b.ids, b.dense), b.y)
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep)}
 
 
 def widths_of(row: Row) -> tuple[int, ...]:
@@ -184,14 +240,19 @@ class Running:
 R = TypeVar("R", bound=Running)
 
 
-def start(row: Row, precision: str, session: type[R]) -> R:
-    """Make a row's job; it is compiled at its first step."""
+def start(row: Row, precision: str, session: type[R], **options: object) -> R:
+    """Make a row's job; it is compiled at its first step. `options` are more of the job's."""
     model, loss = FAMILIES[row.family](row)
     model.load(row.weights())
+    job = job_of(row, precision, loss, **options)
+    data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
+    return session(job, model, data, job.stream(model, data))
+
+
+def job_of(row: Row, precision: str, loss: Loss, **options: object) -> af.Job:
+    """Return the job of a row's loss, with more options of a job."""
     loss.__name__ = row.name
-    options = {"optimizer": optimizer_of(row)} if row.is_training else {"train": False}
+    options |= {"optimizer": optimizer_of(row)} if row.is_training else {"train": False}
     if precision != "fp32":
         options["precision"] = precision
-    data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
-    job = af.job(loss, **options)
-    return session(job, model, data, job.stream(model, data))
+    return af.job(loss, **options)

@@ -185,9 +185,12 @@ class Session:
 
 
 class Jax:
-    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         if precision != "fp32":
             raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
+        wanted = "cpu" if device == "host" else "gpu"
+        if jax.default_backend() != wanted:
+            raise ValueError(f"jax {jax.__version__} runs on {jax.default_backend()}, not {wanted}")
         parameters = {
             # Linear layers as [in, out], the layout that jax's own libraries keep.
             n: jnp.array(a.T if is_linear(n, a) else a, copy=True)

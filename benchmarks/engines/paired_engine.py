@@ -24,7 +24,7 @@ class Session(Running):
 
 
 class Checkout:
-    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         return start(row, precision, Session)
 
     def gemm(self) -> dict[str, Callable[[], object]]:

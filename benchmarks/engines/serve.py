@@ -49,7 +49,8 @@ class Session(Protocol):
 class Engine(Protocol):
     """What one engine offers. Its imports are done."""
 
-    def prepare(self, row: Row, precision: str, variant: str) -> Session: ...
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
+        """Make a row ready on a device: "host", or "cuda". Raises ValueError for what it cannot."""
 
     def gemm(self) -> dict[str, Callable[[], object]]:
         """Return, by library, a call that multiplies two fp32 matrices of 2048 x 2048 and waits."""
@@ -75,7 +76,7 @@ def serve(make_engine: Callable[[], Engine]) -> None:
 
 def _serve(make_engine: Callable[[], Engine], out) -> None:
     engine = make_engine()
-    name, precision, variant = (*sys.argv[1:4], "", "", "")[:3]
+    name, precision, variant, device = arguments(sys.argv[1:])
     base = resident_bytes("VmRSS")
     session: Session | None = None
     peak = 0
@@ -92,7 +93,7 @@ def _serve(make_engine: Callable[[], Engine], out) -> None:
         if session is None:
             row = find_row(name)
             state = state_bytes(row)
-            session = engine.prepare(row, precision, variant)
+            session = engine.prepare(row, precision, variant, device)
             answer = {"loss": session.step(), "state_bytes": state}
             _answer(out, answer | session.describe())
         elif verb == "losses":
@@ -105,6 +106,12 @@ def _serve(make_engine: Callable[[], Engine], out) -> None:
             _answer(out, {"launches": getattr(session, "launches", list)()})
         else:
             raise ValueError(f"expected a verb of the protocol, got {verb!r}")
+
+
+def arguments(given: list[str]) -> tuple[str, str, str, str]:
+    """Return row, precision, variant and device; the host where none is named."""
+    name, precision, variant, device = (*given, "", "", "", "")[:4]
+    return name, precision, variant, device or "host"
 
 
 def _answer(out, answer: dict[str, object]) -> None:

@@ -171,7 +171,9 @@ class TensorFlow:
     def __init__(self) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(num_threads())
 
-    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
+        if device != "host":
+            raise ValueError(f"tensorflow is compared on the host alone, not on {device}")
         if precision != "fp32":
             raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
         parameters = {

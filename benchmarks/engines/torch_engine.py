@@ -1,4 +1,8 @@
-"""torch, eager and compiled, at its best: fused optimizers, sparse tables, fused attention."""
+"""torch, eager and compiled, at its best: fused optimizers, sparse tables, fused attention.
+
+On a GPU batches lie there before the clock starts, and float32 products are not rounded to TF32, as
+ours are not.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +44,27 @@ def chain(row: Row, p: Parameters, x):
     return linear(p, f"layers.{last}", x)
 
 
-def block(p: Parameters, prefix: str, x, heads: int):
+def attend(p: Parameters, prefix: str, x, heads: int, is_causal: bool):
     b, t, d = x.shape
-    q, k, v = linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)).split(d, dim=2)
+    q, k, v = linear(p, f"{prefix}attn.qkv", x).split(d, dim=2)
     q, k, v = (a.view(b, t, heads, d // heads).transpose(1, 2) for a in (q, k, v))
-    y = f.scaled_dot_product_attention(q, k, v, is_causal=True)
-    x = x + linear(p, f"{prefix}attn.proj", y.transpose(1, 2).reshape(b, t, d))
-    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
-    return x + linear(p, f"{prefix}mlp.down", f.gelu(hidden, approximate="tanh"))
+    y = f.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    return linear(p, f"{prefix}attn.proj", y.transpose(1, 2).reshape(b, t, d))
+
+
+def feed_forward(p: Parameters, prefix: str, x):
+    up = linear(p, f"{prefix}mlp.up", x)
+    return linear(p, f"{prefix}mlp.down", f.gelu(up, approximate="tanh"))
+
+
+def block(p: Parameters, prefix: str, x, heads: int):
+    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
+    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+
+
+def bert_block(p: Parameters, prefix: str, x, heads: int):
+    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
+    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
 
 
 def tiny(row: Row, p: Parameters, batch):
@@ -76,6 +93,21 @@ def gpt(row: Row, p: Parameters, batch):
     return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
 
 
+def gpt2(row: Row, p: Parameters, batch):
+    found = f.linear(hidden(row, p, batch["x"]), p["emb.weight"])
+    return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
+
+
+def bert(row: Row, p: Parameters, batch):
+    h = f.embedding(batch["x"], p["emb.weight"]) + p["pos.weight"]
+    h = norm(p, "first", h + f.embedding(batch["segments"], p["segment.weight"]))
+    for i in range(row.sizes["layers"]):
+        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    found = linear(p, "dense", h.view(-1, h.shape[-1])[batch["places"]])
+    found = norm(p, "last", f.gelu(found, approximate="tanh"))
+    return f.cross_entropy(f.linear(found, p["emb.weight"], p["bias"]).float(), batch["y"])
+
+
 def chunked_gpt(row: Row, p: Parameters, batch):
     """The same loss without the logits of a whole batch: torch's own chunks of rows."""
     h = hidden(row, p, batch["x"])
@@ -97,7 +129,7 @@ def wide_deep(row: Row, p: Parameters, batch):
     return f.cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep)}
 
 
 @dataclass(slots=True)
@@ -108,8 +140,12 @@ class Session:
     optimizers: tuple[torch.optim.Optimizer, ...]
     next_batch: Callable[[], dict]
     settings: str
+    device: str
 
     def advance(self):
+        if self.device == "cuda":
+            # What was captured by reduce-overhead may be replayed over results of the last step.
+            torch.compiler.cudagraph_mark_step_begin()
         batch = self.next_batch()
         if not self.row.is_training:
             with torch.inference_mode():
@@ -124,11 +160,13 @@ class Session:
 
     def step(self) -> float:
         found = self.advance()
-        return found.item() if self.row.is_training else mean_square(found.float().numpy())
+        return found.item() if self.row.is_training else mean_square(found.float().cpu().numpy())
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.advance()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def describe(self) -> dict[str, object]:
         return {"settings": self.settings}
@@ -138,24 +176,29 @@ class Torch:
     def __init__(self) -> None:
         torch.set_num_threads(num_threads())
 
-    def prepare(self, row: Row, precision: str, variant: str) -> Session:
+    def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
+        place = "cpu" if device == "host" else device
         parameters = {
-            n: torch.from_numpy(a).requires_grad_(row.is_training) for n, a in row.weights().items()
+            n: torch.from_numpy(a).to(place).requires_grad_(row.is_training)
+            for n, a in row.weights().items()
         }
         batches = [
             {
-                n: torch.from_numpy(a).long() if a.dtype.kind == "i" else torch.from_numpy(a)
+                n: (torch.from_numpy(a).long() if a.dtype.kind == "i" else torch.from_numpy(a)).to(
+                    place
+                )
                 for n, a in batch.items()
             }
             for batch in row.batches()
         ]
-        settings = [f"torch {torch.__version__}, {torch.get_num_threads()} threads"]
+        where = f"{torch.get_num_threads()} threads" if device == "host" else _gpu_name()
+        settings = [f"torch {torch.__version__}, {where}"]
         tables = [n for n in parameters if row.family == "wide_deep" and is_table(n)]
         function = chunked_gpt if variant == "chunked" else FAMILIES[row.family]
         arithmetic = {n: p for n, p in parameters.items() if n not in tables}
 
         def plain(batch):
-            with autocast(precision):
+            with autocast(place, precision):
                 return function(row, arithmetic, batch)
 
         loss = plain
@@ -183,7 +226,8 @@ class Torch:
             settings.append(f"{type(optimizers[0]).__name__}(fused=True)")
         if precision == "bf16":
             settings.append("autocast bfloat16")
-        return Session(row, parameters, loss, optimizers, round_robin(batches), ", ".join(settings))
+        about = ", ".join(settings)
+        return Session(row, parameters, loss, optimizers, round_robin(batches), about, device)
 
     def gemm(self) -> dict[str, Callable[[], object]]:
         a, b = (torch.from_numpy(x) for x in gemm_operands())
@@ -191,10 +235,16 @@ class Torch:
         return {"torch": lambda: torch.mm(a, b, out=out)}
 
 
-def autocast(precision: str):
+def autocast(place: str, precision: str):
     if precision == "fp32":
         return contextlib.nullcontext()
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(place, torch.bfloat16)
+
+
+def _gpu_name() -> str:
+    if not torch.cuda.is_available():
+        raise ValueError(f"torch {torch.__version__} sees no GPU")
+    return torch.cuda.get_device_name()
 
 
 def _optimizers(row: Row, dense: list, tables: list) -> tuple[torch.optim.Optimizer, ...]:

@@ -1,8 +1,11 @@
-"""All rows, in the order of the report. A new row is one line here and its file."""
+"""All rows, in the order of the report. A new row is one line here and its file.
+
+`GPU_ROWS` are too large for a host; they are measured on a GPU alone.
+"""
 
 from __future__ import annotations
 
-from rows import gpt, gpt2_block, mlp, tiny, wide_deep
+from rows import bert, gpt, gpt2, gpt2_block, mlp, tiny, wide_deep
 from rows.row import Row
 
 _GPT = {row.name: row for row in gpt.ROWS}
@@ -18,7 +21,9 @@ ALL_ROWS: tuple[Row, ...] = (
     _GPT["inference"],
 )
 
+GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.ROWS)
+
 
 def find_row(name: str) -> Row:
     """Return the row of a name. Raises LookupError."""
-    return next(row for row in ALL_ROWS if row.name == name)
+    return next(row for row in (*ALL_ROWS, *GPU_ROWS) if row.name == name)

@@ -65,4 +65,4 @@ def is_linear(name: str, array: np.ndarray) -> bool:
 
 def is_table(name: str) -> bool:
     """Whether an array is an embedding, of which a step reads a few rows, by its name."""
-    return name.startswith(("emb.", "pos.", "tables."))
+    return name.startswith(("emb.", "pos.", "segment.", "tables."))

@@ -11,6 +11,7 @@ from actorflow.bench.engines import (
     EngineError,
     chosen_rivals,
     command_of,
+    engines_on,
     environment_of,
 )
 
@@ -23,18 +24,37 @@ def test_every_engine_has_its_script():
 
 
 def test_rivals_are_chosen_by_name_once_each():
-    assert chosen_rivals("jax, torch,jax") == (JAX, TORCH)
-    assert chosen_rivals("") == ()
+    assert chosen_rivals("jax, torch,jax", RIVALS) == (JAX, TORCH)
+    assert chosen_rivals("", RIVALS) == ()
+    assert chosen_rivals(None, RIVALS) == RIVALS
 
 
 def test_an_unknown_rival_is_refused_with_the_known_ones():
     with pytest.raises(EngineError, match=r"torch,torch\.compile,jax,tensorflow.*got 'mxnet'"):
-        chosen_rivals("torch,mxnet")
+        chosen_rivals("torch,mxnet", RIVALS)
 
 
 def test_a_missing_environment_says_what_makes_it(tmp_path):
     with pytest.raises(EngineError, match=r"jax has no environment.*make bench-env"):
         command_of(JAX, SCRIPTS, tmp_path)
+
+
+def test_on_a_gpu_the_rivals_are_torch_three_times_and_jax():
+    ours, rivals = engines_on("cuda")
+    assert [(e.name, e.variants) for e in (ours, *rivals)] == [
+        ("actorflow", ("",)),
+        ("torch", ("eager",)),
+        ("torch.compile", ("default",)),
+        ("torch.reduce-overhead", ("reduce-overhead",)),
+        ("jax", ("jit",)),
+    ]
+    assert {engine.device for engine in (ours, *rivals)} == {"cuda"}
+
+
+def test_on_a_gpu_a_rival_without_an_environment_is_that_of_this_python(tmp_path):
+    _, rivals = engines_on("cuda")
+    command = command_of(rivals[0], SCRIPTS, tmp_path)
+    assert command == (sys.executable, str(SCRIPTS / "torch_engine.py"))
 
 
 def test_a_missing_script_says_where_the_comparison_runs(tmp_path):

@@ -30,6 +30,37 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
     ]
 
 
+SMALL = {"layers": 1, "width": 32, "heads": 2, "seq": 14, "vocab": 64, "batch": 2}
+
+
+@pytest.fixture
+def small_gpu_rows(all_rows):
+    """The models that only a GPU is asked for, at sizes of a test."""
+    models = importlib.import_module("rows.gpt2"), importlib.import_module("rows.bert")
+    return models[0].gpt2_row("gpt2", SMALL), models[1].bert_row("bert", SMALL)
+
+
+def test_rows_of_a_gpu_alone_are_listed_apart(all_rows):
+    rows = importlib.import_module("rows.all_rows").GPU_ROWS
+    assert [(row.name, row.precisions, row.items) for row in rows] == [
+        ("gpt2-b1", ("bf16",), 1024),
+        ("gpt2-b8", ("bf16",), 8192),
+        ("gpt2-b64", ("bf16",), 65536),
+        ("bert-base", ("bf16",), 64),
+    ]
+    assert not {row.name for row in rows} & {row.name for row in all_rows}
+
+
+def test_the_models_of_a_gpu_learn_on_the_host_too(small_gpu_rows):
+    models = importlib.import_module("engines.actorflow_models")
+    for row in small_gpu_rows:
+        running = models.start(row, "fp32", models.Running)
+        losses = [running.step() for _ in range(9)]
+        assert abs(losses[0] - np.log(64)) < 0.2
+        assert losses[8] < losses[4] < losses[0]
+        running.stream.close()
+
+
 def test_weights_and_batches_are_the_same_at_every_call(all_rows):
     for row in all_rows:
         if row.name not in LIGHT:

@@ -8,6 +8,7 @@ from actorflow.bench.child import Child
 from actorflow.bench.engines import EngineError
 from actorflow.cli import bench as cli_bench
 from actorflow.cli.main import main
+from actors.device.cuda.nvml import GpuListed, Listing
 
 FAKE = str(Path(__file__).parents[1] / "bench" / "fake_engine.py")
 
@@ -96,6 +97,30 @@ def test_our_own_failure_is_the_exit_code(fakes, capsys):
 def test_what_means_nothing_is_refused_before_anything_runs(capsys, arguments, expected):
     assert main(["bench", *arguments]) == 1
     assert expected in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_here_is_missed_before_anything_runs(fakes, monkeypatch, capsys):
+    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: Listing(problem="no driver here"))
+    assert main(["bench", "tiny", "--device", "cuda"]) == 1
+    assert "--device cuda measures a GPU, and no driver here" in capsys.readouterr().err
+
+
+def test_the_emulation_is_no_gpu_to_measure(fakes, monkeypatch, capsys):
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+    assert main(["bench", "tiny", "--device", "cuda"]) == 1
+    assert "ACTORFLOW_CUDA=emulated runs on the host" in capsys.readouterr().err
+
+
+def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, monkeypatch, capsys):
+    here = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
+    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
+    file = tmp_path / "found.json"
+    arguments = ["bench", "gpt2-b8", "--device", "cuda", "--rounds", "1", "--json", str(file)]
+    assert main(arguments) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert [*row["rivals"]] == ["torch", "torch.compile", "torch.reduce-overhead"]
+    assert "NVIDIA H200, driver 580.1" in capsys.readouterr().out
+    assert main(["bench", "gpt2-b8"]) == 1
 
 
 def test_without_a_clone_it_says_where_the_rows_are(monkeypatch, tmp_path, capsys):
