@@ -145,12 +145,16 @@ class Values:
 
     def own_row(self, value: int, row: str = "r") -> str:
         """Return where the row of an input begins that belongs to a row of the space."""
+        return f"{self.row_number(value, row)} * a[{words.operand(value, words.STRIDE)}].i"
+
+    def row_number(self, value: int, row: str = "r") -> str:
+        """Return which row of an input belongs to a row of the space."""
         entry = self.program.inputs[value]
         if entry.every != 1:
             row = f"({row} / a[{words.operand(value, words.EVERY)}].i)"
         if entry.count:
             row = f"({row} % a[{words.operand(value, words.COUNT)}].i)"
-        return f"{row} * a[{words.operand(value, words.STRIDE)}].i"
+        return row
 
     def output_word(self, position: int, word: int = words.POINTER) -> str:
         """Return a word of an output, by its position."""
@@ -167,8 +171,13 @@ class Values:
 
     def partial(self, value: int, slot: str) -> str:
         """Return the definition of c, a column sum's partial row."""
+        own = sum_type_of(self.dtype(value))
+        return f"{own} *c{value} = {self.partial_place(value, slot)};"
+
+    def partial_place(self, value: int, slot: str) -> str:
+        """Return where a partial row of a column sum begins."""
         own, place = sum_type_of(self.dtype(value)), self._sum_word(value)
-        return f"{own} *c{value} = ({own} *)a[{place}].p + {slot} * a[{place + 1}].i;"
+        return f"({own} *)a[{place}].p + {slot} * a[{place + 1}].i"
 
     def partial_step(self, value: int) -> str:
         """Return the elements from one partial row of a column sum to the next."""

@@ -17,7 +17,8 @@ from actors.kernels.codegen.phases import Schedule, schedule, weight
 from actors.kernels.codegen.programs import Made
 from actors.kernels.codegen.spaces import joined_rows, row_strides
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
-from actors.kernels.cuda.emit import FINISH_COLUMNS, FINISH_THREADS, SHARED_SUMS, emit, refused
+from actors.kernels.cuda.emit import SHARED_SUMS, emit, refused
+from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.loops import MAX_THREADS, STRETCH, batch_of, is_random, is_single
 from actors.kernels.cuda.views import DeviceView, DeviceViews, carve

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from emulated_run import emulated_run
 from fused_programs import Builder, compare, interpret, operands, results_of
 from kernel_calls import run_typed
 
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.fused_kernel import FusedKernel
+from actors.kernels.cuda.fused import CudaFused
+from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.native import runtime
+
+CUDA = CudaFused(gpu_named("h200"))
+
+
+class OnHost:
+    """The kernel of a GPU, run on the host."""
+
+    def __init__(self, toolchain):
+        self.toolchain = toolchain
+        self.query = CUDA.query
+
+    def run(self, attrs, dtypes, arrays, results, *, outputs=None, in_place=(), launches=None):
+        strides = None if outputs is None else [out.strides for out in outputs]
+        if outputs is not None:
+            results = [replace(r, shape=out.shape) for r, out in zip(results, outputs, strict=True)]
+        options = {"dtypes": dtypes, "output_strides": strides, "in_place": in_place}
+        found = emulated_run(self.toolchain, CUDA, attrs, tuple(arrays), tuple(results), **options)
+        if found.error is not None:
+            raise found.error
+        for out, made in zip(outputs or (), found.outputs, strict=outputs is not None):
+            out[...] = made
+        return found.outputs, found.needs
 
 
 def run(kernel, program, rows, columns, arrays, **options):
     """Run a kernel of a program, see `run_typed`; returns (outputs, needs)."""
     attrs = {"program": program, "rows": rows, "columns": columns}
     dtypes = [entry.dtype for entry in program.inputs]
+    if isinstance(kernel, OnHost):
+        return kernel.run(attrs, dtypes, arrays, results_of(program, rows, columns), **options)
     return run_typed(kernel, attrs, dtypes, arrays, results_of(program, rows, columns), **options)
 
 
@@ -34,9 +62,16 @@ def prepare(kernel, programs):
         runtime.prepare([emit(program) for program in programs])
 
 
-@pytest.fixture(params=["c.fused", "numpy.fused"])
+def fitting(kernel, shape):
+    """Return fewer rows where threads are emulated, which takes a microsecond an element."""
+    return (min(shape[0], 70), min(shape[1], 17_000)) if isinstance(kernel, OnHost) else shape
+
+
+@pytest.fixture(params=["c.fused", "numpy.fused", "cuda.fused"])
 def kernel(request):
-    """Both kernels of groups; numpy's needs no compiler."""
+    """All kernels of groups; numpy's needs no compiler, and that of a GPU runs on the host."""
+    if request.param == "cuda.fused":
+        return OnHost(request.getfixturevalue("native_toolchain"))
     if request.param == "numpy.fused":
         return NumpyFusedKernel()
     request.getfixturevalue("native")
@@ -49,4 +84,5 @@ def groups():
     return SimpleNamespace(
         Builder=Builder, interpret=interpret, run=run, compare=compare, results_of=results_of,
         operands=operands, check=check, prepare=prepare,
+        fitting=fitting,
     )  # fmt: skip
