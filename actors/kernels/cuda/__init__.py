@@ -6,6 +6,7 @@
 - `calls`: the closed set of things that a launch asks of a device; they are data, and no more.
 - `device.cuh`: the words in which all kernel texts are written.
 - `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
+- `reduce`: sums, means and maxima over axes that no fused kernel reduces.
 - `catalogue`: all kernels, by op and by name.
 
 Nothing here needs a GPU, a driver or a package: what a launch is made of is known from shapes and

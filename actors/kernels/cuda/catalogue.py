@@ -12,6 +12,7 @@ from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.cuda.movement import movement_kernels
+from actors.kernels.cuda.reduce import reduce_kernels
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 1
@@ -31,6 +32,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),
         *movement_kernels(gpu),
+        *reduce_kernels(gpu),
     )
 
 

@@ -1,0 +1,255 @@
+"""Sums, means and maxima over axes that no fused kernel reduces (`reduce.cuh`).
+
+Floats are added up in float64. Results that are few and long are cut into segments, which a second
+launch joins: how many follows from shapes and the GPU, so the bits are the same on every card.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from actors.kernels.attributes import flag, integers
+from actors.kernels.axes import Axis, walk
+from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
+from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.views import DeviceView, PlacedView, address_of, carve
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands
+from actors.kernels.scratch import Piece, size_bytes
+from compiler.errors import InternalError
+from compiler.types import DType
+
+_THREADS = 256
+_MAX_AXES = 8
+_NEIGHBOURS = 32
+"""Results that neighbouring threads have where they lie side by side: 128 bytes of float32."""
+
+_LEAST_TERMS = 16
+"""Elements of a thread, at least, before a result is cut."""
+
+_MOST_SEGMENTS = 1024
+_WIDE_BYTES = 8
+
+_ELEMENTS = {
+    DType.FLOAT64: ("double", "(x)", "(x)"),
+    DType.FLOAT32: ("float", "(double)(x)", "(float)(x)"),
+    DType.FLOAT16: ("uint16_t", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
+    DType.BFLOAT16: ("uint16_t", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
+}
+"""By type: the type of an element, a double of one, one of a double."""
+
+_WIDEST = (DType.FLOAT64, DType.INT64, DType.UINT64)
+"""What is joined: one for each sort of number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaReduce:
+    """`sum`, `mean` or `max`, where NaN wins."""
+
+    gpu: Gpu
+    op: str
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"cuda.{self.op}"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take every number, a mean only of floats, and no maximum over no element."""
+        (x,), (out,) = inputs, outputs
+        if x.type.dtype is DType.BOOL or (self.op == "mean" and not x.type.dtype.is_float):
+            return None
+        if self.op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
+            return None
+        found = _reduction(self.gpu, attrs, x, out)
+        if max(len(found.kept), len(found.reduced)) > _MAX_AXES:
+            return None
+        moved = x.type.size_bytes + out.type.size_bytes
+        calls = 2 if found.num_segments > 1 else 1
+        duration = calls * self.gpu.call_ns + self.gpu.bytes_ns(moved)
+        return KernelNeeds(size_bytes(found.pieces), duration_ns=duration)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the launch over all elements, and one over the segments where there are some."""
+        (x,), (out,) = inputs, outputs
+        if not (isinstance(x, DeviceView) and isinstance(out, DeviceView)):
+            raise InternalError(f"{self.name} reduces what lies on the device")
+        if not out.type.num_elements:
+            return ()
+        whole = _reduction(self.gpu, attrs, x.as_operand, out.as_operand)
+        ends = address_of(x), address_of(out)
+        of, divisor = self._sort(x.dtype), 1.0
+        if self.op == "mean":
+            divisor = float(max(whole.num_elements, 1))
+        if whole.num_segments == 1:
+            return (_call(whole, *ends, divisor, _text(self.op == "max", x.dtype, x.dtype)),)
+        (partials,) = carve(workspace, whole.pieces)
+        first, second = whole.into_segments(), whole.of_segments()
+        return (
+            _call(first, ends[0], partials, 1.0, _text(self.op == "max", x.dtype, of)),
+            _call(second, partials, ends[1], divisor, _text(self.op == "max", of, x.dtype)),
+        )
+
+    def _sort(self, dtype: DType) -> DType:
+        """Return the widest type of the sort of number."""
+        return next(wide for wide in _WIDEST if wide.value[0] == dtype.value.removeprefix("b")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """Axes with steps of x and the output, the reduced ones of x alone; outermost first.
+
+    A result has `lanes` threads, which are neighbours in x where it is reduced along its fastest
+    axis. The elements of a result are cut into `num_segments`, each to lie `segment_step` bytes
+    after the one before it.
+    """
+
+    kept: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    lanes: int
+    are_lanes_neighbours: bool
+    num_segments: int = 1
+    segment_step: int = 0
+
+    @property
+    def num_results(self) -> int:
+        """How many results there are."""
+        return math.prod([axis.extent for axis in self.kept])
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements each of them has."""
+        return math.prod([axis.extent for axis in self.reduced])
+
+    @property
+    def num_groups(self) -> int:
+        """How many blocks all results take."""
+        return -(-self.num_results // (_THREADS // self.lanes))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Scratch: a number for each segment of each result."""
+        count = self.num_segments * self.num_results if self.num_segments > 1 else 0
+        return (Piece((count,), np.dtype(np.float64)),)
+
+    def into_segments(self) -> _Reduction:
+        """Return the reduction whose output is one result after the other, for each segment."""
+        kept, step = [], _WIDE_BYTES
+        for axis in reversed(self.kept):
+            kept.append(Axis(axis.extent, (axis.steps[0], step)))
+            step *= axis.extent
+        return replace(self, kept=tuple(reversed(kept)), segment_step=step)
+
+    def of_segments(self) -> _Reduction:
+        """Return the reduction of what that left."""
+        first = self.into_segments()
+        kept = [
+            Axis(axis.extent, (mid.steps[1], axis.steps[1]))
+            for axis, mid in zip(self.kept, first.kept, strict=True)
+        ]
+        reduced = (Axis(self.num_segments, (first.segment_step,)),)
+        lanes = min(_THREADS, _power(self.num_segments))
+        if self.num_results > 1:
+            lanes = min(lanes, _THREADS // _NEIGHBOURS)
+        return _Reduction(tuple(kept), reduced, lanes, are_lanes_neighbours=False)
+
+
+def _reduction(gpu: Gpu, attrs: Attrs, x: Operand, out: Operand) -> _Reduction:
+    axes = integers(attrs, "axes")
+    kept_axes = [axis for axis in range(len(x.shape)) if axis not in axes]
+    steps = out.strides_bytes
+    if flag(attrs, "keepdims"):
+        steps = tuple([steps[axis] for axis in kept_axes])
+    shape, given = [x.shape[axis] for axis in kept_axes], [x.strides_bytes[a] for a in kept_axes]
+    kept = walk(tuple(shape), (tuple(given), steps), in_order=False)
+    reduced = walk(
+        tuple([x.shape[axis] for axis in axes]),
+        (tuple([x.strides_bytes[axis] for axis in axes]),),
+        in_order=False,
+    )
+    found = _Reduction(kept, reduced, 1, are_lanes_neighbours=True)
+    fastest = [
+        min([abs(a.steps[0]) for a in own if a.steps[0]], default=0) for own in (kept, reduced)
+    ]
+    is_by_columns = bool(kept) and fastest[0] and (not fastest[1] or fastest[0] < fastest[1])
+    lanes = min(_THREADS, _power(found.num_elements))
+    if is_by_columns:
+        lanes = min(lanes, _THREADS // min(_NEIGHBOURS, _power(found.num_results)))
+    found = replace(found, lanes=lanes, are_lanes_neighbours=not is_by_columns)
+    wanted = gpu.num_sms * gpu.threads_per_sm // (max(1, found.num_groups) * _THREADS)
+    enough = found.num_elements // (lanes * _LEAST_TERMS)
+    return replace(found, num_segments=max(1, min(wanted, enough, _MOST_SEGMENTS)))
+
+
+def _call(plan: _Reduction, x: int, out: int, divisor: float, text: KernelText) -> RunKernel:
+    segments = plan.num_segments if plan.segment_step else 1
+    segment = -(-max(plan.num_elements, 1) // segments)
+    *outer, inner = plan.reduced or (Axis(1, (0,)),)
+    words: tuple[Word, ...] = (
+        *(x, out, plan.num_results, plan.num_elements),
+        len(plan.kept),
+        *_padded([axis.extent for axis in plan.kept]),
+        *_padded([axis.steps[0] for axis in plan.kept]),
+        *_padded([axis.steps[1] for axis in plan.kept]),
+        len(outer),
+        *_padded([axis.extent for axis in outer]),
+        *_padded([axis.steps[0] for axis in outer]),
+        *(max(inner.extent, 1), inner.steps[0]),
+        *(plan.lanes, plan.are_lanes_neighbours, segments, segment, plan.segment_step),
+        divisor,
+    )
+    return RunKernel(text, text.kernels[0], plan.num_groups * segments, _THREADS, words)
+
+
+def _padded(column: list[int]) -> list[int]:
+    return [*column, *[0] * (_MAX_AXES - len(column))]
+
+
+def _power(number: int) -> int:
+    """Return the power of two that is next to a number, from above; at least 1."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+@functools.cache
+def _text(is_maximum: bool, of: DType, to: DType) -> KernelText:
+    """Return the kernel that makes results of type `to` of elements of type `of`."""
+    sort = "double" if of.is_float else "uint64_t" if of.value[0] == "u" else "int64_t"
+    given, from_given, _ = _ELEMENTS.get(of, (f"{of.value}_t", f"({sort})(x)", ""))
+    made, _, to_made = _ELEMENTS.get(to, (f"{to.value}_t", "", f"({to.value}_t)(x)"))
+    first, join = "0", "((a) + (b))"
+    if is_maximum:
+        lowest = {"double": "(-(double)INFINITY)", "uint64_t": "0", "int64_t": "INT64_MIN"}
+        first, join = lowest[sort], "AF_LARGER(a, b)"
+    elif sort != "double":  # wraps around
+        join = f"(({sort})((uint64_t)(a) + (uint64_t)(b)))"
+    finished = to_made
+    if sort == "double" and not is_maximum:
+        finished = to_made.replace("(x)", "(x / a->divisor)")
+    defined = {
+        "IN": given,
+        "OUT": made,
+        "TOTAL": sort,
+        "FIRST": first,
+        "FROM(x)": from_given,
+        "JOIN(a, b)": join,
+        "TO(x)": finished,
+    }
+    lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
+    body = Path(__file__).with_name("reduce.cuh").read_text(encoding="utf-8")
+    about = f"reduces {of.value} to {to.value}"
+    return KernelText.of("af_reduce", "\n".join([*lines, body]), ("NAME",), about)
+
+
+def reduce_kernels(gpu: Gpu) -> tuple[CudaReduce, ...]:
+    """Return the kernels of this file for a GPU."""
+    return tuple([CudaReduce(gpu, op) for op in ("sum", "mean", "max")])
