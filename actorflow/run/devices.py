@@ -5,19 +5,13 @@ from __future__ import annotations
 from random import Random
 
 from actorflow.compile.gpus import gpu_of
-from actorflow.compile.native import toolchain_of
 from actorflow.settings import Settings
-from actors.device.cuda.device import CudaDevice
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.host import HostDevice
-from actors.device.poison import CUDA_POISON_KERNELS, poison
+from actors.device.poison import poison
 from actors.device.protocol import OpenDevice
 from actors.device.schedule import LateSchedule
 from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
-from actors.kernels.cuda import catalogue as cuda_catalogue
-from actors.kernels.cuda.gpu import gpu_named
-from compiler.errors import DeviceError
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
@@ -34,33 +28,12 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
         SimulatedDevice(schedule, kernels, index) for index in _indices(plan, DeviceKind.SIM)
     ]
     host = HostDevice(kernels, joins=settings.log_level != "DEBUG")
-    return host, *simulated, *_open_gpus(plan, settings, schedule)
+    gpus = _indices(plan, DeviceKind.CUDA)
+    if not gpus:
+        return host, *simulated
+    from actorflow.run.open_gpus import open_gpus  # and all that speaks to CUDA, for who has it
 
-
-def _open_gpus(plan: Plan, settings: Settings, schedule: LateSchedule) -> list[CudaDevice]:
-    indices, name = _indices(plan, DeviceKind.CUDA), gpu_of(plan)
-    if not indices:
-        return []
-    if not settings.cuda_emulated:
-        raise DeviceError(f"plan {plan.name!r} needs a GPU, and this version opens none")
-    toolchain = toolchain_of(settings)
-    if toolchain is None:
-        raise DeviceError(
-            "ACTORFLOW_CUDA=emulated builds kernels for the host, and there is no C compiler (cc,"
-            " gcc or clang) on the PATH; install one, or name it in CC"
-        )
-    cuda, gpu = EmulatedCuda(schedule), gpu_named(name)
-    kernels = {**cuda_catalogue.binders(name), **CUDA_POISON_KERNELS}
-    return [
-        CudaDevice(
-            EmulatedDriver(cuda, toolchain, gpu, index, seed=settings.sim_seed),
-            kernels,
-            index,
-            is_stepwise=settings.sync,
-            is_deterministic=bool(plan.option("deterministic", False)),
-        )
-        for index in indices
-    ]
+    return host, *simulated, *open_gpus(plan, gpus, settings, schedule)
 
 
 def as_run(plan: Plan, settings: Settings) -> Plan:
