@@ -18,8 +18,6 @@ from compiler.types import numpy_dtype
 class RecordingDriver:
     """`calls` are the names and arguments of all calls; `failing` gives codes by name of a call."""
 
-    is_emulated = True
-
     def __init__(self, free_bytes=1 << 30):
         self.calls = []
         self.failing = {}

@@ -54,8 +54,6 @@ class CupyDriver:
         folder: Keeps kernels that were built and products that were timed; None for none.
     """
 
-    is_emulated = False
-
     def __init__(self, index: int, folder: Path | None = None) -> None:
         """Open it. Raises DeviceError, which says what is missing."""
         self._cuda, self._runtime = _modules()

@@ -46,10 +46,6 @@ class GpuSeen:
 class CudaDriver(Protocol):
     """One GPU. A driver is used by one thread at a time, but for `synchronize_event`."""
 
-    @property
-    def is_emulated(self) -> bool:
-        """Whether this is the host, acting as if."""
-
     def seen(self) -> GpuSeen:
         """Return what the GPU is."""
 

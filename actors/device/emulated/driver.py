@@ -82,8 +82,6 @@ class EmulatedDriver:
         product_bytes: Workspace that each product of the library wants.
     """
 
-    is_emulated = True
-
     def __init__(
         self,
         cuda: EmulatedCuda,
