@@ -1,0 +1,129 @@
+"""Regions to try kernels on: the loss over a vocabulary with its gradients, and a hidden layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from fused_programs import Builder
+
+from compiler.bfloat16 import from_bits, to_bits
+from compiler.fusion.program import Kind
+from compiler.fusion.region import Held, Region, Step, StepKind
+from compiler.types import DType, TensorType, numpy_dtype
+
+FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
+F32, F64, BF16, I64 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT64
+PRODUCT, SUM_OF_PRODUCTS = StepKind.PRODUCT, StepKind.SUM_OF_PRODUCTS
+COLUMN_SUM, PROGRAM = StepKind.COLUMN_SUM, StepKind.PROGRAM
+ALL = ("losses", "dx", "dw", "dwt", "db")
+"""Results: dwt is the gradient of the weight transposed, as some layers have it."""
+
+CASES = [
+    # element type, rows, columns, width, rows of a chunk, wanted, bias
+    (F32, 33, 50, 40, 8, ALL, True),
+    (F32, 33, 50, 40, 33, ALL, False),
+    (F32, 7, 300, 5, 1, ("losses", "dw"), False),
+    (F32, 1, 23, 3, 1, ("losses", "dx"), True),
+    (F32, 130, 1030, 64, 100, ("losses", "dx", "dwt", "db"), True),
+    (F32, 20, 17, 1, 7, ("losses",), True),
+    (F64, 33, 50, 40, 8, ALL, True),
+    (F64, 9, 40, 4, 4, ("losses",), False),
+    (BF16, 33, 50, 40, 8, ALL, True),
+    (BF16, 64, 300, 32, 25, ("losses", "dx", "dw"), False),
+]
+
+
+def loss_program(dtype, made, has_bias, columns):
+    """Losses of rows of logits, and with `made` their gradient times a number."""
+    b = Builder()
+    x, labels, scale = b.input(FULL, F32 if dtype is BF16 else dtype), b.input(ROW, I64), None
+    own = b.inputs[x].dtype
+    bias = b.input(COLUMN, own) if has_bias else None
+    scale = b.input(SCALAR, own)
+    z = b.op("add", x, bias) if has_bias else x
+    largest = b.reduce("row_max", z)
+    total = b.reduce("row_sum", b.op("exp", b.op("sub", z, largest)))
+    lse = b.op("add", largest, b.op("log", total))
+    label = b.op("check_index", labels, dtype=I64, kind=ROW, constants=(columns,))
+    index = b.op("column_index", dtype=DType.INT32, kind=COLUMN)
+    hit = b.op("eq", index, b.cast(label, DType.INT32))
+    zero, one = b.constant(0.0, own), b.constant(1.0, own)
+    losses = b.op("sub", lse, b.reduce("row_sum", b.op("select", hit, z, zero)))
+    if made is None:
+        return b.program(losses)
+    share = b.op("sub", b.op("exp", b.op("sub", z, lse)), b.op("select", hit, one, zero))
+    return b.program(losses, b.cast(b.op("mul", share, scale), made))
+
+
+def loss_region(dtype, rows, columns, width, chunk_rows, wanted, has_bias=False):
+    """Inputs: x, weight as [width, columns], the same as [columns, width], labels, scale, bias."""
+    own = F32 if dtype is BF16 else dtype
+    has_gradient = wanted != ("losses",)
+    held = [Held(own, FULL)] + [Held(dtype, FULL)] * has_gradient
+    num_inputs = 5 + has_bias
+    wide, dwide = num_inputs, num_inputs + 1
+    shapes = {
+        "losses": (rows,), "dx": (rows, width), "dw": (columns, width), "dwt": (width, columns),
+        "db": (columns,),
+    }  # fmt: skip
+    is_plain = dtype is not BF16
+    wanted = tuple([name for name in wanted if name != "db" or is_plain])
+    place = {name: num_inputs + len(held) + i for i, name in enumerate(wanted)}
+    program = loss_program(dtype, dtype if has_gradient else None, has_bias, columns)
+    reads = (wide, 3, *((5,) if has_bias else ()), 4)
+    steps = [Step(PRODUCT, (0, 1), (wide,))]
+    made = (place["losses"],) + ((dwide,) if has_gradient else ())
+    steps.append(Step(PROGRAM, reads, made, program))
+    for name, kind, operands in (
+        ("dx", PRODUCT, (dwide, 2)), ("dw", SUM_OF_PRODUCTS, (dwide, 0)),
+        ("dwt", SUM_OF_PRODUCTS, (0, dwide)), ("db", COLUMN_SUM, (dwide,)),
+    ):  # fmt: skip
+        if name in place:
+            steps.append(Step(kind, operands, (place[name],)))
+    outputs = tuple([TensorType(own, shapes[name]) for name in wanted])
+    region = Region(rows, columns, chunk_rows, num_inputs, tuple(held), outputs, tuple(steps))
+    return region, wanted
+
+
+def loss_operands(dtype, rows, columns, width, has_bias, seed=0):
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((rows, width)), rng.standard_normal((columns, width)) / 2
+    labels = rng.integers(0, columns, rows)
+    bias = [rng.standard_normal(columns)] if has_bias else []
+    own = numpy_dtype(F32 if dtype is BF16 else dtype)
+    if dtype is BF16:
+        x, w = to_bits(x), to_bits(w)
+    else:
+        x, w = x.astype(own), w.astype(own)
+    scale = np.asarray(0.25, own)
+    return [x, w.T, w, labels, scale, *[v.astype(own) for v in bias]]
+
+
+def expected(dtype, arrays):
+    x, _, w = [from_bits(a) if dtype is BF16 else a for a in map(np.ascontiguousarray, arrays[:3])]
+    x, w, labels, scale = x.astype(np.float64), w.astype(np.float64), arrays[3], float(arrays[4])
+    z = x @ w.T + (arrays[5] if len(arrays) > 5 else 0)
+    largest = z.max(1, keepdims=True)
+    lse = largest[:, 0] + np.log(np.exp(z - largest).sum(1))
+    own = np.arange(len(labels))
+    d = np.exp(z - lse[:, None])
+    d[own, labels] -= 1
+    d *= scale
+    return {
+        "losses": lse - z[own, labels], "dx": d @ w, "dw": d.T @ x, "dwt": x.T @ d, "db": d.sum(0)
+    }  # fmt: skip
+
+
+def dtypes_of(dtype, count):
+    own = F32 if dtype is BF16 else dtype
+    return [dtype, dtype, dtype, I64, own, own][:count]
+
+
+def hidden_region(rows, columns, width, chunk_rows):
+    """A wide hidden layer with tanh between its products; x has rows that lie apart."""
+    b = Builder()
+    program = b.program(b.op("tanh", b.input(FULL, F32)))
+    steps = (
+        Step(PRODUCT, (0, 1), (3,)), Step(PROGRAM, (3,), (4,), program), Step(PRODUCT, (4, 2), (5,))
+    )  # fmt: skip
+    held = (Held(F32, FULL), Held(F32, FULL))
+    return Region(rows, columns, chunk_rows, 3, held, (TensorType(F32, (rows, width)),), steps)
