@@ -11,7 +11,7 @@ and strides and nothing behind them (`unread`): what is asked for and what is bo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,18 @@ NOWHERE: Over = {}
 """Wide values that lie where an output will be, and that output."""
 
 
-def buffers_of(region: Region, over: Over = NOWHERE) -> HeldBuffers:
+MadeOf = Callable[[Step], Made]
+"""How a target walks the program of a step: which operand it reads how late follows from that."""
+
+
+def made_of_step(step: Step) -> Made:
+    """Return the program of a step with its schedule on the host."""
+    return made_of(program_attrs(step))
+
+
+def buffers_of(
+    region: Region, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
+) -> HeldBuffers:
     """Return the buffers of a region's wide values. O(steps x buffers)."""
     dtypes: list[np.dtype[np.generic]] = []
     of_value: dict[int, int] = {}
@@ -56,7 +67,11 @@ def buffers_of(region: Region, over: Over = NOWHERE) -> HeldBuffers:
         for value in made:
             wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
             under = next(
-                (v for v in dying if dtypes[of_value[v]] == wanted and _may_lie(step, value, v)),
+                (
+                    v
+                    for v in dying
+                    if dtypes[of_value[v]] == wanted and _may_lie(step, value, v, schedule_of)
+                ),
                 None,
             )
             place = next((b for b in free if dtypes[b] == wanted), None)
@@ -74,11 +89,11 @@ def buffers_of(region: Region, over: Over = NOWHERE) -> HeldBuffers:
     return HeldBuffers(tuple(dtypes), of_value)
 
 
-def _may_lie(step: Step, made: int, read: int) -> bool:
+def _may_lie(step: Step, made: int, read: int, schedule_of: MadeOf) -> bool:
     """Whether a program may store an output over an operand."""
     if step.program is None:
         return False
-    found = made_of_step(step)
+    found = schedule_of(step)
     reads, stores = last_reads(found.schedule, found.program), store_phases(found.schedule)
     out = step.makes.index(made)
     places = [place for place, v in enumerate(step.reads) if v == read]
@@ -90,11 +105,6 @@ def program_attrs(step: Step) -> Attrs:
     if step.program is None:
         raise ValueError(f"a step {step.kind.value} has no program")
     return {"program": step.program}
-
-
-def made_of_step(step: Step) -> Made:
-    """Return the program of a step with its schedule."""
-    return made_of(program_attrs(step))
 
 
 check_once = functools.lru_cache(maxsize=1024)(check_region)
@@ -116,9 +126,10 @@ class RegionArrays:
         outputs: Arrays,
         held: Arrays,
         over: Over = NOWHERE,
+        schedule_of: MadeOf = made_of_step,
     ) -> None:
         self.region, self.over = region, over
-        buffers, own = buffers_of(region, over), iter(held)
+        buffers, own = buffers_of(region, over, schedule_of), iter(held)
         wide = [next(own)[:, : region.columns] for _ in buffers.dtypes]
         self.arrays: dict[int, Array] = dict(enumerate(inputs))
         self.arrays.update(enumerate(outputs, region.first_output))
@@ -133,10 +144,15 @@ class RegionArrays:
 
     @staticmethod
     def planned(
-        region: Region, inputs: Arrays, outputs: Arrays, over: Over = NOWHERE
+        region: Region,
+        inputs: Arrays,
+        outputs: Arrays,
+        over: Over = NOWHERE,
+        schedule_of: MadeOf = made_of_step,
     ) -> RegionArrays:
         """Return the arrays before there is scratch."""
-        return RegionArrays(region, inputs, outputs, unread(held_pieces(region, over)), over)
+        held = unread(held_pieces(region, over, schedule_of))
+        return RegionArrays(region, inputs, outputs, held, over, schedule_of)
 
     def of(self, values: tuple[int, ...]) -> Arrays:
         """Return the arrays of some values, with all the rows that there are."""
@@ -201,10 +217,12 @@ def shared_bytes(
     return over, tuple([(out - region.first_output, v) for out, v in free])
 
 
-def held_pieces(region: Region, over: Over = NOWHERE) -> tuple[Piece, ...]:
+def held_pieces(
+    region: Region, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
+) -> tuple[Piece, ...]:
     """Return the scratch of wide values, each row at a cache line; of values by rows; of sums."""
     pieces = []
-    for dtype in buffers_of(region, over).dtypes:
+    for dtype in buffers_of(region, over, schedule_of).dtypes:
         per_line = ALIGNMENT_BYTES // dtype.itemsize
         pieces.append(Piece((region.chunk_rows, -(-region.columns // per_line) * per_line), dtype))
     by_rows = [held for held in region.held if held.kind is Kind.ROW]

@@ -7,6 +7,8 @@
 - `device.cuh`: the words in which all kernel texts are written.
 - `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
 - `reduce`: sums, means and maxima over axes that no fused kernel reduces.
+- `product`, `products`, `matmul`: matrix products as calls of the library.
+- `region`, `program_steps`: wide values, chunk of rows after chunk.
 - `catalogue`: all kernels, by op and by name.
 
 Nothing here needs a GPU, a driver or a package: what a launch is made of is known from shapes and

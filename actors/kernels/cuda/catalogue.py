@@ -11,8 +11,10 @@ from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.movement import movement_kernels
 from actors.kernels.cuda.reduce import reduce_kernels
+from actors.kernels.cuda.region import CudaRegion
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 1
@@ -28,6 +30,8 @@ def kernels_of(gpu: str) -> tuple[CudaKernel, ...]:
 def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
     return (
         CudaFused(gpu),
+        CudaMatmul(gpu),
+        CudaRegion(gpu),
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),

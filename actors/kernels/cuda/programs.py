@@ -309,6 +309,7 @@ def _fill_scratch(
     block[words.stretches(program, len(totals))] = stretches
 
 
+@functools.lru_cache(maxsize=4096)
 def _status(program: FusedProgram) -> StatusWord | None:
     """Return where a bad index is reported, and the error that the host raises for it."""
     checks = [i for i in program.instructions if i.op == "check_index"]

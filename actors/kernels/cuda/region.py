@@ -1,0 +1,281 @@
+"""The kernel "cuda.region": the steps of a region, chunk of rows after chunk.
+
+Products go to cuBLASLt, those that add up over chunks with beta 1, and programs to generated
+kernels on the rows of the chunk. Scratch is the wide values of one chunk, and beside it what one
+step needs: steps follow each other on their stream. Of a region that its kernel may cut, all rows
+are one chunk: no smaller one would stay in a cache until the next step reads it.
+
+An operand whose rows a step cannot walk is copied, as a whole: inputs first, outputs last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.kernels import scratch
+from actors.kernels.attributes import region as region_of
+from actors.kernels.codegen.programs import Made
+from actors.kernels.codegen.region_arrays import (
+    NOWHERE,
+    Over,
+    RegionArrays,
+    check_once,
+    held_pieces,
+    shared_bytes,
+    unread,
+)
+from actors.kernels.codegen.spaces import in_place_pairs
+from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
+from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.movement import seen_as_array
+from actors.kernels.cuda.products import PlannedProduct, plan_product
+from actors.kernels.cuda.program_steps import ProgramStep, column_sum_step, uneven_operands
+from actors.kernels.cuda.programs import is_taken, made_for_device
+from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
+from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands
+from actors.kernels.native.gemm import MatrixView, view_of_array
+from actors.kernels.scratch import Piece
+from actors.protocol import Array, Arrays
+from compiler.errors import InternalError
+from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
+from compiler.types import TensorType, contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """`region`: its operands in order."""
+
+    gpu: Gpu
+    name: str = "cuda.region"
+    op: str = "region"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take every region whose programs have a form on a device."""
+        region = region_of(attrs, "region")
+        check_once(region, tuple([x.type for x in inputs]))
+        if not all([step.program is None or is_taken(step.program) for step in region.steps]):
+            return None
+        steps = _planned(self.gpu, region, unread(inputs), unread(outputs))
+        _, pairs = steps.shared_bytes()
+        pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
+        return KernelNeeds(scratch.size_bytes(steps.pieces()), pairs, steps.duration_ns())
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the calls of every chunk, between copies of what lies unevenly."""
+        region = region_of(attrs, "region")
+        given, made = [tuple(map(seen_as_array, on_device(xs))) for xs in (inputs, outputs)]
+        steps = _planned(self.gpu, region, given, made)
+        pieces = steps.pieces()
+        places = zip(pieces, carve(workspace, pieces), strict=True)
+        arrays = tuple([_array_at(piece, address) for piece, address in places])
+        return tuple(_CudaSteps(self.gpu, steps.region, given, made, steps.over, arrays).calls())
+
+
+def _planned(gpu: Gpu, region: Region, inputs: Arrays, outputs: Arrays) -> _CudaSteps:
+    """Return the steps before there is scratch; what can lies where an output will be."""
+    region = replace(region, chunk_rows=region.chunk_rows or region.rows)
+    first = _CudaSteps(gpu, region, inputs, outputs)
+    over, _ = first.shared_bytes()
+    return _CudaSteps(gpu, region, inputs, outputs, over) if over else first
+
+
+class _CudaSteps:
+    """The steps of a region on arrays that lie as its operands do; no element is ever touched.
+
+    `own` are the arrays of `pieces`, where there is scratch.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        region: Region,
+        inputs: Arrays,
+        outputs: Arrays,
+        over: Over = NOWHERE,
+        own: Arrays | None = None,
+    ) -> None:
+        self.gpu, self.region, self.over = gpu, region, over
+        given = dict(enumerate(inputs)) | dict(enumerate(outputs, region.first_output))
+        self.copied = {v: given[v] for v in uneven_operands(region, given)}
+        copies = tuple([Piece(x.shape, x.dtype) for x in self.copied.values()])
+        held = held_pieces(region, over, _schedule_of)
+        sums = tuple(
+            [
+                Piece((len(region.chunks()), region.columns), given[step.makes[0]].dtype)
+                for step in region.steps
+                if step.kind is StepKind.COLUMN_SUM
+            ]
+        )
+        self._pieces = (*copies, *held, *sums)
+        own = unread(self._pieces) if own is None else own
+        dense = dict(zip(self.copied, own[: len(copies)], strict=True))
+        held_arrays = own[len(copies) : len(copies) + len(held)]
+        given |= dense
+        self.arrays = RegionArrays(
+            region,
+            tuple([given[v] for v in range(len(inputs))]),
+            tuple([given[region.first_output + out] for out in range(len(outputs))]),
+            held_arrays,
+            over,
+            _schedule_of,
+        )
+        self.sums = own[len(copies) + len(held) : len(self._pieces)]
+        self.space = own[-1] if len(own) > len(self._pieces) else None
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the scratch: copies of what lies unevenly, what is held, sums, that of a step."""
+        sizes = [
+            scratch.size_bytes(self._step_pieces(step, *chunk))
+            for chunk in self._kinds_of_chunks()
+            for step in self.region.steps
+        ]
+        return (*self._pieces, Piece((max(sizes, default=0),), np.dtype(np.uint8)))
+
+    def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
+        """Return what may lie where an output will be: wide values, and pairs (output, input)."""
+        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        return shared_bytes(self.region, [(step, self._in_place(step)) for step in programs])
+
+    def _in_place(self, step: Step) -> tuple[tuple[int, int], ...]:
+        """Return the outputs of a program with what each may lie over, rows apart or not.
+
+        Of two values in one place the rows are the same: it is asked as if they lay densely.
+        """
+        views = []
+        for value in (*step.reads, *step.makes):
+            lies = view_of_array(self.arrays.arrays[value])
+            if lies is None:
+                return ()
+            shape = self._extents if self.region.is_wide(value) else lies.shape
+            views.append(MatrixView(lies.dtype, shape, contiguous_strides(shape, 1)))
+        made = _schedule_of(step)
+        return in_place_pairs(made.program, made.schedule, self.region.rows, views)
+
+    @property
+    def _extents(self) -> tuple[int, int]:
+        return self.region.rows, self.region.columns
+
+    def _kinds_of_chunks(self) -> list[tuple[int, int]]:
+        """Return a chunk of every number of rows."""
+        return list({last - first: (first, last) for first, last in self.region.chunks()}.values())
+
+    def duration_ns(self) -> float:
+        """Return an estimate: all steps of all chunks, and the copies."""
+        counts = Counter([last - first for first, last in self.region.chunks()])
+        steps = [
+            counts[last - first] * self._step_ns(step, first, last)
+            for first, last in self._kinds_of_chunks()
+            for step in self.region.steps
+        ]
+        copies = [copy_ns(self.gpu, self.arrays.arrays[v], x) for v, x in self.copied.items()]
+        return sum(steps) + sum(copies)
+
+    def calls(self) -> Iterator[DeviceCall]:
+        """Yield the calls in order."""
+        for value, array in self.copied.items():
+            if value < self.region.num_inputs:
+                yield from copy_calls(self.gpu, self.arrays.arrays[value], array)
+        for first, last in self.region.chunks():
+            for step in self.region.steps:
+                yield from self._calls(step, first, last)
+        for value, array in self.copied.items():
+            if value >= self.region.first_output:
+                yield from copy_calls(self.gpu, array, self.arrays.arrays[value])
+
+    def _calls(self, step: Step, first: int, last: int) -> Iterator[DeviceCall]:
+        if step.kind in PRODUCTS:
+            operands, planned = self._product(step, first, last)
+            adds = step.kind is StepKind.SUM_OF_PRODUCTS and first > 0
+            yield from planned.calls(operands, carve(self._space, planned.pieces), float(adds))
+            return
+        yield from self._program(step, first, last).calls(self._space)
+        if step.kind is StepKind.COLUMN_SUM and last == self.region.rows and first > 0:
+            yield from self._total(step).calls(self._space)
+
+    @property
+    def _space(self) -> DeviceView | None:
+        return None if self.space is None else _view(self.space)
+
+    def _step_pieces(self, step: Step, first: int, last: int) -> tuple[Piece, ...]:
+        if step.kind in PRODUCTS:
+            return self._product(step, first, last)[1].pieces
+        pieces = [self._program(step, first, last).pieces]
+        if step.kind is StepKind.COLUMN_SUM:
+            pieces.append(self._total(step).pieces)
+        return max(pieces, key=scratch.size_bytes)
+
+    def _step_ns(self, step: Step, first: int, last: int) -> float:
+        if step.kind in PRODUCTS:
+            return self._product(step, first, last)[1].duration_ns()
+        return self._program(step, first, last).duration_ns()
+
+    def _product(
+        self, step: Step, first: int, last: int
+    ) -> tuple[tuple[DeviceView, DeviceView, DeviceView], PlannedProduct]:
+        a, b, out = [_view(x) for x in self.arrays.product(step, first, last)]
+        planned = plan_product(self.gpu, a.as_operand, b.as_operand, out.as_operand)
+        if planned is None:
+            raise InternalError(f"a product of a region lies at odd bytes: {a}, {b}, {out}")
+        return (a, b, out), planned
+
+    def _program(self, step: Step, first: int, last: int) -> ProgramStep:
+        """Return a program on the rows of a chunk, or the sum over these rows."""
+        if step.program is None:
+            x = self.arrays.rows(step.reads[0], first, last)
+            number = self.region.chunks().index((first, last))
+            is_alone = len(self.region.chunks()) == 1
+            out = self.arrays.arrays[step.makes[0]] if is_alone else self._sums(step)[number]
+            return column_sum_step(self.gpu, _view(x), _view(out))
+        views = tuple([self._whole(v, first) for v in (*step.reads, *step.makes)])
+        return ProgramStep(self.gpu, step.program, self._extents, views, (first, last))
+
+    def _total(self, step: Step) -> ProgramStep:
+        out = self.arrays.arrays[step.makes[0]]
+        return column_sum_step(self.gpu, _view(self._sums(step)), _view(out))
+
+    def _sums(self, step: Step) -> Array:
+        """Return the scratch with a row of sums for each chunk."""
+        steps = [s for s in self.region.steps if s.kind is StepKind.COLUMN_SUM]
+        return self.sums[steps.index(step)]
+
+    def _whole(self, value: int, first: int) -> DeviceView:
+        """Return a value as if all of its rows were there, where a chunk begins at row `first`."""
+        view = _view(self.arrays.arrays[value])
+        if not self.region.is_wide(value) or value in self.over:
+            return view
+        address = view.address - first * view.strides_bytes[0]
+        return replace(view, address=address, type=TensorType(view.dtype, self._extents))
+
+
+def _schedule_of(step: Step) -> Made:
+    if step.program is None:
+        raise InternalError(f"a step {step.kind.value} has no program")
+    return made_for_device(step.program)
+
+
+def _array_at(piece: Piece, address: int) -> Array:
+    """Return a piece of scratch at its address."""
+    found = view_of_array(unread((piece,))[0])
+    if found is None:
+        raise InternalError(f"scratch of odd strides: {piece}")
+    strides = contiguous_strides(piece.shape, piece.dtype.itemsize)
+    return seen_as_array(DeviceView(address, TensorType(found.dtype, piece.shape), strides))
+
+
+def _view(array: Array) -> DeviceView:
+    """Return where an array lies; one of uint16 is taken for bfloat16, as no region has others."""
+    found = view_of_array(array)
+    if found is None:
+        raise InternalError(f"an operand of a region has odd strides: {array.strides}")
+    return DeviceView(array.ctypes.data, TensorType(found.dtype, array.shape), array.strides)

@@ -1,0 +1,244 @@
+"""Products on a GPU, as the library would compute what its record says, against float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from actors.kernels.cuda import products
+from actors.kernels.cuda.calls import FillBytes, RunKernel, RunProduct
+from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.matmul import CudaMatmul
+from actors.kernels.kernel import Operand
+from compiler.bfloat16 import from_bits, to_bits
+from compiler.types import DType, TensorType, contiguous_strides
+
+GPU = gpu_named("h200")
+KERNEL = CudaMatmul(GPU)
+F32, F64, F16, BF16 = DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).normal(0, 1, shape)
+
+
+def of_type(values, dtype):
+    """Return an array that lies as `values` do, in a type of the plan."""
+    made = to_bits(values.astype(np.float32)) if dtype is BF16 else None
+    if made is None:
+        made = values.astype({F32: np.float32, F64: np.float64, F16: np.float16}[dtype])
+    size = sum([(n - 1) * s for n, s in zip(values.shape, values.strides, strict=True) if n]) + 8
+    raw = np.zeros(max(size, 8) // 8 * made.itemsize, np.uint8)
+    strides = tuple([s // 8 * made.itemsize for s in values.strides])
+    placed = np.ndarray(values.shape, made.dtype, raw, 0, strides)
+    placed[...] = made
+    return placed
+
+
+def widened(array, dtype):
+    return (from_bits(array) if dtype is BF16 else array).astype(np.float64)
+
+
+def window(rows, columns, *, width=None, seed=0):
+    """Some columns of a wider matrix."""
+    return numbers(rows, width or columns + 3, seed=seed)[:, 1 : columns + 1]
+
+
+def heads(b, t, h, d, *, of=3, place=0, seed=0):
+    """One of the parts of a packed tensor [b, t, of, h, d], by heads: [b, h, t, d]."""
+    return numbers(b, t, of, h, d, seed=seed)[:, :, place].transpose(0, 2, 1, 3)
+
+
+def repeated(array, *shape):
+    return np.broadcast_to(array, shape)
+
+
+LAYOUTS = {
+    "dense": (numbers(5, 7), numbers(7, 3, seed=1)),
+    "one number": (numbers(1, 1), numbers(1, 1, seed=1)),
+    "a row": (numbers(1, 9), numbers(9, 6, seed=1)),
+    "a column": (numbers(6, 9), numbers(9, 1, seed=1)),
+    "an outer product": (numbers(6, 1), numbers(1, 5, seed=1)),
+    "a across": (numbers(7, 5).T, numbers(7, 3, seed=1)),
+    "b across": (numbers(5, 7), numbers(3, 7, seed=1).T),
+    "both across": (numbers(7, 5).T, numbers(3, 7, seed=1).T),
+    "squares across": (numbers(6, 6).T, numbers(6, 6, seed=1).T),
+    "windows": (window(5, 7), window(7, 3, seed=1)),
+    "windows across": (window(7, 5).T, window(3, 7, seed=1).T),
+    "a batch": (numbers(4, 5, 7), numbers(4, 7, 3, seed=1)),
+    "one b": (numbers(4, 2, 5, 7), numbers(7, 3, seed=1)),
+    "one a": (numbers(5, 7), numbers(4, 7, 3, seed=1)),
+    "a batch of each": (numbers(4, 1, 5, 7), numbers(3, 7, 2, seed=1)),
+    "ones in a batch": (numbers(1, 4, 5, 7), numbers(2, 1, 7, 3, seed=1)),
+    "heads": (heads(2, 5, 3, 4), heads(2, 5, 3, 4, place=1, seed=1).swapaxes(-1, -2)),
+    "rows of a batch": (numbers(4, 6, 7)[:, 1:4], numbers(7, 3, seed=1)),
+    "every second column": (numbers(5, 14)[:, ::2], numbers(7, 3, seed=1)),
+    "every second of both": (numbers(5, 14)[:, ::2], numbers(14, 6, seed=1)[::2, ::2]),
+    "a repeated row": (repeated(numbers(1, 7), 5, 7), numbers(7, 3, seed=1)),
+    "a repeated matrix": (repeated(numbers(1, 5, 7), 4, 5, 7), numbers(4, 7, 3, seed=1)),
+    "repeats of every second": (
+        repeated(numbers(5, 14)[None, :, ::2], 4, 5, 7),
+        numbers(4, 7, 3, seed=1),
+    ),
+    "a number everywhere": (repeated(numbers(1, 1), 5, 7), numbers(7, 3, seed=1)),
+}
+
+TYPES = {
+    "float32": (F32, F32, 1e-5),
+    "float64": (F64, F64, 1e-13),
+    "float16": (F16, F16, 2e-3),
+    "bfloat16": (BF16, BF16, 1e-2),
+    "bfloat16 to float32": (BF16, F32, 1e-5),
+}
+
+
+def compared(emulated_run, a, b, types="float32", **options):
+    """Compute a @ b and compare with float64; return what was done."""
+    dtype, out, tolerance = TYPES[types]
+    a, b = of_type(a, dtype), of_type(b, dtype)
+    want = np.matmul(widened(a, dtype), widened(b, dtype))
+    scale = np.matmul(np.abs(widened(a, dtype)), np.abs(widened(b, dtype)))
+    made = TensorType(out, want.shape)
+    run = emulated_run(KERNEL, {}, (a, b), (made,), dtypes=[dtype, dtype], **options)
+    got = widened(run.outputs[0], out)
+    assert got.shape == want.shape
+    assert np.all(np.abs(got - want) <= tolerance * scale)
+    return run
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_computed(emulated_run, name):
+    compared(emulated_run, *LAYOUTS[name])
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", ["dense", "heads", "every second of both", "both across"])
+def test_every_type_is_computed(emulated_run, name, types):
+    compared(emulated_run, *LAYOUTS[name], types)
+
+
+OUTPUTS = {
+    "across": lambda m, n, item: (item, m * item),
+    "a window": lambda m, n, item: ((n + 5) * item, item),
+    "a window across": lambda m, n, item: (item, (m + 5) * item),
+    "every third": lambda m, n, item: (3 * n * item, 3 * item),
+}
+
+
+@pytest.mark.parametrize("types", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_the_output_may_lie_as_it_likes(emulated_run, name, types):
+    strides = OUTPUTS[name](5, 3, TYPES[types][1].itemsize)
+    compared(emulated_run, *LAYOUTS["dense"], types, output_strides=[strides])
+
+
+def test_an_output_of_a_batch_may_lie_across(emulated_run):
+    strides = (4, 3 * 16, 16)  # places of the batch are neighbours: no matrix lies there
+    run = compared(emulated_run, *LAYOUTS["a batch"], output_strides=[strides])
+    assert any([isinstance(call, RunKernel) for call in run.calls])
+
+
+@pytest.mark.parametrize("offset", [2, 6, 64])
+def test_operands_at_odd_places_say_how_they_lie(emulated_run, offset):
+    run = compared(emulated_run, *LAYOUTS["dense"], "bfloat16", offset_bytes=offset)
+    (call,) = run.calls
+    lie = {call.product.a.alignment, call.product.b.alignment, call.product.d.alignment}
+    assert lie == {offset & -offset}
+
+
+@pytest.mark.parametrize("strides", [None, (40, 8)])
+def test_a_sum_of_nothing_is_zero(emulated_run, strides):
+    run = emulated_run(
+        KERNEL, {}, (np.ones((5, 0), np.float32), np.ones((0, 3), np.float32)),
+        (TensorType(F32, (5, 3)),), output_strides=[strides],
+    )  # fmt: skip
+    np.testing.assert_array_equal(run.outputs[0], np.zeros((5, 3)))
+    assert not any([isinstance(call, RunProduct) for call in run.calls])
+    assert (strides is None) == any([isinstance(call, FillBytes) for call in run.calls])
+
+
+def test_an_empty_product_is_no_call(emulated_run):
+    a, b = np.ones((0, 5), np.float32), np.ones((5, 3), np.float32)
+    assert emulated_run(KERNEL, {}, (a, b), (TensorType(F32, (0, 3)),)).calls == ()
+
+
+def products_of(run):
+    return [call.product for call in run.calls if isinstance(call, RunProduct)]
+
+
+def test_one_matrix_for_a_batch_is_one_product_of_all_rows(emulated_run):
+    (product,) = products_of(compared(emulated_run, *LAYOUTS["one b"]))
+    assert (product.batch, product.d.columns) == (1, 4 * 2 * 5)
+
+
+def test_heads_are_read_where_they_are_packed(emulated_run):
+    run = compared(emulated_run, heads(2, 8, 9, 4), heads(2, 8, 9, 4, seed=1).swapaxes(-1, -2))
+    assert len(run.calls) == 2  # the longer axis of the batch is the library's
+    assert {product.batch for product in products_of(run)} == {9}
+
+
+def test_a_batch_that_lies_evenly_is_one_call(emulated_run):
+    run = compared(emulated_run, numbers(2, 3, 4, 5, 7), numbers(2, 3, 4, 7, 3, seed=1))
+    assert [product.batch for product in products_of(run)] == [24]
+
+
+def test_what_would_be_many_calls_is_copied_instead(emulated_run):
+    a = numbers(6, 5, 4, 3, 7).transpose(0, 2, 1, 3, 4)
+    b = numbers(4, 5, 6, 7, 2, seed=1).transpose(2, 0, 1, 3, 4)
+    run = compared(emulated_run, a, b)
+    assert len(products_of(run)) < 6
+
+
+def test_a_batch_longer_than_one_call_takes_is_several(emulated_run, monkeypatch):
+    monkeypatch.setattr(products, "_MOST_PLACES", 3)
+    run = compared(emulated_run, numbers(7, 2, 3), numbers(7, 3, 2, seed=1))
+    assert [product.batch for product in products_of(run)] == [3, 3, 1]
+
+
+def operands(m, n, k, dtype=BF16):
+    found = [
+        Operand(TensorType(dtype, shape), 0, contiguous_strides(shape, dtype.itemsize))
+        for shape in ((m, k), (k, n), (m, n))
+    ]
+    return found[:2], found[2:]
+
+
+def test_the_library_has_a_workspace_but_for_tiny_products():
+    assert KERNEL.query({}, *operands(64, 64, 64)).workspace_bytes == 0
+    assert KERNEL.query({}, *operands(512, 512, 512)).workspace_bytes == 32 << 20
+    older = CudaMatmul(replace(GPU, capability=(8, 0)))
+    assert older.query({}, *operands(512, 512, 512)).workspace_bytes == 4 << 20
+
+
+def test_durations_follow_tiles_and_bytes():
+    def took(*extents):
+        return KERNEL.query({}, *operands(*extents)).duration_ns - GPU.call_ns
+
+    large = 2 * 8192**3 / GPU.product_flops_per_ns["bfloat16"]
+    assert large <= took(8192, 8192, 8192) <= 1.1 * large
+    assert took(128 * 12, 128 * 11, 4096) < 0.6 * took(128 * 12 + 1, 128 * 11, 4096)  # a wave more
+    assert took(65536, 8, 8) >= 2 * 65536 * 16 / GPU.l2_bytes_per_ns
+
+
+FAULTS = {
+    "a is turned": lambda p: replace(p, transpose_b=not p.transpose_b),
+    "b is turned": lambda p: replace(p, transpose_a=not p.transpose_a),
+    "rows of a are too far apart": lambda p: replace(p, b=apart(p.b, 1)),
+    "rows of b are too far apart": lambda p: replace(p, a=apart(p.a, 1)),
+    "rows of the result are too near": lambda p: replace(p, d=apart(p.d, -1)),
+    "what was there is added": lambda p: replace(p, beta=1.0),
+    "a batch stands still": lambda p: replace(p, b=replace(p.b, batch_stride=0)),
+    "the last of a batch is left out": lambda p: replace(p, batch=p.batch - 1),
+}
+
+
+def apart(layout, more):
+    return replace(layout, column_stride=layout.column_stride + more)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_record_is_found(emulated_run, monkeypatch, name):
+    right = products._record
+    monkeypatch.setattr(products, "_record", lambda *given: FAULTS[name](right(*given)))
+    with pytest.raises(AssertionError):
+        compared(emulated_run, numbers(4, 6, 6), numbers(4, 6, 6, seed=1))
