@@ -3,12 +3,20 @@
 Every test runs a check that there is anyway, without the fault and with it.
 """
 
+import os
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from emulated_run import emulated_run, execute
 
+import actorflow as af
+from actorflow import nn
+from actorflow.run.runner import Runner
+from actorflow.settings import Settings
+from actors.device import executor
+from actors.device.cuda import device as cuda_device
 from actors.device.cuda.device import CudaDevice
 from actors.device.emulated import kernels
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
@@ -16,7 +24,7 @@ from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import embedding, row_sums, sort
 from actors.kernels.cuda.calls import CopyBytes, KernelText
 from actors.kernels.cuda.gpu import gpu_named
-from compiler.errors import DeviceError, InternalError
+from compiler.errors import ActorflowError, DeviceError, InternalError
 from compiler.placement import Memory
 from compiler.types import DType, TensorType
 
@@ -150,3 +158,96 @@ def test_a_copy_from_pageable_memory_is_found(copies, monkeypatch):
     )
     with pytest.raises(DeviceError, match="are neither of a device nor pinned"):
         copies()
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    def __init__(self):
+        self.rows = nn.Embedding(40, 8)
+
+
+ROWS = {
+    "ids": np.random.default_rng(0).integers(0, 40, (96, 3)).astype(np.int32),
+    "y": np.random.default_rng(1).integers(0, 8, (96, 3)).astype(np.int32),
+}
+NUM_STEPS = 9
+SEEDS, PATIENCE = range(8), range(60)  # for what is right; until what is wrong is found
+
+
+@pytest.fixture
+def outcomes(monkeypatch):
+    """Return a function that gives what comes of a job on the emulated device, by seed."""
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+
+    @af.job(optimizer=af.optim.AdamW(1e-2), device="cuda", gpu="h200")
+    def train(model, batch):
+        return af.cross_entropy(model.rows(batch.ids), batch.y)
+
+    plan = train.compile(Table(), af.data.ArraySource(ROWS, batch=8))
+
+    def one(seed):
+        settings = replace(Settings.from_env(os.environ), sim_seed=seed)
+        losses = []
+        try:
+            found = Runner(plan, settings=settings).fit(
+                af.data.ArraySource(ROWS, batch=8),
+                steps=NUM_STEPS,
+                on_step=lambda step, metrics: losses.append(metrics["loss"]),
+                progress=False,
+            )
+        except ActorflowError as error:
+            return (type(error).__name__,)
+        return (*losses, *[array.tobytes() for array in found.variables.values()])
+
+    return lambda seeds: (one(seed) for seed in seeds)
+
+
+@pytest.fixture
+def sound(outcomes):
+    """What comes of the job: losses and variables, the same for every seed."""
+    (found,) = {*outcomes(SEEDS)}
+    assert len(found) > NUM_STEPS
+    return found
+
+
+def planted(monkeypatch, actor, *, is_input):
+    """Have an actor forget that it waits for what it reads, or for whoever reads what it writes."""
+    wait_table = executor.wait_table
+
+    def forgetful(table, *args):
+        waits, number = wait_table(table, *args), table.names.index(actor)
+        forgotten = [w for w in waits.all[number] if w.is_input is is_input]
+        assert forgotten, f"{actor} has no such wait"
+        rows = [
+            tuple([tuple([w for w in row if w not in forgotten or a != number])
+                   for a, row in enumerate(column)])
+            for column in (waits.needed, waits.all)
+        ]  # fmt: skip
+        return replace(waits, needed=rows[0], all=rows[1])
+
+    monkeypatch.setattr(executor, "wait_table", forgetful)
+
+
+@pytest.mark.parametrize("actor", ["step", "fetch"])
+def test_a_wait_left_out_is_found(actor, sound, outcomes, monkeypatch):
+    planted(monkeypatch, actor, is_input=True)
+    assert any(found != sound for found in outcomes(PATIENCE))
+
+
+@pytest.mark.parametrize("actor", ["feed", "step"])
+def test_a_credit_left_out_is_found(actor, sound, outcomes, monkeypatch):
+    planted(monkeypatch, actor, is_input=False)
+    assert any(found != sound for found in outcomes(PATIENCE))
+
+
+def test_a_graph_of_a_stale_slot_phase_is_found(sound, outcomes, monkeypatch):
+    bind_whole, first = cuda_device.bind_whole, {}
+
+    def stale(context, stream, launches, *args):
+        chain = bind_whole(context, stream, launches, *args)
+        return first.setdefault((context, stream, len(launches)), chain)
+
+    monkeypatch.setattr(cuda_device, "bind_whole", stale)
+    assert all(found != sound for found in outcomes(SEEDS))
