@@ -9,9 +9,8 @@
  *
  * Shared memory is 0xFF when a block begins, with gaps between its arrays that nobody may write.
  *
- * A fiber gets its stack once, by ucontext; from then on the compiler's own jumps switch, a few
- * nanoseconds each. Its stacks are an odd number of cache lines apart, lest their tops share the
- * few lines of one set of the cache.
+ * A fiber has one stack for all blocks, and goes over to the next in some 20 ns. Stacks are an odd
+ * number of cache lines apart, lest their tops share the few lines of one set of the cache.
  *
  * One kernel runs at a time in a process: callers hold Python's lock.
  */
@@ -47,7 +46,6 @@ typedef struct {
 static af_machine machine;
 static fiber_t fibers[MAX_THREADS];
 static void *home[5];
-static ucontext_t context;
 static char *stacks;
 static kernel_t kernel;
 static const void *arguments;
@@ -56,10 +54,13 @@ static int32_t status;
 static uint64_t slots[MAX_WARPS][2][WARP];
 static uint8_t num_exchanges[MAX_WARPS];
 static _Bool is_loop;
+static int32_t turns[WARP], next_turn;
 
 static unsigned char shared[MAX_SHARED + GAP * (MAX_ARRAYS + 1)] __attribute__((aligned(256)));
 static int64_t shared_used, shared_fresh, gaps[MAX_ARRAYS];
 static int32_t num_gaps, gaps_seen;
+
+void af_swap(void **from, void **to);
 
 static uint32_t draw(uint32_t below) {
     random_state += 0x9E3779B97F4A7C15ull;
@@ -69,17 +70,18 @@ static uint32_t draw(uint32_t below) {
     return (uint32_t)(((z >> 32) * below) >> 32);
 }
 
-static __attribute__((noinline, noclone, noipa)) void jump(void **to) { __builtin_longjmp(to, 1); }
-
-static __attribute__((noinline, noclone, noipa)) void swap(void **from, void **to) {
-    if (!__builtin_setjmp(from)) jump(to);
-}
-
-static void to_home(int32_t state, int32_t line) {
+/* Goes on with the next thread of the warp, or with the scheduler after the last one; each jump less
+ * is a prediction less that the processor gets wrong. */
+static inline void leave(int32_t state, int32_t line) {
     fiber_t *fiber = &fibers[machine.thread];
+    void **to = home;
     fiber->state = state;
     fiber->line = line;
-    swap(fiber->at, home);
+    if (next_turn < WARP && status == FINE && fibers[turns[next_turn]].has_stack) {
+        machine.thread = turns[next_turn++];
+        to = fibers[machine.thread].at;
+    }
+    af_swap(fiber->at, to);
 }
 
 static void run_thread(void) {
@@ -88,35 +90,75 @@ static void run_thread(void) {
     kernel(arguments);
 }
 
+static void end(void) { leave(ENDED, 0); }
+
 static void fiber_main(void) {
     for (;;) {
         run_thread();
-        to_home(ENDED, 0);
+        end();
     }
 }
 
-static __attribute__((noinline)) void start(int32_t thread) {
-    getcontext(&context);
-    context.uc_stack.ss_sp = stacks + (int64_t)thread * STACK_BYTES;
-    context.uc_stack.ss_size = STACK_BYTES;
-    context.uc_link = 0;
-    *(volatile int64_t *)context.uc_stack.ss_sp = STACK_MARK;
-    makecontext(&context, fiber_main, 0);
-    fibers[thread].has_stack = 1;
-    if (!__builtin_setjmp(home)) setcontext(&context);
+/* -- switching --------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__) && !defined(AF_PORTABLE)
+/* What a function must keep goes on its own stack, whose top is `from`; then the same backwards. */
+__asm__(".text\n"
+        ".type af_swap, @function\n"
+        "af_swap:\n"
+        "push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+        "mov %rsp, (%rdi)\n"
+        "mov (%rsi), %rsp\n"
+        "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
+        "pop %rcx\n"
+        "jmp *%rcx\n"
+        ".size af_swap, . - af_swap\n");
+
+static void start(fiber_t *fiber, char *stack) {
+    void **top = (void **)(stack + STACK_BYTES - 64); /* as a call would find it */
+    top[-2] = (void *)fiber_main;
+    fiber->at[0] = top - 8;
+    af_swap(home, fiber->at);
+}
+#else
+/* A stack is entered once by ucontext; from then on the compiler's own jumps switch. Nobody may
+ * guess which registers they leave alone. */
+static __attribute__((noinline, noclone, noipa)) void jump(void **to) { __builtin_longjmp(to, 1); }
+
+__attribute__((noinline, noclone, noipa)) void af_swap(void **from, void **to) {
+    if (!__builtin_setjmp(from)) jump(to);
 }
 
+static __attribute__((noinline)) void start(fiber_t *fiber, char *stack) {
+    static ucontext_t context;
+    (void)fiber;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = STACK_BYTES;
+    context.uc_link = 0;
+    makecontext(&context, fiber_main, 0);
+    if (!__builtin_setjmp(home)) setcontext(&context);
+}
+#endif
+
 static void resume(int32_t thread) {
+    fiber_t *fiber = &fibers[thread];
     machine.thread = thread;
-    if (fibers[thread].has_stack) swap(home, fibers[thread].at);
-    else start(thread);
+    if (fiber->has_stack) {
+        af_swap(home, fiber->at);
+    } else {
+        char *stack = stacks + (int64_t)thread * STACK_BYTES;
+        *(volatile int64_t *)stack = STACK_MARK;
+        fiber->has_stack = 1;
+        start(fiber, stack);
+    }
 }
 
 /* -- what a text calls ------------------------------------------------------------------------- */
 
 static void barrier(int32_t line) {
     if (is_loop) status = MEETING_IN_LOOP;
-    else to_home(AT_BARRIER, line);
+    else leave(AT_BARRIER, line);
 }
 
 static const uint64_t *exchange(uint64_t bits, int32_t line) {
@@ -127,7 +169,7 @@ static const uint64_t *exchange(uint64_t bits, int32_t line) {
     }
     uint64_t *mine = slots[warp][num_exchanges[warp] & 1];
     mine[machine.thread % WARP] = bits;
-    to_home(AT_EXCHANGE, line);
+    leave(AT_EXCHANGE, line);
     return mine;
 }
 
@@ -170,8 +212,10 @@ static int32_t compare(trouble_t *trouble, int32_t one, int32_t other) {
 static int32_t run_warp(int32_t warp, trouble_t *trouble) {
     const int32_t first = warp * WARP, times = (int32_t)draw(WARP / 2) * 2 + 1,
                   plus = (int32_t)draw(WARP), mix = (int32_t)draw(WARP);
-    for (int32_t i = 0; i < WARP; i++) {
-        resume(first + (((i * times + plus) & (WARP - 1)) ^ mix));
+    for (int32_t i = 0; i < WARP; i++)
+        turns[i] = first + (((i * times + plus) & (WARP - 1)) ^ mix);
+    for (next_turn = 0; next_turn < WARP;) {
+        resume(turns[next_turn++]);
         if (status != FINE) return tell(trouble, status, machine.thread, machine.thread);
     }
     for (int32_t i = 1; i < WARP; i++) {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from actors.device.emulated import kernels
 from actors.device.emulated.kernels import KernelTrouble
 
 SUM = """
@@ -32,6 +33,15 @@ def sums(run_text, text, seed, num_blocks=3, num_threads=256, n=1000):
 
 def test_a_reduction_over_a_block_is_right_in_every_order(run_text):
     assert all(sums(run_text, SUM, seed) for seed in range(20))
+
+
+def test_threads_switch_on_any_processor(run_text, monkeypatch):
+    monkeypatch.setattr(kernels, "_state", kernels._KernelState())
+    monkeypatch.setattr(kernels, "FLAGS", (*kernels.FLAGS, "-DAF_PORTABLE"))
+    assert all(sums(run_text, SUM, seed) for seed in range(5))
+    with pytest.raises(KernelTrouble, match="ended while others"):
+        run_text("if (AF_THREAD < 5) return; AF_BARRIER();", ())
+    assert sums(run_text, SUM, 0)
 
 
 def test_a_barrier_left_out_of_a_reduction_is_found_in_every_order(run_text):
