@@ -8,7 +8,6 @@ where that takes less time; so every layout is taken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -70,9 +69,7 @@ class PlannedProduct:
 
     @property
     def _library_bytes(self) -> int:
-        if self.form is None or self.form.flops < 2 * _TINY:
-            return 0
-        return 32 << 20 if self.gpu.capability >= _HOPPER else 4 << 20
+        return 0 if self.form is None else _library_bytes(self.gpu, self.form)
 
     def duration_ns(self) -> float:
         """Return an estimate: copies, and for each call the multiplications or the bytes."""
@@ -250,6 +247,13 @@ def _by_columns(
     return LtLayout(dtype, columns, rows, apart, step, alignment), not is_by_rows
 
 
+def _library_bytes(gpu: Gpu, form: Gemm) -> int:
+    """Return the workspace that the library may have."""
+    if form.flops < 2 * _TINY:
+        return 0
+    return 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
+
+
 def _call_ns(gpu: Gpu, form: Gemm, batch: _BatchCall) -> float:
     item = form.dtype.itemsize
     places = [batch.count if step else 1 for step in batch.steps]
@@ -259,9 +263,14 @@ def _call_ns(gpu: Gpu, form: Gemm, batch: _BatchCall) -> float:
 
 
 def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:
-    """Return the time of all tiles, in waves over the SMs; few tiles split the inner extent."""
+    """Return the time of all tiles, in waves over the SMs.
+
+    The library splits the inner extent where tiles are few, or those of the last wave would be, and
+    adds up parts that lie in the workspace.
+    """
     tiles = count * -(-form.m // _TILE) * -(-form.n // _TILE)
-    splits = max(1, min(gpu.num_sms // tiles, form.k // _LEAST_SPLIT))
-    waves = -(-tiles * splits // gpu.num_sms)
-    flops = 2.0 * waves * gpu.num_sms * _TILE * _TILE * math.ceil(form.k / splits)
+    room = _library_bytes(gpu, form) // (4 * count * form.m * form.n)
+    most = max(1, min(room, form.k // _LEAST_SPLIT))
+    waves = min([-(-tiles * parts // gpu.num_sms) / parts for parts in range(1, most + 1)])
+    flops = 2.0 * waves * gpu.num_sms * _TILE * _TILE * form.k
     return gpu.product_ns(form.dtype, flops)
