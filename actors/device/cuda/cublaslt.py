@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.driver import CudaError
+from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from compiler.types import DType
 
@@ -202,10 +203,23 @@ class CublasLt:
         if kept is None:
             found = self._candidates(product, made, workspace_bytes)
             if not product.is_deterministic:
-                found = self._by_duration(product, found, workspace_bytes, trial)
+                try:
+                    found = self._by_duration(product, found, workspace_bytes, trial)
+                except CudaError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    # The plan leaves no room to try: the first is taken, and not kept.
+                    return LtChoice(made, product.compute, found[0], workspace_bytes)
             best = found[0]
             kept = choices.keep(key, best)
         return LtChoice(made, product.compute, kept, workspace_bytes)
+
+    def warm(self, product: LtProduct, choice: LtChoice, trial: Trial) -> None:
+        """Run a choice on scratch: what the library loads then it need not load in a capture.
+
+        Raises CudaError.
+        """
+        self._by_duration(product, [choice.algorithm], choice.workspace_bytes, trial)
 
     def run(
         self, choice: LtChoice, a: int, b: int, c: int, d: int, workspace: int, stream: int

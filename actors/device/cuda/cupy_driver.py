@@ -22,6 +22,7 @@ from typing import Any
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import CublasLt, LtChoice, find_cublaslt
 from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.nvrtc import cubins
 from actors.kernels.cuda.product import LtProduct
@@ -36,7 +37,7 @@ _NON_BLOCKING, _THREAD_LOCAL = 1, 1
 _BLOCKING_WITHOUT_TIMES = 1 | 2
 _PORTABLE_AND_MAPPED = 1 | 2
 _NOT_READY, _NOT_INITIALIZED = 600, 3
-_SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE = 48 << 10, 8
+_SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 48 << 10, 8, 4
 _SCRATCH_BYTE = 0x3C
 """What products are tried on: small numbers in every type. Zeros would cost less than any data."""
 
@@ -69,6 +70,7 @@ class CupyDriver:
         self._with_shared: set[int] = set()
         self._library: CublasLt | None = None
         self._kept: ProductChoices | None = None
+        self._warm: set[bytes] = set()
         self._choices: list[LtChoice] = []
         self._check()
         self._seen = self._properties()
@@ -113,12 +115,16 @@ class CupyDriver:
             self._runtime.setDevice(self._index)
             _current.index = self._index
 
+    def _enter(self) -> None:
+        """Do so whatever is known: other code may have set another device on this thread."""
+        with self._told("setDevice"):
+            self._runtime.setDevice(self._index)
+        _current.index = self._index
+
     def _ask(self, name: str, *given: Any) -> Any:
         """Make a call of the runtime. Raises CudaError."""
+        self._enter()
         with self._told(name):
-            # Somebody else's code may have set another device on this thread.
-            self._runtime.setDevice(self._index)
-            _current.index = self._index
             return getattr(self._runtime, name)(*given)
 
     @contextmanager
@@ -226,8 +232,8 @@ class CupyDriver:
             return
         images = cubins(missing, self._arch, self._folder, os.cpu_count() or 1)
         for text, image in zip(missing, images, strict=True):
+            self._enter()
             with self._told("moduleLoadData"):
-                self._here()
                 self._modules[text.text] = self._cuda.moduleLoadData(image)
 
     @property
@@ -239,8 +245,12 @@ class CupyDriver:
         """Return a kernel of a text that was loaded."""
         key = text.text, name
         if key not in self._functions:
+            self._enter()
             with self._told("moduleGetFunction"):
-                self._functions[key] = self._cuda.moduleGetFunction(self._modules[text.text], name)
+                found = self._cuda.moduleGetFunction(self._modules[text.text], name)
+                # Asking for something loads it: a capture is no time for that.
+                self._cuda.funcGetAttribute(_NUM_REGISTERS, found)
+            self._functions[key] = found
         return self._functions[key]
 
     def launch_later(
@@ -275,8 +285,20 @@ class CupyDriver:
             self._kept = ProductChoices(self._folder, f"{library.version} {self._seen.name}")
         with _ProductTrial(self) as trial:
             choice = library.choose(product, workspace_bytes, trial, self._kept)
+            if choice.algorithm not in self._warm:
+                self._warm.add(choice.algorithm)
+                self._warm_up(library, product, choice, trial)
         self._choices.append(choice)
         return len(self._choices) - 1
+
+    def _warm_up(
+        self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: _ProductTrial
+    ) -> None:
+        try:
+            library.warm(product, choice, trial)
+        except CudaError as error:
+            if not is_out_of_memory(error):  # then it is loaded when it runs
+                raise
 
     def product_later(
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
@@ -295,7 +317,7 @@ class CupyDriver:
                     f"products on cuda:{self._index} need cuBLAS of CUDA 13, and {path} cannot be"
                     f" loaded: {_INSTALL} ({error})"
                 ) from error
-            self._here()
+            self._enter()
             library.open()
             self._library = library
         return self._library
@@ -313,6 +335,8 @@ class CupyDriver:
             self._graphs.append(self._ask("graphInstantiate", graph))
         finally:
             self._ask("graphDestroy", graph)
+        # What the first launch would do else.
+        self._ask("graphUpload", self._graphs[-1], stream)
         return self._graphs[-1]
 
     def graph_later(self, graph: int, stream: int) -> None:
@@ -333,6 +357,7 @@ class CupyDriver:
         ):
             while handles:
                 self._ask(name, handles.pop())
+        self._enter()
         if self._library is not None:
             self._library.close()
         with self._told("moduleUnload"):
@@ -364,7 +389,8 @@ class _ProductTrial:
     def duration_ns(self, run: Callable[[int], None]) -> float:
         """Return what `run(stream)` takes on the device, by events around it."""
         ask = self._driver._ask
-        stream, begin, end = ask("streamCreate"), ask("eventCreate"), ask("eventCreate")
+        stream = ask("streamCreateWithFlags", _NON_BLOCKING)
+        begin, end = ask("eventCreate"), ask("eventCreate")
         try:
             ask("eventRecord", begin, stream)
             run(stream)

@@ -110,6 +110,23 @@ def test_without_a_gpu_an_algorithm_is_an_error_that_names_call_and_product(libr
     assert "4,096 bytes of workspace" in str(caught.value)
 
 
+class NoRoom(NoTrial):
+    def scratch(self, sizes_bytes):
+        raise CudaError("no bytes are left", code=2, call="malloc")
+
+
+@pytest.mark.cuda
+def test_where_there_is_no_room_to_try_the_first_is_taken_and_not_kept(library, monkeypatch):
+    offering(library, monkeypatch, FIRST, SECOND)
+    choices = ProductChoices(None, "here")
+    assert library.choose(product(), 0, NoRoom(), choices).algorithm == FIRST
+    trial = Trials({FIRST: [3.0] * 3, SECOND: [2.0] * 3})
+    assert library.choose(product(), 0, trial, choices).algorithm == SECOND
+    again = Trials({SECOND: [2.0] * 3})
+    library.warm(product(), library.choose(product(), 0, NoTrial(), choices), again)
+    assert [run.args[0].algorithm for run in again.runs] == [SECOND] * 3
+
+
 @pytest.mark.cuda
 def test_a_choice_that_is_kept_is_not_made_again(library, tmp_path):
     record = product()

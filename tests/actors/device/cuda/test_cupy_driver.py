@@ -146,6 +146,7 @@ def test_cupy_has_every_function_that_is_asked_for():
     assert runtime.eventBlockingSync | runtime.eventDisableTiming == (
         cupy_driver._BLOCKING_WITHOUT_TIMES
     )
+    assert cuda.CU_FUNC_ATTRIBUTE_NUM_REGS == cupy_driver._NUM_REGISTERS
     assert runtime.hostAllocPortable | runtime.hostAllocMapped == cupy_driver._PORTABLE_AND_MAPPED
     assert cuda.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == cupy_driver._MAX_SHARED_ATTRIBUTE
     for module, names in ((runtime, _RUNTIME), (cuda, _CUDA)):
@@ -154,14 +155,15 @@ def test_cupy_has_every_function_that_is_asked_for():
 
 _RUNTIME = """
 driverGetVersion getDeviceCount getDeviceProperties setDevice memGetInfo malloc free hostAlloc
-freeHost memcpy memcpyAsync memset memsetAsync streamCreate streamCreateWithFlags streamSynchronize
+freeHost memcpy memcpyAsync memset memsetAsync streamCreateWithFlags streamSynchronize
 streamDestroy eventCreate eventCreateWithFlags eventRecord streamWaitEvent eventQuery
 eventSynchronize eventElapsedTime eventDestroy streamBeginCapture streamEndCapture graphInstantiate
-graphDestroy graphLaunch graphExecDestroy CUDARuntimeError
+graphDestroy graphUpload graphLaunch graphExecDestroy CUDARuntimeError
 """
-_CUDA = (
-    "moduleLoadData moduleGetFunction moduleUnload launchKernel funcSetAttribute CUDADriverError"
-)
+_CUDA = """
+moduleLoadData moduleGetFunction moduleUnload launchKernel funcSetAttribute funcGetAttribute
+CUDADriverError
+"""
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -244,7 +246,10 @@ def test_a_graph_is_made_once_and_what_it_was_made_of_goes(driver, modules):
     modules.runtime.answers |= {"streamEndCapture": 11, "graphInstantiate": 12}
     graph, calls = asked(modules, lambda: driver.end_capture(5))
     assert graph == 12
-    assert calls == [("streamEndCapture", 5), ("graphInstantiate", 11), ("graphDestroy", 11)]
+    assert calls == [
+        ("streamEndCapture", 5), ("graphInstantiate", 11), ("graphDestroy", 11),
+        ("graphUpload", 12, 5),
+    ]  # fmt: skip
     modules.runtime.failing["graphInstantiate"] = 2
     with pytest.raises(CudaError):
         driver.end_capture(5)
@@ -315,8 +320,8 @@ class Library:
     version = 130_000
 
     def __init__(self, path):
-        self.opened = self.closed = 0
-        self.ran = []
+        self.opened = self.closed = self.warmed_code = 0
+        self.ran, self.warmed = [], []
 
     def open(self):
         self.opened += 1
@@ -327,7 +332,12 @@ class Library:
     def choose(self, product, workspace_bytes, trial, choices):
         addresses = trial.scratch((256, 0, 512))
         took = trial.duration_ns(lambda stream: self.ran.append(stream))
-        return SimpleNamespace(took=took, addresses=addresses, file=choices.file)
+        return SimpleNamespace(took=took, addresses=addresses, algorithm=b"first")
+
+    def warm(self, product, choice, trial):
+        self.warmed.append(product)
+        if self.warmed_code:
+            raise CudaError("no", code=self.warmed_code, call="malloc")
 
     def run(self, *given):
         self.ran.append(given)
@@ -356,8 +366,20 @@ def test_a_product_is_tried_on_scratch_that_goes_and_run_with_its_choice(
     assert library.ran[-1][1:] == (1, 2, 3, 4, 5, 6)
     assert (library.ran[-1][0].took, library.opened) == (250_000.0, 1)
     assert driver.make_product(PRODUCT, 1024) == 1
+    assert library.warmed == [PRODUCT]  # once for an algorithm
     driver.close()
     assert (library.opened, library.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("code", [2, 719])
+def test_a_product_that_there_is_no_room_to_warm_is_used_cold(driver, monkeypatch, code):
+    monkeypatch.setattr(cupy_driver, "CublasLt", Library)
+    driver._cublaslt().warmed_code = code
+    if code == 2:
+        assert driver.make_product(PRODUCT, 1024) == 0
+        return
+    with pytest.raises(CudaError):
+        driver.make_product(PRODUCT, 1024)
 
 
 def test_a_missing_library_is_named_with_how_to_install_it(driver, monkeypatch):
