@@ -17,6 +17,7 @@ from actors.arena import Views
 from actors.bound import BoundPlan, tokens_of
 from actors.device.executor import Executor, StreamHome
 from actors.device.protocol import DeviceStore, OpenDevice
+from actors.failure import place_of
 from actors.protocol import Chain, HostPort, Launch
 from actors.table import MachineTable
 from compiler.errors import DeviceError, InternalError
@@ -56,7 +57,8 @@ def load(
 
     Raises:
         ValueError: A port is missing, or is there for no actor.
-        DeviceError: The plan wants a device that is not among `devices`.
+        DeviceError: The plan wants a device that is not among `devices`, or a device refuses a
+            launch, which is named with its op and line.
         InternalError: A kernel is missing, or the plan contradicts itself.
         OutOfMemory: A device does not give an arena's bytes.
     """
@@ -175,7 +177,11 @@ def _bind_actor(
                 operands.append(launch.workspace)
             slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
             if slots not in bound[index]:
-                bound[index][slots] = _bind(views, device, launch, slots)
+                try:
+                    bound[index][slots] = _bind(views, device, launch, slots)
+                except DeviceError as error:
+                    place = place_of(plan, actor.id, index)
+                    raise DeviceError(f"actor {actor.name!r}, {place}: {error}") from error
             chain.append(bound[index][slots])
         chains.append(tuple(chain))
     return tuple(chains)

@@ -5,6 +5,7 @@ Every test runs a check that there is anyway, without the fault and with it.
 
 import os
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -251,3 +252,21 @@ def test_a_graph_of_a_stale_slot_phase_is_found(sound, outcomes, monkeypatch):
 
     monkeypatch.setattr(cuda_device, "bind_whole", stale)
     assert all(found != sound for found in outcomes(SEEDS))
+
+
+def test_a_product_over_its_cap_of_workspace_is_an_error_that_names_the_op(monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+
+    @af.job(optimizer=af.optim.SGD(0.1), device="cuda", gpu="h200")
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    batch = {"x": np.ones((4, 6), np.float32), "y": np.zeros(4, np.int32)}
+    train.step(nn.Linear(6, 5), batch)
+    greedy = partial(EmulatedDriver, product_bytes=1)
+    monkeypatch.setattr("actorflow.run.open_gpus.EmulatedDriver", greedy)
+    with pytest.raises(
+        DeviceError,
+        match=r"op 'matmul.*' \(.*test_planted_faults\.py:\d+\): .* the least needs 1",
+    ):
+        train.step(nn.Linear(6, 5), batch)
