@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import op_table as table
 import pytest
+from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
 from kernel_calls import GUARD, garbage, kernel_op
 
+from actors.device.emulated import kernels as emulated_kernels
 from actors.kernels import catalogue
+from actors.kernels.cuda import catalogue as cuda
+from actors.kernels.cuda.emit import refused
+from actors.kernels.cuda.programs import text_of
 from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
 from actors.kernels.native import chunks
@@ -166,10 +171,7 @@ def by_launches(graph, feeds, op):
         if node.op is INPUT:
             made = [feeds[node.attrs["name"]]]
         elif not catalogue.find(kernel_op(node.op)) or (view.has(node.op) and node.op is not op):
-            arrays = reference.get(node.op)(node.attrs, *inputs)
-            made = [
-                np.array(a).astype(numpy_dtype(t.dtype)) for a, t in zip(arrays, types, strict=True)
-            ]
+            made = by_own_reference(node, inputs, types)
         else:
             given = [graph.types[v] for v in node.inputs]
             made = launched(node, given, inputs, types)
@@ -318,6 +320,87 @@ def test_kernels_give_the_formula_and_its_gradient(row, path, monkeypatch):
             got = by_launches(fused, given, find_op(row.op))
             for place, (y, want) in enumerate(zip(got, expected, strict=True)):
                 close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
+
+
+GPU = "h200"
+
+
+def on_gpu(graph, feeds, toolchain):
+    """Return the outputs of a graph on kernels of a GPU, emulated; what has none by its reference.
+
+    Every launch is made in several orders of threads, in poisoned scratch, among guard bytes.
+    """
+    held = {}
+    for node in graph.nodes:
+        inputs = [held[v] for v in node.inputs]
+        given = [graph.types[v] for v in node.inputs]
+        types = [graph.types[v] for v in node.outputs]
+        if node.op is INPUT:
+            made = [feeds[node.attrs["name"]]]
+        else:
+            attrs, results = dict(node.attrs), operands_of(types, empty(types))
+            try:
+                name = chosen_on_gpu(node, attrs, operands_of(given, inputs), results)
+            except LookupError:  # as lowering does, copy what no kernel takes where it lies
+                inputs = [np.array(a, order="C") for a in inputs]
+                name = chosen_on_gpu(node, attrs, operands_of(given, inputs), results)
+            if name is None:
+                made = by_own_reference(node, [widened(x) for x in inputs], types)
+            else:
+                made = emulated_run(
+                    toolchain,
+                    cuda.binders(GPU)[name],
+                    attrs,
+                    tuple(inputs),
+                    tuple(types),
+                    dtypes=[t.dtype for t in given],
+                    in_place=tuple(node.writes),
+                ).outputs
+        held.update(zip(node.outputs, made, strict=True))
+    return [held[o.value] for o in graph.outputs]
+
+
+def chosen_on_gpu(node, attrs, inputs, outputs):
+    """Return the name of a kernel, or None where the op has none. Raises LookupError."""
+    op = kernel_op(node.op)
+    if op not in {kernel.op for kernel in cuda.kernels_of(GPU)}:
+        return None
+    return cuda.choose(GPU, op, attrs, inputs, outputs)[0]
+
+
+def by_own_reference(node, inputs, types):
+    arrays = reference.get(node.op)(node.attrs, *inputs)
+    return [
+        to_bits(np.asarray(a, "f4")) if t.dtype is LOW and a.dtype != np.uint16
+        else np.array(a).astype(numpy_dtype(t.dtype))
+        for a, t in zip(arrays, types, strict=True)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built_for_gpu(native_toolchain):
+    """The programs of all rows, built by one start of the compiler."""
+    programs = {}
+    for row in ROWS:
+        for dtype in dtypes_of(row):
+            for node in fuse.run(Traced(row, dtype).graph).nodes:
+                if "program" in node.attrs and node.op.name != "region":
+                    programs[node.attrs["program"]] = None
+    texts = [text_of(p, is_cut=False) for p in programs if not refused(p)]
+    emulated_kernels.load([text for text in texts if text.kernels], native_toolchain)
+    return native_toolchain
+
+
+@every_row
+def test_kernels_of_a_gpu_give_the_formula_and_its_gradient(row, built_for_gpu):
+    wide = Traced(row, DType.FLOAT64)
+    for dtype in dtypes_of(row):
+        traced = Traced(row, dtype)
+        fused, feeds = fuse.run(traced.graph), traced.fed()
+        expected = by_reference(wide.graph, {name: widened(a) for name, a in feeds.items()})
+        got = on_gpu(fused, feeds, built_for_gpu)
+        for place, (y, want) in enumerate(zip(got, expected, strict=True)):
+            close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
 
 
 def cut_small(monkeypatch):
