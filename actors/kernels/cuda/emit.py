@@ -28,6 +28,9 @@ from compiler.types import DType
 SHARED_SUMS = 8192
 """Sums over rows that a block has in shared memory: 32 KiB, so that several blocks share it."""
 
+PIECE_THREADS = 256
+"""Threads of a block that has a piece of the columns."""
+
 _ROWS = f"a[{words.ROWS}].i"
 _TEAM = f"a[{words.TEAM_THREADS}].i"
 _PIECES = f"a[{words.NUM_COLUMN_CHUNKS}].i"
@@ -184,7 +187,7 @@ class _CudaEmitter:
         is_last = index == len(self.plan.phases) - 1
         text += [f"NAME_flush({sums});"] if self.stages.single and is_last else []
         body = [*self._start(), *text, "(void)exchange, (void)sums, (void)is_first;"]
-        return self._kernel(f"columns{index}", MAX_THREADS, body)
+        return self._kernel(f"columns{index}", PIECE_THREADS, body)
 
     def _last_kernel(self) -> list[str]:
         text = [
@@ -197,7 +200,7 @@ class _CudaEmitter:
             "}",
         ]
         body = [*self._start(), *text, "(void)exchange, (void)sums, (void)team;"]
-        return self._kernel("last", MAX_THREADS, body)
+        return self._kernel("last", PIECE_THREADS, body)
 
     def _row_until(self, index: int) -> list[str]:
         """Return the ROW values that phase `index` reads; only the first kernel reports indices."""

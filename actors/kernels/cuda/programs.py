@@ -17,7 +17,7 @@ from actors.kernels.codegen.phases import Schedule, schedule, weight
 from actors.kernels.codegen.programs import Made
 from actors.kernels.codegen.spaces import joined_rows, row_strides
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
-from actors.kernels.cuda.emit import SHARED_SUMS, emit, refused
+from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit, refused
 from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.loops import MAX_THREADS, STRETCH, batch_of, is_random, is_single
@@ -157,10 +157,10 @@ def _walk(
     is_joined = reduces or bool(plan.column_sums)
     batch = batch_of(program)
     if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
-        pieces = min(2 * gpu.num_sms, -(-columns // (_THREADS * batch)))
+        pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
         piece = -(-columns // (pieces * _PIECE_STEP)) * _PIECE_STEP
         pieces = -(-columns // piece)
-        own = TeamWalk(*span, columns, strides, _THREADS, _THREADS, pieces, is_whole)
+        own = TeamWalk(*span, columns, strides, PIECE_THREADS, PIECE_THREADS, pieces, is_whole)
         return replace(own, piece_columns=piece, num_pieces=pieces)
     fitting = gpu.num_sms * gpu.threads_per_sm
     if rows == 1 and not is_joined:
@@ -277,7 +277,7 @@ def _grid(program: FusedProgram, walk: TeamWalk, name: str) -> tuple[int, int]:
         blocks = -(-walk.columns // (FINISH_COLUMNS if has_sums else FINISH_THREADS))
         return max(blocks, 1), FINISH_THREADS
     if name.endswith("_last"):
-        return 1, _THREADS
+        return 1, PIECE_THREADS
     return walk.num_blocks, walk.num_threads
 
 
