@@ -79,6 +79,12 @@ def _gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) -
     ours = [device for device in devices if is_cuda(device)]
     if not ours:
         return ""
+    acted = [device for device in devices if device.kind is DeviceKind.SIM]
+    if acted:
+        raise CompileError(
+            f"it runs on {ours[0]} and on {acted[0]}, which is simulated, and a GPU copies from and"
+            " to none of those; name GPUs and the host, or simulated devices and the host"
+        )
     if chosen := named or settings.gpu:
         return gpu_called(chosen).name
     if settings.cuda_emulated:

@@ -59,6 +59,12 @@ def test_a_device_beyond_the_last_gpu_is_no_gpu(here):
         gpu_for("train", (CUDA, CUDA1)[1:], None, Settings())
 
 
+def test_a_gpu_and_a_simulated_device_have_no_way_between_them():
+    devices = (CUDA, HOST, Device(DeviceKind.SIM))
+    with pytest.raises(CompileError, match="it runs on cuda:0 and on sim:0, which is simulated"):
+        gpu_for("train", devices, "h200", Settings())
+
+
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are():
     with pytest.raises(CompileError, match=r"'h20'; did you mean 'h200'\? There are descr.* h200"):
         gpu_called("h20")
