@@ -51,11 +51,11 @@ typedef struct {
     void *status;
     int64_t num_rows, row_step, table_step; /* bytes from row to row, and from unit to unit */
     NAME_places rows;                       /* of the output */
-    int64_t out_step, num_units, unit, team;
+    int64_t out_step, num_units, unit, team_bits;
 } NAME_gather_arguments;
 
 #define NAME_COPY(T)                                                                              \
-    for (int64_t u = member; u < a->num_units; u += a->team) {                               \
+    for (int64_t u = member; u < a->num_units; u += team) {                               \
         T value = {0};                                                                       \
         if (is_row) value = *(const T *)(source + u * a->table_step);                        \
         *(T *)(target + u * a->out_step) = value;                                            \
@@ -65,7 +65,8 @@ typedef struct {
 AF_KERNEL NAME_gather(AF_ARGUMENTS(NAME_gather) arguments) {
     const NAME_gather_arguments *a = &arguments;
     const int64_t first = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
-    const int64_t place = first / a->team, member = first % a->team;
+    const int64_t team = (int64_t)1 << a->team_bits;
+    const int64_t place = first >> a->team_bits, member = first & (team - 1);
     if (place >= a->ids.num) return;
     const int64_t id = NAME_id(&a->ids, place);
     const int is_row = (uint64_t)id < (uint64_t)a->num_rows;

@@ -20,7 +20,7 @@ from actors.kernels.scratch import size_bytes
 from compiler.errors import InternalError
 
 _UNITS = (16, 8, 4, 2)
-_MAX_TEAM = 32
+_MAX_TEAM_BITS = 5
 _GATHER_STATUS = 18
 """The word of NAME_gather_arguments that holds the status cell."""
 
@@ -57,16 +57,16 @@ class CudaEmbedding:
         rows, columns = weight.shape
         unit, steps = _units(weight, out)
         units = columns * weight.dtype.itemsize // unit
-        team = min(_MAX_TEAM, 1 << max(units - 1, 0).bit_length())
+        team_bits = min(_MAX_TEAM_BITS, max(units - 1, 0).bit_length())
         words = (
             *ids_words(ids),
             *(weight.address, out.address, 0),
             *(rows, weight.strides_bytes[0], steps[0]),
             *places_words(out.shape[:-1], out.strides_bytes[:-1]),
-            *(steps[1], units, unit, team),
+            *(steps[1], units, unit, team_bits),
         )
         text, status = text_of_ids(), status_of(_GATHER_STATUS, "id", ids.type, rows)
-        blocks = -(-num * team // BLOCK)
+        blocks = -(-(num << team_bits) // BLOCK)
         return (RunKernel(text, text.kernels[0], blocks, BLOCK, words, status=status),)
 
 

@@ -127,8 +127,9 @@ def _body(made: Made) -> list[str]:
     text = [
         "const af_word *a = arguments.w;",
         f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
-        f"const int64_t columns = a[{words.COLUMNS}].i, e = AF_BLOCK / {parts};",
-        f"const int64_t j = AF_BLOCK % {parts} * AF_NUM_THREADS + AF_THREAD;",
+        f"const int64_t columns = a[{words.COLUMNS}].i;",
+        f"const int64_t e = (int64_t)((uint32_t)AF_BLOCK / (uint32_t){parts});",
+        f"const int64_t j = (AF_BLOCK - e * {parts}) * AF_NUM_THREADS + AF_THREAD;",
         f"const int64_t r = ((const int64_t *)a[{_PICKS}].p)[e];",
         "if (r < 0 || j >= columns) return;",
     ]

@@ -41,10 +41,12 @@ AF_FUNCTION void NAME_store(
     if (key < a->num_rows) a->out[row * a->columns + column] = NAME_TO(total);
 }
 
-/* A block per chunk and part of the columns, a thread per column. */
+/* A block per chunk and part of the columns, a thread per column. The division is one of 32 bits,
+ * a fifth of one of 64. */
+#define NAME_CHUNK_OF(a) ((int64_t)((uint32_t)AF_BLOCK / (uint32_t)(a)->num_parts))
 AF_KERNEL NAME_chunks(AF_ARGUMENTS(NAME_chunks) arguments) {
     const NAME_arguments *a = &arguments;
-    const int64_t chunk = AF_BLOCK / a->num_parts, part = AF_BLOCK % a->num_parts;
+    const int64_t chunk = NAME_CHUNK_OF(a), part = AF_BLOCK - chunk * a->num_parts;
     const int64_t first = chunk * NAME_CHUNK, last = af_min(first + NAME_CHUNK, a->num);
     const int64_t column = part * AF_NUM_THREADS + AF_THREAD;
     const uint32_t *keys = a->keys;
@@ -91,7 +93,7 @@ AF_KERNEL NAME_chunks(AF_ARGUMENTS(NAME_chunks) arguments) {
 /* As above: where a run begins in a chunk and goes on after it, its pieces are added in order. */
 AF_KERNEL NAME_joins(AF_ARGUMENTS(NAME_joins) arguments) {
     const NAME_arguments *a = &arguments;
-    const int64_t chunk = AF_BLOCK / a->num_parts, part = AF_BLOCK % a->num_parts;
+    const int64_t chunk = NAME_CHUNK_OF(a), part = AF_BLOCK - chunk * a->num_parts;
     const int64_t first = chunk * NAME_CHUNK, last = first + NAME_CHUNK;
     const int64_t column = part * AF_NUM_THREADS + AF_THREAD;
     const uint32_t *keys = a->keys;
