@@ -118,10 +118,10 @@ class CudaDevice:
         try:
             calls = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
             launch = CudaLaunch(self._context, self._current, calls)
-        except ActorflowError as error:
-            if isinstance(error, CudaError):
-                raise explained(error, self.device) from error
+        except ActorflowError:
             raise
+        except CudaError as error:
+            raise explained(error, self.device) from error
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise DeviceError(f"{kernel} cannot be bound: {reason}") from error

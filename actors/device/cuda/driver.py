@@ -16,11 +16,12 @@ from typing import Protocol
 
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.product import LtProduct
-from compiler.errors import ActorflowError
 
 
-class CudaError(ActorflowError):
+class CudaError(Exception):
     """A call of the driver or a library failed: `code` is its number, `call` its name.
+
+    Who uses a device sees an error of ours, made of this (`faults`).
 
     Codes of the driver and the runtime are those of CUDA (2: out of memory); a library's are given
     with the library's name in `call`.
