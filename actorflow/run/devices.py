@@ -61,7 +61,8 @@ def said_of(plan: Plan, settings: Settings) -> str:
 
     Whoever sees wrong numbers there needs the seed to see them again.
     """
-    names = [f"the simulated device sim:{index}" for index in _indices(plan, DeviceKind.SIM)]
+    simulated = [f"sim:{index}" for index in _indices(plan, DeviceKind.SIM)]
+    names = [f"the simulated device {', '.join(simulated)}"] if simulated else []
     if settings.cuda_emulated:
         gpus = _indices(plan, DeviceKind.CUDA)
         names += [f"cuda:{index}, emulated by the host as {gpu_of(plan)}" for index in gpus]
