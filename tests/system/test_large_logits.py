@@ -8,6 +8,7 @@ from graphs import WideFrom
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.cuda_target import CudaTarget
 from compiler import pipeline
 from compiler.fusion import chunk_wide
 from compiler.target import WIDE_IN_CACHE
@@ -176,8 +177,15 @@ def test_a_label_out_of_range_is_named_with_the_line_of_the_loss(limit):
     assert "test_large_logits.py:" in caught.value.source
 
 
-def large(**options):
-    """Compile a job with 100 MB of logits, and run nothing."""
+@pytest.fixture
+def wide(request):
+    """What is wide where jobs run."""
+    device = request.config.getoption("--device") or ""
+    return CudaTarget.wide_values if device.startswith("cuda") else WIDE_IN_CACHE
+
+
+def large(wide, **options):
+    """Compile a job with logits of twice the largest chunk, and run nothing."""
 
     @af.job(optimizer=af.optim.SGD(0.1))
     def train(model, batch):
@@ -187,21 +195,25 @@ def large(**options):
             metrics["accuracy"] = (logits.argmax(-1) == batch.y.to("int64")).to("float32").mean()
         return metrics
 
-    return train.compile(Tied(50_000), spec(8, 64))
+    return train.compile(Tied(50_000), spec(batch_of(wide), 64))
+
+
+def batch_of(wide):
+    return 2 * wide.most_chunk_bytes // (64 * 50_000 * 4) + 1
 
 
 def arena_bytes(plan):
     return sum(arena.size_bytes for arena in plan.arenas)
 
 
-def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit):
-    by_the_chunk = large()
+def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit, wide):
+    by_the_chunk = large(wide)
     assert len(regions_of(by_the_chunk)) == 1
     limit(1 << 40)
-    logits_bytes = 8 * 64 * 50_000 * 4
-    saved = arena_bytes(large()) - arena_bytes(by_the_chunk)
-    assert saved > logits_bytes - WIDE_IN_CACHE.most_chunk_bytes - (8 << 20)
+    logits_bytes = batch_of(wide) * 64 * 50_000 * 4
+    saved = arena_bytes(large(wide)) - arena_bytes(by_the_chunk)
+    assert saved > logits_bytes - wide.most_chunk_bytes - (8 << 20)
 
 
-def test_an_accuracy_goes_by_the_chunk_too():
-    assert len(regions_of(large(accuracy=True))) == 1
+def test_an_accuracy_goes_by_the_chunk_too(wide):
+    assert len(regions_of(large(wide, accuracy=True))) == 1
