@@ -117,6 +117,7 @@ class CudaDevice:
         self._kept.check_process()
         try:
             calls = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
+            calls = self._context.supported(calls)
             launch = CudaLaunch(self._context, self._current, calls)
         except ActorflowError:
             raise

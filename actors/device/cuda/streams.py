@@ -10,6 +10,7 @@ from actors.device.cuda.faults import fault_of
 from actors.device.cuda.memory import KeptDriver
 from actors.device.cuda.status import StatusMemory, counting
 from actors.device.protocol import DeviceEvent
+from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, RunProduct
 from actors.kernels.cuda.product import LtProduct
 from compiler.errors import InternalError
 from compiler.placement import Device
@@ -41,6 +42,21 @@ class CudaContext:
         if key not in self._choices:
             self._choices[key] = self.kept.driver.make_product(product, workspace_bytes)
         return self._choices[key]
+
+    def supported(self, calls: DeviceCalls) -> DeviceCalls:
+        """Return calls with others in place of a product that the library has no way to compute."""
+        found: list[DeviceCall] = []
+        for call in calls:
+            if isinstance(call, RunProduct) and call.otherwise:
+                try:
+                    self.choose(call.product, call.workspace_bytes)
+                except CudaError as error:
+                    if not error.call.startswith("cublasLt"):
+                        raise
+                    found += self.supported(call.otherwise)
+                    continue
+            found.append(call)
+        return tuple(found)
 
     def check(self) -> None:
         """Raise DeviceFault where a kernel has reported anything; any thread may ask."""

@@ -8,7 +8,8 @@
 - `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
 - `reduce`: sums, means and maxima over axes that no fused kernel reduces.
 - `product`, `products`, `matmul`: matrix products as calls of the library.
-- `region`, `program_steps`: wide values, chunk of rows after chunk.
+- `region`, `program_steps`: wide values, chunk of rows after chunk; `epilogues`: what the library
+  adds to a product before it stores it.
 - `catalogue`: all kernels, by op and by name.
 
 Nothing here needs a GPU, a driver or a package: what a launch is made of is known from shapes and

@@ -99,7 +99,11 @@ class FillBytes:
 
 @dataclass(frozen=True, slots=True)
 class RunProduct:
-    """A matrix product of the library, on operands at these addresses; `workspace` may be 0."""
+    """A matrix product of the library, on operands at these addresses; `workspace` may be 0.
+
+    Where the library has no way to compute it, and there are calls `otherwise`, these are made in
+    its place.
+    """
 
     product: LtProduct
     a: int
@@ -108,6 +112,7 @@ class RunProduct:
     d: int
     workspace: int
     workspace_bytes: int
+    otherwise: tuple[DeviceCall, ...] = ()
 
 
 DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct

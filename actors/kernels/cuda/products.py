@@ -112,6 +112,12 @@ class PlannedProduct:
                 after += copy_calls(self.gpu, here, there)
         return (*before, *self._products(self.form, placed, scratch[3], beta), *after)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is one call of the library, whose columns are those of out."""
+        form = self.form
+        return not (form is None or any(self.copied) or form.is_swapped or form.batch)
+
     def _zeros(self, out: DeviceView) -> DeviceCalls:
         zero = np.broadcast_to(np.zeros((), numpy_dtype(out.dtype)), out.shape)
         return copy_calls(self.gpu, seen_as_array(out), zero)

@@ -30,6 +30,7 @@ from actors.kernels.codegen.region_arrays import (
 )
 from actors.kernels.codegen.spaces import in_place_pairs
 from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
+from actors.kernels.cuda.epilogues import ProductWithTerms, product_with_terms
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.products import PlannedProduct, plan_product
@@ -44,6 +45,8 @@ from actors.protocol import Array, Arrays
 from compiler.errors import InternalError
 from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
 from compiler.types import TensorType, contiguous_strides
+
+_PRODUCT_AND_PROGRAM = [StepKind.PRODUCT, StepKind.PROGRAM]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class CudaRegion:
         pieces = steps.pieces()
         places = zip(pieces, carve(workspace, pieces), strict=True)
         arrays = tuple([_array_at(piece, address) for piece, address in places])
-        return tuple(_CudaSteps(self.gpu, steps.region, given, made, steps.over, arrays).calls())
+        return _CudaSteps(self.gpu, steps.region, given, made, steps.over, arrays).calls()
 
 
 def _planned(gpu: Gpu, region: Region, inputs: Arrays, outputs: Arrays) -> _CudaSteps:
@@ -171,7 +174,10 @@ class _CudaSteps:
         return list({last - first: (first, last) for first, last in self.region.chunks()}.values())
 
     def duration_ns(self) -> float:
-        """Return an estimate: all steps of all chunks, and the copies."""
+        """Return an estimate: all steps of all chunks, and the copies; or the one product."""
+        joined = self._joined()
+        if joined is not None:
+            return joined.duration_ns()
         counts = Counter([last - first for first, last in self.region.chunks()])
         steps = [
             counts[last - first] * self._step_ns(step, first, last)
@@ -181,8 +187,28 @@ class _CudaSteps:
         copies = [copy_ns(self.gpu, self.arrays.arrays[v], x) for v, x in self.copied.items()]
         return sum(steps) + sum(copies)
 
-    def calls(self) -> Iterator[DeviceCall]:
-        """Yield the calls in order."""
+    def calls(self) -> DeviceCalls:
+        """Return the calls in order."""
+        joined, plain = self._joined(), tuple(self._plain_calls())
+        if joined is None:
+            return plain
+        return (joined.call(carve(self._space, joined.planned.pieces), plain),)
+
+    def _joined(self) -> ProductWithTerms | None:
+        """Return the one product that the region is, if its program just adds something to it."""
+        steps, program = self.region.steps, self.region.steps[-1].program
+        if [step.kind for step in steps] != _PRODUCT_AND_PROGRAM or program is None or self.copied:
+            return None
+        (made,), step = steps[0].makes, steps[1]
+        if len(self.region.chunks()) > 1 or step.reads.count(made) != self.region.num_reads(made):
+            return None
+        views = [_view(self.arrays.arrays[value]) for value in (*step.reads, *step.makes)]
+        (a, b, _), _ = self._product(steps[0], 0, self.region.rows)
+        place = step.reads.index(made)
+        return product_with_terms(self.gpu, program, (a, b), place, self._extents, views)
+
+    def _plain_calls(self) -> Iterator[DeviceCall]:
+        """Yield the calls of all steps."""
         for value, array in self.copied.items():
             if value < self.region.num_inputs:
                 yield from copy_calls(self.gpu, self.arrays.arrays[value], array)

@@ -2,14 +2,16 @@
 
 import ctypes
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from actors.device.cuda.driver import CudaError
 from actors.device.cuda.graphs import WholeChain
 from actors.device.protocol import DeviceFault
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunProduct
-from actors.kernels.cuda.product import LtLayout, LtProduct
+from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from compiler.errors import DeviceError, InternalError, OutOfMemory
 from compiler.types import DType
 from tests.shared.recording_driver import kernel_call
@@ -119,6 +121,29 @@ def test_a_deterministic_device_has_products_chosen_by_a_fixed_rule(
         calls = {"p": (RunProduct(product(), 256, 512, 768, 768, 1024, 64),)}
         make_device(calls, is_deterministic=is_deterministic).bind("p", {}, (), (), None)
     assert asked == [False, True]
+
+
+def test_a_product_that_the_library_refuses_is_computed_otherwise(make_device, driver, monkeypatch):
+    right = driver.make_product
+
+    def make_product(asked, workspace_bytes):
+        if asked.epilogue is LtEpilogue.BIAS:
+            raise CudaError("none", code=15, call="cublasLtMatmulAlgoGetHeuristic")
+        return right(asked, workspace_bytes)
+
+    monkeypatch.setattr(driver, "make_product", make_product)
+    plain = RunProduct(product(), 256, 512, 768, 768, 1024, 64)
+    added = kernel_call(len)
+    refused = replace(product(), epilogue=LtEpilogue.BIAS, bias=64)
+    call = replace(plain, product=refused, otherwise=(plain, added))
+    device = make_device({"p": (call,), "q": (replace(call, otherwise=()),)})
+    launch = device.bind("p", {}, (), (), None)
+    (chain,) = device.bind_chain(device.make_stream("compute"), (launch,))
+    driver.calls.clear()
+    chain()
+    assert driver.names() == ["product_later", "launch_later"]
+    with pytest.raises(DeviceError, match="none"):
+        device.bind("q", {}, (), (), None)
 
 
 def test_a_product_that_no_algorithm_takes_names_its_kernel(make_device, driver):
