@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 from actors.admission import Admission
 from actors.device.protocol import DeviceFailure
 from actors.errors import SourceExhausted
-from actors.failure import Failure, blamed, explain, traced
+from actors.failure import Failure, blamed, explain, is_told, traced
 from actors.in_flight import FiringNote, InFlight, Job
 from actors.loop_options import LoopOptions
 from actors.machine import Machine
@@ -349,7 +349,9 @@ class Dispatcher:
         if self.failure is None:
             self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
         elif failure.actor not in self.ports.sources:
-            self.failure.add_note(f"at the same time {explain(self.plan, failure, ())}")
+            also = explain(self.plan, failure, ())
+            if not is_told(also, self.failure):
+                self.failure.add_note(f"at the same time {also}")
 
     def _prepare_flush(self, actor: int) -> None:
         """Bind the last firing of an actor and let it run like any other."""

@@ -117,6 +117,17 @@ def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed
     return failed
 
 
+def is_told(failed: ActorFailed, by: BaseException) -> bool:
+    """Whether an error is of the same launch: every wait for a device tells of the one that failed.
+
+    A launch that is not known may be any other.
+    """
+    if not isinstance(by, ActorFailed) or failed.launch is None:
+        return False
+    told = (by.actor, by.firing, by.launch)
+    return (failed.actor, failed.firing, failed.launch) == told
+
+
 def _line(plan: Plan, actor: Actor) -> str:
     """Return the user's line of the first field that a port fills or reads."""
     registers = [port.register for port in actor.inputs + actor.outputs]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.failure import Failure, explain, place_of
+from actors.failure import Failure, explain, is_told, place_of
 from compiler.plan import ActorKind
 
 
@@ -34,3 +34,15 @@ def test_an_unknown_launch_is_told_with_the_first_ops_and_lines_that_it_can_be(p
 @pytest.mark.parametrize("launch", [0, None])
 def test_a_port_is_told_as_itself_whatever_its_launch(plan, launch):
     assert str(place_of(plan, 0, launch)) == "its source port (train.py:1)"
+
+
+def test_a_failure_is_told_by_one_of_the_same_launch_and_by_no_other(plan):
+    def failed(actor, firing, launch):
+        return explain(plan, Failure(actor, firing, launch, IndexError("id 9")), ())
+
+    told = failed(1, 7, 2)
+    assert is_told(failed(1, 7, 2), told)
+    others = [failed(1, 7, 3), failed(1, 8, 2), failed(0, 7, 2), failed(1, 7, None)]
+    assert not any([is_told(other, told) for other in others])
+    assert not is_told(failed(1, 7, None), failed(1, 7, None))
+    assert not is_told(told, IndexError("id 9"))

@@ -16,10 +16,13 @@ from compiler.types import numpy_dtype
 
 
 class RecordingDriver:
-    """`calls` are the names and arguments of all calls; `failing` gives codes by name of a call."""
+    """`calls` are the names and arguments of all calls, `threads` who made each.
+
+    `failing` gives codes by name of a call.
+    """
 
     def __init__(self, free_bytes=1 << 30):
-        self.calls = []
+        self.calls, self.threads = [], []
         self.failing = {}
         self.memory = {}
         self.graphs = {}
@@ -32,6 +35,7 @@ class RecordingDriver:
 
     def _note(self, name, *args, is_allowed=True):
         self.calls.append((name, *args))
+        self.threads.append((name, threading.get_ident()))
         if name in self.failing:
             raise CudaError("it was to fail", code=self.failing[name], call=name)
         if self._is_captured() and not is_allowed:

@@ -45,7 +45,11 @@ class GpuSeen:
 
 
 class CudaDriver(Protocol):
-    """One GPU. A driver is used by one thread at a time, but for `synchronize_event`."""
+    """One GPU. Any thread may wait (`synchronize_event`, `synchronize`) or free memory.
+
+    For all else one thread uses a driver at a time: the one that loads a plan, then the dispatcher,
+    which runs all actors of devices. Those of the host have threads of their own, which only wait.
+    """
 
     def seen(self) -> GpuSeen:
         """Return what the GPU is."""

@@ -155,6 +155,15 @@ def test_on_every_stream_waits_come_first_and_the_record_last(plans, opened, dri
     assert ("graph_later", "d2h") in calls  # a snapshot of many variables
 
 
+def test_one_thread_uses_the_driver_and_others_only_wait(plans, opened, driver):
+    fit(plans["sim"], 12)
+    run = driver.threads[driver.names().index("record") :]
+    users = {name: {i for n, i in run if n == name} for name in PER_FIRING}
+    fed = set().union(*[users[name] for name in PER_FIRING - {"synchronize_event"}])
+    assert len(fed) == 1
+    assert fed < users["synchronize_event"]  # it throttles itself, and sinks wait for their data
+
+
 def test_what_is_too_large_is_refused_before_anything_is_allocated(plans, monkeypatch):
     driver = RecordingDriver(free_bytes=1000)
     kernels = catalogue.binders()
