@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.gpus import OLDEST_CUDA, described
+from actorflow.compile.gpus import described, dotted
 from actorflow.compile.host import Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
+from actors.device.cuda.driver import OLDEST_CUDA
 from actors.device.cuda.nvml import GpuListed
 from actors.kernels.library.openblas import HOLDING_VARIABLES
 from compiler.errors import CompileError
@@ -172,12 +173,12 @@ def _cuda_findings(host: Host) -> Iterator[Finding]:
         can = "plans for one are made with --gpu, and can run emulated, slowly"
         yield Finding("gpu", f"{cuda.problem}; {can}")
     elif cuda.cuda < OLDEST_CUDA:
-        text = f"the driver {cuda.driver} serves CUDA {_dotted(cuda.cuda)}, jobs on cuda need 13.0"
+        text = f"the driver {cuda.driver} serves CUDA {dotted(cuda.cuda)}, jobs on cuda need 13.0"
         yield Finding("gpu", text, "install an NVIDIA driver of version 580 or later")
     else:
-        yield Finding("gpu", f"driver {cuda.driver}, which serves CUDA {_dotted(cuda.cuda)}")
+        yield Finding("gpu", f"driver {cuda.driver}, which serves CUDA {dotted(cuda.cuda)}")
     for number, gpu in enumerate(cuda.gpus):
-        text = f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {_dotted(gpu.capability)}"
+        text = f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {dotted(gpu.capability)}"
         yield Finding(f"cuda:{number}", text, _how_to_plan(gpu))
     for name, version in packages.items():
         if version is not None:
@@ -195,10 +196,6 @@ def _how_to_plan(gpu: GpuListed) -> str:
     except CompileError as error:
         return str(error)
     return ""
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def _settings_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:

@@ -16,9 +16,6 @@ from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
-OLDEST_CUDA = (13, 0)
-"""What a driver must serve: the packages of the extra [cuda] are made for it."""
-
 EMULATED = "h200"
 """What the host acts as under ACTORFLOW_CUDA=emulated, where nothing else is named."""
 
@@ -118,12 +115,16 @@ def described(seen: GpuListed) -> Gpu:
         else "add one (actors/kernels/cuda/*.json)"
     )
     raise CompileError(
-        f"the GPU here is {seen.name!r} (compute capability"
-        f" {seen.capability[0]}.{seen.capability[1]}), and there is no description of it, but of"
-        f" {', '.join([gpu.says for gpu in known])}; {mend}"
+        f"the GPU here is {seen.name!r} (compute capability {dotted(seen.capability)}), and there"
+        f" is no description of it, but of {', '.join([gpu.says for gpu in known])}; {mend}"
     )
 
 
 def gpu_of(plan: Plan) -> str:
     """Return the name of the GPU that a plan was compiled for; "" for one without CUDA devices."""
     return str(plan.option("gpu", ""))
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Return a version, or a compute capability, as it is written: 9.0."""
+    return f"{version[0]}.{version[1]}"

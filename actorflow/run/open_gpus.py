@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from actorflow.compile.gpus import gpu_of
+from actorflow.compile.gpus import dotted, gpu_of
 from actorflow.compile.native import toolchain_of
+from actorflow.logs import logger
 from actorflow.settings import Settings
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.device import CudaDevice
-from actors.device.cuda.driver import CudaDriver
+from actors.device.cuda.driver import CudaDriver, GpuSeen
+from actors.device.cuda.nvml import listed_gpus
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.poison import CUDA_POISON_KERNELS
 from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.native.toolchain import Toolchain
-from compiler.errors import DeviceError
+from compiler.errors import DeviceError, OutOfMemory
+from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
+from memory.report import format_bytes
 
 
 def open_gpus(
@@ -26,7 +31,8 @@ def open_gpus(
 ) -> list[CudaDevice]:
     """Return a plan's CUDA devices by their numbers, with kernels of the GPU that it is for.
 
-    Where the settings say so the host acts them, late as the schedule is. Raises DeviceError.
+    Where the settings say so the host acts them, late as the schedule is. Raises DeviceError where
+    one cannot be opened or is of another kind than the plan is for, OutOfMemory for one too small.
     """
     gpu, is_deterministic = gpu_of(plan), bool(plan.option("deterministic", False))
     kernels: dict[str, CudaKernel] = {**catalogue.binders(gpu)}
@@ -37,8 +43,9 @@ def open_gpus(
         acted, seed = gpu_named(gpu), settings.sim_seed
         drivers = [EmulatedDriver(cuda, toolchain, acted, index, seed=seed) for index in indices]
     else:
-        folder = None if settings.cache is None else settings.cache / "cuda"
-        drivers = [CupyDriver(index, folder) for index in indices]
+        drivers = _real_drivers(plan, indices, settings)
+        for index, driver in zip(indices, drivers, strict=True):
+            _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
     return [
         CudaDevice(
             driver,
@@ -59,3 +66,35 @@ def _toolchain(settings: Settings) -> Toolchain:
             " gcc or clang) on the PATH; install one, or name it in CC"
         )
     return toolchain
+
+
+def _real_drivers(plan: Plan, indices: Sequence[int], settings: Settings) -> list[CudaDriver]:
+    folder = None if settings.cache is None else settings.cache / "cuda"
+    try:
+        return [CupyDriver(index, folder) for index in indices]
+    except DeviceError as error:
+        # Whoever has no GPU needs no package either.
+        problem = listed_gpus(os.environ).problem or str(error)
+        raise DeviceError(
+            f"plan {plan.name!r} cannot run on a GPU here: {problem}. Run it where its GPU is;"
+            " ACTORFLOW_CUDA=emulated runs it on the host, slowly"
+        ) from error
+
+
+def _check_planned(plan: Plan, device: Device, planned: Gpu, seen: GpuSeen) -> None:
+    """Hold the GPU that is here against the one that the plan was made for."""
+    what = f"plan {plan.name!r} was compiled for {planned.says}, and {device} is {seen.name}"
+    if seen.capability != planned.capability:
+        raise DeviceError(
+            f"{what}: its kernels are built for compute capability {dotted(planned.capability)},"
+            f" and it has {dotted(seen.capability)}; compile the job here"
+        )
+    needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
+    if needed > seen.memory_bytes:
+        raise OutOfMemory(
+            f"{what}: it needs {format_bytes(needed)} there, and the GPU has"
+            f" {format_bytes(seen.memory_bytes)}; compile the job with a smaller batch or a"
+            " memory_budget"
+        )
+    if seen.name != planned.says:
+        logger.warning("%s: results are the same, and it may be slower than it could be", what)

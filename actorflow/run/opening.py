@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from actorflow.compile.gpus import gpu_of
+from actorflow.compile.gpus import gpu_of, is_cuda
 from actorflow.compile.native import NATIVE, build, choosing
 from actorflow.compile.plugins import load_plugins
 from actorflow.compile.targets import hardware_for
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
 from actorflow.run.devices import devices_of
-from actorflow.run.gpus_here import check_gpus
 from actorflow.settings import Settings
+from actors.kernels.cuda.gpu import known_gpus
 from compiler.errors import CompileError, PlanFormatError
 from compiler.plan import Plan
 
@@ -23,11 +23,11 @@ _VERSION = re.compile(r"\b(?:host|cuda)-\d+")
 def make_ready(plan: Plan, settings: Settings) -> None:
     """Prove a plan and build its kernels.
 
-    Raises CompileError, DeviceError, OutOfMemory or PlanFormatError where it cannot run here.
+    Raises CompileError, OutOfMemory or PlanFormatError where it cannot run here.
     """
     _check_ranks(plan)
     _check_slices(plan)
-    check_gpus(plan, settings)
+    _check_gpu(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
@@ -53,6 +53,16 @@ def _check_ranks(plan: Plan) -> None:
             f"plan {plan.name!r} is one of {num_ranks} ranks, and this version has no transport"
             " between ranks: it can be printed and simulated ('actorflow simulate --devices"
             f" {num_ranks}'); compile the job without num_ranks to run it here"
+        )
+
+
+def _check_gpu(plan: Plan) -> None:
+    """Refuse a plan for a GPU that nobody described here; the one that is here is asked later."""
+    name, devices = gpu_of(plan), devices_of(plan)
+    if any([is_cuda(device) for device in devices]) and name not in known_gpus():
+        raise PlanFormatError(
+            f"plan {plan.name!r} was compiled for a GPU called {name!r}, and there are descriptions"
+            f" of {', '.join(known_gpus())} here; compile the job again"
         )
 
 

@@ -21,14 +21,12 @@ from typing import Any
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import CublasLt, LtChoice, find_cublaslt
-from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.driver import OLDEST_CUDA, CudaError, GpuSeen
 from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.nvrtc import cubins
 from actors.kernels.cuda.product import LtProduct
 from compiler.errors import DeviceError
-
-OLDEST_CUDA = 13_000
 
 _ANY_KIND = 4
 """cudaMemcpyDefault: addresses say where they are."""
@@ -80,7 +78,7 @@ class CupyDriver:
         version = runtime.driverGetVersion()
         if version == 0:
             raise DeviceError(f"{device} needs an NVIDIA driver, and none is here")
-        if version < OLDEST_CUDA:
+        if (version // 1000, version % 1000 // 10) < OLDEST_CUDA:
             raise DeviceError(
                 f"{device} needs CUDA 13.0, and the NVIDIA driver here serves CUDA"
                 f" {_dotted(version)} at most: install a driver of version 580 or later"

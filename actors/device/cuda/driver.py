@@ -17,6 +17,9 @@ from typing import Protocol
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.product import LtProduct
 
+OLDEST_CUDA = (13, 0)
+"""What a driver must serve: what the packages of the extra [cuda] are made for."""
+
 
 class CudaError(Exception):
     """A call of the driver or a library failed: `code` is its number, `call` its name.

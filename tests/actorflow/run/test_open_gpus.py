@@ -1,6 +1,5 @@
 """GPUs are opened for a plan that names them: real ones, or the host acting as such."""
 
-import importlib.util
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -9,14 +8,20 @@ import pytest
 
 from actorflow.run import open_gpus
 from actorflow.settings import Settings
+from actors.device.cuda.driver import GpuSeen
+from actors.device.cuda.nvml import Listing
 from actors.device.schedule import LateSchedule
-from compiler.errors import DeviceError
+from compiler.errors import DeviceError, OutOfMemory
 from compiler.placement import Device, DeviceKind
+
+CUDA = Device(DeviceKind.CUDA)
+H200 = GpuSeen("NVIDIA H200", (9, 0), 132, 140 << 30, 13_000)
+ARENAS = [SimpleNamespace(place=CUDA.place, size_bytes=4096)]
 
 
 def opened(settings, *indices):
     options = {"gpu": "h200", "deterministic": True}
-    plan = SimpleNamespace(option=options.get)
+    plan = SimpleNamespace(name="score", option=options.get, arenas=ARENAS)
     return open_gpus.open_gpus(plan, indices, settings, LateSchedule(Random(0)))
 
 
@@ -36,6 +41,9 @@ def test_a_real_gpu_gets_a_folder_for_what_is_built(monkeypatch, tmp_path):
         def __init__(self, *args):
             given.append(args)
 
+        def seen(self):
+            return H200
+
     monkeypatch.setattr(open_gpus, "CupyDriver", Real)
     monkeypatch.setattr(open_gpus, "CudaDevice", lambda driver, *args, **options: (args, options))
     (device,) = opened(Settings(cache=tmp_path, sync=True), 1)
@@ -46,9 +54,74 @@ def test_a_real_gpu_gets_a_folder_for_what_is_built(monkeypatch, tmp_path):
     assert given[1] == (1, None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cupy_backends") is not None, reason="cupy is here")
-def test_without_the_package_a_real_gpu_cannot_be_opened():
-    with pytest.raises(DeviceError, match="needs the package cupy"):
+@pytest.fixture
+def here(monkeypatch):
+    """Let the GPU that is here be another one, or none."""
+
+    def set_(seen=None, refusal="", problem=""):
+        class Real:
+            def __init__(self, index, folder):
+                if refusal:
+                    raise DeviceError(refusal)
+
+            def seen(self):
+                return seen
+
+        monkeypatch.setattr(open_gpus, "CupyDriver", Real)
+        monkeypatch.setattr(open_gpus, "listed_gpus", lambda environ: Listing(problem=problem))
+        monkeypatch.setattr(open_gpus, "CudaDevice", lambda *args, **options: args)
+
+    return set_
+
+
+def test_the_gpu_that_a_plan_was_made_for_is_opened_without_a_word(here, caplog):
+    here(H200)
+    assert len(opened(Settings(), 0)) == 1
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "problem"),
+    [
+        ({"refusal": "a package is missing"}, "a package is missing"),
+        ({"refusal": "a package is missing", "problem": "no driver is here"}, "no driver is here"),
+    ],
+)
+def test_a_machine_without_the_gpu_says_what_is_missing_and_what_can_be_done(
+    here, machine, problem
+):
+    here(**machine)
+    with pytest.raises(DeviceError) as caught:
+        opened(Settings(), 0)
+    assert str(caught.value) == (
+        f"plan 'score' cannot run on a GPU here: {problem}. Run it where its GPU is;"
+        " ACTORFLOW_CUDA=emulated runs it on the host, slowly"
+    )
+
+
+def test_a_plan_for_other_instructions_is_refused(here):
+    here(replace(H200, name="NVIDIA A100-SXM4-80GB", capability=(8, 0)))
+    with pytest.raises(DeviceError) as caught:
+        opened(Settings(), 0)
+    assert str(caught.value) == (
+        "plan 'score' was compiled for NVIDIA H200, and cuda:0 is NVIDIA A100-SXM4-80GB: its"
+        " kernels are built for compute capability 9.0, and it has 8.0; compile the job here"
+    )
+
+
+def test_a_plan_for_a_gpu_with_the_same_instructions_runs_with_a_warning(here, caplog):
+    here(replace(H200, name="NVIDIA H100 PCIe"))
+    opened(Settings(), 0)
+    assert (
+        "compiled for NVIDIA H200, and cuda:0 is NVIDIA H100 PCIe: results are the" in caplog.text
+    )
+
+
+def test_a_gpu_that_is_too_small_is_named_with_both_sizes(here):
+    here(replace(H200, memory_bytes=64))
+    with pytest.raises(
+        OutOfMemory, match=r"it needs 4\.0 KiB there, and the GPU has 64 B; compile"
+    ):
         opened(Settings(), 0)
 
 

@@ -11,6 +11,7 @@ from actorflow import nn
 from actorflow.run.opening import make_ready
 from actorflow.settings import Settings
 from compiler.errors import PlanFormatError
+from compiler.placement import Device, DeviceKind
 
 
 @pytest.fixture(params=["host", "sim"])
@@ -41,3 +42,11 @@ def test_a_plan_of_another_generation_of_kernels_is_refused(plan, settings):
 def test_a_plan_of_other_libraries_is_said_to_differ_in_its_last_bits(plan, settings, caplog):
     make_ready(replace(plan, target=plan.target.replace("numpy-", "numpy-0.")), settings)
     assert "results may differ in their last bits" in caplog.text
+
+
+def test_a_plan_for_a_gpu_that_nobody_described_is_none_of_this_version(plan, settings):
+    cuda = Device(DeviceKind.CUDA)
+    arenas = tuple([replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas])
+    options = (*plan.options, ("gpu", "z9"))
+    with pytest.raises(PlanFormatError, match="GPU called 'z9', and there are descriptions"):
+        make_ready(replace(plan, arenas=arenas, options=options), settings)
