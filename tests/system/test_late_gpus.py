@@ -1,0 +1,134 @@
+"""Jobs on GPUs that the host acts: near to the host's losses, and one result however late they are.
+
+Bytes that nobody may need are scribbled over all the time, guards stand around all memory, and
+whatever the emulation finds wrong ends a run.
+"""
+
+import gc
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.run.runner import Runner
+from actorflow.settings import Settings
+from actors.device.emulated import memory
+
+SEEDS, STEPS, STEPS_OF_A_SEED = 50, 20, 5
+
+RNG = np.random.default_rng(5)
+ROWS = {
+    "x": RNG.standard_normal((48, 6)).astype(np.float32),
+    "ids": RNG.integers(0, 11, (48, 7)).astype(np.int32),
+    "y": RNG.integers(0, 5, 48).astype(np.int32),
+}
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        self.up, self.norm, self.down = nn.Linear(6, 40), nn.LayerNorm(40), nn.Linear(40, 5)
+
+    def __call__(self, batch):
+        h = af.dropout(af.gelu(self.up(batch.x)), 0.1)
+        return self.down(self.norm(h))
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        self.rows, self.down = nn.Embedding(11, 12), nn.Linear(12, 5)
+
+    def __call__(self, batch):
+        return self.down(af.tanh(self.rows(batch.ids)).mean(1))
+
+
+class Halves(Layers):
+    def __call__(self, batch):
+        h = af.gelu(self.up(batch.x))
+        with af.device("cuda:1"):
+            return self.down(self.norm(h))
+
+
+CUDA = {"device": "cuda"}
+KINDS = {
+    "layers": (Layers, CUDA, {}),
+    "embedding": (Bag, CUDA, {}),
+    "accumulate": (Layers, CUDA | {"accumulate": 3}, {}),
+    "streams": (Bag, CUDA | {"streams": 2}, {}),
+    "offload": (Layers, CUDA | {"offload": "optimizer"}, {}),
+    "two GPUs": (Halves, {"devices": ["cuda:0", "cuda:1"]}, {}),
+    "bfloat16": (Layers, CUDA | {"precision": "bf16"}, {"rel": 2e-2}),
+}
+
+
+@pytest.fixture(autouse=True)
+def emulated(native_toolchain, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+
+
+def rows():
+    return af.data.ArraySource(ROWS, batch=8, seed=3)
+
+
+def runner(kind, **options):
+    """Return a function from a seed to what runs a kind of job, compiled once."""
+    make, where, _ = KINDS[kind]
+
+    @af.job(optimizer=af.optim.AdamW(1e-2), seed=2, **where | options)
+    def train(model, batch):
+        return af.cross_entropy(model(batch), batch.y)
+
+    plan = train.compile(make(), rows())
+    settings = Settings.from_env(os.environ)
+    return lambda seed: Runner(plan, settings=replace(settings, sim_seed=seed))
+
+
+def ran(opened, steps):
+    """Return the losses and the bytes of all variables."""
+    losses = []
+    result = opened.fit(
+        rows(), steps=steps, progress=False, on_step=lambda _, m: losses.append(m["loss"])
+    )
+    return losses, {name: array.tobytes() for name, array in result.variables.items()}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "two GPUs"])
+def test_twenty_losses_are_those_of_the_host(kind):
+    near = {"rel": 1e-5} | KINDS[kind][2]
+    losses, _ = ran(runner(kind)(0), STEPS)
+    expected, _ = ran(runner(kind, device="host", offload="none")(0), STEPS)
+    assert losses == pytest.approx(expected, **near)
+    assert len({*losses}) > STEPS // 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_however_late_a_gpu_is_the_bits_are_the_same(kind):
+    run = runner(kind)
+    expected = ran(run(0), STEPS_OF_A_SEED)
+    assert np.isfinite(expected[0]).all()
+    for seed in range(1, SEEDS):
+        assert ran(run(seed), STEPS_OF_A_SEED) == expected, seed
+
+
+def test_launch_by_launch_the_bits_are_the_same(monkeypatch):
+    expected = ran(runner("layers")(0), STEPS_OF_A_SEED)
+    monkeypatch.setenv("ACTORFLOW_SYNC", "1")
+    assert ran(runner("layers")(0), STEPS_OF_A_SEED) == expected
+
+
+def test_all_memory_is_given_back_when_a_run_is_gone(monkeypatch):
+    seen = []
+    make = memory.EmulatedMemory.__init__
+    monkeypatch.setattr(
+        memory.EmulatedMemory, "__init__", lambda self: (make(self), seen.append(self))[0]
+    )
+    run = runner("two GPUs")
+    opened = run(0)
+    ran(opened, 2)
+    opened.close()
+    del opened
+    gc.collect()
+    assert seen
+    assert [block for held in seen for block in held._blocks.values()] == []
