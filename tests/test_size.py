@@ -19,7 +19,7 @@ BUDGET = {
     "compiler": 20_200,
     "memory": 3_650,
     "tests": 58_000,
-    "benchmarks": 9_500,
+    "benchmarks": 10_500,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""
 

@@ -1,0 +1,13 @@
+"""The check on a GPU: one command, under eight minutes, that proves and measures all there is.
+
+check.sh         installs what is missing from a folder of wheels, and runs check.py
+check.py         sections one after another, each a process that is killed when its time is up
+section.py       what sections there are, what each is given and leaves behind
+child.py         what runs in the process of one
+opened.py        a GPU opened, its calls counted and timed
+planned.py       the jobs of the check, their plans, and launches of a plan on one's own memory
+results.py       what was found, as JSON and Markdown, and the table that is printed last
+picture.py       predictions and what was measured, as PNG
+predictions.py   what is expected of each number, written down before there was any
+sections/        a module for each section
+"""

@@ -1,0 +1,57 @@
+"""Calls of ops with what they must give in float64: the table of the tests, and larger shapes.
+
+The table is the one that the tests of ops run, with formulas of its own; here are rows that fill
+more than one block, with extents that no block divides.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "shared"))
+
+import op_table as table
+from op_table import Row, normal, row
+
+_IDS = np.random.default_rng(7).integers(0, 5003, (37, 129))
+_ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+
+
+def large_rows() -> tuple[Row, ...]:
+    """Return calls of many blocks."""
+    p, g, m = (normal(1003, 769, seed=s) for s in range(3))
+    heads = [normal(2, 3, 257, 64, seed=s) for s in range(3)]
+    labels = np.random.default_rng(8).integers(0, 5003, 517)
+    return (
+        row("gelu", table.gelu, normal(1003, 769)),
+        row("add", np.add, normal(1003, 769), normal(769)),
+        *[
+            row("sum", lambda x, axes: x.sum(axes), normal(1003, 769), axes=axes, keepdims=False)
+            for axes in ((0,), (1,), (0, 1))
+        ],
+        row("softmax", table.softmax, normal(517, 1023), scale=0.3, causal=False),
+        row("softmax", table.softmax, normal(3, 257, 257), scale=0.3, causal=True),
+        row("layer_norm", table.layer_norm, normal(1003, 769), normal(769), normal(769, seed=1),
+            eps=1e-5),
+        row("cross_entropy_rows", table.losses, normal(517, 5003), labels),
+        row("matmul", np.matmul, normal(1003, 515), normal(515, 259)),
+        row("matmul", np.matmul, normal(6, 129, 65), normal(6, 65, 257)),
+        row("attention", table.attention, *heads, scale=0.125, causal=True),
+        row("attention", table.attention, *heads, scale=0.125, causal=False),
+        row("transpose", lambda x, perm: x.transpose(perm), normal(65, 129, 67), perm=(2, 0, 1)),
+        row("embedding", lambda w, ids: w[ids], normal(5003, 96), _IDS),
+        row("embedding_grad", table.scattered, normal(37, 129, 96), _IDS, rows=5003),
+        row("adamw_update", table.adamw, p, g, m, np.square(m), np.array(1e-3), np.array(3),
+            **_ADAM),
+        row("dropout", table.dropout, normal(1003, 769), np.array(5), np.array(7), p=0.1, key=2),
+    )  # fmt: skip
+
+
+def rows(*, is_tiny: bool) -> tuple[Row, ...]:
+    """Return all calls; of tiny ones the first of each op."""
+    if not is_tiny:
+        return (*table.ROWS_OF_OPS, *large_rows())
+    return tuple({r.op: r for r in reversed(table.ROWS_OF_OPS)}.values())

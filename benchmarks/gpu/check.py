@@ -1,0 +1,215 @@
+"""The check on a GPU: `python benchmarks/gpu/check.py OUT_DIR [SECTION ...]`.
+
+Sections run one after another, each in a process of its own with a time of its own, and are killed
+when it is up: a fault of CUDA makes a process useless, and a call that hangs cannot be broken off.
+OUT_DIR gets check.json and check.md, written anew after each section, check.log and check.png.
+Exits with 1 where a proof failed, with 0 otherwise, however slow all was, also without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from actors.device.cuda.nvml import Listing, listed_gpus  # noqa: E402
+from gpu.picture import write_png  # noqa: E402
+from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table  # noqa: E402
+from gpu.section import SECTIONS, Section, find_section, replace_text  # noqa: E402
+
+TOTAL_S = 475.0
+REPORT_S = 10.0
+_TAIL, _LOG_BYTES = 1500, 256 << 10
+_KILLED_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How sections are run: where they write, what is shared, and when all must have ended."""
+
+    out: Path
+    shared: Path
+    ends: float
+    is_emulated: bool
+    here: Listing
+
+    def limit_s(self, section: Section, later: Sequence[Section]) -> float:
+        """Return how long a section may take: its own time is safe from those before it.
+
+        One that has others' spare time takes twice its own at most.
+        """
+        kept = sum([s.seconds for s in later])
+        return max(1.0, min(2 * section.seconds, self.ends - REPORT_S - time.monotonic() - kept))
+
+    def why_skipped(self, section: Section) -> str:
+        """Return why a section is not run; empty for one that is."""
+        if self.is_emulated:
+            return "" if section.is_emulated else "emulated: nothing to measure"
+        if section.needs_device and not self.here.gpus:
+            return f"no device: {self.here.problem or 'no GPU is listed'}"
+        return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parsed(arguments)
+    try:
+        chosen = [find_section(name) for name in options.sections] or [*SECTIONS]
+    except LookupError as error:
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shared:
+        here = listed_gpus(os.environ)
+        run = Run(options.out, Path(shared), began + options.seconds, options.emulated, here)
+        result = CheckResult(_head(run), is_emulated=options.emulated)
+        (run.out / "check.log").write_bytes(b"")
+        _write(run, result)
+        for number, section in enumerate(chosen):
+            ended = _run(run, section, chosen[number + 1 :])
+            print(f"{ended.name:10s} {ended.status.value:8s} {ended.seconds:6.1f} s  {ended.why}")
+            sys.stdout.flush()
+            result = replace(result, sections=(*result.sections, ended))
+            _write(run, result)
+    with contextlib.suppress(ImportError):
+        write_png(result, run.out / "check.png")
+    print(table(result))
+    return int(bool(result.failures))
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = ", ".join([f"{s.name} ({s.about})" for s in SECTIONS])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT_DIR")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default all: {names}")
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="when all must have ended")
+    parser.add_argument(
+        "--emulated", action="store_true", help="try the check itself, on the emulated driver"
+    )
+    return parser.parse_args(arguments)
+
+
+def _head(run: Run) -> dict[str, object]:
+    gpus = ", ".join([gpu.name for gpu in run.here.gpus])
+    return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "commit": _commit(),
+        "gpu": "emulated" if run.is_emulated else gpus or f"none: {run.here.problem}",
+        "driver": run.here.driver,
+        "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    }
+
+
+def _commit() -> str:
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
+    """Run one section, or say why not."""
+    why = run.why_skipped(section)
+    if why:
+        return SectionResult(section.name, Status.SKIPPED, 0.0, section.is_proof, why=why)
+    file = run.shared / f"found-{section.name}.json"
+    limit_s, began = run.limit_s(section, later), time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            _command(run, section, file),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env=_environment(run), start_new_session=True,
+        )  # fmt: skip
+        code = _ended(process, limit_s)
+        seconds = time.monotonic() - began
+        said = _end_of(log)
+    with (run.out / "check.log").open("ab") as whole:
+        whole.write(f"== {section.name}: {code}\n".encode() + said + b"\n")
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    tail = said.decode("utf-8", "replace").strip()
+    status, why = _status(code, found, tail, limit_s)
+    return SectionResult(
+        section.name,
+        status,
+        seconds,
+        section.is_proof,
+        found.get("metrics", {}),
+        found.get("facts", {}),
+        found.get("checks", []),
+        why,
+        "" if status is Status.OK else tail[-_TAIL:],
+    )
+
+
+def _command(run: Run, section: Section, file: Path) -> list[str]:
+    script = str(ROOT / "benchmarks" / "gpu" / "child.py")
+    command = [sys.executable, script, section.name, str(file), "--shared", str(run.shared)]
+    return [*command, "--emulated"] if run.is_emulated else command
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """Return the variables of a section's process: those of actorflow are ours alone."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("ACTORFLOW_")}
+    kept |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
+        "PYTHONUNBUFFERED": "1",
+        # Kernels that one section compiled serve the next; nothing is left on the machine.
+        "ACTORFLOW_CACHE": str(run.shared / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(run.shared / "inductor"),
+        "TRITON_CACHE_DIR": str(run.shared / "triton"),
+    }
+    return kept | ({"ACTORFLOW_CUDA": "emulated"} if run.is_emulated else {})
+
+
+def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """Return a process' exit code; None for one that had to be killed, with all it started."""
+    try:
+        code: int | None = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold a dead process
+        process.wait(_KILLED_S)
+    return code
+
+
+def _end_of(log) -> bytes:
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LOG_BYTES))
+    return log.read()
+
+
+def _status(code: int | None, found: dict, tail: str, limit_s: float) -> tuple[Status, str]:
+    if code is None:
+        return Status.TIMEOUT, f"killed after {limit_s:.0f} s"
+    if code != 0:
+        return Status.ERROR, f"exit code {code}: {tail.splitlines()[-1] if tail else 'no word'}"
+    if found.get("skipped"):
+        return Status.SKIPPED, found["skipped"]
+    bad = [c for c in found.get("checks", []) if not c["ok"]]
+    return (Status.FAIL, f"{len(bad)} checks do not hold") if bad else (Status.OK, "")
+
+
+def _write(run: Run, result: CheckResult) -> None:
+    replace_text(run.out / "check.json", json.dumps(as_json(result), indent=1) + "\n")
+    replace_text(run.out / "check.md", markdown(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""What the check found: values, JSON, Markdown, and the table that is printed last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpu.predictions import PREDICTIONS, Prediction
+
+SCHEMA = 1
+TABLE_LINES, TABLE_WIDTH = 40, 110
+_NUM_METRICS = 4
+
+
+class Status(Enum):
+    """How a section ended."""
+
+    OK = "ok"
+    FAIL = "fail"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class SectionResult:
+    """A section that has ended. `why` says why it was skipped, or how it failed."""
+
+    name: str
+    status: Status
+    seconds: float
+    is_proof: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    checks: Sequence[Mapping[str, object]] = ()
+    why: str = ""
+    log_tail: str = ""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What makes the whole check fail."""
+        found = [
+            f"{self.name}: {c['name']}: {c['value']}"
+            + (f", allowed {c['limit']}" if c["limit"] else "")
+            for c in self.checks
+            if not c["ok"]
+        ]
+        if self.is_proof and self.status in (Status.ERROR, Status.TIMEOUT):
+            found.append(f"{self.name}: {self.status.value}: {self.why}")
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A prediction and what was measured; None where nothing was."""
+
+    prediction: Prediction
+    measured: float | None
+
+    @property
+    def word(self) -> str:
+        """Return hit, miss or nothing."""
+        if self.measured is None:
+            return "not measured"
+        return "hit" if self.prediction.low <= self.measured <= self.prediction.high else "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """A whole run, finished or not. `head` says when, where and with what.
+
+    Numbers of an emulated one are measures of nothing.
+    """
+
+    head: Mapping[str, object]
+    sections: tuple[SectionResult, ...] = ()
+    is_emulated: bool = False
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What failed, of all sections."""
+        return tuple([text for section in self.sections for text in section.failures])
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Return every prediction with what was measured."""
+        counted = () if self.is_emulated else self.sections
+        seen = {f"{s.name}/{n}": value for s in counted for n, value in s.metrics.items()}
+        return tuple([Verdict(p, seen.get(p.name)) for p in PREDICTIONS])
+
+
+def as_json(result: CheckResult) -> dict[str, object]:
+    """Return what is written to check.json."""
+    return {
+        "schema": SCHEMA,
+        **result.head,
+        "sections": [
+            {
+                "name": s.name,
+                "status": s.status.value,
+                "seconds": round(s.seconds, 1),
+                "why": s.why,
+                "metrics": dict(s.metrics),
+                "facts": dict(s.facts),
+                "checks": list(s.checks),
+                "log_tail": s.log_tail,
+            }
+            for s in result.sections
+        ],
+        "predictions": [
+            {
+                "name": v.prediction.name,
+                "low": v.prediction.low,
+                "high": v.prediction.high,
+                "why": v.prediction.why,
+                "measured": v.measured,
+                "verdict": v.word,
+            }
+            for v in result.verdicts
+        ],
+        "failures": list(result.failures),
+    }
+
+
+def markdown(result: CheckResult) -> str:
+    """Return what is written to check.md: everything but the logs."""
+    lines = ["# The check on a GPU", ""]
+    lines += [f"- {name}: {value}" for name, value in result.head.items()]
+    lines += ["", "| section | ends | s | checks |", "|---|---|--:|--:|"]
+    for s in result.sections:
+        held = sum([bool(c["ok"]) for c in s.checks])
+        ends = s.status.value + (f": {s.why}" if s.why else "")
+        lines.append(f"| {s.name} | {_cell(ends)} | {s.seconds:.1f} | {held} of {len(s.checks)} |")
+    lines += [
+        "",
+        "## Predictions",
+        "",
+        "| number | expected | measured | | why |",
+        "|---|--:|--:|---|---|",
+    ]
+    for v in result.verdicts:
+        p, measured = v.prediction, "" if v.measured is None else f"{v.measured:.4g}"
+        lines.append(
+            f"| {p.name} | {p.low:g} to {p.high:g} | {measured} | {v.word} | {_cell(p.why)} |"
+        )
+    for s in result.sections:
+        if s.metrics or s.facts:
+            lines += ["", f"## {s.name}", "", "| | |", "|---|--:|"]
+            lines += [f"| {_cell(n)} | {_cell(t)} |" for n, t in s.facts.items()]
+            lines += [f"| {_cell(n)} | {value:g} |" for n, value in s.metrics.items()]
+        if s.checks:
+            lines += ["", "| check | holds | seen | allowed |", "|---|---|---|---|"]
+            lines += [
+                f"| {_cell(c['name'])} | {'yes' if c['ok'] else '**NO**'} | {_cell(c['value'])} |"
+                f" {_cell(c['limit'])} |"
+                for c in s.checks
+            ]
+    lines += ["", *[f"- FAIL {_cell(text)}" for text in result.failures]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(result: CheckResult) -> str:
+    """Return at most 40 lines: sections with key numbers, predictions missed, what failed."""
+    lines = [f"{'section':10s} {'ends':8s} {'s':>6s}  checks"]
+    for s in result.sections:
+        held = f"{sum([bool(c['ok']) for c in s.checks])}/{len(s.checks)}" if s.checks else ""
+        numbers = ", ".join([f"{n} {x:g}" for n, x in [*s.metrics.items()][:_NUM_METRICS]])
+        said = s.why or numbers
+        lines.append(f"{s.name:10s} {s.status.value:8s} {s.seconds:6.1f}  {held:8s} {said}")
+    verdicts = result.verdicts
+    words = [v.word for v in verdicts]
+    lines.append(
+        f"predictions: {words.count('hit')} hit, {words.count('miss')} missed,"
+        f" {words.count('not measured')} not measured"
+    )
+    lines += [
+        f"  {v.word}: {v.prediction.name} {v.measured:.4g}, expected {v.prediction.low:g} to"
+        f" {v.prediction.high:g}"
+        for v in sorted(verdicts, key=lambda v: v.word, reverse=True)
+        if v.measured is not None
+    ]
+    failed = [f"FAIL {text}" for text in result.failures]
+    return "\n".join([line[:TABLE_WIDTH] for line in _fitted(lines, failed)])
+
+
+def _fitted(lines: list[str], failed: list[str]) -> Iterable[str]:
+    """Yield at most 40 lines; what failed comes last, and before anything is left out."""
+    failed = failed[: TABLE_LINES // 2]
+    room = TABLE_LINES - len(failed)
+    yield from lines if len(lines) <= room else [*lines[: room - 1], "  ... and more in check.md"]
+    yield from failed
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "/")

@@ -1,0 +1,128 @@
+"""The sections of the check in their order, and what a section is given and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MOST_LETTERS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the check: its name, its seconds, and its module in `sections`.
+
+    `needs_device`: it is skipped without a GPU. `is_proof`: an error or a hang of it fails the
+    check, as a failed check of any section does. `is_emulated`: it can be tried on the emulated
+    driver.
+    """
+
+    name: str
+    seconds: float
+    module: str
+    about: str
+    needs_device: bool = True
+    is_proof: bool = False
+    is_emulated: bool = True
+
+
+SECTIONS = (
+    Section("versions", 10, "versions", "what is here", needs_device=False),
+    Section("texts", 40, "texts", "all kernel texts compile, none spills", False, True),
+    Section("kernels", 45, "kernels", "each kernel against float64", is_proof=True),
+    Section("training", 60, "training", "steps against the host, resume, graphs", is_proof=True),
+    Section("faults", 15, "faults", "what goes wrong is told", is_proof=True),
+    Section("ceilings", 35, "ceilings", "the best there is, launches, graphs"),
+    Section("copies", 20, "copies", "copies beside compute"),
+    Section("products", 50, "products", "GPT-2's launches one by one"),
+    Section("ours", 60, "ours", "GPT-2, BERT, tiny"),
+    Section("torch", 40, "rivals", "the same in torch, eager", is_emulated=False),
+    Section("compile", 90, "rivals", "torch.compile and reduce-overhead", is_emulated=False),
+)
+
+
+class Skipped(Exception):
+    """This section cannot run here; the text says why."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a section has found so far; every finding is on the disk before the next is made."""
+
+    file: Path
+    metrics: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    checks: list[dict[str, object]] = field(default_factory=list)
+    skipped: str = ""
+
+    def metric(self, name: str, value: float) -> None:
+        """Keep a number; its unit is the end of its name."""
+        self.metrics[name] = float(f"{value:.5g}")
+        self.write()
+
+    def fact(self, name: str, text: object) -> None:
+        """Keep a text."""
+        self.facts[name] = str(text)
+        self.write()
+
+    def check(self, name: str, is_ok: bool, value: object = "", limit: object = "") -> None:
+        """Keep whether something holds, what was seen and what was allowed."""
+        said = {"name": name, "ok": bool(is_ok), "value": _short(value), "limit": _short(limit)}
+        self.checks.append(said)
+        self.write()
+
+    def within(self, name: str, value: float, limit: float) -> None:
+        """Check that a number is finite and at most a limit."""
+        self.check(name, value <= limit, f"{value:.3g}", f"{limit:.3g}")
+
+    def write(self) -> None:
+        """Put everything in the place of what was written before, at once."""
+        said = {
+            "metrics": self.metrics,
+            "facts": self.facts,
+            "checks": self.checks,
+            "skipped": self.skipped,
+        }
+        replace_text(self.file, json.dumps(said))
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Put a file in the place of another, at once."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a section runs. `shared` is a folder of all sections of a run."""
+
+    name: str
+    shared: Path
+    is_emulated: bool
+
+    def tell(self, what: str, value: object) -> None:
+        """Leave a value to later sections."""
+        replace_text(self.shared / f"{what}.json", json.dumps(value))
+
+    def told(self, what: str) -> object | None:
+        """Return what an earlier section left, if it did."""
+        try:
+            return json.loads((self.shared / f"{what}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+
+def find_section(name: str) -> Section:
+    """Return the section of a name. Raises LookupError."""
+    for section in SECTIONS:
+        if section.name == name:
+            return section
+    raise LookupError(f"there is no section {name!r}: {', '.join([s.name for s in SECTIONS])}")

@@ -1,0 +1,253 @@
+"""Every op of the catalogue on the device against float64, among poison and guards.
+
+An op becomes what it is in a plan: a fused program, a library's product, a kernel of its own. Bytes
+around all operands are guarded, outputs and scratch are full of NaN at first, and every launch runs
+twice, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+import compiler.ops.standard  # noqa: F401  # registers the ops
+from actors.device.cuda.device import CudaDevice
+from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.calls import RunKernel
+from actors.kernels.cuda.views import DeviceView
+from actors.kernels.kernel import Operand
+from compiler.bfloat16 import from_bits, to_bits
+from compiler.fusion import fuse
+from compiler.graph import Graph, GraphBuilder, Node, Output
+from compiler.ops.sources import INPUT
+from compiler.placement import Memory
+from compiler.registry import find_op, reference, runs_as, view
+from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from gpu.cases import Row, rows
+from gpu.opened import GPU, open_device, open_driver
+from gpu.section import Findings, Place
+
+LIMITS = {DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1e-2}
+"""Of the norm of the difference by the norm of what is right, by type of the result."""
+
+_GUARD, _POISON = 0x5A, 0xFF
+_MARGIN, _ALIGNMENT = 512, 256
+
+
+class Wrong(Exception):
+    """A kernel did what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """An op on inputs of a type, as the graph that a plan is made of."""
+
+    row: Row
+    dtype: DType
+    graph: Graph
+    inputs: tuple[np.ndarray, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.op} in {self.dtype.value}"
+
+
+def run(found: Findings, place: Place) -> None:
+    driver = open_driver(place)
+    device = open_device(place, driver)
+    types = (DType.FLOAT32,) if place.is_emulated else (DType.FLOAT32, DType.BFLOAT16)
+    called = [_called(row, dtype) for row in rows(is_tiny=place.is_emulated) for dtype in types]
+    driver.load(list(_texts(called)))
+    stream = device.make_stream("check")
+    worst: dict[str, float] = defaultdict(float)
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for call in called:
+        try:
+            error = _error(call, _outputs(device, stream, call))
+            worst[call.name] = max(worst[call.name], error)
+            if error > 1.0:
+                wrong[call.name].append(f"{_shapes(call)}: {error:.3g} of what is allowed")
+        except (Wrong, LookupError, AssertionError) as trouble:
+            wrong[call.name].append(f"{_shapes(call)}: {trouble}")
+    found.metric("calls", len(called))
+    found.metric("worst_of_allowed", max(worst.values(), default=0.0))
+    for name in dict.fromkeys([call.name for call in called]):
+        found.check(name, not wrong[name], "; ".join(wrong[name][:3]) or f"{worst[name]:.3g}", 1.0)
+
+
+def _called(row: Row, dtype: DType) -> Called:
+    """Return the graph of a row, fused as a plan's is; inputs rounded to their types."""
+    b = GraphBuilder()
+    kinds = [dtype if a.dtype == np.float64 else DType(str(a.dtype)) for a in row.inputs]
+    values = [
+        b.one(INPUT, name=str(i), dtype=kind.value, shape=a.shape)
+        for i, (a, kind) in enumerate(zip(row.inputs, kinds, strict=True))
+    ]
+    b.outputs = [
+        Output(str(i), v) for i, v in enumerate(b.emit(find_op(row.op), values, row.attrs))
+    ]
+    inputs = tuple([_rounded(a, kind) for a, kind in zip(row.inputs, kinds, strict=True)])
+    return Called(row, dtype, fuse.run(b.freeze()), inputs)
+
+
+def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return an array in a type, bfloat16 as its bits."""
+    if dtype is DType.BFLOAT16:
+        return to_bits(np.array(array, np.float32))
+    return np.array(array, dtype.value)
+
+
+def _numbers(array: np.ndarray, dtype: DType) -> np.ndarray:
+    return from_bits(array) if dtype is DType.BFLOAT16 else array
+
+
+def _shapes(call: Called) -> str:
+    return ", ".join([str(list(a.shape)) for a in call.inputs])
+
+
+def _is_launched(graph: Graph, node: Node) -> bool:
+    return node.op is not INPUT and not view.has(node.op)
+
+
+def _operands(graph: Graph, values: tuple[int, ...]) -> tuple[Operand, ...]:
+    types = [graph.types[v] for v in values]
+    return tuple([Operand(t, 0, contiguous_strides(t.shape, t.dtype.itemsize)) for t in types])
+
+
+def _chosen(graph: Graph, node: Node):
+    sides = _operands(graph, node.inputs), _operands(graph, node.outputs)
+    name, needs = catalogue.choose(
+        GPU, node.op.name, dict(node.attrs), *sides, runs_as.get(node.op) or ""
+    )
+    return catalogue.binders(GPU)[name], needs
+
+
+def _texts(called: list[Called]) -> Iterator[object]:
+    """Yield the texts of all launches, so that they are built at once; nothing is addressed."""
+    for call in called:
+        for node in call.graph.nodes:
+            if not _is_launched(call.graph, node):
+                continue
+            try:
+                kernel, needs = _chosen(call.graph, node)
+            except LookupError:
+                continue
+            sides = [
+                tuple([DeviceView(1 << 30, x.type, x.strides_bytes) for x in operands])
+                for operands in (
+                    _operands(call.graph, node.inputs),
+                    _operands(call.graph, node.outputs),
+                )
+            ]
+            calls = kernel.bind(dict(node.attrs), *sides, _scratch(1 << 31, needs.workspace_bytes))
+            yield from [c.text for c in calls if isinstance(c, RunKernel)]
+
+
+def _scratch(address: int, size: int) -> DeviceView | None:
+    return DeviceView(address, TensorType(DType.UINT8, (size,)), (1,)) if size else None
+
+
+def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
+    """Return what the device makes of a call; what is only a view is made by the reference."""
+    held: dict[int, np.ndarray] = {}
+    graph = call.graph
+    for node in graph.nodes:
+        given = [held[v] for v in node.inputs]
+        if node.op is INPUT:
+            made = [call.inputs[int(str(node.attrs["name"]))]]
+        elif _is_launched(graph, node):
+            made = _launched(device, stream, graph, node, given)
+        else:
+            made = [np.ascontiguousarray(a) for a in reference.get(node.op)(node.attrs, *given)]
+        held.update(zip(node.outputs, made, strict=True))
+    return [held[output.value] for output in graph.outputs]
+
+
+def _launched(
+    device: CudaDevice, stream, graph: Graph, node: Node, given: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Launch one node twice among guards. Raises Wrong."""
+    kernel, needs = _chosen(graph, node)
+    types = [graph.types[v] for v in (*node.inputs, *node.outputs)]
+    types.append(TensorType(DType.UINT8, (needs.workspace_bytes,)))
+    places, end = [], _MARGIN
+    for type_ in types:
+        places.append(end)
+        size = type_.size_bytes + _MARGIN
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    image = np.full(end, _GUARD, np.uint8)
+    spans = [slice(p, p + t.size_bytes) for p, t in zip(places, types, strict=True)]
+    for span, array in zip(spans, given, strict=False):
+        image[span] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for span in spans[len(given) :]:
+        image[span] = _POISON
+    for output, index in node.writes:  # it may leave what does not change
+        image[spans[len(given) + output]] = image[spans[index]]
+    block = device.allocate(end, _ALIGNMENT, Memory.DEVICE)
+    whole = device.view(block, 0, TensorType(DType.UINT8, (end,)), (1,))
+    views = [
+        device.view(block, p, t, contiguous_strides(t.shape, t.dtype.itemsize))
+        for p, t in zip(places, types, strict=True)
+    ]
+    workspace = views.pop() if needs.workspace_bytes else None
+    sides = tuple(views[: len(given)]), tuple(views[len(given) : len(types) - 1])
+    launch = device.bind(kernel.name, MappingProxyType(dict(node.attrs)), *sides, workspace)
+    (chain,) = device.bind_chain(stream, (launch,))
+    left = []
+    for _ in range(2):
+        device.write(whole, image)
+        chain()
+        device.synchronize()
+        left.append(device.read(whole))
+    return _checked(image, left, spans, types, len(given), len(node.outputs))
+
+
+def _checked(
+    image: np.ndarray,
+    left: list[np.ndarray],
+    spans: list[slice],
+    types: list[TensorType],
+    num_inputs: int,
+    num_outputs: int,
+) -> list[np.ndarray]:
+    """Return the outputs. Raises Wrong where other bytes changed, or the second run differs."""
+    outputs = slice(num_inputs, num_inputs + num_outputs)
+    kept = np.ones(len(image), bool)
+    for span in spans[num_inputs:]:
+        kept[span] = False
+    changed = np.flatnonzero(kept & (left[0] != image))
+    if changed.size:
+        raise Wrong(f"{changed.size} bytes changed that are no output's, the first at {changed[0]}")
+    for span in spans[outputs]:
+        if (left[0][span] != left[1][span]).any():
+            raise Wrong("a second launch gives other bits")
+    return [
+        left[0][span].view(numpy_dtype(t.dtype)).reshape(t.shape)
+        for span, t in zip(spans[outputs], types[outputs], strict=True)
+    ]
+
+
+def _error(call: Called, outputs: list[np.ndarray]) -> float:
+    """Return the largest error of a result, by what is allowed of it."""
+    kinds = [call.graph.types[v.value].dtype for v in call.graph.outputs]
+    exact = [
+        _numbers(a, call.dtype).astype(np.float64) if given.dtype == np.float64 else given
+        for a, given in zip(call.inputs, call.row.inputs, strict=True)
+    ]
+    worst = 0.0
+    for made, kind, wanted in zip(outputs, kinds, call.row.outputs(tuple(exact)), strict=True):
+        if wanted is None:
+            continue
+        if not kind.is_float:
+            worst = max(worst, 0.0 if np.array_equal(made, wanted) else np.inf)
+            continue
+        got = _numbers(made, kind).astype(np.float64)
+        wanted = np.asarray(wanted, np.float64)
+        off = np.linalg.norm(np.ravel(np.nan_to_num(got - wanted, nan=np.inf)))
+        scale = np.linalg.norm(np.ravel(wanted)) or 1.0
+        worst = max(worst, float(off / scale) / LIMITS[kind]) if got.size else worst
+    return worst

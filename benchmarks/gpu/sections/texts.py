@@ -1,0 +1,71 @@
+"""All kernel texts of the measured jobs, by NVRTC: what they use, and that none spills.
+
+Needs no GPU; where there is one the machine code stays for the sections that follow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from actorflow.settings import Settings
+from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.calls import KernelText, RunKernel
+from actors.kernels.cuda.gpu import gpu_named
+from compiler.errors import ActorflowError
+from compiler.plan import Plan
+from gpu.opened import GPU
+from gpu.planned import bound_launches, device_bytes, measured_rows, plan_of, proven_rows
+from gpu.section import Findings, Place, Skipped
+
+
+def run(found: Findings, place: Place) -> None:
+    texts = texts_of(planned(found, is_tiny=place.is_emulated))
+    found.metric("texts", len(texts))
+    if not nvrtc.is_here():
+        raise Skipped("NVRTC is not here")
+    arch, folder = gpu_named(GPU).arch, Settings.from_env(os.environ).cache
+    began = time.perf_counter()
+    threads = os.cpu_count() or 1
+    nvrtc.cubins(texts, arch, folder, threads)
+    found.metric("compile_s", time.perf_counter() - began)
+    with ThreadPoolExecutor(threads) as pool:
+        uses = pool.map(lambda text: (text, nvrtc.usage(text, arch)), texts)
+        kernels = [(text, name, use) for text, of in uses for name, use in of.items()]
+    found.metric("kernels", len(kernels))
+    found.metric("most_registers", max([use.registers for *_, use in kernels]))
+    spilled = sum([use.spilled_bytes for *_, use in kernels])
+    found.metric("spilled_bytes", spilled)
+    found.check("no kernel spills", not spilled, f"{spilled} bytes", 0)
+    for text, name, use in kernels:
+        said = f"{use.registers} registers, {use.spilled_bytes} spilled, {use.shared_bytes} shared"
+        found.facts[f"{text.about}: {name}"] = said
+    found.write()
+
+
+def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
+    """Return the plans of all jobs that are proven or measured; says how long planning took."""
+    plans = []
+    for row, precision in dict.fromkeys(
+        [
+            (row, precision)
+            for row, precision in (*proven_rows(is_tiny=is_tiny), *measured_rows(is_tiny=is_tiny))
+        ]
+    ):
+        name, began = f"{row.name}_{precision}", time.perf_counter()
+        try:
+            plans.append(plan_of(row, precision))
+        except ActorflowError as error:
+            found.check(f"{name} can be planned", False, error)
+            continue
+        found.metric(f"plan_{name}_s", time.perf_counter() - began)
+        found.metric(f"arena_{name}_gib", device_bytes(plans[-1]) / (1 << 30))
+    return plans
+
+
+def texts_of(plans: list[Plan]) -> list[KernelText]:
+    """Return every kernel text that launches of these plans run, once."""
+    calls = [call for plan in plans for bound in bound_launches(plan) for call in bound.calls]
+    found = {call.text.text: call.text for call in calls if isinstance(call, RunKernel)}
+    return list(found.values())

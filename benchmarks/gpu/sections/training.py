@@ -1,0 +1,113 @@
+"""Steps of each job against the host; resumed runs and launches one by one have the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from engines.actorflow_models import FAMILIES, job_of
+from rows.row import Row
+
+from actorflow.data.source import spec_of
+from gpu.opened import GPU
+from gpu.planned import proven_rows
+from gpu.section import Findings, Place
+
+STEPS, FEW = 20, 4
+LIMITS = {"fp32": 1e-5, "bf16": 2e-2}
+"""How far losses may lie apart, by the host's."""
+
+
+class Rounds:
+    """A data source that goes round some batches, and can be sought."""
+
+    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
+        self._batches, self._count = batches, 0
+
+    def spec(self):
+        return spec_of(self._batches[0])
+
+    def __next__(self):
+        self._count += 1
+        return self._batches[(self._count - 1) % len(self._batches)]
+
+    def state(self):
+        return {"count": self._count}
+
+    def restore(self, state) -> None:
+        self._count = state["count"]
+
+    def fingerprint(self) -> str:
+        return "rounds"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run left: losses by step, and the parameters as a hash."""
+
+    losses: tuple[float, ...]
+    bits: str
+
+
+def run(found: Findings, place: Place) -> None:
+    steps = FEW if place.is_emulated else STEPS
+    for row, precision in proven_rows(is_tiny=place.is_emulated):
+        name = f"{row.name} {precision}"
+        try:
+            here = trained(row, precision, "host", steps)
+            there = trained(row, precision, "cuda", steps)
+        except Exception as error:
+            found.check(f"{name}: {steps} steps", False, f"{type(error).__name__}: {error}")
+            continue
+        pairs = zip(here.losses, there.losses, strict=True)
+        apart = max([abs(a - b) / abs(a) for a, b in pairs])
+        found.within(f"{name}: losses of {steps} steps by the host's", apart, LIMITS[precision])
+        with synchronous():
+            found.check(
+                f"{name}: a graph and launch by launch have the same bits",
+                trained(row, precision, "cuda", steps) == there,
+            )
+        folder = place.shared / f"run-{row.name}-{precision}"
+        first = trained(row, precision, "cuda", steps // 2, folder)
+        rest = trained(row, precision, "cuda", steps, folder)
+        found.check(
+            f"{name}: a resumed run has the same bits",
+            rest.bits == there.bits and first.losses + rest.losses == there.losses,
+        )
+
+
+def trained(
+    row: Row, precision: str, device: str, steps: int, folder: Path | None = None
+) -> Trained:
+    """Train a row until so many steps in total, from the newest checkpoint of a folder."""
+    model, loss = FAMILIES[row.family](row)
+    model.load(row.weights())
+    options = {"device": device} | ({"gpu": GPU} if device == "cuda" else {})
+    losses: list[float] = []
+    job_of(row, precision, loss, **options).fit(
+        model,
+        Rounds(row.batches()),
+        steps=steps,
+        progress=False,
+        on_step=lambda step, metrics: losses.append(float(metrics["loss"])),
+        **({} if folder is None else {"checkpoint": folder, "every": max(1, steps)}),
+    )
+    digest = hashlib.blake2b()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode() + np.ascontiguousarray(parameter.data).tobytes())
+    return Trained(tuple(losses), digest.hexdigest())
+
+
+@contextmanager
+def synchronous() -> Iterator[None]:
+    """Let every launch be waited for."""
+    os.environ["ACTORFLOW_SYNC"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["ACTORFLOW_SYNC"]

@@ -1,0 +1,74 @@
+"""What is here: packages, libraries, the GPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+
+from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.cuda.nvml import listed_gpus
+from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.gpu import gpu_named
+from compiler.errors import ActorflowError
+from gpu.opened import GPU, open_driver
+from gpu.section import Findings, Place, Skipped
+
+_PACKAGES = (
+    "numpy", "msgpack", "pyzmq", "cffi", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime",
+    "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "torch", "triton", "jax",
+    "matplotlib", "Pillow",
+)  # fmt: skip
+
+
+def run(found: Findings, place: Place) -> None:
+    found.fact("python", f"{platform.python_version()} on {platform.platform()}")
+    found.fact("cores", os.cpu_count())
+    found.fact("C compiler", shutil.which("cc") or shutil.which("gcc") or "none")
+    for name in _PACKAGES:
+        found.fact(name, _version(name))
+    for name, ask in (("NVRTC", nvrtc.version), ("cuBLASLt", _cublaslt), ("cuDNN", _cudnn)):
+        try:
+            found.fact(name, ask())
+        except (ActorflowError, ImportError, OSError) as error:
+            found.fact(name, f"not here: {error}")
+    here = listed_gpus(os.environ)
+    if here.problem and not place.is_emulated:
+        raise Skipped(f"of a device: {here.problem}")
+    if not place.is_emulated:
+        found.fact("driver", f"{here.driver}, CUDA {here.cuda}")
+        for gpu in here.gpus:
+            found.fact(gpu.name, f"{gpu.capability}, {gpu.memory_bytes:,} bytes")
+    driver = open_driver(place)
+    seen, known = driver.seen(), gpu_named(GPU)
+    for name, said, planned in (
+        ("name", seen.name, known.says),
+        ("capability", seen.capability, known.capability),
+        ("multiprocessors", seen.num_sms, known.num_sms),
+    ):
+        found.check(f"{name} is what plans are made for", said == planned, said, planned)
+    found.fact("memory", f"{seen.memory_bytes:,} bytes, {driver.free_bytes():,} free")
+    found.check(
+        "memory is no less than plans are made for",
+        seen.memory_bytes >= 0.98 * known.memory_bytes,
+        f"{seen.memory_bytes:,}",
+        f"{known.memory_bytes:,}",
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not here"
+
+
+def _cublaslt() -> int:
+    return CublasLt(find_cublaslt()).version
+
+
+def _cudnn() -> int:
+    import cudnn
+
+    return int(cudnn.backend_version())

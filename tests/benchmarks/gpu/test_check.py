@@ -1,0 +1,217 @@
+"""The check on a GPU does what it promises where there is none: tried on the emulated driver."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from gpu import check, section
+from gpu.predictions import PREDICTIONS
+from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table
+from gpu.section import SECTIONS, Section
+
+from actors.device.cuda.nvml import GpuListed, Listing
+
+CHECK = Path(check.__file__)
+
+
+@pytest.fixture
+def sections(monkeypatch, tmp_path):
+    """Return a function that puts sections with bodies of a test in the place of all."""
+    package = tmp_path / "bodies" / "gpu" / "sections"
+    real = CHECK.parent
+
+    def put(**bodies):
+        package.mkdir(parents=True)
+        for file in real.glob("*.py"):
+            (package.parent / file.name).write_text(file.read_text())
+        found = []
+        for name, (seconds, is_proof, body) in bodies.items():
+            lines = "".join(f"    {line}\n" for line in body.splitlines())
+            text = "import os, sys, time\nfrom gpu.section import Skipped\n"
+            (package / f"{name}.py").write_text(f"{text}def run(found, place):\n{lines}")
+            found.append(Section(name, seconds, name, "of a test", False, is_proof))
+        lines = ", ".join(repr(s) for s in found)
+        with (package.parent / "section.py").open("a") as file:
+            file.write(f"\nSECTIONS = ({lines},)\n")
+        monkeypatch.setattr(check, "SECTIONS", tuple(found))
+        monkeypatch.setattr(section, "SECTIONS", tuple(found))
+        kept, child = check._command, str(package.parent / "child.py")
+        monkeypatch.setattr(
+            check,
+            "_command",
+            lambda run, s, file: [
+                sys.executable,
+                child,
+                *kept(run, s, file)[2:],
+            ],
+        )
+        kept_environment = check._environment
+        monkeypatch.setattr(
+            check,
+            "_environment",
+            lambda run: kept_environment(run) | {"PYTHONPATH": str(tmp_path / "bodies")},
+        )
+
+    return put
+
+
+def statuses(out):
+    found = json.loads((out / "check.json").read_text())
+    return {s["name"]: s["status"] for s in found["sections"]}
+
+
+def test_a_section_that_hangs_or_dies_does_not_stop_the_others(sections, tmp_path, capsys):
+    sections(
+        hangs=(0.4, True, "found.metric('seen', 3)\ntime.sleep(60)"),
+        dies=(5, False, "os._exit(7)"),
+        fails=(5, False, "found.check('two is one', 2 == 1, 2, 1)"),
+        skips=(5, True, "raise Skipped('of no reason')"),
+        holds=(5, True, "found.within('small', 0.5, 1)"),
+    )
+    began = time.monotonic()
+    assert check.main([str(tmp_path / "out")]) == 1
+    assert time.monotonic() - began < 20
+    assert statuses(tmp_path / "out") == {
+        "hangs": "timeout",
+        "dies": "error",
+        "fails": "fail",
+        "skips": "skipped",
+        "holds": "ok",
+    }
+    found = json.loads((tmp_path / "out" / "check.json").read_text())
+    assert found["sections"][0]["metrics"] == {"seen": 3.0}
+    printed = capsys.readouterr().out
+    assert "FAIL hangs: timeout" in printed
+    assert "FAIL fails: two is one: 2, allowed 1" in printed
+    assert "dies" not in "".join(line for line in printed.splitlines() if "FAIL" in line)
+
+
+def test_a_run_in_which_all_holds_ends_with_0_and_few_files(sections, tmp_path):
+    sections(holds=(5, True, "found.check('it', True)"), skips=(5, True, "raise Skipped('so')"))
+    assert check.main([str(tmp_path / "out")]) == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["check.json", "check.log", "check.md"]
+
+
+def test_sections_are_chosen_by_name_and_an_unknown_one_is_refused(sections, tmp_path, capsys):
+    sections(one=(5, True, "pass"), other=(5, True, "pass"))
+    assert check.main([str(tmp_path / "out"), "other"]) == 0
+    assert [*statuses(tmp_path / "out")] == ["other"]
+    assert check.main([str(tmp_path / "out"), "third"]) == 2
+    assert "there is no section 'third': one, other" in capsys.readouterr().err
+
+
+def test_what_comes_later_keeps_its_time():
+    run = check.Run(Path(), Path(), time.monotonic() + 100, False, Listing())
+    first, second, third = (
+        Section(n, s, n, "")
+        for n, s in (
+            (
+                "a",
+                10,
+            ),
+            ("b", 40),
+            ("c", 60),
+        )
+    )
+    assert run.limit_s(first, []) == pytest.approx(20)
+    assert run.limit_s(first, [second]) == pytest.approx(20, abs=1)
+    assert run.limit_s(second, [first]) == pytest.approx(80, abs=1)
+    assert run.limit_s(second, [third]) == pytest.approx(30, abs=1)
+    assert run.limit_s(third, [second, third]) == 1.0
+
+
+def test_all_sections_fit_into_eight_minutes_with_time_to_report():
+    assert sum(s.seconds for s in SECTIONS) + check.REPORT_S <= check.TOTAL_S < 480
+
+
+def test_without_a_gpu_sections_of_one_are_skipped_and_say_why():
+    without = check.Run(Path(), Path(), 0, False, Listing(problem="no driver is here"))
+    here = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),))
+    beside = check.Run(Path(), Path(), 0, False, here)
+    skipped = [s.name for s in SECTIONS if without.why_skipped(s)]
+    assert skipped == [s.name for s in SECTIONS if s.name not in ("versions", "texts")]
+    assert without.why_skipped(SECTIONS[-1]) == "no device: no driver is here"
+    assert not any(beside.why_skipped(s) for s in SECTIONS)
+
+
+def a_result(measured, checks=(), **more):
+    metrics = {
+        p.name.partition("/")[2]: measured for p in PREDICTIONS if p.name.startswith("ours/")
+    }
+    ours = SectionResult("ours", Status.OK, 1.0, False, metrics, {}, checks)
+    return CheckResult({"gpu": "a GPU"}, (ours,), **more)
+
+
+def test_each_prediction_has_its_verdict():
+    words = {v.prediction.name: v.word for v in a_result(1.0).verdicts}
+    assert words["ours/loader"] == "hit"
+    assert words["ours/gpt2-b64_tokens_s"] == "miss"
+    assert words["texts/compile_s"] == "not measured"
+    assert {v.word for v in a_result(1.0, is_emulated=True).verdicts} == {"not measured"}
+
+
+def test_predictions_are_of_sections_that_there_are_and_of_ranges():
+    names = [p.name for p in PREDICTIONS]
+    assert len({*names}) == len(names)
+    assert {name.partition("/")[0] for name in names} <= {s.name for s in SECTIONS}
+    assert all(p.low <= p.high and p.why for p in PREDICTIONS)
+
+
+def test_the_last_table_has_forty_lines_at_most_and_ends_with_what_failed():
+    checks = [
+        {"name": f"check {i}", "ok": False, "value": "x" * 200, "limit": ""} for i in range(30)
+    ]
+    sections = [
+        SectionResult(f"number {i}", Status.OK, 1.0, False, {"metric": 1.0}) for i in range(20)
+    ]
+    result = a_result(1e9, checks)
+    lines = table(replace(result, sections=(*sections, *result.sections))).splitlines()
+    assert len(lines) == 40
+    assert max(map(len, lines)) <= 110
+    assert lines[-1].startswith("FAIL ours: check 19")
+    assert any("more in check.md" in line for line in lines)
+
+
+def test_the_page_holds_what_the_json_holds():
+    checks = [{"name": "a|b", "ok": False, "value": "3", "limit": "2"}]
+    result = a_result(2.0, checks)
+    assert "| a/b | **NO** | 3 | 2 |" in markdown(result)
+    assert as_json(result)["failures"] == ["ours: a|b: 3, allowed 2"]
+    assert len(as_json(result)["predictions"]) == len(PREDICTIONS)
+
+
+def test_the_picture_is_drawn_of_what_was_measured(tmp_path):
+    pytest.importorskip("matplotlib")
+    from gpu.picture import write_png
+
+    assert write_png(a_result(1.0), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    assert not write_png(CheckResult({}), tmp_path / "b.png")
+
+
+def test_the_command_takes_wheels_from_a_folder_and_goes_on_without_the_rest(tmp_path):
+    info = "nvidia_cudnn_frontend-9.9.dist-info"
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with ZipFile(wheels / "nvidia_cudnn_frontend-9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("cudnn_of_a_test.py", "")
+        wheel.writestr(f"{info}/METADATA", "Name: nvidia-cudnn-frontend\nVersion: 9.9\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    done = subprocess.run(
+        ["bash", str(CHECK.with_name("check.sh")), str(tmp_path / "out"), "versions", "faults"],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "WHEELS": str(wheels)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert statuses(tmp_path / "out") == {"versions": "skipped", "faults": "skipped"}
+    assert "faults     skipped     0.0           no device" in done.stdout
+    found = json.loads((tmp_path / "out" / "check.json").read_text())
+    assert found["sections"][0]["facts"]["nvidia-cudnn-frontend"] == "9.9"
+    assert "going on without nvidia-cublas" in done.stderr
