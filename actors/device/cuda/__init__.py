@@ -1,7 +1,7 @@
 """CUDA devices: the plan's streams, events and arenas on a GPU, its chains as CUDA graphs.
 
 - `driver`: what is asked of CUDA itself, some twenty calls; all else is ours.
-- `cupy_driver`: those calls on a GPU; the only module that imports cupy, and it does so late.
+- `cupy_driver`: those calls on a GPU, by `cupy_calls`: the only module that imports cupy, and late.
 - `device`: a device over a driver; `streams`: its streams and events; `memory`: its blocks, which
   go with their object; `graphs`: its launches, and a chain as a graph for each slot phase.
 - `status`: where kernels report bad indices; `faults`: what the driver's errors mean.

@@ -1,27 +1,20 @@
-"""CUDA on a GPU, by the low-level modules of cupy: calls on integers, no arrays and no math.
+"""CUDA on a GPU: its runtime, its driver and its library of products behind `CudaDriver`.
 
-The only module that imports cupy, and only when a driver is made. cupy gives the codes of CUDA as
-exceptions, but for `eventQuery`, which returns them. Streams do not block one another or the
-default stream; a capture is of this thread alone, so that what other threads ask for goes on, and
-an allocation is refused rather than baked into the graph.
-
-Source: CUDA Runtime API and Driver API, versions 13; CuPy 14 (cupy_backends.cuda.api).
+Streams do not block one another or the default stream; a capture is of this thread alone, so that
+what other threads ask for goes on, and an allocation is refused rather than baked into the graph.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import CublasLt, LtChoice, find_cublaslt
-from actors.device.cuda.driver import OLDEST_CUDA, CudaError, GpuSeen
+from actors.device.cuda.cupy_calls import INSTALL, CupyCalls
+from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.nvrtc import cubins
@@ -34,15 +27,10 @@ _ANY_KIND = 4
 _NON_BLOCKING, _THREAD_LOCAL = 1, 1
 _BLOCKING_WITHOUT_TIMES = 1 | 2
 _PORTABLE_AND_MAPPED = 1 | 2
-_NOT_READY, _NOT_INITIALIZED = 600, 3
+_NOT_READY = 600
 _SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 48 << 10, 8, 4
 _SCRATCH_BYTE = 0x3C
 """What products are tried on: small numbers in every type. Zeros would cost less than any data."""
-
-_INSTALL = "python -m pip install 'actorflow[cuda]'"
-
-_current = threading.local()
-"""The device of each thread, as CUDA itself keeps it: not a call of CUDA's for every call."""
 
 
 class CupyDriver:
@@ -55,8 +43,8 @@ class CupyDriver:
 
     def __init__(self, index: int, folder: Path | None = None) -> None:
         """Open it. Raises DeviceError, which says what is missing."""
-        self._cuda, self._runtime = _modules()
-        self._errors = (self._cuda.CUDADriverError, self._runtime.CUDARuntimeError)
+        self._calls = CupyCalls(index)
+        self._ask, self._put = self._calls.ask, self._calls.put
         self._index = index
         self._folder = folder
         self._streams: list[int] = []
@@ -70,70 +58,14 @@ class CupyDriver:
         self._kept: ProductChoices | None = None
         self._warm: set[bytes] = set()
         self._choices: list[LtChoice] = []
-        self._check()
-        self._seen = self._properties()
-
-    def _check(self) -> None:
-        runtime, device = self._runtime, f"cuda:{self._index}"
-        version = runtime.driverGetVersion()
-        if version == 0:
-            raise DeviceError(f"{device} needs an NVIDIA driver, and none is here")
-        if (version // 1000, version % 1000 // 10) < OLDEST_CUDA:
-            raise DeviceError(
-                f"{device} needs CUDA 13.0, and the NVIDIA driver here serves CUDA"
-                f" {_dotted(version)} at most: install a driver of version 580 or later"
-            )
-        try:
-            count = runtime.getDeviceCount()
-            if self._index >= count:
-                raise DeviceError(f"there is no {device} here, but {count} GPUs, counted from 0")
-            self._here()
-        except self._errors as error:
-            if error.status == _NOT_INITIALIZED:
-                raise DeviceError(
-                    f"{device} cannot be opened in process {os.getpid()}: it was forked from one"
-                    " that uses CUDA, which does not survive that. Start the process with"
-                    " multiprocessing's 'spawn'"
-                ) from error
-            raise DeviceError(f"{device} cannot be opened: {error}") from error
-
-    def _properties(self) -> GpuSeen:
-        said = self._ask("getDeviceProperties", self._index)
-        return GpuSeen(
+        said = self._ask("getDeviceProperties", index)
+        self._seen = GpuSeen(
             said["name"].decode(),
             (said["major"], said["minor"]),
             said["multiProcessorCount"],
             said["totalGlobalMem"],
-            self._runtime.driverGetVersion(),
+            self._ask("driverGetVersion"),
         )
-
-    def _here(self) -> None:
-        """Make this GPU the one that the calls of this thread are for."""
-        if getattr(_current, "index", None) != self._index:
-            self._runtime.setDevice(self._index)
-            _current.index = self._index
-
-    def _enter(self) -> None:
-        """Do so whatever is known: other code may have set another device on this thread."""
-        with self._told("setDevice"):
-            self._runtime.setDevice(self._index)
-        _current.index = self._index
-
-    def _ask(self, name: str, *given: Any) -> Any:
-        """Make a call of the runtime. Raises CudaError."""
-        self._enter()
-        with self._told(name):
-            return getattr(self._runtime, name)(*given)
-
-    @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except self._errors as error:
-            raise self._as_ours(name, error) from error
-
-    def _as_ours(self, name: str, error: Any) -> CudaError:
-        return CudaError(str(error), code=error.status, call=name)
 
     def seen(self) -> GpuSeen:
         """Return what the GPU is."""
@@ -169,11 +101,11 @@ class CupyDriver:
 
     def copy_later(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy bytes between device and pinned memory, or within either."""
-        self._ask("memcpyAsync", target, source, size_bytes, _ANY_KIND, stream)
+        self._put("memcpyAsync", target, source, size_bytes, _ANY_KIND, stream)
 
     def fill_later(self, target: int, value: int, size_bytes: int, stream: int) -> None:
         """Set every byte of a range of device memory."""
-        self._ask("memsetAsync", target, value, size_bytes, stream)
+        self._put("memsetAsync", target, value, size_bytes, stream)
 
     # -- streams and events ----------------------------------------------------------------------
 
@@ -189,19 +121,11 @@ class CupyDriver:
 
     def record(self, event: int, stream: int) -> None:
         """Mark this place of a stream."""
-        self._here()
-        try:
-            self._runtime.eventRecord(event, stream)
-        except self._errors as error:
-            raise self._as_ours("eventRecord", error) from error
+        self._put("eventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
         """Hold a stream until the latest record of an event is done."""
-        self._here()
-        try:
-            self._runtime.streamWaitEvent(stream, event)
-        except self._errors as error:
-            raise self._as_ours("streamWaitEvent", error) from error
+        self._put("streamWaitEvent", stream, event)
 
     def is_done(self, event: int) -> bool:
         """Whether the latest record of an event is done; never blocks."""
@@ -212,9 +136,7 @@ class CupyDriver:
 
     def synchronize_event(self, event: int) -> None:
         """Block this thread until the latest record of an event is done; other threads go on."""
-        self._here()
-        with self._told("eventSynchronize"):
-            self._runtime.eventSynchronize(event)
+        self._put("eventSynchronize", event)
 
     def synchronize(self) -> None:
         """Block this thread until all streams of this driver are empty."""
@@ -230,9 +152,7 @@ class CupyDriver:
             return
         images = cubins(missing, self._arch, self._folder, os.cpu_count() or 1)
         for text, image in zip(missing, images, strict=True):
-            self._enter()
-            with self._told("moduleLoadData"):
-                self._modules[text.text] = self._cuda.moduleLoadData(image)
+            self._modules[text.text] = self._calls.ask_driver("moduleLoadData", image)
 
     @property
     def _arch(self) -> str:
@@ -243,12 +163,10 @@ class CupyDriver:
         """Return a kernel of a text that was loaded."""
         key = text.text, name
         if key not in self._functions:
-            self._enter()
-            with self._told("moduleGetFunction"):
-                found = self._cuda.moduleGetFunction(self._modules[text.text], name)
-                # Asking for something loads it: a capture is no time for that.
-                self._cuda.funcGetAttribute(_NUM_REGISTERS, found)
-            self._functions[key] = found
+            ask = self._calls.ask_driver
+            self._functions[key] = ask("moduleGetFunction", self._modules[text.text], name)
+            # Asking for something loads it: a capture is no time for that.
+            ask("funcGetAttribute", _NUM_REGISTERS, self._functions[key])
         return self._functions[key]
 
     def launch_later(
@@ -262,17 +180,16 @@ class CupyDriver:
         stream: int,
     ) -> None:
         """Run a kernel on an argument block at a host address, which is read at once."""
-        self._here()
         if words not in self._parameters:
             # The one parameter is the whole block, by value: CUDA knows its size from the kernel.
             self._parameters[words] = (ctypes.c_void_p * 1)(words)
-        with self._told("launchKernel"):
-            if shared_bytes > _SHARED_LIMIT and function not in self._with_shared:
-                self._cuda.funcSetAttribute(function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
-                self._with_shared.add(function)
-            parameters = ctypes.addressof(self._parameters[words])
-            grid, block = (num_blocks, 1, 1), (num_threads, 1, 1)
-            self._cuda.launchKernel(function, *grid, *block, shared_bytes, stream, parameters, 0)
+        if shared_bytes > _SHARED_LIMIT and function not in self._with_shared:
+            given = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
+            self._calls.ask_driver("funcSetAttribute", *given)
+            self._with_shared.add(function)
+        parameters = ctypes.addressof(self._parameters[words])
+        grid, block = (num_blocks, 1, 1), (num_threads, 1, 1)
+        self._calls.put_kernel(function, *grid, *block, shared_bytes, stream, parameters, 0)
 
     # -- products --------------------------------------------------------------------------------
 
@@ -302,7 +219,7 @@ class CupyDriver:
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
     ) -> None:
         """Run a product."""
-        self._here()
+        self._calls.here()
         self._cublaslt().run(self._choices[choice], a, b, c, d, workspace, stream)
 
     def _cublaslt(self) -> CublasLt:
@@ -313,9 +230,9 @@ class CupyDriver:
             except OSError as error:
                 raise DeviceError(
                     f"products on cuda:{self._index} need cuBLAS of CUDA 13, and {path} cannot be"
-                    f" loaded: {_INSTALL} ({error})"
+                    f" loaded: {INSTALL} ({error})"
                 ) from error
-            self._enter()
+            self._calls.here()  # a handle is for the GPU of its thread
             library.open()
             self._library = library
         return self._library
@@ -339,11 +256,7 @@ class CupyDriver:
 
     def graph_later(self, graph: int, stream: int) -> None:
         """Run a graph."""
-        self._here()
-        try:
-            self._runtime.graphLaunch(graph, stream)
-        except self._errors as error:
-            raise self._as_ours("graphLaunch", error) from error
+        self._put("graphLaunch", graph, stream)
 
     def close(self) -> None:
         """Give everything back. Raises CudaError where the GPU has failed."""
@@ -355,12 +268,10 @@ class CupyDriver:
         ):
             while handles:
                 self._ask(name, handles.pop())
-        self._enter()
         if self._library is not None:
             self._library.close()
-        with self._told("moduleUnload"):
-            while self._modules:
-                self._cuda.moduleUnload(self._modules.popitem()[1])
+        while self._modules:
+            self._calls.ask_driver("moduleUnload", self._modules.popitem()[1])
 
 
 class _ProductTrial:
@@ -403,19 +314,3 @@ class _ProductTrial:
     def _free(self) -> None:
         while self._blocks:
             self._driver.free(self._blocks.pop())
-
-
-def _modules() -> tuple[Any, Any]:
-    """Return cupy's modules of the driver and the runtime. Raises DeviceError."""
-    try:
-        return tuple(
-            [importlib.import_module(f"cupy_backends.cuda.api.{n}") for n in ("driver", "runtime")]
-        )  # type: ignore[return-value]  # two of them
-    except ImportError as error:
-        raise DeviceError(
-            f"a CUDA device needs the package cupy, which cannot be imported: {_INSTALL} ({error})"
-        ) from error
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from actors.device.cuda import cupy_driver
+from actors.device.cuda import cupy_calls, cupy_driver
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda.calls import KernelText
@@ -62,8 +62,8 @@ def modules(monkeypatch):
         memGetInfo=(7, 9),
     )
     made = SimpleNamespace(calls=calls, cuda=Noted(calls), runtime=runtime)
-    monkeypatch.setattr(cupy_driver, "_modules", lambda: (made.cuda, made.runtime))
-    monkeypatch.setattr(cupy_driver, "_current", threading.local())
+    monkeypatch.setattr(cupy_calls, "modules", lambda: (made.cuda, made.runtime))
+    monkeypatch.setattr(cupy_calls, "_current", threading.local())
     return made
 
 
@@ -233,13 +233,18 @@ def test_a_thread_says_once_which_gpu_it_is_for_and_two_drivers_do_in_turn(drive
     other = CupyDriver(0)
     assert devices(lambda: driver.record(1, 2), lambda: driver.wait(1, 2)) == [[1]]
     assert devices(lambda: other.record(1, 2), lambda: driver.record(1, 2)) == [[0], [1]]
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.extend(devices(lambda: driver.synchronize_event(1)))
-    )
-    thread.start()
-    thread.join()
-    assert found == [[1]]
+    driver._library, driver._choices = Library(""), [None]
+    calls = [
+        lambda: driver.synchronize_event(1),
+        lambda: driver.launch_later(1, 1, 32, 0, 8, 1, 2),
+        lambda: driver.product_later(0, 1, 2, 3, 4, 5, 6),
+    ]
+    for call in calls:
+        found = []
+        thread = threading.Thread(target=lambda f=found, c=call: f.extend(devices(c)))
+        thread.start()
+        thread.join()
+        assert found == [[1]]
 
 
 def test_a_graph_is_made_once_and_what_it_was_made_of_goes(driver, modules):
