@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
 from actors.kernels.cuda import products
 from actors.kernels.cuda.calls import FillBytes, RunKernel, RunProduct
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.matmul import CudaMatmul
+from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.types import DType, TensorType, contiguous_strides
@@ -245,3 +247,34 @@ def test_a_fault_in_a_record_is_found(emulated_run, monkeypatch, name):
     monkeypatch.setattr(products, "_record", lambda *given: FAULTS[name](right(*given)))
     with pytest.raises(AssertionError):
         compared(emulated_run, numbers(4, 6, 6), numbers(4, 6, 6, seed=1))
+
+
+@pytest.fixture(scope="module")
+def library():
+    try:
+        return CublasLt(find_cublaslt())
+    except OSError as error:
+        pytest.skip(f"the extra [cuda] is not installed: {error}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("types", TYPES)
+def test_descriptors_of_the_library_say_what_the_records_say(library, types):
+    dtype, out, _ = TYPES[types]
+    for a, b in LAYOUTS.values():
+        shape = np.matmul(a, b).shape
+        given = [of_type(x, dtype) for x in (a, b)]
+        strides = [x.strides for x in given] + [contiguous_strides(shape, out.itemsize)]
+        kinds = [(dtype, a.shape), (dtype, b.shape), (out, shape)]
+        views = [
+            DeviceView(4096 * n + 64, TensorType(*kind), own)
+            for n, (kind, own) in enumerate(zip(kinds, strides, strict=True))
+        ]
+        for call in KERNEL.bind({}, tuple(views[:2]), tuple(views[2:]), scratch_of(1 << 20)):
+            if isinstance(call, RunProduct):
+                said = library.read_back(library.describe(call.product, call.workspace_bytes))
+                assert said == call.product
+
+
+def scratch_of(size):
+    return DeviceView(1 << 30, TensorType(DType.UINT8, (size,)), (1,))
