@@ -1,0 +1,160 @@
+"""How a program is walked on a GPU, and programs on some rows of their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from fused_programs import (
+    Builder,
+    compare,
+    interpret,
+    known,
+    layer_norm,
+    layer_norm_grad,
+    operands,
+    results_of,
+)
+
+from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.programs import (
+    matrix_views,
+    program_calls,
+    program_pieces,
+    text_of,
+    walk_of,
+)
+from actors.kernels.cuda.views import DeviceView
+from actors.kernels.kernel import KernelNeeds
+from actors.kernels.scratch import size_bytes
+from compiler.errors import InternalError
+from compiler.fusion.program import Kind
+from compiler.types import DType, TensorType, contiguous_strides
+
+GPU = gpu_named("h200")
+
+
+@dataclass(frozen=True)
+class InChunks:
+    """A program on chunk after chunk of its rows."""
+
+    program: object
+    rows: int
+    columns: int
+    ends: tuple
+    name: str = "cuda.chunks"
+
+    def walks(self, views):
+        for first, last in zip((0, *self.ends), (*self.ends, self.rows), strict=True):
+            matrices = matrix_views(views)
+            yield walk_of(GPU, self.program, self.rows, self.columns, matrices, (first, last))
+
+    def query(self, attrs, inputs, outputs):
+        views = tuple([DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)])
+        sizes = [size_bytes(program_pieces(self.program, walk)) for walk in self.walks(views)]
+        return KernelNeeds(max(sizes))
+
+    def bind(self, attrs, inputs, outputs, workspace):
+        views = (*inputs, *outputs)
+        return tuple(
+            [
+                call
+                for walk in self.walks(views)
+                for call in program_calls(self.program, walk, self.rows, views, workspace)
+            ]
+        )
+
+
+@pytest.mark.parametrize(("rows", "columns", "ends"), [(11, 40, (3, 4)), (3, 17_000, (1,))])
+def test_chunks_of_rows_make_what_all_rows_make(emulated_run, rows, columns, ends):
+    programs = known(rows, columns)
+    for name in ("layer norm", "cross-entropy", "dropout", "repeated blocks"):
+        program = programs[name]
+        arrays = operands(program, rows, columns)
+        kernel = InChunks(program, rows, columns, ends)
+        results = tuple(results_of(program, rows, columns))
+        found = emulated_run(kernel, {}, tuple(arrays), results, seeds=(0,))
+        compare(program, found.outputs, interpret(program, rows, columns, arrays), 1e-4)
+
+
+def test_a_sum_over_all_rows_is_not_made_of_some():
+    program = layer_norm_grad(30)
+    kernel = InChunks(program, 8, 30, (4,))
+    views = views_of(program, 8, 30)
+    count = len(program.inputs)
+    pieces = [program_pieces(program, walk) for walk in kernel.walks(views)]
+    space = TensorType(DType.UINT8, (max(map(size_bytes, pieces)),))
+    with pytest.raises(InternalError, match="makes an output that depends on all rows"):
+        kernel.bind({}, views[:count], views[count:], DeviceView(1 << 20, space, (1,)))
+
+
+def views_of(program, rows, columns):
+    shapes = {Kind.FULL: (rows, columns), Kind.ROW: (rows,), Kind.COLUMN: (columns,)}
+    values = (*range(len(program.inputs)), *program.outputs)
+    types = [TensorType(program.dtype_of(v), shapes.get(program.kind_of(v), ())) for v in values]
+    return tuple([DeviceView(0, t, contiguous_strides(t.shape, t.dtype.itemsize)) for t in types])
+
+
+def walk(program, rows, columns):
+    return walk_of(GPU, program, rows, columns, matrix_views(views_of(program, rows, columns)))
+
+
+def plain():
+    b = Builder()
+    return b.program(b.op("exp", b.input()))
+
+
+def test_what_is_one_row_is_walked_by_all_threads():
+    found = walk(plain(), 1000, 77_777)
+    assert (found.num_rows, found.columns) == (1, 77_777_000)
+    assert found.team == found.num_blocks * found.num_threads
+    assert found.team == GPU.num_sms * GPU.threads_per_sm
+    assert walk(plain(), 3, 5).num_blocks == 1
+
+
+def test_a_row_has_more_threads_the_longer_it_is_and_the_fewer_there_are():
+    program = layer_norm(768)
+    teams = [walk(program, 100_000, columns).team for columns in (3, 20, 768, 5000)]
+    assert teams == sorted(teams)
+    assert teams[0] < 32 == teams[2] < teams[3]
+    assert walk(program, 64, 4000).team > walk(program, 100_000, 4000).team
+    assert all([walk(program, rows, 300).team <= 512 for rows in (1, 20, 10**6)])
+
+
+def test_few_long_rows_are_cut_and_sums_over_rows_have_a_bounded_scratch():
+    assert walk(layer_norm(768), 2, 100_000).is_cut
+    assert not walk(layer_norm(768), 2, 4000).is_cut
+    assert not walk(plain(), 2, 100_000).is_cut
+    for rows, columns in ((10**6, 768), (10**6, 50_304), (5000, 3), (7, 100_000)):
+        program = layer_norm_grad(768)
+        size = size_bytes(program_pieces(program, walk(program, rows, columns)))
+        assert size <= max(17 << 20, 17 * 2 * 12 * columns)
+
+
+def test_a_grid_is_never_larger_than_what_the_gpu_holds_at_once():
+    for rows, columns in ((10**6, 768), (1, 10**9), (10**6, 3), (256, 50_304)):
+        for program in (plain(), layer_norm(768), layer_norm_grad(768)):
+            found = walk(program, rows, columns)
+            assert found.num_blocks * found.num_threads <= GPU.num_sms * GPU.threads_per_sm
+            assert found.num_threads <= 512
+
+
+def test_a_text_has_only_the_kernels_that_its_program_needs():
+    names = {
+        is_cut: [name.rpartition("_")[2] for name in text_of(layer_norm(8), is_cut=is_cut).kernels]
+        for is_cut in (False, True)
+    }
+    assert names[False] == ["rows"]
+    assert names[True] == ["columns0", "columns1", "columns2", "last"]
+    b = Builder()
+    scalar = b.input(Kind.SCALAR)
+    program = b.program(b.op("exp", scalar))
+    (name,) = text_of(program, is_cut=False).kernels
+    assert name.endswith("_finish")
+
+
+def test_operands_between_elements_have_no_views():
+    odd = DeviceView(0, TensorType(DType.FLOAT32, (2, 2)), (10, 4))
+    assert matrix_views((odd,)) is None
+    assert np.prod(odd.shape) == 4
