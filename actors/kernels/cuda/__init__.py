@@ -5,6 +5,9 @@
 - `views`: windows on a device's memory, and scratch cut into them.
 - `calls`: the closed set of things that a launch asks of a device; they are data, and no more.
 - `device.cuh`: the words in which all kernel texts are written.
+- `fused`, `programs`, `walks`: fused programs; how threads go through their rows; their calls.
+- `emit`, `stages`, `loops`, `finish`: the text of a program: kernels, rows, phases, sums over rows.
+- `nvrtc`: texts to machine code, kept by content.
 - `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
 - `reduce`: sums, means and maxima over axes that no fused kernel reduces.
 - `product`, `products`, `matmul`: matrix products as calls of the library.

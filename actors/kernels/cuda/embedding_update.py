@@ -19,9 +19,10 @@ from actors.kernels.codegen.programs import Made
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.programs import is_taken, made_for_device
+from actors.kernels.cuda.programs import is_taken
 from actors.kernels.cuda.row_sums import RowSums, block_of, sums_of
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
+from actors.kernels.cuda.walks import made_for_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.scratch import Piece, size_bytes
 from compiler.errors import InternalError

@@ -131,25 +131,29 @@ class _CudaEmitter:
             "const int64_t own = thread / team, lane = thread % team;",
             "/* Teams of one warp go from row to row together. */",
             "const int64_t shift = team < 32 ? own % (32 / team) : 0;",
+            f"const int64_t teams = a[{words.NUM_TEAMS}].i, piece = own / teams;",
+            "const int64_t slot = own - piece * teams;",
+            f"const int64_t j0 = piece * a[{words.CHUNK_COLUMNS}].i;",
+            f"const int64_t end = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
             *self.stages.places_in_block("own", "(AF_THREAD / team)"),
         ]
-        sums = f"a, &sums, 0, {COLUMNS}, lane, team, own"
+        sums = "a, &sums, j0, end, lane, team, slot"
         if self.plan.column_sums:
             text.append(f"NAME_clear({sums});")
         text += ["int32_t stretch = 0;"] if single else []
         text += [
-            f"for (int64_t r0 = a[{words.FIRST_ROW}].i + own - shift; r0 < {_ROWS};",
-            f"     r0 += a[{words.NUM_TEAMS}].i) {{",
-            f"    const _Bool is_own = r0 + shift < {_ROWS};",
-            f"    const int64_t r = is_own ? r0 + shift : {_ROWS} - 1;",
-            f"    const int64_t j1 = is_own ? {COLUMNS} : 0;",
-            "    const _Bool is_first = is_own && lane == 0;",
+            f"const int64_t r1 = {_ROWS};",
+            f"for (int64_t r0 = a[{words.FIRST_ROW}].i + slot - shift; r0 < r1; r0 += teams) {{",
+            "    const _Bool is_own = r0 + shift < r1;",
+            "    const int64_t r = is_own ? r0 + shift : r1 - 1;",
+            "    const int64_t j1 = is_own ? end : 0;",
+            "    const _Bool is_first = is_own && lane == 0 && piece == 0;",
             "    NAME_row row[1];",
             "    NAME_row0(a, s, row, r, is_first);",
         ]
         for index in range(len(self.plan.phases)):
             text += [
-                f"    NAME_phase{index}(a, s, row, r, 0, j1, lane, team, exchange, &sums);",
+                f"    NAME_phase{index}(a, s, row, r, j0, j1, lane, team, exchange, &sums);",
                 f"    NAME_row{index + 1}(a, s, row, r, is_first);",
             ]
         text.append("    if (is_first) NAME_end(a, row, r);")

@@ -10,17 +10,14 @@ from actors.kernels.codegen.spaces import in_place_pairs
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.programs import (
-    TeamWalk,
     is_taken,
-    made_for_device,
-    matrix_views,
     moved_bytes,
     program_calls,
     program_ns,
     program_pieces,
-    walk_of,
 )
 from actors.kernels.cuda.views import DeviceView, DeviceViews, PlacedView
+from actors.kernels.cuda.walks import TeamWalk, made_for_device, matrix_views, walk_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.native.gemm import MatrixView
 from actors.kernels.scratch import size_bytes

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.programs import (
-    TeamWalk,
-    matrix_views,
-    moved_bytes,
-    program_calls,
-    program_ns,
-    program_pieces,
-    walk_of,
-)
+from actors.kernels.cuda.programs import moved_bytes, program_calls, program_ns, program_pieces
 from actors.kernels.cuda.views import DeviceView, DeviceViews
+from actors.kernels.cuda.walks import TeamWalk, matrix_views, walk_of
 from actors.kernels.kernel import is_dense
 from actors.kernels.scratch import Piece
 from actors.protocol import Array

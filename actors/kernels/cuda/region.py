@@ -35,9 +35,10 @@ from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.products import PlannedProduct, plan_product
 from actors.kernels.cuda.program_steps import ProgramStep, column_sum_step, uneven_operands
-from actors.kernels.cuda.programs import is_taken, made_for_device
+from actors.kernels.cuda.programs import is_taken
 from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
+from actors.kernels.cuda.walks import made_for_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.native.gemm import MatrixView, view_of_array
 from actors.kernels.scratch import Piece

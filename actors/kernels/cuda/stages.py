@@ -148,7 +148,9 @@ class StageWriter:
 
     def places_in_scratch(self, team: str) -> list[str]:
         """Return where a team has its sums in single precision."""
-        return self._places(f"(float *){self._stretches()}", team) if self.single else []
+        if not self.single:
+            return []
+        return self._places(f"(float *){self._stretches()}", team, COLUMNS, "0")
 
     def places_in_block(self, team: str, team_in_block: str) -> list[str]:
         """Return where a team has them that may be in shared memory."""
@@ -157,7 +159,12 @@ class StageWriter:
         return [
             f"const _Bool is_shared = !{self._stretches()};",
             f"float *stretches = is_shared ? shared : (float *){self._stretches()};",
-            *self._places("stretches", f"(is_shared ? {team_in_block} : {team})"),
+            *self._places(
+                "stretches",
+                f"(is_shared ? {team_in_block} : {team})",
+                f"a[{words.CHUNK_COLUMNS}].i",
+                "j0",
+            ),
         ]
 
     def places_of_totals(self) -> list[str]:
@@ -168,8 +175,9 @@ class StageWriter:
     def _stretches(self) -> str:
         return f"a[{words.stretches(self.program, len(self.plan.column_sums))}].p"
 
-    def _places(self, first: str, team: str) -> list[str]:
+    def _places(self, first: str, team: str, columns: str, begin: str) -> list[str]:
+        """Return where each sum has its column `begin`, and so where column 0 would be."""
         return [
-            f"float *single = {first} + {team} * {len(self.single)} * {COLUMNS};",
-            *[f"sums.c{v} = single + {i} * {COLUMNS};" for i, v in enumerate(self.single)],
+            f"float *single = {first} + {team} * {len(self.single)} * {columns} - {begin};",
+            *[f"sums.c{v} = single + {i} * {columns};" for i, v in enumerate(self.single)],
         ]
