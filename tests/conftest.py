@@ -24,11 +24,14 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--device") is None:
-        return
+    device = config.getoption("--device")
+    skipped = {"host": "on the host alone"} if device else {}
+    if device == "cuda":
+        skipped["no_gpu"] = "not on a GPU"
     for item in items:
-        for mark in item.iter_markers("host"):
-            item.add_marker(pytest.mark.skip(reason=f"on the host alone: {mark.args[0]}"))
+        for name, where in skipped.items():
+            for mark in item.iter_markers(name):
+                item.add_marker(pytest.mark.skip(reason=f"{where}: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
