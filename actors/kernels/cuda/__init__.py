@@ -9,6 +9,7 @@
 - `emit`, `stages`, `loops`, `finish`: the text of a program: kernels, rows, phases, sums over rows.
 - `nvrtc`: texts to machine code, kept by content.
 - `strided_copy`, `movement`: elements from and to any layout, and the ops that only move them.
+- `attention`: chunks of scores (`attention_chunks`), and what is done to them (`attention_rows`).
 - `reduce`: sums, means and maxima over axes that no fused kernel reduces.
 - `product`, `products`, `matmul`: matrix products as calls of the library.
 - `region`, `program_steps`: wide values, chunk of rows after chunk; `epilogues`: what the library

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
@@ -35,6 +36,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),
+        CudaAttention(gpu),
+        CudaAttentionGrad(gpu),
         *movement_kernels(gpu),
         *reduce_kernels(gpu),
     )

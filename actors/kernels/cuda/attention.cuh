@@ -1,0 +1,189 @@
+/* Rows of attention between its products, for some heads and some rows of queries.
+ *
+ * NAME_T is the type of an element, NAME_FROM makes a NAME_REAL of one and NAME_TO one of that;
+ * NAME_LSE, NAME_FROM_LSE and NAME_TO_LSE are the same for statistics. Scores are NAME_REAL.
+ *
+ * Query i sees the first `seen` + i keys of a chunk, and all of them at most. Of what it does not
+ * see nothing is read, and the probabilities of that are 0 to the bit. Since 0 * NaN is NaN, values
+ * go into products with 0 for what is not finite, and `restored` adds the rest for those that see it.
+ */
+#define NAME_MAX_AXES 6
+
+/* Heads of a chunk in row-major order; a tensor [heads, rows, columns] that lies in any way. */
+typedef struct {
+    int64_t num_axes, extents[NAME_MAX_AXES];
+} NAME_heads;
+typedef struct {
+    char *first;
+    int64_t row_step, column_step, head_steps[NAME_MAX_AXES];
+} NAME_tensor;
+
+AF_FUNCTION char *NAME_row(const NAME_tensor *x, const NAME_heads *heads, int64_t head, int64_t row) {
+    char *place = x->first + row * x->row_step;
+    for (int64_t axis = heads->num_axes - 1; axis >= 0; axis--) {
+        place += head % heads->extents[axis] * x->head_steps[axis];
+        head /= heads->extents[axis];
+    }
+    return place;
+}
+
+AF_FUNCTION _Bool NAME_is_finite(NAME_REAL x) { return x - x == 0; }
+
+/* A dense copy of tiles of rows, 0 for what is not finite, and whether a tile has any of that. */
+typedef struct {
+    NAME_heads heads;
+    NAME_tensor x;
+    NAME_T *copy;
+    int32_t *flags; /* one per head and tile */
+    int64_t num_rows, width, tile_rows;
+} NAME_finite_arguments;
+
+AF_KERNEL NAME_finite(AF_ARGUMENTS(NAME_finite) arguments) {
+    AF_EXCHANGE(exchange);
+    const NAME_finite_arguments *a = &arguments;
+    const int64_t num_tiles = (a->num_rows + a->tile_rows - 1) / a->tile_rows;
+    const int64_t head = AF_BLOCK / num_tiles, first = AF_BLOCK % num_tiles * a->tile_rows;
+    const int64_t count = af_min(a->tile_rows, a->num_rows - first) * a->width;
+    const char *x = NAME_row(&a->x, &a->heads, head, first);
+    NAME_T *copy = a->copy + (head * a->num_rows + first) * a->width;
+    int64_t is_bad = 0;
+    for (int64_t i = AF_THREAD; i < count; i += AF_NUM_THREADS) {
+        const int64_t row = i / a->width, column = i % a->width;
+        const NAME_T given = *(const NAME_T *)(x + row * a->x.row_step + column * a->x.column_step);
+        const _Bool is_good = NAME_is_finite(NAME_FROM(given));
+        copy[i] = is_good ? given : (NAME_T)0;
+        if (!is_good) is_bad = 1;
+    }
+    is_bad = af_team_max_i64(is_bad, AF_NUM_THREADS, exchange);
+    if (AF_THREAD == 0) a->flags[AF_BLOCK] = (int32_t)is_bad;
+}
+
+/* From scores to probabilities, which may lie over them where the types are equal, and lse. */
+typedef struct {
+    NAME_heads heads;
+    NAME_tensor lse;
+    const NAME_REAL *scores;
+    NAME_T *probabilities;
+    int64_t num_rows, num_columns, seen;
+    double scale;
+} NAME_probabilities_arguments;
+
+AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
+    AF_EXCHANGE(exchange);
+    const NAME_probabilities_arguments *a = &arguments;
+    const NAME_REAL scale = (NAME_REAL)a->scale;
+    const int64_t head = AF_BLOCK / a->num_rows, row = AF_BLOCK % a->num_rows;
+    const int64_t seen = af_min(a->num_columns, a->seen + row);
+    const NAME_REAL *scores = a->scores + AF_BLOCK * a->num_columns;
+    NAME_T *probabilities = a->probabilities + AF_BLOCK * a->num_columns;
+    double most = -(double)INFINITY, sum = 0;
+    for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS) {
+        const double score = (double)(scores[j] * scale);
+        most = AF_LARGER(score, most);
+    }
+    const NAME_REAL largest = (NAME_REAL)af_team_max_f64(most, AF_NUM_THREADS, exchange);
+    for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS)
+        sum += (double)NAME_EXP(scores[j] * scale - largest);
+    sum = af_team_sum_f64(sum, AF_NUM_THREADS, exchange);
+    const NAME_REAL share = (NAME_REAL)(1 / sum);
+    for (int64_t j = AF_THREAD; j < a->num_columns; j += AF_NUM_THREADS) {
+        NAME_T made = 0;
+        if (j < seen) {
+            const NAME_REAL p = NAME_EXP(scores[j] * scale - largest) * share;
+            made = NAME_TO(p);
+        }
+        probabilities[j] = made;
+    }
+    if (AF_THREAD == 0) {
+        const NAME_REAL lse = (NAME_REAL)((double)largest + log(sum));
+        *(NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row) = NAME_TO_LSE(lse);
+    }
+}
+
+/* Adds to y the products of probabilities with values that are not finite, where they are seen. */
+typedef struct {
+    NAME_heads heads;
+    NAME_tensor v, y;
+    const NAME_T *probabilities;
+    const int32_t *flags;
+    int64_t num_flags; /* of a head */
+    int64_t num_rows, num_columns, seen, width, tile_rows;
+} NAME_restored_arguments;
+
+AF_KERNEL NAME_restored(AF_ARGUMENTS(NAME_restored) arguments) {
+    const NAME_restored_arguments *a = &arguments;
+    const int64_t num_tiles = (a->num_rows + a->tile_rows - 1) / a->tile_rows;
+    const int64_t head = AF_BLOCK / num_tiles, first = AF_BLOCK % num_tiles * a->tile_rows;
+    const int64_t count = af_min(a->tile_rows, a->num_rows - first) * a->width;
+    int32_t is_bad = 0;
+    for (int64_t tile = 0; tile < a->num_flags; tile++) is_bad |= a->flags[head * a->num_flags + tile];
+    if (!is_bad) return;
+    for (int64_t i = AF_THREAD; i < count; i += AF_NUM_THREADS) {
+        const int64_t row = first + i / a->width, column = i % a->width;
+        const int64_t seen = af_min(a->num_columns, a->seen + row);
+        const NAME_T *p = a->probabilities + (head * a->num_rows + row) * a->num_columns;
+        const char *v = NAME_row(&a->v, &a->heads, head, 0) + column * a->v.column_step;
+        NAME_T *y = (NAME_T *)(NAME_row(&a->y, &a->heads, head, row) + column * a->y.column_step);
+        for (int64_t j = 0; j < seen; j++) {
+            const NAME_REAL value = NAME_FROM(*(const NAME_T *)(v + j * a->v.row_step));
+            if (NAME_is_finite(value)) continue;
+            const NAME_REAL sum = NAME_FROM(*y) + NAME_FROM(p[j]) * value;
+            *y = NAME_TO(sum);
+        }
+    }
+}
+
+/* From scores and dy vT to probabilities and the gradient of the scores, which may lie over them
+ * where the types are equal. */
+typedef struct {
+    NAME_heads heads;
+    NAME_tensor dy, y, lse;
+    const NAME_REAL *scores, *products;
+    NAME_T *probabilities, *slopes;
+    int64_t num_rows, num_columns, seen, width;
+    double scale;
+} NAME_slopes_arguments;
+
+AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
+    AF_EXCHANGE(exchange);
+    const NAME_slopes_arguments *a = &arguments;
+    const NAME_REAL scale = (NAME_REAL)a->scale;
+    const int64_t head = AF_BLOCK / a->num_rows, row = AF_BLOCK % a->num_rows;
+    const int64_t seen = af_min(a->num_columns, a->seen + row), first = AF_BLOCK * a->num_columns;
+    const char *dy = NAME_row(&a->dy, &a->heads, head, row);
+    const char *y = NAME_row(&a->y, &a->heads, head, row);
+    const NAME_LSE *given = (const NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row);
+    const NAME_REAL lse = NAME_FROM_LSE(*given);
+    double sum = 0;
+    for (int64_t e = AF_THREAD; e < a->width; e += AF_NUM_THREADS) {
+        const NAME_T one = *(const NAME_T *)(dy + e * a->dy.column_step);
+        const NAME_T other = *(const NAME_T *)(y + e * a->y.column_step);
+        sum += (double)NAME_FROM(one) * (double)NAME_FROM(other);
+    }
+    const NAME_REAL delta = (NAME_REAL)af_team_sum_f64(sum, AF_NUM_THREADS, exchange);
+    for (int64_t j = AF_THREAD; j < a->num_columns; j += AF_NUM_THREADS) {
+        NAME_T made = 0, slope = 0;
+        if (j < seen) {
+            const NAME_REAL p = NAME_EXP(a->scores[first + j] * scale - lse);
+            const NAME_REAL ds = scale * p * (a->products[first + j] - delta);
+            made = NAME_TO(p);
+            slope = NAME_TO(ds);
+        }
+        a->probabilities[first + j] = made;
+        a->slopes[first + j] = slope;
+    }
+}
+
+/* Sums of chunks, rounded once. */
+typedef struct {
+    const NAME_REAL *sums;
+    NAME_T *out;
+    int64_t count;
+} NAME_rounded_arguments;
+
+AF_KERNEL NAME_rounded(AF_ARGUMENTS(NAME_rounded) arguments) {
+    const NAME_rounded_arguments *a = &arguments;
+    const int64_t step = AF_NUM_BLOCKS * AF_NUM_THREADS;
+    for (int64_t i = AF_BLOCK * AF_NUM_THREADS + AF_THREAD; i < a->count; i += step)
+        a->out[i] = NAME_TO(a->sums[i]);
+}

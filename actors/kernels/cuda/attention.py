@@ -1,0 +1,107 @@
+"""Attention and its gradient for any float, composed of products and rows (`attention_chunks`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actors.kernels.cuda.attention_chunks import NOWHERE, AttentionChunks
+from actors.kernels.cuda.attention_rows import have_heads, real_of
+from actors.kernels.cuda.calls import DeviceCalls
+from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.movement import seen_as_array
+from actors.kernels.cuda.views import DeviceView, PlacedView
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, equal_operands
+from compiler.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class CudaAttention:
+    """`attention`: attrs scale, causal."""
+
+    gpu: Gpu
+    name: str = "cuda.attention"
+    op: str = "attention"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take every float; scratch is a chunk of scores and what its products need."""
+        if not _is_taken(inputs, outputs):
+            return None
+        run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
+        run.forward()
+        return run.needs()
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the calls, chunk by chunk."""
+        asked = AttentionChunks(self.gpu, attrs, _views(inputs), _views(outputs), None)
+        asked.forward()
+        run = AttentionChunks(
+            self.gpu, attrs, _views(inputs), _views(outputs), asked.placed(workspace)
+        )
+        return run.forward()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaAttentionGrad:
+    """`attention_grad`: attrs scale, causal."""
+
+    gpu: Gpu
+    name: str = "cuda.attention_grad"
+    op: str = "attention_grad"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take every float; scratch is a chunk of scores, its products' and sums of gradients.
+
+        dq may lie over dy, q or y, whose rows are done with when its own are written; dk and dv
+        over k or v where they are added up in scratch.
+        """
+        if not _is_taken(inputs, outputs):
+            return None
+        run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
+        run.backward()
+        free = [(0, 4), (0, 1), (0, 0)]
+        if inputs[0].type.dtype is not real_of(inputs[0].type.dtype):
+            free += [(1, 2), (1, 3), (2, 3), (2, 2)]
+        pairs = [pair for pair in free if pair in equal_operands(pair[0], outputs, inputs)]
+        return replace(run.needs(), in_place=tuple(pairs))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the calls, chunk by chunk, the last rows first: they see all keys."""
+        asked = AttentionChunks(self.gpu, attrs, _views(inputs), _views(outputs), None)
+        asked.backward()
+        run = AttentionChunks(
+            self.gpu, attrs, _views(inputs), _views(outputs), asked.placed(workspace)
+        )
+        return run.backward()
+
+
+def _is_taken(inputs: Operands, outputs: Operands) -> bool:
+    """Whether these are floats whose heads are few enough axes."""
+    dtype = outputs[0].type.dtype
+    return dtype.is_float and have_heads([seen_as_array(x) for x in _layouts((*inputs, *outputs))])
+
+
+def _layouts(operands: Operands) -> tuple[DeviceView, ...]:
+    return tuple([_placed_nowhere(x) for x in operands])
+
+
+def _placed_nowhere(x: Operand) -> DeviceView:
+    return DeviceView(NOWHERE, x.type, x.strides_bytes)
+
+
+def _views(views: tuple[PlacedView, ...]) -> tuple[DeviceView, ...]:
+    found = tuple([view for view in views if isinstance(view, DeviceView)])
+    if len(found) != len(views):
+        raise InternalError("attention computes on what lies on the device")
+    return found

@@ -1,0 +1,171 @@
+"""The kernels of attention between its products (`attention.cuh`), for the heads of a chunk."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.kernels.axes import MAX_OUTER, Axis, walk
+from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
+from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.views import DeviceView
+from actors.protocol import Array
+from compiler.types import DType
+
+_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded")
+_THREADS = 256
+_TILE_ROWS = 64
+"""Rows of keys or values that a block copies."""
+
+_RESTORED_ROWS = 64
+_WAVES = 8
+
+_STORED = {
+    DType.FLOAT64: ("double", "(x)", "(x)"),
+    DType.FLOAT32: ("float", "(x)", "(x)"),
+    DType.FLOAT16: ("uint16_t", "af_from_f16(x)", "af_to_f16(x)"),
+    DType.BFLOAT16: ("uint16_t", "af_from_bf16(x)", "af_to_bf16(x)"),
+}
+"""By type: the type of an element, a number of one, one of a number."""
+
+
+def real_of(dtype: DType) -> DType:
+    """Return the type that scores of a type have."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def have_heads(operands: Sequence[Array]) -> bool:
+    """Whether the kernels can walk over the heads of operands; the first has matrices."""
+    shape = operands[0].shape[:-2]
+    return len(_heads_of(shape, operands)) <= MAX_OUTER
+
+
+def _heads_of(shape: tuple[int, ...], operands: Sequence[Array]) -> tuple[Axis, ...]:
+    return walk(shape, [x.strides[: len(shape)] for x in operands], in_order=True)
+
+
+class AttentionRows:
+    """Calls for a group of heads.
+
+    Args:
+        operands: All tensors of the group, with the axes `batch` first.
+    """
+
+    def __init__(
+        self, gpu: Gpu, dtype: DType, operands: Sequence[Array], batch: tuple[int, ...]
+    ) -> None:
+        self.count = math.prod(batch)
+        self._gpu = gpu
+        self._dtype = dtype
+        self._batch = batch
+        self._axes = _heads_of(batch, operands)
+        self._extents = [axis.extent for axis in self._axes]
+        self._strides = [x.strides[: len(batch)] for x in operands]
+
+    def num_tiles(self, num_rows: int) -> int:
+        """Return in how many tiles the rows of a head are copied."""
+        return max(1, -(-num_rows // _TILE_ROWS))
+
+    def finite(self, x: Array, copy: DeviceView, flags: DeviceView) -> DeviceCalls:
+        """Copy rows densely, with 0 for what is not finite; flags say which tiles have any."""
+        *_, rows, width = x.shape
+        words = (*self._heads(), *self._tensor(x), copy.address, flags.address, rows, width)
+        return self._run("finite", self.count * self.num_tiles(rows), (*words, _TILE_ROWS))
+
+    def probabilities(
+        self, scores: DeviceView, made: DeviceView, lse: Array, seen: int, scale: float
+    ) -> DeviceCalls:
+        """Make probabilities of scores, and lse."""
+        *_, rows, columns = scores.shape
+        words = (*self._heads(), *self._tensor(lse[..., None]), scores.address, made.address)
+        blocks = self.count * rows
+        return self._run("probabilities", blocks, (*words, rows, columns, seen, scale), columns)
+
+    def restored(
+        self, v: Array, y: Array, p: DeviceView, flags: DeviceView, seen: int
+    ) -> DeviceCalls:
+        """Add to y what `finite` left out of values, where it is seen."""
+        *_, rows, columns = p.shape
+        words = (
+            *(*self._heads(), *self._tensor(v), *self._tensor(y), p.address, flags.address),
+            *(flags.shape[-1], rows, columns, seen, y.shape[-1], _RESTORED_ROWS),
+        )
+        return self._run("restored", self.count * -(-rows // _RESTORED_ROWS), words)
+
+    def slopes(
+        self,
+        blocks: tuple[DeviceView, DeviceView, DeviceView, DeviceView],
+        rows_of: tuple[Array, Array, Array],
+        seen: int,
+        scale: float,
+    ) -> DeviceCalls:
+        """Make probabilities and gradients of scores.
+
+        `blocks`: scores, dy vT, and where those go; `rows_of`: dy, y and lse.
+        """
+        dy, y, lse = rows_of
+        *_, rows, columns = blocks[0].shape
+        words = (
+            *(*self._heads(), *self._tensor(dy), *self._tensor(y), *self._tensor(lse[..., None])),
+            *[block.address for block in blocks],
+            *(rows, columns, seen, y.shape[-1], scale),
+        )
+        return self._run("slopes", self.count * rows, words, columns)
+
+    def rounded(self, sums: DeviceView, out: DeviceView) -> DeviceCalls:
+        """Bring dense sums to their type."""
+        count = out.type.num_elements
+        most = self._gpu.num_sms * _WAVES
+        blocks = min(-(-count // _THREADS), most)
+        return self._run("rounded", blocks, (sums.address, out.address, count))
+
+    def _heads(self) -> list[Word]:
+        return [len(self._extents), *_padded(self._extents)]
+
+    def _tensor(self, x: Array) -> list[Word]:
+        """Return a tensor [heads, rows, columns] as the kernels have it."""
+        own = x.strides[: len(self._batch)]
+        steps = walk(self._batch, [*self._strides, own], in_order=True)
+        return [
+            int(x.ctypes.data),
+            *x.strides[-2:],
+            *_padded([axis.steps[-1] for axis in steps]),
+        ]
+
+    def _run(
+        self, kernel: str, num_blocks: int, words: Sequence[Word], columns: int = 1 << 30
+    ) -> DeviceCalls:
+        threads = min(_THREADS, max(32, 1 << max(columns - 1, 0).bit_length()))
+        text = attention_text(self._dtype)
+        name = text.kernels[_KERNELS.index(kernel)]
+        return (RunKernel(text, name, num_blocks, threads, tuple(words)),) if num_blocks else ()
+
+
+def _padded(column: list[int]) -> list[int]:
+    return [*column, *[0] * (MAX_OUTER - len(column))]
+
+
+@functools.cache
+def attention_text(dtype: DType) -> KernelText:
+    """Return the kernels for a type of elements."""
+    kept, from_kept, to_kept = _STORED[dtype]
+    # A row's lse of bfloat16 is float32: of 8 bits it would be off by the logarithm of 1.03.
+    lse, from_lse, to_lse = _STORED[DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype]
+    real = "double" if dtype is DType.FLOAT64 else "float"
+    defined = {
+        "T": kept,
+        "FROM(x)": from_kept,
+        "TO(x)": to_kept,
+        "LSE": lse,
+        "FROM_LSE(x)": from_lse,
+        "TO_LSE(x)": to_lse,
+        "REAL": real,
+        "EXP(x)": "exp(x)" if real == "double" else "af_expf(x)",
+    }
+    lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
+    body = Path(__file__).with_name("attention.cuh").read_text(encoding="utf-8")
+    kernels = tuple([f"NAME_{kernel}" for kernel in _KERNELS])
+    about = f"rows of attention in {dtype.value}"
+    return KernelText.of("af_attention", "\n".join([*lines, body]), kernels, about)
