@@ -1,6 +1,8 @@
 """Faults that a device could have, planted one at a time in the code as it is: each is found.
 
-Every test runs a check that there is anyway, without the fault and with it.
+Every test runs a check that there is anyway, without the fault and with it. Faults in records of
+products (turned, apart by too much, added to what was there) are planted in `test_matmul.py` and
+`test_region.py` of the kernels.
 """
 
 import os
@@ -23,10 +25,14 @@ from actors.device.emulated import kernels
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import embedding, row_sums, sort
+from actors.kernels.cuda.attention import CudaAttention
 from actors.kernels.cuda.calls import CopyBytes, KernelText
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.interpret.attention_blocks import BlockExtents
+from compiler.attrs import Attrs
 from compiler.errors import ActorflowError, DeviceError, InternalError
 from compiler.placement import Memory
+from compiler.registry import find_op, reference
 from compiler.types import DType, TensorType
 
 GPU = gpu_named("h200")
@@ -101,6 +107,29 @@ def test_an_unguarded_index_is_found(gathers, monkeypatch):
     mutant = changed_text(row_sums.text_of_ids(), guard, "1")
     monkeypatch.setattr(embedding, "text_of_ids", lambda: mutant)
     assert not gathers()
+
+
+@pytest.fixture
+def attends(native_toolchain):
+    """Return whether causal attention of fewer queries than keys is that of the reference."""
+
+    def run():
+        rng = np.random.default_rng(5)
+        q, k, v = [rng.standard_normal((2, rows, 8)).astype(np.float32) for rows in (4, 11, 11)]
+        attrs = {"scale": 0.5, "causal": True}
+        types = TensorType(DType.FLOAT32, (2, 4, 8)), TensorType(DType.FLOAT32, (2, 4))
+        kernel = CudaAttention(GPU)
+        found = emulated_run(native_toolchain, kernel, attrs, (q, k, v), types).outputs
+        right = reference.get(find_op("attention"))(Attrs(attrs), q, k, v)
+        return all([np.allclose(x, y, rtol=1e-4) for x, y in zip(found, right, strict=True)])
+
+    return run
+
+
+def test_a_causal_mask_from_the_top_left_is_found(attends, monkeypatch):
+    assert attends()
+    monkeypatch.setattr(BlockExtents, "offset", property(lambda extents: 0))
+    assert not attends()
 
 
 # -- devices -------------------------------------------------------------------------------------
