@@ -60,12 +60,15 @@ class PlannedProduct:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Scratch: a dense copy of each that goes through it, and the library's workspace."""
+        """Scratch: the library's workspace, and a dense copy of each that goes through it.
+
+        The library's comes first, for that is where the workspace of a launch is aligned best.
+        """
         kept = [
             Piece(_unrepeated(view).shape if is_copied else (0,), numpy_dtype(view.dtype))
             for view, is_copied in zip(self.views, self.copied, strict=True)
         ]
-        return (*kept, Piece((self._library_bytes,), np.dtype(np.uint8)))
+        return (Piece((self._library_bytes,), np.dtype(np.uint8)), *kept)
 
     @property
     def _library_bytes(self) -> int:
@@ -96,7 +99,7 @@ class PlannedProduct:
         out = operands[2]
         if self.form is None:
             return () if beta else self._zeros(out)
-        placed = [view.address for view in operands]
+        placed, (workspace, *copies) = [view.address for view in operands], scratch
         before: list[DeviceCall] = []
         after: list[DeviceCall] = []
         for place, view in enumerate(operands):
@@ -104,13 +107,13 @@ class PlannedProduct:
                 continue
             here = seen_as_array(_without_repeats(view))
             dense = _dense(_unrepeated(self.views[place]))
-            there = seen_as_array(_placed(dense, scratch[place]))
-            placed[place] = scratch[place]
+            there = seen_as_array(_placed(dense, copies[place]))
+            placed[place] = copies[place]
             if place < 2 or beta:
                 before += copy_calls(self.gpu, there, here)
             if place == 2:
                 after += copy_calls(self.gpu, here, there)
-        return (*before, *self._products(self.form, placed, scratch[3], beta), *after)
+        return (*before, *self._products(self.form, placed, workspace, beta), *after)
 
     @property
     def is_plain(self) -> bool:

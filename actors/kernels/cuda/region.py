@@ -122,9 +122,10 @@ class _CudaSteps:
             ]
         )
         self._pieces = (*copies, *held, *sums)
-        own = unread(self._pieces) if own is None else own
-        dense = dict(zip(self.copied, own[: len(copies)], strict=True))
-        held_arrays = own[len(copies) : len(copies) + len(held)]
+        self.space = None if own is None else own[0]
+        placed = unread(self._pieces) if own is None else own[1:]
+        dense = dict(zip(self.copied, placed[: len(copies)], strict=True))
+        held_arrays = placed[len(copies) : len(copies) + len(held)]
         given |= dense
         self.arrays = RegionArrays(
             region,
@@ -134,17 +135,16 @@ class _CudaSteps:
             over,
             _schedule_of,
         )
-        self.sums = own[len(copies) + len(held) : len(self._pieces)]
-        self.space = own[-1] if len(own) > len(self._pieces) else None
+        self.sums = placed[len(copies) + len(held) :]
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Return the scratch: copies of what lies unevenly, what is held, sums, that of a step."""
+        """Return the scratch: that of a step, copies of what lies unevenly, what is held, sums."""
         sizes = [
             scratch.size_bytes(self._step_pieces(step, *chunk))
             for chunk in self._kinds_of_chunks()
             for step in self.region.steps
         ]
-        return (*self._pieces, Piece((max(sizes, default=0),), np.dtype(np.uint8)))
+        return (Piece((max(sizes, default=0),), np.dtype(np.uint8)), *self._pieces)
 
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
         """Return what may lie where an output will be: wide values, and pairs (output, input)."""

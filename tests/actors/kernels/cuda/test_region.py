@@ -22,11 +22,12 @@ from actors.kernels.cuda import region as cuda_region
 from actors.kernels.cuda.calls import RunProduct
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.region import CudaRegion
+from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.bfloat16 import from_bits, to_bits
 from compiler.fusion.program import Kind
 from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.types import TensorType, contiguous_strides
+from compiler.types import DType, TensorType, contiguous_strides
 
 KERNEL = CudaRegion(gpu_named("h200"))
 COLUMN, ROW = Kind.COLUMN, Kind.ROW
@@ -259,3 +260,21 @@ def test_a_program_that_reads_the_rows_of_another_chunk_is_found(emulated_run, m
             region, wanted, F32, arrays,
             run(emulated_run, region, dtypes_of(F32, 5), arrays, seeds=(0,)),
         )  # fmt: skip
+
+
+def test_the_library_works_at_a_multiple_of_256():
+    region, _ = loss_region(F32, 1000, 4097, 64, 250, ("losses", "dx", "dw"))
+    places = iter(range(1 << 40, 1 << 50, 1 << 40))
+
+    def view(type_):
+        strides = contiguous_strides(type_.shape, type_.dtype.itemsize)
+        return DeviceView(next(places), type_, strides)
+
+    given = tuple([view(x) for x in loss_types(1000, 4097, 64)])
+    size = needs_of(region, loss_types(1000, 4097, 64)).workspace_bytes
+    made, space = tuple(map(view, region.outputs)), view(TensorType(DType.UINT8, (size,)))
+    calls = KERNEL.bind({"region": region}, given, made, space)
+    places = [call.workspace for call in calls if isinstance(call, RunProduct)]
+    assert len(places) == 12
+    assert {place % 256 for place in places} == {0}
+    assert all([space.address <= place < space.address + size for place in places])
