@@ -23,8 +23,9 @@ from compiler.fusion import fuse
 from compiler.fusion.expansion import expand
 from compiler.graph import GraphBuilder, Output
 from compiler.ops import standard
+from compiler.ops.copies import is_copy
 from compiler.ops.sources import INPUT
-from compiler.registry import Op, cost, find_op, infer_type, reference, view
+from compiler.registry import Op, cost, find_op, infer_type, is_source, reference, view
 from compiler.rules import gradient
 from compiler.types import DType, TensorType, numpy_dtype
 
@@ -401,6 +402,35 @@ def test_kernels_of_a_gpu_give_the_formula_and_its_gradient(row, built_for_gpu):
         got = on_gpu(fused, feeds, built_for_gpu)
         for place, (y, want) in enumerate(zip(got, expected, strict=True)):
             close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
+
+
+def without_kernel_on_gpu(row, dtype):
+    """Return the ops of a row's graph that are launches, and that no kernel of a GPU takes."""
+    found = []
+    graph = fuse.run(Traced(row, dtype).graph)
+    for node in graph.nodes:
+        if is_source.get(node.op) or (view.has(node.op) and not catalogue.find(node.op.name)):
+            continue
+        inputs, outputs = [
+            operands_of(types, empty(types))
+            for types in (
+                [graph.types[v] for v in node.inputs],
+                [graph.types[v] for v in node.outputs],
+            )
+        ]
+        op = "copy" if is_copy(node) else kernel_op(node.op)
+        given = inputs[:1] if is_copy(node) else inputs
+        try:
+            cuda.choose(GPU, op, dict(node.attrs), given, outputs)
+        except LookupError as error:
+            found.append(f"{node.op} in {dtype}: {error}")
+    return found
+
+
+@every_row
+def test_a_gpu_has_a_kernel_for_every_launch_in_floats_of_every_width(row):
+    for dtype in (DType.FLOAT16, LOW, DType.FLOAT32, DType.FLOAT64):
+        assert without_kernel_on_gpu(row, dtype) == []
 
 
 def cut_small(monkeypatch):

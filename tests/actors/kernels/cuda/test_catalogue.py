@@ -1,0 +1,48 @@
+"""The kernels of a GPU together: every op that a plan can launch has one."""
+
+import pytest
+from kernel_calls import kernel_op
+
+from actors.kernels import catalogue as host
+from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.gpu import known_gpus
+from compiler.fusion.expansion import expand
+from compiler.fusion.updates import update
+from compiler.ops import standard
+from compiler.ops.copies import COPY_TO
+from compiler.registry import Op, is_comm, is_source, view
+
+every_gpu = pytest.mark.parametrize("gpu", known_gpus())
+
+
+def launched_as(op):
+    """Return the op whose kernels compute an op once it is lowered; None where nothing does."""
+    if is_source.get(op) or is_comm.get(op):
+        return None
+    if expand.has(op) or update.has(op):
+        return kernel_op(op) if update.has(op) else "fused"
+    if op is COPY_TO:
+        return "copy"
+    return None if view.has(op) and not host.find(op.name) else op.name
+
+
+@every_gpu
+def test_every_op_that_a_plan_can_launch_has_a_kernel(gpu):
+    families = standard.FAMILIES
+    ops = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
+    wanted = {launched_as(op) for op in ops} - {None}
+    assert {"fused", "embedding_update", "copy", "attention_grad", "region"} <= wanted
+    assert wanted - {kernel.op for kernel in catalogue.kernels_of(gpu)} == set()
+
+
+@every_gpu
+def test_a_gpu_leaves_no_op_to_the_kernels_of_the_host(gpu):
+    ops = {kernel.op for kernel in host.HOST_KERNELS}
+    assert ops <= {kernel.op for kernel in catalogue.kernels_of(gpu)}
+
+
+@every_gpu
+def test_a_name_in_a_plan_is_that_of_one_kernel(gpu):
+    names = [kernel.name for kernel in catalogue.kernels_of(gpu)]
+    assert len(names) == len({*names}) == len(catalogue.binders(gpu))
+    assert all(name.startswith("cuda.") for name in names)
