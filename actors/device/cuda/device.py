@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 
 from actors.device import host_memory
@@ -66,6 +67,8 @@ class CudaDevice:
                 return _aligned(pinned_bytes(self._kept, size_bytes + alignment), alignment)
             if memory is not Memory.DEVICE:
                 raise InternalError(f"{self.device} was asked for {memory.value} memory")
+            if size_bytes > self._kept.driver.free_bytes():
+                gc.collect()  # a run that is over may still have its graphs
             free_bytes = self._kept.driver.free_bytes()
             if size_bytes > free_bytes:
                 raise FullDevice(free_bytes)

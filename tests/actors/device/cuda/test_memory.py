@@ -117,6 +117,16 @@ def test_a_device_says_what_is_free_before_it_is_asked_for_more(make_device, dri
         make_device().allocate(64, 256, Memory.DEVICE)
 
 
+def test_what_only_the_collector_has_makes_room(make_device, driver, monkeypatch):
+    device = make_device()
+    monkeypatch.setattr(driver, "free", lambda address: setattr(driver, "_free_bytes", 1 << 30))
+    over = [device.allocate(1 << 20, 256, Memory.DEVICE)]
+    over.append(over)
+    driver._free_bytes = 0
+    del over
+    assert device.allocate(1 << 20, 256, Memory.DEVICE).size_bytes == 1 << 20
+
+
 def test_other_memory_is_not_a_devices(make_device):
     with pytest.raises(InternalError, match="cuda:0 was asked for host memory"):
         make_device().allocate(64, 256, Memory.HOST)
