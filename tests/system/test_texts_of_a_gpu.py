@@ -1,0 +1,66 @@
+"""The programs of a GPT-2 for a GPU: each compiles for three architectures, without spills."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.programs import text_of
+from compiler.types import DType, TensorType
+
+
+class SmallGpt(nn.Module):
+    """A GPT-2 in small: a text serves every shape."""
+
+    def __init__(self, width=64, seq=32, vocab=50_304):
+        self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(seq, width)
+        self.blocks = [nn.TransformerBlock(width, heads=2, causal=True) for _ in range(2)]
+        self.norm = nn.LayerNorm(width)
+
+    def __call__(self, ids):
+        x = self.emb(ids) + self.pos.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.emb.weight.T
+
+
+def programs_of(precision):
+    """Return every program of a training step, and those of its regions."""
+
+    @af.job(device="cuda", gpu="h200", optimizer=af.optim.AdamW(1e-3), precision=precision)
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    ids = TensorType(DType.INT64, (8, 32))
+    found = {}
+    for actor in train.compile(SmallGpt(), {"x": ids, "y": ids}).actors:
+        for launch in actor.launches:
+            attrs = dict(launch.attrs)
+            region = attrs.get("region")
+            steps = () if region is None else region.steps
+            for program in (attrs.get("program"), *[step.program for step in steps]):
+                if program is not None:
+                    found[program] = None
+    return tuple(found)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_programs_of_a_gpt_compile_for_three_architectures_without_spills(precision):
+    if not nvrtc.is_here():
+        pytest.skip("NVRTC is not installed: it comes with actorflow[cuda]")
+    programs = programs_of(precision)
+    assert 8 <= len(programs) <= 30
+    texts = [text_of(program, is_cut=False) for program in programs]
+    with ThreadPoolExecutor(4) as pool:
+        for arch in ("sm_80", "sm_90a", "sm_100"):
+            used = pool.map(functools.partial(nvrtc.usage, arch=arch), texts)
+            for text, kernels in zip(texts, used, strict=True):
+                assert sorted(kernels) == sorted(text.kernels)
+                for kernel in kernels.values():
+                    assert (kernel.spilled_bytes, kernel.registers <= 128) == (0, True), text.about
