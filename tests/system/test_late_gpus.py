@@ -13,6 +13,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.run.devices import as_run
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings
 from actors.device.emulated import memory
@@ -110,6 +111,13 @@ def test_however_late_a_gpu_is_the_bits_are_the_same(kind):
     assert np.isfinite(expected[0]).all()
     for seed in range(1, SEEDS):
         assert ran(run(seed), STEPS_OF_A_SEED) == expected, seed
+
+
+def test_what_nobody_needs_is_scribbled_over_in_every_firing():
+    opened = runner("layers")(0)
+    for plan, is_there in ((opened.plan, False), (as_run(opened.plan, opened.settings), True)):
+        launches = [launch.op for actor in plan.actors for launch in actor.launches]
+        assert ("poison" in launches) == is_there
 
 
 def test_launch_by_launch_the_bits_are_the_same(monkeypatch):

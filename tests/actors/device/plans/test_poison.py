@@ -6,10 +6,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from actors.device.poison import poison
+from actors.device.poison import CUDA_POISON_KERNELS, poison
 from actors.kernels import catalogue
+from actors.kernels.cuda.calls import FillBytes
+from actors.kernels.cuda.views import DeviceView
 from actors.race import check_races
+from compiler.placement import DeviceKind
 from compiler.plan import RegisterKind
+from compiler.types import DType, TensorType
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -53,3 +57,15 @@ def test_poison_shows_a_state_that_was_planned_as_temporary(pipeline, log_of, pl
     assert log_of(plan, 0) == plans.as_on_paper(8)
     with np.errstate(invalid="ignore"):
         assert log_of(poison(plan), 0) != plans.as_on_paper(8)
+
+
+def test_poison_is_for_the_kinds_of_devices_that_the_host_acts(pipeline):
+    plan = pipeline()
+    assert poison(plan, (DeviceKind.CUDA,)) == plan
+    assert poison(plan, (DeviceKind.CUDA, DeviceKind.SIM)) == poison(plan)
+
+
+def test_poison_of_a_gpu_fills_every_byte():
+    views = [DeviceView(a, TensorType(DType.UINT8, (n,)), (1,)) for a, n in ((256, 300), (512, 0))]
+    calls = CUDA_POISON_KERNELS["poison"].bind({}, (), tuple(views), None)
+    assert calls == (FillBytes(256, 0xFF, 300),)
