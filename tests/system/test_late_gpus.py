@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from jobs import GPT
 
 import actorflow as af
 from actorflow import nn
@@ -34,7 +35,7 @@ class Layers(nn.Module):
 
     def __call__(self, batch):
         h = af.dropout(af.gelu(self.up(batch.x)), 0.1)
-        return self.down(self.norm(h))
+        return self.down(self.norm(h)), batch.y
 
 
 class Bag(nn.Module):
@@ -42,14 +43,23 @@ class Bag(nn.Module):
         self.rows, self.down = nn.Embedding(11, 12), nn.Linear(12, 5)
 
     def __call__(self, batch):
-        return self.down(af.tanh(self.rows(batch.ids)).mean(1))
+        return self.down(af.tanh(self.rows(batch.ids)).mean(1)), batch.y
 
 
 class Halves(Layers):
     def __call__(self, batch):
         h = af.gelu(self.up(batch.x))
         with af.device("cuda:1"):
-            return self.down(self.norm(h))
+            return self.down(self.norm(h)), batch.y
+
+
+class Letters(GPT):
+    def __init__(self):
+        super().__init__(11, seq=6, width=16, dropout=0.1)
+
+    def __call__(self, batch):
+        logits = super().__call__(batch.ids[:, :-1])
+        return logits.reshape((-1, 11)), batch.ids[:, 1:].reshape((-1,))
 
 
 CUDA = {"device": "cuda"}
@@ -61,6 +71,7 @@ KINDS = {
     "offload": (Layers, CUDA | {"offload": "optimizer"}, {}),
     "two GPUs": (Halves, {"devices": ["cuda:0", "cuda:1"]}, {}),
     "bfloat16": (Layers, CUDA | {"precision": "bf16"}, {"rel": 2e-2}),
+    "transformer": (Letters, CUDA, {}),
 }
 
 
@@ -79,7 +90,8 @@ def runner(kind, **options):
 
     @af.job(optimizer=af.optim.AdamW(1e-2), seed=2, **where | options)
     def train(model, batch):
-        return af.cross_entropy(model(batch), batch.y)
+        logits, labels = model(batch)
+        return af.cross_entropy(logits, labels)
 
     plan = train.compile(make(), rows())
     settings = Settings.from_env(os.environ)
