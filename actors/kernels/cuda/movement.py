@@ -15,7 +15,7 @@ import numpy as np
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
-from actors.kernels.cuda.views import DeviceView, PlacedView
+from actors.kernels.cuda.views import DeviceView, PlacedView, address_of
 from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, can_copy, shown
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.protocol import Array, Arrays
@@ -52,7 +52,7 @@ class CudaMove:
     ) -> DeviceCalls:
         """Return the copies."""
         is_over_link = any([not isinstance(x, DeviceView) for x in (*inputs, *outputs)])
-        phases = self.copies(_arrays(inputs), _arrays(outputs), attrs)
+        phases = self.copies(_seen(inputs), _seen(outputs), attrs)
         return tuple(
             [
                 call
@@ -65,24 +65,29 @@ class CudaMove:
 
 def seen_as_array(view: DeviceView) -> Array:
     """Return an array that lies as a view does, at its address, in bytes that nobody may touch."""
-    return np.asarray(_Elsewhere(view))
+    return np.asarray(_Elsewhere(view.address, numpy_dtype(view.dtype), view))
 
 
 class _Elsewhere:
-    """What numpy asks of memory that somebody else has."""
+    """What numpy asks of memory that somebody else has; it may be written, whoever shows it."""
 
-    def __init__(self, view: DeviceView) -> None:
+    def __init__(self, address: int, dtype: np.dtype[Any], lies: DeviceView | Array) -> None:
+        strides = lies.strides_bytes if isinstance(lies, DeviceView) else lies.strides
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
-            "data": (view.address, False),
-            "shape": view.shape,
-            "strides": view.strides_bytes,
-            "typestr": numpy_dtype(view.dtype).str,
+            "data": (address, False),
+            "shape": lies.shape,
+            "strides": strides,
+            "typestr": dtype.str,
         }
 
 
-def _arrays(views: tuple[PlacedView, ...]) -> Arrays:
-    return tuple([seen_as_array(x) if isinstance(x, DeviceView) else x for x in views])
+def _seen(views: tuple[PlacedView, ...]) -> Arrays:
+    return tuple([np.asarray(_Elsewhere(address_of(x), _dtype_of(x), x)) for x in views])
+
+
+def _dtype_of(view: PlacedView) -> np.dtype[Any]:
+    return numpy_dtype(view.dtype) if isinstance(view, DeviceView) else view.dtype
 
 
 def movement_kernels(gpu: Gpu) -> tuple[CudaMove, ...]:

@@ -157,6 +157,9 @@ def test_copies_between_places_take_few_rows_as_bytes(kind, rows, native_toolcha
     place.check()
     is_by_rows = rows <= 16 and (kind in ("dense", "windowed") or (kind, rows) == ("transposed", 1))
     assert [type(call) for call in calls] == ([CopyBytes] * rows if is_by_rows else [RunKernel])
+    x.flags.writeable = False  # it is a view all the same, and no constant
+    over_link(native_toolchain, place.view, x, x.shape, x.dtype)
+    np.testing.assert_array_equal(place.array, x)
     back = np.empty_like(x)
     over_link(native_toolchain, back, place.view, x.shape, x.dtype)
     np.testing.assert_array_equal(back, x)
