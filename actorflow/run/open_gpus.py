@@ -13,6 +13,7 @@ from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver, GpuSeen
 from actors.device.cuda.nvml import listed_gpus
+from actors.device.cuda.status import Reports
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.poison import CUDA_POISON_KERNELS
 from actors.device.schedule import LateSchedule
@@ -46,6 +47,7 @@ def open_gpus(
         drivers = _real_drivers(plan, indices, settings)
         for index, driver in zip(indices, drivers, strict=True):
             _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
+    reports = Reports()
     return [
         CudaDevice(
             driver,
@@ -53,6 +55,7 @@ def open_gpus(
             index,
             is_stepwise=settings.sync,
             is_deterministic=is_deterministic,
+            reports=reports,
         )
         for driver, index in zip(drivers, indices, strict=True)
     ]

@@ -11,6 +11,7 @@ from actors.device.cuda.driver import CudaDriver, CudaError
 from actors.device.cuda.faults import explained, fault_of, is_out_of_memory
 from actors.device.cuda.graphs import CudaLaunch, Current, StepwiseChain, bind_whole
 from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
+from actors.device.cuda.status import Reports
 from actors.device.cuda.streams import CudaContext, CudaEvent, CudaStream
 from actors.device.protocol import DeviceStream, FullDevice
 from actors.kernels.cuda.calls import KernelText, RunKernel
@@ -35,6 +36,7 @@ class CudaDevice:
         is_stepwise: Whether every launch is waited for, so that one that fails is named.
         is_deterministic: Whether products are computed by a fixed rule, not as was measured to be
             fastest.
+        reports: Shared by the devices of a run, one of which may bring out what another computes.
     """
 
     is_asynchronous = True
@@ -48,10 +50,13 @@ class CudaDevice:
         *,
         is_stepwise: bool = False,
         is_deterministic: bool = False,
+        reports: Reports | None = None,
     ) -> None:
         self.device = Device(DeviceKind.CUDA, index)
         self._kept = KeptDriver(driver)
-        self._context = CudaContext(self._kept, self.device, is_deterministic=is_deterministic)
+        self._context = CudaContext(
+            self._kept, self.device, reports or Reports(), is_deterministic=is_deterministic
+        )
         self._kernels = kernels
         self._is_stepwise = is_stepwise
         self._current = Current()

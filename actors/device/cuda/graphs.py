@@ -161,8 +161,8 @@ class StepwiseChain:
                 launch()
             except CudaError as error:
                 raise stream.fault(error, first + number) from error
-            if context.status.has_something:
-                fault = context.status.fault()
+            if context.reports.has_something:
+                fault = context.reports.fault()
                 fault.stream, fault.launch = stream, first + number
                 raise fault from fault.__cause__
 

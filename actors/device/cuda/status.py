@@ -5,13 +5,17 @@ value in the cell of its launch (`af_report` in device.cuh has the layout). One 
 any cell has something, so that an ordinary wait looks at one number. A cell also keeps the *firing*
 of its stream in which that was: a kernel of one thread counts those before a chain that has cells,
 and the stream remembers how many launches it had been given before each.
+
+**Who is told.** A wait tells only of launches that it waited for: what steps before the bad one
+have computed comes out, however fast the device is. Streams and events know how many launches of
+every stream come before them (vector clocks: Fidge 1988), once there is any cell.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from actors.device.cuda.memory import KeptDriver, pinned_bytes
@@ -56,8 +60,16 @@ def counting(address: int) -> tuple[RunKernel, ArgumentBlock]:
     return call, argument_block(call.words)
 
 
+Known = Mapping[int, int]
+"""By number of a stream how many of its launches come before something."""
+
+
 class CountedStream(DeviceStream, Protocol):
-    """A stream that counts the firings whose launches may report."""
+    """A stream that counts the firings whose launches may report; its number is of the run."""
+
+    @property
+    def number(self) -> int:
+        """Which stream of the run this is."""
 
     @property
     def count_address(self) -> int:
@@ -96,9 +108,55 @@ class StatusCell:
         first = None if self.stream is None else self.stream.first_launch(int(self._words[1]) - 1)
         return None if first is None else first + self.index
 
+    def is_within(self, known: Known) -> bool:
+        """Whether the launch whose index was bad comes before what `known` is of."""
+        launch = self.launch
+        return self.stream is None or launch is None or launch < known.get(self.stream.number, 0)
+
     def error(self) -> Exception:
         """Return what the host would have raised."""
         return self._explain(int(self._words[2]), int(self._words[3]))
+
+
+class Reports:
+    """What kernels of all devices of a run have reported: one may compute what another brings out.
+
+    `has_cells`: whether any kernel may report.
+    """
+
+    __slots__ = ("_memories", "_num_streams", "has_cells")
+
+    def __init__(self) -> None:
+        self._memories: list[StatusMemory] = []
+        self._num_streams = 0
+        self.has_cells = False
+
+    def join(self, memory: StatusMemory) -> None:
+        """Take a device's cells in."""
+        self._memories.append(memory)
+
+    def add_stream(self) -> int:
+        """Return the number of a new stream."""
+        self._num_streams += 1
+        return self._num_streams - 1
+
+    @property
+    def has_something(self) -> bool:
+        """Whether any kernel has reported anything; any thread may ask."""
+        return any([memory.has_something for memory in self._memories])
+
+    def told(self) -> list[StatusCell]:
+        """Return the cells that have something."""
+        return [c for memory in self._memories for c in memory.cells if c.has_something]
+
+    def fault(self) -> DeviceFault:
+        """Return the earliest bad index as a fault, when nothing works on the devices."""
+        cell = min(self.told(), key=_order)
+        error = cell.error()
+        text = f"{type(error).__name__}: {error}"
+        fault = DeviceFault(text, stream=cell.stream, launch=cell.launch)
+        fault.__cause__ = error
+        return fault
 
 
 class StatusMemory:
@@ -107,14 +165,16 @@ class StatusMemory:
     Pages are taken as they are needed, the first one at once.
     """
 
-    __slots__ = ("_any", "_free", "_kept", "_nowhere", "cells")
+    __slots__ = ("_any", "_free", "_kept", "_nowhere", "_reports", "cells")
 
-    def __init__(self, kept: KeptDriver) -> None:
+    def __init__(self, kept: KeptDriver, reports: Reports) -> None:
         self._kept = kept
+        self._reports = reports
         self.cells: list[StatusCell] = []
         self._free = self._page()
         self._any = self._take(1)
         self._nowhere = self._take(1)
+        reports.join(self)
 
     @property
     def texts(self) -> tuple[KernelText, ...]:
@@ -127,6 +187,7 @@ class StatusMemory:
         words[4], words[5] = self._nowhere.ctypes.data, self._any.ctypes.data
         cell = StatusCell(words, explain)
         self.cells.append(cell)
+        self._reports.has_cells = True
         return cell
 
     def add_count(self) -> int:
@@ -139,16 +200,6 @@ class StatusMemory:
     def has_something(self) -> bool:
         """Whether a kernel has reported anything; any thread may ask."""
         return bool(self._any[0])
-
-    def fault(self) -> DeviceFault:
-        """Return the earliest bad index as a fault, when nothing works on the device."""
-        told = [cell for cell in self.cells if cell.has_something]
-        cell = min(told, key=_order)
-        error = cell.error()
-        text = f"{type(error).__name__}: {error}"
-        fault = DeviceFault(text, stream=cell.stream, launch=cell.launch)
-        fault.__cause__ = error
-        return fault
 
     def _take(self, num_words: int) -> Array:
         if len(self._free) < num_words:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.faults import fault_of
 from actors.device.cuda.memory import KeptDriver
-from actors.device.cuda.status import StatusMemory, counting
+from actors.device.cuda.status import Known, Reports, StatusMemory, counting
 from actors.device.protocol import DeviceEvent
 from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, RunProduct
 from actors.kernels.cuda.product import LtProduct
@@ -25,13 +25,16 @@ class CudaContext:
     `is_deterministic`: products are computed by a fixed rule, not as was measured to be fastest.
     """
 
-    __slots__ = ("_choices", "_is_deterministic", "device", "kept", "status")
+    __slots__ = ("_choices", "_is_deterministic", "device", "kept", "reports", "status")
 
-    def __init__(self, kept: KeptDriver, device: Device, *, is_deterministic: bool = False) -> None:
+    def __init__(
+        self, kept: KeptDriver, device: Device, reports: Reports, *, is_deterministic: bool = False
+    ) -> None:
         self._is_deterministic = is_deterministic
+        self.reports = reports
         self.kept = kept
         self.device = device
-        self.status = StatusMemory(kept)
+        self.status = StatusMemory(kept, reports)
         self._choices: dict[tuple[LtProduct, int], int] = {}
 
     def choose(self, product: LtProduct, workspace_bytes: int) -> int:
@@ -58,16 +61,21 @@ class CudaContext:
             found.append(call)
         return tuple(found)
 
-    def check(self) -> None:
-        """Raise DeviceFault where a kernel has reported anything; any thread may ask."""
-        if not self.status.has_something:
+    def check(self, known: Known | None = None) -> None:
+        """Raise DeviceFault where a kernel has reported anything; any thread may ask.
+
+        Only for launches that `known` says were waited for; for all, if it is None.
+        """
+        if not self.reports.has_something:
+            return
+        if known is not None and not any([c.is_within(known) for c in self.reports.told()]):
             return
         try:
             # What is told does not depend on how far the device has come.
             self.kept.driver.synchronize()
         except CudaError as error:
             raise fault_of(error, self.device) from error
-        fault = self.status.fault()
+        fault = self.reports.fault()
         raise fault from fault.__cause__
 
 
@@ -75,8 +83,8 @@ class CudaStream:
     """A stream that knows how many launches it was given."""
 
     __slots__ = (
-        "_context", "_firsts", "_num_counted", "_record", "_wait", "count_address", "count_call",
-        "handle", "name", "num_launches",
+        "_context", "_firsts", "_known", "_num_counted", "_record", "_reports", "_wait",
+        "count_address", "count_call", "handle", "name", "num_launches", "number",
     )  # fmt: skip
 
     def __init__(self, context: CudaContext, name: str) -> None:
@@ -86,24 +94,37 @@ class CudaStream:
         self.num_launches = 0
         self.count_address = context.status.add_count()
         self.count_call = counting(self.count_address)
+        self.number = context.reports.add_stream()
+        self._known: dict[int, int] = {}
         self._context = context
+        self._reports = context.reports
         self._record, self._wait = driver.record, driver.wait
         self._firsts = [0] * _NUM_FIRSTS
         self._num_counted = 0
 
     def record(self, event: DeviceEvent) -> None:
         """Mark the end of all that is on this stream."""
+        own = _own(event)
         try:
-            self._record(_handle(event), self.handle)
+            self._record(own.handle, self.handle)
         except CudaError as error:
             raise self.fault(error) from error
+        if self._reports.has_cells:
+            self._known[self.number] = self.num_launches
+            own.known.update(self._known)
 
     def wait(self, event: DeviceEvent) -> None:
         """Hold this stream until the event's latest record is done."""
+        own = _own(event)
         try:
-            self._wait(self.handle, _handle(event))
+            self._wait(self.handle, own.handle)
         except CudaError as error:
             raise self.fault(error) from error
+        if self._reports.has_cells:
+            known = self._known
+            for number, count in own.known.items():
+                if count > known.get(number, 0):
+                    known[number] = count
 
     def count_firing(self) -> None:
         """Remember how many launches there were before the firing that comes now."""
@@ -121,9 +142,12 @@ class CudaStream:
 
 
 class CudaEvent:
-    """An event; waiting for it also looks at what kernels have reported."""
+    """An event; waiting for it also looks at what kernels before it have reported.
 
-    __slots__ = ("_check", "_context", "_synchronize", "handle")
+    `known` is of its latest record; one stream records an event, so that it only grows.
+    """
+
+    __slots__ = ("_check", "_context", "_synchronize", "handle", "known")
 
     def __init__(self, context: CudaContext) -> None:
         driver = context.kept.driver
@@ -131,6 +155,7 @@ class CudaEvent:
         self._context = context
         self._synchronize: Callable[[int], object] = driver.synchronize_event
         self._check = context.check
+        self.known: dict[int, int] = {}
 
     @property
     def is_done(self) -> bool:
@@ -146,10 +171,10 @@ class CudaEvent:
             self._synchronize(self.handle)
         except CudaError as error:
             raise fault_of(error, self._context.device) from error
-        self._check()
+        self._check(self.known)
 
 
-def _handle(event: DeviceEvent) -> int:
+def _own(event: DeviceEvent) -> CudaEvent:
     if not isinstance(event, CudaEvent):
         raise InternalError(f"an event of {type(event).__name__} is not of a CUDA device")
-    return event.handle
+    return event

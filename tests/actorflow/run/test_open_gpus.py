@@ -49,6 +49,7 @@ def test_a_real_gpu_gets_a_folder_for_what_is_built(monkeypatch, tmp_path):
     (device,) = opened(Settings(cache=tmp_path, sync=True), 1)
     assert given == [(1, tmp_path / "cuda")]
     assert device[0][1] == 1
+    assert device[1].pop("reports") is not None
     assert device[1] == {"is_stepwise": True, "is_deterministic": True}
     opened(replace(Settings(), cache=None), 1)
     assert given[1] == (1, None)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from actors.device.cuda.status import Reports
 from actors.device.cuda.streams import _NUM_FIRSTS
 from actors.device.protocol import DeviceFault
 from actors.kernels.cuda.calls import StatusWord
@@ -73,6 +74,7 @@ def test_a_wait_after_a_bad_index_raises_with_the_launch_on_the_stream(reporting
     event.synchronize()
     bad[2] = [(7, 99), (3, -5), (4, 12)]
     chain()
+    stream.record(event)
     fault = raised(event.synchronize)
     assert str(fault) == "IndexError: index -5 at position 3"
     assert isinstance(fault.__cause__, IndexError)
@@ -81,6 +83,42 @@ def test_a_wait_after_a_bad_index_raises_with_the_launch_on_the_stream(reporting
     chain()
     again = raised(device.synchronize)
     assert (str(again), again.launch) == (str(fault), 6)  # the earliest firing, and for ever
+
+
+def test_a_wait_tells_only_of_what_it_waited_for(reporting):
+    """However far the device is: what steps before the bad one gave comes out."""
+    bad = {2: []}
+    device, stream, _, chain = reporting(bad)
+    copies = device.make_stream("d2h")
+    events = [device.make_event() for _ in range(6)]
+    for step in range(3):
+        bad[2] = [(1, 9)] if step == 1 else []
+        chain()
+        stream.record(events[step])
+        copies.wait(events[step])
+        copies.record(events[3 + step])
+    for number in (0, 3):
+        events[number].synchronize()
+    for number in (1, 2, 4, 5):
+        assert raised(events[number].synchronize).launch == 6
+    assert raised(device.synchronize).launch == 6
+
+
+def test_what_another_device_brings_out_is_held_back_too(reporting):
+    reports = Reports()
+    one, stream, _, chain = reporting({0: [(1, 9)]}, reports=reports)
+    two, beside, *_ = reporting({}, reports=reports, index=1)
+    before, after, last = one.make_event(), two.make_event(), two.make_event()
+    beside.record(after)
+    chain()
+    stream.record(before)
+    beside.wait(before)
+    beside.record(last)
+    after.synchronize()
+    fault = raised(last.synchronize)
+    assert (str(fault), fault.stream, fault.launch) == (
+        "IndexError: index 9 at position 1", stream, 0,
+    )  # fmt: skip
 
 
 def test_of_several_the_earliest_launch_is_told(reporting):
@@ -132,9 +170,10 @@ def test_a_device_has_one_page_until_it_is_full(reporting, driver):
 
 
 def test_a_device_that_failed_is_told_before_its_cells(reporting, driver):
-    device, _, _, chain = reporting({0: [(1, 1)]})
+    device, stream, _, chain = reporting({0: [(1, 1)]})
     event = device.make_event()
     chain()
+    stream.record(event)
     driver.failing["synchronize"] = 700
     fault = raised(event.synchronize)
     assert "a kernel addressed memory that is not its own" in str(fault)
