@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.phases import weight
+from actors.kernels.codegen.phases import Schedule, weight
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
 from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit, refused
 from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
@@ -65,14 +65,24 @@ def _fits(walk: TeamWalk, num_sums: int) -> bool:
 
 
 def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int) -> float:
-    """Return about how long a launch takes that moves so many bytes of operands."""
-    text = text_of(program, is_cut=walk.is_cut)
-    flops = float(walk.num_rows * walk.columns * weight(program))
-    sums = (
-        2 * 8 * walk.num_teams * walk.columns * len(made_for_device(program).schedule.column_sums)
-    )
-    work = max(gpu.bytes_ns(moved_bytes + sums), flops / gpu.flops_per_ns)
-    return len(text.kernels) * gpu.call_ns + work
+    """Return about how long a launch takes that moves so many bytes of operands.
+
+    What a phase reads again comes from a cache; sums over rows go there and back once.
+    """
+    plan, elements = made_for_device(program).schedule, float(walk.num_rows * walk.columns)
+    sums = 2 * 8 * walk.num_teams * walk.columns * len(plan.column_sums)
+    again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns
+    work_ns = max(gpu.bytes_ns(moved_bytes + sums), elements * weight(program) / gpu.flops_per_ns)
+    num_kernels = len(text_of(program, is_cut=walk.is_cut).kernels)
+    return num_kernels * gpu.call_ns + again_ns + work_ns
+
+
+def _bytes_again(program: FusedProgram, plan: Schedule) -> int:
+    """Return the bytes per element that phases read of what was read or stored before."""
+    read = [v for phase in plan.phases for v in phase.loads if program.kind_of(v) is Kind.FULL]
+    again = [v for number, v in enumerate(read) if v in read[:number]]
+    again += [v for phase in plan.phases for v, _ in phase.read_back]
+    return sum([program.dtype_of(v).itemsize for v in again])
 
 
 def program_calls(

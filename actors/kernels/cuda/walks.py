@@ -27,8 +27,9 @@ would need a buffer for every team."""
 
 _THREADS = 256
 _WARP = 32
-_LONG_ROW = 4096
-"""From here on a row has a block: it is read again in the next phase, and few fit the cache."""
+_LONG_ROW, _LONGEST_ROW = 4096, 16_384
+"""From here on a row has a block, and then a large one: the next phase reads it again, so there
+must not be more rows under way than caches hold (264 of 50,304 bfloat16 are half of an H200's)."""
 
 _MIN_CUT_COLUMNS = 16_384
 """Few rows (a stretch of them) that are longer are cut into pieces of their columns."""
@@ -188,7 +189,7 @@ def _team(
         useful = max(useful, min(_WARP, _power_of_2(columns)))
     least = _WARP
     if plan.column_sums or columns >= _LONG_ROW:
-        least = _THREADS
+        least = MAX_THREADS if reduces and columns >= _LONGEST_ROW else _THREADS
     most = MAX_THREADS if reduces or plan.column_sums else fitting
     team = min(useful, least)
     while team < min(useful, most) and rows * team < fitting:

@@ -19,7 +19,7 @@ from fused_programs import (
 
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.programs import program_calls, program_pieces, text_of
+from actors.kernels.cuda.programs import program_calls, program_ns, program_pieces, text_of
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.cuda.walks import matrix_views, walk_of
 from actors.kernels.kernel import KernelNeeds
@@ -111,8 +111,9 @@ def test_what_is_one_row_is_walked_by_all_threads():
 
 def test_a_row_has_more_threads_the_longer_it_is_and_the_fewer_there_are():
     program = layer_norm(768)
-    teams = [walk(program, 100_000, columns).team for columns in (3, 20, 768, 5000)]
+    teams = [walk(program, 100_000, columns).team for columns in (3, 20, 768, 5000, 50_304)]
     assert teams == sorted(teams)
+    assert teams[-1] == 512
     assert teams[0] < 32 == teams[2] < teams[3]
     assert walk(program, 64, 4000).team > walk(program, 100_000, 4000).team
     assert all([walk(program, rows, 300).team <= 512 for rows in (1, 20, 10**6)])
@@ -152,6 +153,13 @@ def test_sums_over_rows_alone_go_by_pieces_of_the_columns(emulated_run, shape, d
 def test_wide_sums_keep_the_gpu_busy():
     found = walk(sums_of_columns(), 2048, 50_304)
     assert found.num_blocks * found.num_threads > GPU.num_sms * GPU.threads_per_sm // 2
+
+
+def test_what_phases_read_again_costs_less_than_the_first_time():
+    x = walk(layer_norm(768), 65_536, 768)
+    size = 2 * 65_536 * 768 * 4
+    once, thrice = GPU.bytes_ns(size), program_ns(GPU, layer_norm(768), x, size)
+    assert once < thrice < 2 * once
 
 
 def test_a_grid_is_never_larger_than_what_the_gpu_holds_at_once():
