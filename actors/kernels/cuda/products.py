@@ -33,8 +33,9 @@ _LEAST_SPLIT = 512
 _MOST_PLACES = 65_535
 """Of a batch in one call."""
 
-_TINY = 1 << 24
-"""Multiplications of products that run as fast without a workspace."""
+_TINY, _SHORT = 1 << 24, 2048
+"""Multiplications, and an inner extent, of products that run as fast without a workspace. A longer
+sum of few elements is split over the SMs, and its parts need a place."""
 
 _HOPPER = (9, 0)
 
@@ -258,7 +259,7 @@ def _by_columns(
 
 def _library_bytes(gpu: Gpu, form: Gemm) -> int:
     """Return the workspace that the library may have."""
-    if form.flops < 2 * _TINY:
+    if form.flops < 2 * _TINY and form.k <= _SHORT:
         return 0
     return 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
 

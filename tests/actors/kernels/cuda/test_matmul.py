@@ -207,6 +207,7 @@ def operands(m, n, k, dtype=BF16):
 
 def test_the_library_has_a_workspace_but_for_tiny_products():
     assert KERNEL.query({}, *operands(64, 64, 64)).workspace_bytes == 0
+    assert KERNEL.query({}, *operands(8, 8, 65536)).workspace_bytes == 32 << 20
     assert KERNEL.query({}, *operands(512, 512, 512)).workspace_bytes == 32 << 20
     older = CudaMatmul(replace(GPU, capability=(8, 0)))
     assert older.query({}, *operands(512, 512, 512)).workspace_bytes == 4 << 20
