@@ -63,7 +63,8 @@ test: lint types contracts ## everything: lint, types, import contracts, all tes
 	$(PYTEST) --durations 15 --native $(OF_JOBS) $(ARGS)
 	$(PYTEST) --device sim $(ON_DEVICES) $(ARGS)
 
-devices: $(DEV_STAMP) ## the tests of jobs on simulated devices, late as each of 50 seeds; SEEDS="0 1"
+devices: $(DEV_STAMP) ## jobs scattered over two simulated devices, and on one, late as each of 50 seeds; SEEDS="0 1"
+	$(PYTEST) -q --device sim:0,sim:1 tests/system $(ARGS)
 	set -e; for seed in $(SEEDS); do \
 		$(PYTEST) -q --device sim --sim-seed $$seed $(ON_DEVICES) $(ARGS); done
 

@@ -98,9 +98,11 @@ def evaluation_graph(evaluation: Evaluation, model: Module, devices: tuple[Devic
         )
     graph = job.graph(model, spec_of_source(evaluation.data))
     check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
-    if job.options.placed_on or len(devices) == 1:
+    if job.options.placed_on:
         return graph
-    nodes = [replace(node, device=UNPLACED) for node in graph.nodes]
+    # The trace knows what the environment says; the evaluation runs where its training does.
+    place = 0 if len(devices) == 1 else UNPLACED
+    nodes = [replace(node, device=place) for node in graph.nodes]
     return replace(graph, nodes=tuple(nodes))
 
 

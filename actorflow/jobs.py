@@ -324,7 +324,7 @@ class Job:
     @property
     def devices(self) -> tuple[Device, ...]:
         """What the job runs on, in order; ACTORFLOW_DEVICE says so for one that names none."""
-        return self.options.placed_on or (Settings.from_env(os.environ).device,)
+        return self.options.placed_on or Settings.from_env(os.environ).devices
 
     def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
         """Return the logical graph of this job for a model and the types of a batch.

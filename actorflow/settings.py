@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.errors import ActorflowError
-from compiler.placement import HOST, Device
+from compiler.placement import HOST, Device, distinct_devices
 
 _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -33,7 +33,11 @@ class EnvVar:
 
 
 ENVIRONMENT: tuple[EnvVar, ...] = (
-    EnvVar("ACTORFLOW_DEVICE", "host", "device of jobs that name none: host, cuda, sim or sim:1"),
+    EnvVar(
+        "ACTORFLOW_DEVICE",
+        "host",
+        "devices of jobs that name none: host, cuda, sim, or several: sim:0,sim:1",
+    ),
     EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
     EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
@@ -68,7 +72,7 @@ class Settings:
     that is here. `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
 
-    device: Device = HOST
+    devices: tuple[Device, ...] = (HOST,)
     gpu: str = ""
     cuda_emulated: bool = False
     sync: bool = False
@@ -102,7 +106,7 @@ class Settings:
                 " set ACTORFLOW_CACHE to a folder"
             )
         return cls(
-            device=_device(environ, "ACTORFLOW_DEVICE"),
+            devices=_devices(environ, "ACTORFLOW_DEVICE"),
             gpu=environ.get("ACTORFLOW_GPU", "").strip(),
             cuda_emulated=_is_emulated(environ, "ACTORFLOW_CUDA"),
             sync=_flag(environ, "ACTORFLOW_SYNC"),
@@ -186,9 +190,10 @@ def _nearest(word: str, known: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(word, list(known), n=1)
 
 
-def _device(environ: Mapping[str, str], name: str) -> Device:
+def _devices(environ: Mapping[str, str], name: str) -> tuple[Device, ...]:
+    names = (environ.get(name, "").strip() or "host").split(",")
     try:
-        return Device.parse(environ.get(name, "").strip() or "host")
+        return distinct_devices([text.strip() for text in names])
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
 

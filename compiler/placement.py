@@ -7,6 +7,7 @@ which a device executes launches; what runs on two streams is ordered only by me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
@@ -84,6 +85,14 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.index}"
+
+
+def distinct_devices(texts: Sequence[object]) -> tuple[Device, ...]:
+    """Return the devices of some texts, in order. Raises ValueError for none, or one twice."""
+    found = tuple([Device.parse(text) for text in texts])
+    if len({*found}) < len(found):
+        raise ValueError(f"devices must differ, got {', '.join(map(str, found))}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

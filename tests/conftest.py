@@ -3,10 +3,12 @@
 import os
 import threading
 import warnings
+from random import Random
 
 import pytest
 
 from actors.kernels.native import runtime, toolchain
+from compiler.passes import place
 
 
 def pytest_addoption(parser):
@@ -18,7 +20,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--device",
         help="let every job that names no device run there, such as sim or cuda, which the host"
-        " emulates; for tests/system",
+        " emulates; for tests/system. On several, as sim:0,sim:1, nodes are scattered over them",
     )
     parser.addoption("--sim-seed", default="0", help="how late simulated and emulated devices are")
 
@@ -28,6 +30,8 @@ def pytest_collection_modifyitems(config, items):
     skipped = {"host": "on the host alone"} if device else {}
     if device == "cuda":
         skipped["no_gpu"] = "not on a GPU"
+    if "," in (device or ""):
+        skipped["one_device"] = "on one device"
     for item in items:
         for name, where in skipped.items():
             for mark in item.iter_markers(name):
@@ -91,6 +95,25 @@ def _kernels_of_numpy(request):
             patch.setenv("ACTORFLOW_DEVICE", request.config.getoption("--device"))
             patch.setenv("ACTORFLOW_SIM_SEED", request.config.getoption("--sim-seed"))
             patch.setenv("ACTORFLOW_CUDA", "emulated")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _scattered_over_devices(request):
+    """Place nodes at random where jobs run on several devices: cost would leave small ones on one.
+
+    Where follows from the seed and the graph, so that a plan is the same again.
+    """
+    seed, placed = request.config.getoption("--sim-seed"), place._devices
+
+    def scattered(work, chosen):
+        rng = Random(f"{seed} {len(chosen)}")
+        free = [g for g in work.able if g not in work.pinned and g not in work.counters]
+        return placed(work, {**chosen, **{g: rng.choice(work.able[g]) for g in free}})
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "," in (request.config.getoption("--device") or ""):
+            patch.setattr(place, "_devices", scattered)
         yield
 
 

@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
-    text = "run jobs that name no device there: host, cuda, sim or sim:1"
+    text = "run jobs that name no device there: host, cuda, sim, or several: sim:0,sim:1"
     parser.add_argument("--device", metavar="NAME", help=when + text)
     text = "plan jobs on cuda for this GPU (default: the one that is here), such as h200"
     parser.add_argument("--gpu", metavar="NAME", help=when + text)
@@ -192,9 +192,9 @@ def _set_device(options: argparse.Namespace) -> None:
                 " compiled for its devices; compile the job again with it"
             )
         os.environ[f"ACTORFLOW_{name.upper()}"] = value
-    device = Settings.from_env(os.environ).device  # raises for a name that is none
+    devices = Settings.from_env(os.environ).devices  # raises for a name that is none
     if options.gpu is not None:
-        check_gpu(options.gpu, () if options.device is None else (device,))
+        check_gpu(options.gpu, () if options.device is None else devices)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from actorflow.optim import Optimizer
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
-from compiler.placement import Device
+from compiler.placement import Device, distinct_devices
 
 MAX_TOGETHER = 1024
 """Batches whose outputs or gradients come together: each has slots that are bound and proven."""
@@ -101,10 +101,7 @@ class JobOptions:
             return ()
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise ValueError(f'devices must be a list such as ["sim:0", "sim:1"], got {given!r}')
-        found = tuple([Device.parse(text) for text in given])
-        if len({*found}) < len(found):
-            raise ValueError(f"devices must differ, got {', '.join(map(str, found))}")
-        return found
+        return distinct_devices(given)
 
     def check(self, job: str) -> None:
         """Raise CompileError, with the user's line, for what no job can be made with."""

@@ -34,7 +34,7 @@ def test_every_variable_is_read():
         }
     )
     assert settings == Settings(
-        device=Device(DeviceKind.SIM, 1),
+        devices=(Device(DeviceKind.SIM, 1),),
         gpu="h200",
         cuda_emulated=True,
         sync=True,

@@ -359,6 +359,7 @@ def test_a_training_job_whose_parameters_are_all_frozen_is_refused_with_its_line
         classify(accumulate=accumulate).compile(model, classification())
 
 
+@pytest.mark.one_device("looks for the one actor of updates")
 def test_updates_and_their_learning_rate_run_once_per_step(mlp, classification):
     schedule = af.optim.linear(0.1, steps=10)
 

@@ -180,6 +180,7 @@ def training():
     return train
 
 
+@pytest.mark.one_device("counts launches and bytes of one arena")
 @pytest.mark.parametrize("name", MODELS)
 def test_no_launch_joins_parts_that_can_be_written_in_place(name):
     make, num_copies = MODELS[name]
@@ -192,6 +193,7 @@ def test_no_launch_joins_parts_that_can_be_written_in_place(name):
     assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
+@pytest.mark.one_device("counts launches and bytes of one arena")
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_in_place_change_no_bit_and_take_no_more_bytes(name, monkeypatch, tmp_path):
     losses, arenas = [], []
@@ -232,6 +234,7 @@ def test_a_part_that_would_keep_a_large_tensor_alive_for_long_is_copied():
     assert [launch.op for actor in plan.actors for launch in actor.launches].count("concat") == 1
 
 
+@pytest.mark.one_device("counts launches and bytes of one arena")
 def test_a_plan_that_swaps_parts_or_leaves_one_out_is_refused():
     plan = training().compile(Joined(), TYPES)
     (join,) = plan.joins

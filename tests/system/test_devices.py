@@ -112,6 +112,7 @@ def test_step_and_stream_give_the_bits_of_the_host(plans):
     assert all([row == seen[0] for row in seen[1:]])
 
 
+@pytest.mark.one_device("reads what a run on the device says")
 def test_the_seed_of_the_lateness_is_the_first_that_a_run_says(plans, caplog):
     with caplog.at_level(logging.INFO, "actorflow"):
         runner(plans["two"], 41).fit(rows(), steps=1, progress=False)

@@ -100,6 +100,7 @@ def train(make, options, steps=6):
     return plan, losses, {name: p.data.copy() for name, p in model.named_parameters()}
 
 
+@pytest.mark.one_device("looks for a loss that is one region, and a cut ends it")
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_goes_as_with_all_logits(name, options, limit):
@@ -115,6 +116,7 @@ def test_training_goes_as_with_all_logits(name, options, limit):
         np.testing.assert_allclose(got[path], array, rtol=1e-3, atol=1e-4, err_msg=path)
 
 
+@pytest.mark.one_device("looks for a loss that is one region, and a cut ends it")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
 @pytest.mark.parametrize("make", [Tied, lambda: Tied(5_000)], ids=["small", "large"])
 def test_the_square_of_a_loss_computes_the_logits_twice(make, precision, tolerance, limit):
@@ -142,6 +144,7 @@ def test_two_runs_have_the_same_bits(limit):
         np.testing.assert_array_equal(second[2][path], array)
 
 
+@pytest.mark.one_device("looks for a loss that is one region, and a cut ends it")
 def test_an_evaluation_has_the_same_loss_and_hits_by_the_chunk(limit):
     losses, hits = [], []
     for size in (1 << 40, 0):
@@ -206,6 +209,7 @@ def arena_bytes(plan):
     return sum(arena.size_bytes for arena in plan.arenas)
 
 
+@pytest.mark.one_device("looks for a loss that is one region, and a cut ends it")
 def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit, wide):
     by_the_chunk = large(wide)
     assert len(regions_of(by_the_chunk)) == 1
@@ -215,5 +219,6 @@ def test_a_plan_with_large_logits_needs_a_chunk_of_them(limit, wide):
     assert saved > logits_bytes - wide.most_chunk_bytes - (8 << 20)
 
 
+@pytest.mark.one_device("looks for a loss that is one region, and a cut ends it")
 def test_an_accuracy_goes_by_the_chunk_too(wide):
     assert len(regions_of(large(wide, accuracy=True))) == 1

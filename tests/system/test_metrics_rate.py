@@ -44,6 +44,7 @@ def test_a_resumed_run_goes_on_with_the_next_step(mlp, classification, classify,
     assert parts == whole
 
 
+@pytest.mark.one_device("looks for one chain")
 def test_the_listener_is_woken_once_for_so_many_steps(mlp, classification, classify):
     plan = classify(metrics_every=5).compile(mlp(), classification())
     runner = af.Runner(plan)

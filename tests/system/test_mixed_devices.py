@@ -206,6 +206,7 @@ def deep(**options):
     return job, Deep(), af.data.ArraySource({"x": rows}, batch=8)
 
 
+@pytest.mark.one_device("names devices of its own, or patches their costs")
 @pytest.mark.usefixtures("numpys_kernels")
 def test_a_job_that_one_device_is_too_small_for_is_spread_with_the_same_bits():
     found = []
@@ -221,6 +222,7 @@ def test_a_job_that_one_device_is_too_small_for_is_spread_with_the_same_bits():
     assert_same(*found)
 
 
+@pytest.mark.one_device("names devices of its own, or patches their costs")
 def test_a_chain_that_fits_stays_on_the_first_device():
     train, model, rows = deep(**TWO)
     plan = train.compile(model, rows)
@@ -228,6 +230,7 @@ def test_a_chain_that_fits_stays_on_the_first_device():
     assert [a.size_bytes for a in plan.arenas if a.device == second] in ([], [0])
 
 
+@pytest.mark.one_device("names devices of its own, or patches their costs")
 def test_devices_that_are_too_small_are_refused_with_the_bytes_that_would_do():
     train, model, rows = deep(**TWO, memory_budget="60KiB")
     with pytest.raises(af.BudgetError) as caught:
@@ -270,6 +273,12 @@ def test_an_op_without_a_kernel_on_its_device_is_refused_with_its_line(monkeypat
     train = body("region", dropout=0.0)
     with pytest.raises(af.CompileError, match=r"test_mixed_devices.py:\d+: sim:1 has no kernel"):
         af.job(train, optimizer=af.optim.SGD(0.1), **TWO).compile(Model(), data())
+
+
+def test_an_evaluation_runs_in_its_training_whatever_the_environment_names(monkeypatch):
+    expected = trained("none", options={"device": "sim"}, evaluates=True)
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:1,sim:2")
+    assert_same(trained("none", options={"device": "sim"}, evaluates=True), expected)
 
 
 def test_an_evaluation_for_other_devices_is_refused():

@@ -69,6 +69,7 @@ def run(steps, **options):
     return rows_of_fit(job(**options), Net(), data(), steps, **fit)
 
 
+@pytest.mark.one_device("looks for the one arena of a device")
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 3}, {"streams": 2}, {"accumulate": 2, "metrics_every": 2}],
     ids=str,
@@ -153,6 +154,7 @@ def test_a_copy_back_that_fails_leaves_no_half_updated_variables(call, moving, m
     assert_same(model.state(), fresh.state())
 
 
+@pytest.mark.one_device("looks for the one arena of a device")
 def test_a_job_may_keep_all_optimizer_state_in_host_memory_and_trains_to_the_same_bits():
     plain, moved = job(), job(offload="optimizer")
     models = Net(), Net()

@@ -173,6 +173,7 @@ def test_accumulated_batches_add_up_in_float32(numpys_kernels):
     np.testing.assert_allclose(losses_of(job, make_model(), 4), exact, atol=2e-2)
 
 
+@pytest.mark.one_device("sets a budget in bytes of one arena")
 def test_a_memory_budget_changes_no_bit(numpys_kernels):
     plan = make_job("bf16").compile(make_model(), tokens())
     budget = plan.arenas[0].size_bytes * 9 // 10

@@ -49,6 +49,7 @@ def test_a_rank_needs_few_bytes_more_than_one_that_is_alone(plans):
     assert sum(sizes) == gradients
 
 
+@pytest.mark.one_device("counts launches")
 def test_no_gradient_is_moved_into_its_bucket(plans):
     _, among = plans
     ops = {

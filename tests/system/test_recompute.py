@@ -107,6 +107,7 @@ def num_again(plan):
     return sum(x.phase is Phase.RECOMPUTE for a in plan.actors for x in a.launches)
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_within_a_budget_trains_to_the_same_bits(name):
     free, expected = freely(name)
@@ -131,6 +132,7 @@ def test_the_smallest_budget_named_is_feasible_and_a_smaller_one_is_refused(name
     assert caught.value.smallest_bytes == least
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 def test_an_impossible_budget_is_an_error_with_the_floor_its_line_and_what_is_feasible():
     with pytest.raises(af.BudgetError) as caught:
         make_job(memory_budget="1KiB").compile(TokenGPT(), tokens())
@@ -177,6 +179,7 @@ def test_a_budget_costs_one_lowering_more(monkeypatch):
     assert (len(lowered), plan.recomputation[0].method) == (2, "selective")
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 def test_blocks_recomputes_every_block_without_a_budget():
     free, expected = freely("gpt")
     plan, digest = train("gpt", recompute="blocks")
@@ -185,6 +188,7 @@ def test_blocks_recomputes_every_block_without_a_budget():
     assert digest == expected
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 def test_a_job_that_may_not_recompute_says_what_it_needs():
     free, _ = freely("gpt")
     with pytest.raises(af.BudgetError, match="without recomputation") as caught:
@@ -192,6 +196,7 @@ def test_a_job_that_may_not_recompute_says_what_it_needs():
     assert caught.value.smallest_bytes == arena(free)
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize(
     "options",
     [{"accumulate": 3}, {"streams": 2}, {"metrics_every": 3}, {"accumulate": 2, "streams": 2}],
@@ -237,6 +242,7 @@ def test_a_budget_of_the_evaluation_is_refused_for_it_shares_the_trainings_arena
         )
 
 
+@pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_the_smallest_budget_is_never_above_what_saving_everything_takes(rows, streams):

@@ -19,6 +19,7 @@ def test_the_code_of_the_tour_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks))
 
 
+@pytest.mark.one_device("sets a budget in bytes of one arena")
 def test_the_code_about_memory_runs_top_to_bottom(run_python):
     blocks = blocks_of(ROOT / "docs" / "memory.md")
     assert len(blocks) >= 4

@@ -191,6 +191,11 @@ def test_the_environment_names_the_device_of_a_job_that_names_none(monkeypatch):
     monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:2")
     free, named = (af.job(lambda m, b: b.x, train=False, device=d) for d in (None, "sim:1"))
     assert [str(d) for d in (*free.devices, *named.devices)] == ["sim:2", "sim:1"]
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:0, sim:1")
+    assert [str(d) for d in free.devices] == ["sim:0", "sim:1"]
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "sim:1,sim:1")
+    with pytest.raises(SettingsError, match="devices must differ, got sim:1, sim:1"):
+        _ = free.devices
     monkeypatch.setenv("ACTORFLOW_DEVICE", "gpu")
     with pytest.raises(SettingsError, match="ACTORFLOW_DEVICE: no device is called 'gpu'"):
         _ = free.devices
