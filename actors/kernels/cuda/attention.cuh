@@ -76,12 +76,13 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     const int64_t seen = af_min(a->num_columns, a->seen + row);
     const NAME_REAL *scores = a->scores + AF_BLOCK * a->num_columns;
     NAME_T *probabilities = a->probabilities + AF_BLOCK * a->num_columns;
-    double most = -(double)INFINITY, sum = 0;
+    NAME_REAL most = -INFINITY;
+    double sum = 0;
     for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS) {
-        const double score = (double)(scores[j] * scale);
+        const NAME_REAL score = scores[j] * scale;
         most = AF_LARGER(score, most);
     }
-    const NAME_REAL largest = (NAME_REAL)af_team_max_f64(most, AF_NUM_THREADS, exchange);
+    const NAME_REAL largest = (NAME_REAL)af_team_max_f64((double)most, AF_NUM_THREADS, exchange);
     for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS)
         sum += (double)NAME_EXP(scores[j] * scale - largest);
     sum = af_team_sum_f64(sum, AF_NUM_THREADS, exchange);

@@ -38,8 +38,9 @@ from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 CHUNK_BYTES = 256 << 20
 """Scratch of a chunk, besides that of its products and the sums of the gradients."""
 
-_STRIPS, _LEAST_ROWS = 8, 128
-"""A causal mask hides 7/16 of the blocks of 8 strips; shorter strips are worse products."""
+_STRIPS, _LEAST_ROWS = 4, 128
+"""A causal mask hides 3/8 of the blocks of 4 strips, and 7/16 of those of 8. That saves less than
+sums over more strips and more calls cost, as GPUs are described; few scores have half as many."""
 
 NOWHERE = 1 << 20
 """An address for views of which only the layout is asked."""
@@ -104,7 +105,9 @@ class AttentionChunks:
         """Return the rows of the chunks, which take so many tensors of scores."""
         e = self._e
         most = max(1, CHUNK_BYTES // max(1, e.columns * self._score_bytes(num_scores)))
-        rows = max(_LEAST_ROWS, -(-e.rows // _STRIPS)) if e.causal else e.rows
+        all_bytes = e.heads * e.rows * e.columns * self._score_bytes(num_scores)
+        strips = _STRIPS if all_bytes > CHUNK_BYTES else _STRIPS // 2
+        rows = max(_LEAST_ROWS, -(-e.rows // strips)) if e.causal else e.rows
         rows = max(1, min(rows, most, e.rows))
         return [range(first, min(first + rows, e.rows)) for first in range(0, e.rows, rows)]
 
@@ -162,11 +165,11 @@ class AttentionChunks:
                     self._view(q[..., i, :]), self._view(_turned(k[..., visible, :])), scores
                 )
                 args = scores, p, lse[..., i], seen, self._scale
-                self._add(heads.probabilities(*args), scores.type.num_elements, 2)
+                self._add(heads.probabilities(*args), scores.type.size_bytes + p.type.size_bytes)
                 out = made[..., i, :]
                 self._multiply(p, self._view(values[..., visible, :]), self._view(out))
                 if flags is not None:
-                    self._add(heads.restored(v, out, p, flags, seen), 0, 1)
+                    self._add(heads.restored(v, out, p, flags, seen), flags.type.size_bytes)
             self._copy(y, made)
         return tuple(self._calls)
 
@@ -217,7 +220,7 @@ class AttentionChunks:
         self._multiply(slopes, self._view(_turned(v[..., visible, :])), products)
         blocks, rows_of = (scores, products, p, ds), (dy[..., i, :], y[..., i, :], lse[..., i])
         made = heads.slopes(blocks, rows_of, self._seen(rows), self._scale)
-        self._add(made, scores.type.num_elements, 4)
+        self._add(made, sum([block.type.size_bytes for block in blocks]))
         for left, right, total in ((ds, queries, sums[0]), (p, slopes, sums[1])):
             part = _view(seen_as_array(total)[..., visible, :], total.dtype)
             self._multiply(self._view(_turned(seen_as_array(left))), right, part, beta)
@@ -229,7 +232,7 @@ class AttentionChunks:
             return self._even(name, x), None
         copy = self._at(name, self._dtype, *x.shape)
         flags = self._at(f"flags of {name}", DType.INT32, heads.count, heads.num_tiles(x.shape[-2]))
-        self._add(heads.finite(x, copy, flags), x.size, 2)
+        self._add(heads.finite(x, copy, flags), 2 * copy.type.size_bytes)
         return seen_as_array(copy), flags
 
     def _even(self, name: str, x: Array) -> Array:
@@ -259,7 +262,7 @@ class AttentionChunks:
         elif out.size:
             target = self._view(out)
             dense = target if target.is_dense else self._at("scores", self._dtype, *out.shape)
-            self._add(heads.rounded(sums, dense), out.size, 2)
+            self._add(heads.rounded(sums, dense), sums.type.size_bytes + dense.type.size_bytes)
             self._copy(out, seen_as_array(dense))
 
     def _copy(self, target: Array, source: Array) -> None:
@@ -275,14 +278,14 @@ class AttentionChunks:
         plan = plan_product(self._gpu, a.as_operand, b.as_operand, out.as_operand)
         if plan is None:
             raise InternalError(f"no product takes {a} and {b} to {out}")
-        self._duration_ns += self._times * plan.duration_ns()
+        again = self._gpu.bytes_ns(out.type.size_bytes) if beta else 0.0
+        self._duration_ns += self._times * (plan.duration_ns() + again)
         scratch = self._at("products", DType.UINT8, size_bytes(plan.pieces))
         if self._placed is not None:
             self._calls += plan.calls((a, b, out), carve(scratch, plan.pieces), beta)
 
-    def _add(self, calls: DeviceCalls, num_elements: int, passes: int) -> None:
-        size = float(num_elements * passes * self._real.itemsize)
-        self._duration_ns += self._times * (self._gpu.call_ns + self._gpu.bytes_ns(size))
+    def _add(self, calls: DeviceCalls, size_bytes: int) -> None:
+        self._duration_ns += self._times * (self._gpu.call_ns + self._gpu.bytes_ns(size_bytes))
         self._calls += calls
 
     def _view(self, array: Array) -> DeviceView:
