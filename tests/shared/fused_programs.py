@@ -151,8 +151,8 @@ def compare(program, got, expected, tolerance):
             np.testing.assert_array_equal(y, want)
             continue
         np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
-        own = tolerance + 0.01 * (dtype.value == "bfloat16")
-        own = own if has_single or dtype.value == "bfloat16" else tolerance * 1e-8
+        is_half = dtype.itemsize == 2
+        own = tolerance + 0.01 * is_half if has_single or is_half else tolerance * 1e-8
         np.testing.assert_allclose(y, want, rtol=own, atol=own)
 
 

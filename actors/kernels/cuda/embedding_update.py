@@ -19,7 +19,6 @@ from actors.kernels.codegen.programs import Made
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.programs import is_taken
 from actors.kernels.cuda.row_sums import RowSums, block_of, sums_of
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.cuda.walks import made_for_device
@@ -98,7 +97,7 @@ def _is_by_elements(program: FusedProgram) -> bool:
     """Whether a program makes each element of numbers and of elements at the same place."""
     kinds = {program.kind_of(v) for v in range(program.num_values)}
     is_random = any([i.op == "philox" for i in program.instructions])
-    return kinds <= {Kind.FULL, Kind.SCALAR} and not is_random and is_taken(program)
+    return kinds <= {Kind.FULL, Kind.SCALAR} and not is_random
 
 
 def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:

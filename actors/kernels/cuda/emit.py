@@ -14,7 +14,7 @@ all pieces together, alike; so there is no kernel for that alone.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import expression, is_float
+from actors.kernels.codegen.expressions import is_float
 from actors.kernels.codegen.expressions import sum_type_of as total_type_of
 from actors.kernels.codegen.phases import Schedule
 from actors.kernels.codegen.values import indented
@@ -22,7 +22,7 @@ from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.finish import FINISH_THREADS, finish_lines
 from actors.kernels.cuda.loops import MAX_THREADS, STRETCH
 from actors.kernels.cuda.stages import COLUMNS, StageWriter
-from compiler.fusion.program import OTHERS, ROW_REDUCTIONS, FusedProgram, Instruction, Kind
+from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import DType
 
 SHARED_SUMS = 8192
@@ -36,27 +36,10 @@ _TEAM = f"a[{words.TEAM_THREADS}].i"
 _PIECES = f"a[{words.NUM_COLUMN_CHUNKS}].i"
 
 
-def refused(program: FusedProgram) -> str:
-    """Return the instruction that there is no C for, in words; "" where there is none."""
-    for instruction in program.instructions:
-        if not _has_form(program, instruction):
-            types = ", ".join([str(program.dtype_of(v)) for v in instruction.operands])
-            return f"{instruction.op}({types}) -> {instruction.dtype}"
-    return ""
-
-
-def _has_form(program: FusedProgram, instruction: Instruction) -> bool:
-    op, dtypes = instruction.op, tuple([program.dtype_of(v) for v in instruction.operands])
-    if op in (*ROW_REDUCTIONS, "column_sum") or (op in OTHERS and op not in ("constant", "cast")):
-        return True
-    names, constants = ("x",) * len(dtypes), (None,) * len(dtypes)
-    return expression(instruction, names, dtypes, constants) is not None
-
-
 def emit(program: FusedProgram, plan: Schedule, *, is_cut: bool) -> KernelText:
     """Return the kernels of a program, for rows or for pieces of the columns of few rows.
 
-    Raises ValueError where `refused` names an instruction.
+    All that `check_program` lets pass has kernels. Raises ValueError for what it does not.
     """
     writer = _CudaEmitter(program, plan)
     text = "\n".join(writer.lines(is_cut=is_cut)) + "\n"

@@ -10,7 +10,6 @@ from actors.kernels.codegen.spaces import in_place_pairs
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.programs import (
-    is_taken,
     moved_bytes,
     program_calls,
     program_ns,
@@ -36,13 +35,13 @@ class CudaFused:
     op: str = "fused"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take programs with a form for every instruction, on evenly spaced rows."""
+        """Take every program, on evenly spaced rows of dense columns."""
         program = fused_program(attrs, "program")
         made = made_for_device(program)
         views = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
         own = (*views[: len(program.inputs)], *views[len(inputs) :])
         found = _walk(self.gpu, attrs, own)
-        if found is None or not is_taken(program):
+        if found is None:
             return None
         walk, matrices = found
         return KernelNeeds(

@@ -14,7 +14,7 @@ import numpy as np
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.phases import Schedule, weight
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
-from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit, refused
+from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit
 from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.loops import is_single
@@ -30,13 +30,8 @@ from compiler.types import DType
 
 @functools.lru_cache(maxsize=4096)
 def text_of(program: FusedProgram, *, is_cut: bool) -> KernelText:
-    """Return the kernels of a program. Raises ValueError where an instruction has no form."""
+    """Return the kernels of a program. Raises ProgramError where it makes no sense."""
     return emit(program, made_for_device(program).schedule, is_cut=is_cut)
-
-
-def is_taken(program: FusedProgram) -> bool:
-    """Return whether there are kernels for every instruction of a program."""
-    return not refused(program)
 
 
 def program_pieces(program: FusedProgram, walk: TeamWalk) -> tuple[Piece, ...]:

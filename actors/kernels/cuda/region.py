@@ -35,7 +35,6 @@ from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.products import PlannedProduct, plan_product
 from actors.kernels.cuda.program_steps import ProgramStep, column_sum_step, uneven_operands
-from actors.kernels.cuda.programs import is_taken
 from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.cuda.walks import made_for_device
@@ -59,11 +58,9 @@ class CudaRegion:
     op: str = "region"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every region whose programs have a form on a device."""
+        """Take every region."""
         region = region_of(attrs, "region")
         check_once(region, tuple([x.type for x in inputs]))
-        if not all([step.program is None or is_taken(step.program) for step in region.steps]):
-            return None
         steps = _planned(self.gpu, region, unread(inputs), unread(outputs))
         _, pairs = steps.shared_bytes()
         pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])

@@ -12,7 +12,6 @@ from kernel_calls import GUARD, garbage, kernel_op
 from actors.device.emulated import kernels as emulated_kernels
 from actors.kernels import catalogue
 from actors.kernels.cuda import catalogue as cuda
-from actors.kernels.cuda.emit import refused
 from actors.kernels.cuda.programs import text_of
 from actors.kernels.interpret import blocks
 from actors.kernels.kernel import Operand
@@ -387,7 +386,7 @@ def built_for_gpu(native_toolchain):
             for node in fuse.run(Traced(row, dtype).graph).nodes:
                 if "program" in node.attrs and node.op.name != "region":
                     programs[node.attrs["program"]] = None
-    texts = [text_of(p, is_cut=False) for p in programs if not refused(p)]
+    texts = [text_of(p, is_cut=False) for p in programs]
     emulated_kernels.load([text for text in texts if text.kernels], native_toolchain)
     return native_toolchain
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from fused_programs import Builder, compare, cross_entropy, interpret, known, operands, results_of
 
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.programs import text_of
 from actors.kernels.kernel import Operand
-from compiler.fusion.program import Kind
+from compiler.fusion.check import ProgramError, check_program
+from compiler.fusion.program import COLUMN_REDUCTIONS, ELEMENTWISE, ROW_REDUCTIONS, Kind
 from compiler.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
@@ -120,6 +124,47 @@ def test_rounding_to_float16_is_that_of_numpy(emulated_run):
         expected = numbers.astype(np.float16)
     (made,) = run(emulated_run, program, *numbers.shape, [numbers], seeds=(0,)).outputs
     np.testing.assert_array_equal(made, expected)
+
+
+UNARY = (*ELEMENTWISE[ELEMENTWISE.index("neg") : ELEMENTWISE.index("lt")], "not")
+
+
+def one_op(op, dtype):
+    b = Builder()
+    condition = (b.input(Kind.FULL, DType.BOOL),) if op == "select" else ()
+    values = (b.input(Kind.FULL, dtype), b.input(Kind.FULL, dtype))
+    if op in (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS):
+        return b.program(b.reduce(op, values[0]))
+    return b.program(b.op(op, *condition, *(values[:1] if op in UNARY else values)))
+
+
+def test_there_are_kernels_for_whatever_the_check_of_programs_lets_pass():
+    passed = 0
+    for dtype in DType:
+        for op in (*ELEMENTWISE, *ROW_REDUCTIONS, *COLUMN_REDUCTIONS):
+            program = one_op(op, dtype)
+            with contextlib.suppress(ProgramError):
+                check_program(program)
+                passed += 1
+                for is_cut in (False, True):
+                    assert text_of(program, is_cut=is_cut).kernels
+    assert passed > 300
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (2, 16_500)])
+def test_reductions_of_every_type_match(emulated_run, shape):
+    for dtype in DType:
+        b = Builder()
+        x = b.input(Kind.FULL, dtype)
+        names = (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
+        program = b.program(*[b.reduce(name, x) for name in names])
+        try:
+            check_program(program)
+        except ProgramError:
+            continue
+        arrays = operands(program, *shape)
+        found = run(emulated_run, program, *shape, arrays, seeds=(0,))
+        compare(program, found.outputs, interpret(program, *shape, arrays), 1e-3)
 
 
 def test_programs_with_many_random_bits_are_taken(emulated_run):
