@@ -198,7 +198,8 @@ class _CudaSteps:
         if [step.kind for step in steps] != _PRODUCT_AND_PROGRAM or program is None or self.copied:
             return None
         (made,), step = steps[0].makes, steps[1]
-        if len(self.region.chunks()) > 1 or step.reads.count(made) != self.region.num_reads(made):
+        is_held = self.region.is_wide(made) and self.region.num_reads(made) == 1
+        if len(self.region.chunks()) > 1 or not is_held or made not in step.reads:
             return None
         views = [_view(self.arrays.arrays[value]) for value in (*step.reads, *step.makes)]
         (a, b, _), _ = self._product(steps[0], 0, self.region.rows)

@@ -199,6 +199,32 @@ def test_tensors_of_more_axes_are_matrices_to_the_library(emulated_run):
     assert (call.product.d.rows, call.product.d.columns) == (COLUMNS, ROWS)
 
 
+def test_a_product_that_is_added_to_itself_is_made_first(emulated_run):
+    steps = (
+        Step(StepKind.PRODUCT, (0, 1), (2,)),
+        Step(StepKind.PROGRAM, (2, 2), (3,), only_residual()),
+    )
+    outputs = (TensorType(F32, (ROWS, COLUMNS)),)
+    region = Region(ROWS, COLUMNS, 0, 2, (Held(F32, FULL),), outputs, steps)
+    a, b = numbers(ROWS, INNER, seed=0), numbers(INNER, COLUMNS, seed=1)
+    got = emulated_run(KERNEL, {"region": region}, (a, b), outputs)
+    np.testing.assert_allclose(got.outputs[0], 2 * (a @ b), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_is_a_result_too_is_stored(emulated_run):
+    steps = (
+        Step(StepKind.PRODUCT, (0, 1), (3,)),
+        Step(StepKind.PROGRAM, (3, 2), (4,), biased()),
+    )
+    outputs = (TensorType(F32, (ROWS, COLUMNS)),) * 2
+    region = Region(ROWS, COLUMNS, 0, 3, (), outputs, steps)
+    a, b = numbers(ROWS, INNER, seed=0), numbers(INNER, COLUMNS, seed=1)
+    bias = numbers(COLUMNS, seed=2)
+    got = emulated_run(KERNEL, {"region": region}, (a, b, bias), outputs)
+    for array, want in zip(got.outputs, (a @ b, a @ b + bias), strict=True):
+        np.testing.assert_allclose(array, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_result_that_lies_apart_is_made_by_the_program(emulated_run):
     strides = [(COLUMNS * 8, 4)]
     got = run(emulated_run, biased(), F32, output_strides=strides)
