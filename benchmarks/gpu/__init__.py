@@ -5,7 +5,9 @@ check.py         sections one after another, each a process that is killed when 
 section.py       what sections there are, what each is given and leaves behind
 child.py         what runs in the process of one
 opened.py        a GPU opened, its calls counted and timed
-planned.py       the jobs of the check, their plans, and launches of a plan on one's own memory
+jobs.py          the jobs of the check; their models stand in rows/ and engines/
+planned.py       their plans, and launches of a plan on one's own memory
+cases.py         calls of ops, and what they must give
 results.py       what was found, as JSON and Markdown, and the table that is printed last
 picture.py       predictions and what was measured, as PNG
 predictions.py   what is expected of each number, written down before there was any

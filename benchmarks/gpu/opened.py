@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from random import Random
 from statistics import median
 from types import MappingProxyType
@@ -51,9 +52,15 @@ def open_driver(place: Place) -> CudaDriver:
             raise Skipped("the emulation needs a C compiler")
         return EmulatedDriver(EmulatedCuda(LateSchedule(Random(0))), toolchain, gpu_named(GPU))
     try:
-        return driver_class(place)(0, settings.cache)
+        return driver_class(place)(0, kept_folder())
     except (ImportError, ActorflowError) as error:
         raise Skipped(f"no driver: {error}") from error
+
+
+def kept_folder() -> Path | None:
+    """Return where kernels and choices are kept: where jobs look for them too."""
+    cache = Settings.from_env(os.environ).cache
+    return None if cache is None else cache / "cuda"
 
 
 def driver_class(place: Place) -> type:
@@ -115,13 +122,17 @@ def device_seconds(
         driver.synchronize()
         return (time.perf_counter() - began) / count
 
-    count = max(2, min(1000, int(least_s / max(turn(2), 1e-6))))
+    count = (
+        2
+        if isinstance(driver, EmulatedDriver)
+        else max(2, min(1000, int(least_s / max(turn(2), 1e-6))))
+    )
     return median([turn(count) for _ in range(turns)])
 
 
 def host_seconds(driver: CudaDriver, run: Callable[[], object], count: int = 300) -> float:
     """Return what the host takes for one call that returns at once: the best of some turns."""
-    found = []
+    found, count = [], 2 if isinstance(driver, EmulatedDriver) else count
     for _ in range(_TURNS):
         driver.synchronize()
         began = time.perf_counter()

@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engines.actorflow_models import FAMILIES, OnDemand, job_of
-from rows.all_rows import find_row
-from rows.bert import SIZES as BERT
-from rows.bert import bert_row
-from rows.gpt2 import SIZES as GPT2
-from rows.gpt2 import gpt2_row
-from rows.row import Arrays, Row
+from rows.row import Row
 
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.views import DeviceView
+from actors.simulate import simulate
 from compiler.placement import DeviceKind, Memory
 from compiler.plan import Launch, Plan
 from gpu.opened import GPU
 
-MEASURED = ("tiny", "gpt2-b1", "gpt2-b8", "gpt2-b64", "bert-base")
-SMALL = {"layers": 2, "width": 64, "heads": 2, "seq": 42, "batch": 3, "vocab": 384}
-"""Sizes at which the large models are compared with the host."""
-
-TINY = GPT2 | {"layers": 1, "width": 32, "heads": 2, "seq": 14, "batch": 2, "vocab": 64}
-"""Sizes at which the check itself is tried."""
-
-
-def proven_rows(*, is_tiny: bool) -> tuple[tuple[Row, str], ...]:
-    """Return rows and precisions whose steps are compared with the host's."""
-    if is_tiny:
-        return (_short(find_row("tiny"), 3), "fp32"), (gpt2_row("tiny-gpt2", TINY), "bf16")
-    return (
-        (find_row("tiny"), "fp32"),
-        (gpt2_row("small-gpt2", GPT2 | SMALL), "fp32"),
-        (gpt2_row("small-gpt2", GPT2 | SMALL), "bf16"),
-        (bert_row("small-bert", BERT | SMALL), "bf16"),
-        *[(find_row(name), "fp32") for name in ("mlp", "char-gpt", "wide-deep")],
-        (find_row("mlp"), "bf16"),
-    )
-
-
-def measured_rows(*, is_tiny: bool) -> tuple[tuple[Row, str], ...]:
-    """Return rows and precisions that are timed."""
-    if is_tiny:
-        return proven_rows(is_tiny=True)
-    rows = [find_row(name) for name in MEASURED]
-    return tuple([(row, row.precisions[-1]) for row in rows])
-
-
-def _short(row: Row, layers: int) -> Row:
-    """Return a row of fewer layers."""
-    gone = tuple([f"layers.{i}." for i in range(layers, row.sizes["layers"])])
-
-    def weights() -> Arrays:
-        return {n: a for n, a in row.weights().items() if not n.startswith(gone)}
-
-    return replace(row, sizes=dict(row.sizes) | {"layers": layers}, weights=weights)
+SIMULATED_STEPS = 12
 
 
 def plan_of(row: Row, precision: str) -> Plan:
@@ -116,3 +75,8 @@ def bound_launches(
 def device_bytes(plan: Plan) -> int:
     """Return the bytes of a plan's arena on the GPU."""
     return sum([a.size_bytes for a in plan.arenas if a.memory is Memory.DEVICE])
+
+
+def simulated_s(plan: Plan) -> float:
+    """Return the seconds of a step by the simulator, from the description of the GPU alone."""
+    return simulate(plan, SIMULATED_STEPS).period_ns / 1e9

@@ -32,7 +32,8 @@ from gpu.opened import GPU, open_device, open_driver
 from gpu.section import Findings, Place
 
 LIMITS = {DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1e-2}
-"""Of the norm of the difference by the norm of what is right, by type of the result."""
+"""Of the norm of the difference by the norm of what is right, by type: the coarser one of what was
+given and of the result."""
 
 _GUARD, _POISON = 0x5A, 0xFF
 _MARGIN, _ALIGNMENT = 512, 256
@@ -249,5 +250,6 @@ def _error(call: Called, outputs: list[np.ndarray]) -> float:
         wanted = np.asarray(wanted, np.float64)
         off = np.linalg.norm(np.ravel(np.nan_to_num(got - wanted, nan=np.inf)))
         scale = np.linalg.norm(np.ravel(wanted)) or 1.0
-        worst = max(worst, float(off / scale) / LIMITS[kind]) if got.size else worst
+        limit = max(LIMITS[kind], LIMITS[call.dtype])
+        worst = max(worst, float(off / scale) / limit) if got.size else worst
     return worst

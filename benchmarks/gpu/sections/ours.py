@@ -5,6 +5,7 @@ Losses of the first steps are left for torch's sections, which time nothing that
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from statistics import median
@@ -16,8 +17,9 @@ from rows.row import Row
 import actorflow as af
 from actorflow import nn
 from actors.device.cuda.driver import CudaDriver
+from gpu.jobs import measured_rows
 from gpu.opened import GPU, counted_calls, open_driver
-from gpu.planned import device_bytes, measured_rows
+from gpu.planned import device_bytes, simulated_s
 from gpu.section import Findings, Place
 
 NUM_LOSSES = 5
@@ -41,6 +43,7 @@ def run(found: Findings, place: Place) -> None:
 
 
 def _measure(found: Findings, place: Place, clock: CudaDriver, row: Row, precision: str) -> None:
+    gc.collect()  # what the job before had on the GPU goes with its objects
     name, began, free_bytes = row.name, time.perf_counter(), clock.free_bytes()
     with counted_calls(place) as counts:
         running = start(row, precision, Running, device="cuda", gpu=GPU)
@@ -53,10 +56,11 @@ def _measure(found: Findings, place: Place, clock: CudaDriver, row: Row, precisi
         real = free_bytes - clock.free_bytes()
         found.metric(f"{name}_real_gib", real / (1 << 30))
         found.metric(f"{name}_of_planned_bytes", real / planned)
-        step_s, host_s, steps, calls = _timed(running, counts)
+        step_s, host_s, steps, calls = _timed(running, counts, place)
     place.tell(f"step-{name}", {"seconds": step_s, "bytes": real})
     found.metric(f"{name}_{row.item}_s", row.items / step_s)
     found.metric(f"{name}_ms", 1e3 * step_s)
+    found.metric(f"{name}_of_simulated", step_s / simulated_s(running.plan()))
     if name == "tiny":
         found.metric("tiny_steps_s", 1 / step_s)
     found.metric(f"{name}_host_us", 1e6 * host_s)
@@ -68,12 +72,15 @@ def _measure(found: Findings, place: Place, clock: CudaDriver, row: Row, precisi
     running.stream.close()
 
 
-def _timed(running: Running, counts: Counter[str]) -> tuple[float, float, int, Counter[str]]:
+def _timed(
+    running: Running, counts: Counter[str], place: Place
+) -> tuple[float, float, int, Counter[str]]:
     """Return seconds of a step, of the host in it, and the driver's calls in so many steps."""
     running.run(2)
     began = time.perf_counter()
     running.run(2)
-    count = max(2, int(TURN_S / max((time.perf_counter() - began) / 2, 1e-6) / TURNS))
+    step_s = max((time.perf_counter() - began) / 2, 1e-6)
+    count = 2 if place.is_emulated else max(2, int(TURN_S / step_s / TURNS))
     times, before, cpu_s = [], counts.copy(), time.process_time()
     for _ in range(TURNS):
         began = time.perf_counter()
@@ -119,7 +126,7 @@ def _loader(place: Place) -> float:
     for job, batches in ((fed, large), (there, small)):
         data = OnDemand(batches)
         running = Running(job, model, data, job.stream(model, data))
-        seconds, *_ = _timed(running, Counter())
+        seconds, *_ = _timed(running, Counter(), place)
         taken.append(seconds)
         running.stream.close()
     return taken[0] / taken[1]

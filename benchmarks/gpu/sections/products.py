@@ -16,8 +16,9 @@ from rows.gpt2 import gpt2_row
 from actors.device.cuda.driver import CudaDriver
 from actors.kernels.cuda.calls import RunKernel, RunProduct
 from compiler.errors import ActorflowError
+from gpu.jobs import TINY
 from gpu.opened import device_seconds, open_device, open_driver
-from gpu.planned import TINY, BoundCalls, bound_launches, device_bytes, plan_of
+from gpu.planned import BoundCalls, bound_launches, device_bytes, plan_of
 from gpu.section import Findings, Place
 
 _BLOCK = 16 << 20

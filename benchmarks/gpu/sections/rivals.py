@@ -10,7 +10,7 @@ from statistics import median
 
 from rows.row import Row
 
-from gpu.planned import measured_rows
+from gpu.jobs import measured_rows
 from gpu.section import Findings, Place, Skipped
 
 TURN_S, TURNS = 1.0, 3

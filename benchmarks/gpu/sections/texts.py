@@ -9,14 +9,14 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from actorflow.settings import Settings
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.gpu import gpu_named
 from compiler.errors import ActorflowError
 from compiler.plan import Plan
-from gpu.opened import GPU
-from gpu.planned import bound_launches, device_bytes, measured_rows, plan_of, proven_rows
+from gpu.jobs import measured_rows, proven_rows
+from gpu.opened import GPU, kept_folder
+from gpu.planned import bound_launches, device_bytes, plan_of, simulated_s
 from gpu.section import Findings, Place, Skipped
 
 
@@ -25,7 +25,7 @@ def run(found: Findings, place: Place) -> None:
     found.metric("texts", len(texts))
     if not nvrtc.is_here():
         raise Skipped("NVRTC is not here")
-    arch, folder = gpu_named(GPU).arch, Settings.from_env(os.environ).cache
+    arch, folder = gpu_named(GPU).arch, kept_folder()
     began = time.perf_counter()
     threads = os.cpu_count() or 1
     nvrtc.cubins(texts, arch, folder, threads)
@@ -37,7 +37,10 @@ def run(found: Findings, place: Place) -> None:
     found.metric("most_registers", max([use.registers for *_, use in kernels]))
     spilled = sum([use.spilled_bytes for *_, use in kernels])
     found.metric("spilled_bytes", spilled)
-    found.check("no kernel spills", not spilled, f"{spilled} bytes", 0)
+    those = [
+        f"{text.about}: {use.spilled_bytes} bytes" for text, _, use in kernels if use.spilled_bytes
+    ]
+    found.check("no kernel spills", not those, "; ".join(those))
     for text, name, use in kernels:
         said = f"{use.registers} registers, {use.spilled_bytes} spilled, {use.shared_bytes} shared"
         found.facts[f"{text.about}: {name}"] = said
@@ -47,12 +50,8 @@ def run(found: Findings, place: Place) -> None:
 def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
     """Return the plans of all jobs that are proven or measured; says how long planning took."""
     plans = []
-    for row, precision in dict.fromkeys(
-        [
-            (row, precision)
-            for row, precision in (*proven_rows(is_tiny=is_tiny), *measured_rows(is_tiny=is_tiny))
-        ]
-    ):
+    wanted = (*proven_rows(is_tiny=is_tiny), *measured_rows(is_tiny=is_tiny))
+    for row, precision in {(row.name, kind): (row, kind) for row, kind in wanted}.values():
         name, began = f"{row.name}_{precision}", time.perf_counter()
         try:
             plans.append(plan_of(row, precision))
@@ -61,6 +60,7 @@ def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
             continue
         found.metric(f"plan_{name}_s", time.perf_counter() - began)
         found.metric(f"arena_{name}_gib", device_bytes(plans[-1]) / (1 << 30))
+        found.metric(f"simulated_{name}_ms", 1e3 * simulated_s(plans[-1]))
     return plans
 
 

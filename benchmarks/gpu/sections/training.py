@@ -14,8 +14,8 @@ from engines.actorflow_models import FAMILIES, job_of
 from rows.row import Row
 
 from actorflow.data.source import spec_of
+from gpu.jobs import proven_rows
 from gpu.opened import GPU
-from gpu.planned import proven_rows
 from gpu.section import Findings, Place
 
 STEPS, FEW = 20, 4

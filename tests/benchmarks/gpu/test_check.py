@@ -195,6 +195,19 @@ def test_the_picture_is_drawn_of_what_was_measured(tmp_path):
     assert not write_png(CheckResult({}), tmp_path / "b.png")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_on_the_emulated_driver_all_that_is_tried_holds(native_toolchain, tmp_path, capsys):
+    assert check.main([str(tmp_path / "out"), "--emulated"]) == 0, capsys.readouterr().out
+    found = statuses(tmp_path / "out")
+    assert {name for name, status in found.items() if status == "ok"} >= {
+        "kernels", "training", "faults", "ceilings", "copies", "products", "ours",
+    }  # fmt: skip
+    assert {found["torch"], found["compile"]} == {"skipped"}
+    seen = json.loads((tmp_path / "out" / "check.json").read_text())
+    assert {p["verdict"] for p in seen["predictions"]} == {"not measured"}
+
+
 def test_the_command_takes_wheels_from_a_folder_and_goes_on_without_the_rest(tmp_path):
     info = "nvidia_cudnn_frontend-9.9.dist-info"
     wheels = tmp_path / "wheels"
