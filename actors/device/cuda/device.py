@@ -148,11 +148,17 @@ class CudaDevice:
 
     def make_stream(self, name: str) -> CudaStream:
         """Return a new stream."""
-        return CudaStream(self._context, name)
+        try:
+            return CudaStream(self._context, name)
+        except CudaError as error:
+            raise explained(error, self.device) from error
 
     def make_event(self) -> CudaEvent:
         """Return a new event, never recorded."""
-        return CudaEvent(self._context)
+        try:
+            return CudaEvent(self._context)
+        except CudaError as error:
+            raise explained(error, self.device) from error
 
     def bind_chain(self, stream: DeviceStream, launches: Chain) -> Chain:
         """Return one call that puts all launches on the stream, as a graph where that pays.

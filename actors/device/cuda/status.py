@@ -18,13 +18,14 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from actors.device.cuda.memory import KeptDriver, pinned_bytes
+from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
 from actors.device.protocol import DeviceFault, DeviceStream
 from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, Word
 from actors.protocol import Array
 
 _PAGE_WORDS = 512
 _CELL_WORDS = 6
+_COUNTS_OF_A_BLOCK = 32
 
 ArgumentBlock = ctypes.Array[ctypes.c_uint64]
 
@@ -170,11 +171,15 @@ class StatusMemory:
     as they are needed, the first one at once.
     """
 
-    __slots__ = ("_any", "_free", "_kept", "_nowhere", "_reports", "cells", "said")
+    __slots__ = (
+        "_any", "_counts", "_free", "_kept", "_nowhere", "_num_counts", "_reports", "cells", "said",
+    )  # fmt: skip
 
     def __init__(self, kept: KeptDriver, reports: Reports) -> None:
         self._kept = kept
         self._reports = reports
+        self._counts: list[DeviceBlock] = []
+        self._num_counts = 0
         self.cells: list[StatusCell] = []
         self._free = self._page()
         self._any = self._take(1)
@@ -197,10 +202,18 @@ class StatusMemory:
         return cell
 
     def add_count(self) -> int:
-        """Return the address of a new count, which is -1: its first firing is 0."""
-        count = self._take(1)
-        count[0] = -1
-        return int(count.ctypes.data)
+        """Return the address of a new count, which is -1: its first firing is 0.
+
+        It is the device's own, where counting takes no way over the link.
+        """
+        place = self._num_counts % _COUNTS_OF_A_BLOCK
+        if place == 0:
+            self._counts.append(DeviceBlock(self._kept, 8 * _COUNTS_OF_A_BLOCK))
+        self._num_counts += 1
+        address = self._counts[-1].address + 8 * place
+        before = ctypes.c_int64(-1)
+        self._kept.driver.copy(address, ctypes.addressof(before), 8)
+        return address
 
     def _take(self, num_words: int) -> Array:
         if len(self._free) < num_words:

@@ -183,6 +183,15 @@ def test_what_a_capture_says_belongs_to_a_family(copies, driver, code, family):
         copies.device.bind_chain(copies.device.make_stream("compute"), copies.launches)
 
 
+@pytest.mark.parametrize("name", ["make_stream", "make_event"])
+def test_what_is_made_and_refused_is_told_in_our_words(make_device, driver, name):
+    driver.failing[name] = 2
+    device = make_device()
+    make = {"make_stream": lambda: device.make_stream("h2d"), "make_event": device.make_event}
+    with pytest.raises(OutOfMemory, match=f"no memory left for what CUDA itself needs .{name}"):
+        make[name]()
+
+
 # -- stepwise ------------------------------------------------------------------------------------
 
 
