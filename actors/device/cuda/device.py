@@ -54,9 +54,12 @@ class CudaDevice:
     ) -> None:
         self.device = Device(DeviceKind.CUDA, index)
         self._kept = KeptDriver(driver)
-        self._context = CudaContext(
-            self._kept, self.device, reports or Reports(), is_deterministic=is_deterministic
-        )
+        try:
+            self._context = CudaContext(
+                self._kept, self.device, reports or Reports(), is_deterministic=is_deterministic
+            )
+        except CudaError as error:
+            raise explained(error, self.device) from error
         self._kernels = kernels
         self._is_stepwise = is_stepwise
         self._current = Current()

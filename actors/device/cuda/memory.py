@@ -141,7 +141,7 @@ def read(driver: CudaDriver, view: DeviceView) -> Array:
     first, size = _extent(view)
     if size:
         driver.copy(held.ctypes.data, first, size)
-    return np.array(window)
+    return window if view.is_dense else np.array(window)
 
 
 def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:

@@ -183,6 +183,12 @@ def test_what_a_capture_says_belongs_to_a_family(copies, driver, code, family):
         copies.device.bind_chain(copies.device.make_stream("compute"), copies.launches)
 
 
+def test_a_device_that_cannot_be_opened_says_so_in_our_words(make_device, driver):
+    driver.failing["allocate_pinned"] = 1
+    with pytest.raises(DeviceError, match="cuda:3 refuses a call: allocate_pinned gave 1"):
+        make_device(index=3)
+
+
 @pytest.mark.parametrize("name", ["make_stream", "make_event"])
 def test_what_is_made_and_refused_is_told_in_our_words(make_device, driver, name):
     driver.failing[name] = 2
