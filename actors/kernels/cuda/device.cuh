@@ -151,6 +151,13 @@ AF_FUNCTION void af_philox(uint32_t *u, uint64_t first, uint64_t step, uint64_t 
 
 /* The random bits of elements `first` to `first + 7`; counters begin at 1 and have eight each. Of
  * two counters the bits are moved by steps of 4, 2 and 1, so that no index depends on `first`. */
+#define AF_MOVED(w, over, by, count)                                              \
+    {                                                                             \
+        const uint32_t moved = (over) & (by) ? UINT32_MAX : 0;                    \
+        AF_UNROLL                                                                 \
+        for (int32_t i = 0; i < (count); i++)                                     \
+            w[i] = (w[i + (by)] & moved) | (w[i] & ~moved);                       \
+    }
 AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t seed, uint64_t key) {
     const uint64_t counter = 1u + (uint64_t)(first >> 3);
     const int32_t over = (int32_t)(first & 7);
@@ -158,11 +165,9 @@ AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t 
     af_philox(w, counter, step, seed, key);
     if (over) {
         af_philox(w + 8, counter + 1, step, seed, key);
-        AF_UNROLL
-        for (int32_t by = 4; by; by >>= 1) {
-            AF_UNROLL
-            for (int32_t i = 0; i < 16 - by; i++) w[i] = over & by ? w[i + by] : w[i];
-        }
+        AF_MOVED(w, over, 4, 12)
+        AF_MOVED(w, over, 2, 10)
+        AF_MOVED(w, over, 1, 8)
     }
     AF_UNROLL
     for (int32_t i = 0; i < 8; i++) u[i] = w[i];

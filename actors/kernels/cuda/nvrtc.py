@@ -33,10 +33,15 @@ _MOST_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What one kernel has of a multiprocessor, as the assembler says it."""
+    """What one kernel has of a multiprocessor, as the assembler says it.
+
+    Spills and the stack are memory of a thread: for registers, and for arrays that have no constant
+    index.
+    """
 
     registers: int
     spilled_bytes: int
+    stack_bytes: int
     shared_bytes: int
 
 
@@ -97,8 +102,9 @@ def usage(text: KernelText, arch: str) -> dict[str, KernelUsage]:
     for part in re.split(r"Compiling entry function ", log)[1:]:
         name = part.split("'")[1]
         spilled = sum([_number(rf"(\d+) bytes spill {what}", part) for what in ("stores", "loads")])
+        stack = _number(r"(\d+) bytes stack frame", part)
         shared = _number(r"(\d+) bytes smem", part)
-        found[name] = KernelUsage(_number(r"Used (\d+) registers", part), spilled, shared)
+        found[name] = KernelUsage(_number(r"Used (\d+) registers", part), spilled, stack, shared)
     return found
 
 
