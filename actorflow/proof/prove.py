@@ -21,7 +21,8 @@ from actorflow.proof.launches import check_launches
 from actors.load import num_phases
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError, OutOfMemory, PlanFormatError
-from compiler.plan import PORTED, Actor, Plan
+from compiler.placement import DeviceKind, Memory
+from compiler.plan import PORTED, Actor, Arena, Plan
 from compiler.references import check_references
 from compiler.verify import verify_plan
 from memory.report import format_bytes
@@ -99,14 +100,22 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Raise OutOfMemory for more than the machine has, before anything is worked out for it."""
-    needed, there = sum([arena.size_bytes for arena in plan.arenas]), _memory_bytes()
+    """Raise OutOfMemory for more than the machine has, before anything is worked out for it.
+
+    What a GPU has is known to whoever opens it.
+    """
+    own = [arena for arena in plan.arenas if not _is_of_gpu(arena)]
+    needed, there = sum([arena.size_bytes for arena in own]), _memory_bytes()
     if there is not None and needed > there:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {format_bytes(needed)}, and this machine has"
             f" {format_bytes(there)} of memory; compile the job with a smaller batch or a"
             " memory_budget"
         )
+
+
+def _is_of_gpu(arena: Arena) -> bool:
+    return arena.device.kind is DeviceKind.CUDA and arena.memory is Memory.DEVICE
 
 
 def _memory_bytes() -> int | None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.proof.prove import prove, prove_consistent
+from actorflow.proof.prove import _check_memory, prove, prove_consistent
 from actorflow.run import opening
 from actorflow.run.runner import Runner
 from compiler.errors import OutOfMemory, PlanFormatError
+from compiler.placement import Device, DeviceKind
 from compiler.plan import ActorKind, Plan, RegisterKind
 
 
@@ -42,6 +43,15 @@ def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monke
 def test_more_memory_than_the_machine_has_is_told_before_it_is_asked_for(plan):
     with pytest.raises(OutOfMemory, match=r"needs 128\.0 TiB, and this machine has"):
         prove(with_row(plan, "arenas", 0, size_bytes=1 << 47))
+
+
+def test_the_memory_of_a_gpu_is_none_of_the_machines(plan, monkeypatch):
+    monkeypatch.setattr("actorflow.proof.prove._memory_bytes", lambda: 0)
+    cuda = Device(DeviceKind.CUDA)
+    on_gpu = [replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas]
+    _check_memory(replace(plan, arenas=tuple(on_gpu)))
+    with pytest.raises(OutOfMemory, match="and this machine has 0 B"):
+        _check_memory(plan)
 
 
 def test_a_machine_that_does_not_tell_its_memory_is_asked_for_it_all_the_same(plan, monkeypatch):
