@@ -36,7 +36,7 @@ GPU = "h200"
 _DISPATCHER = "actorflow-dispatch"
 _TURNS = 5
 _NO_MORE: Mapping[str, CudaKernel] = MappingProxyType({})
-_COUNTED = (
+COUNTED = (
     "allocate", "free", "allocate_pinned", "free_pinned", "load", "make_product", "make_event",
     "make_stream", "copy", "synchronize", "synchronize_event", "graph_later", "launch_later",
     "product_later", "copy_later", "fill_later", "record", "wait",
@@ -87,7 +87,7 @@ def counted_calls(place: Place) -> Iterator[Counter[str]]:
     """
     counts: Counter[str] = Counter()
     kind = driver_class(place)
-    kept = {name: getattr(kind, name) for name in _COUNTED}
+    kept = {name: getattr(kind, name) for name in COUNTED}
 
     def counting(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @wraps(call)

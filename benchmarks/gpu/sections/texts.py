@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.gpu import gpu_named
+from actors.race import check_races
 from compiler.errors import ActorflowError
 from compiler.plan import Plan
 from gpu.jobs import measured_rows, proven_rows
@@ -61,6 +62,11 @@ def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
         found.metric(f"plan_{name}_s", time.perf_counter() - began)
         found.metric(f"arena_{name}_gib", device_bytes(plans[-1]) / (1 << 30))
         found.metric(f"simulated_{name}_ms", 1e3 * simulated_s(plans[-1]))
+        try:
+            check_races(plans[-1])
+            found.check(f"{name}: no two accesses race", True)
+        except ActorflowError as error:
+            found.check(f"{name}: no two accesses race", False, error)
     return plans
 
 

@@ -64,14 +64,15 @@ def run(found: Findings, place: Place) -> None:
         except Exception as error:
             found.check(f"{name}: {steps} steps", False, f"{type(error).__name__}: {error}")
             continue
-        pairs = zip(here.losses, there.losses, strict=True)
-        apart = max([abs(a - b) / abs(a) for a, b in pairs])
+        apart = _apart(here, there)
         found.within(f"{name}: losses of {steps} steps by the host's", apart, LIMITS[precision])
         with synchronous():
             found.check(
                 f"{name}: a graph and launch by launch have the same bits",
                 trained(row, precision, "cuda", steps) == there,
             )
+        if row.family == "gpt2" and precision == "bf16":
+            _variants(found, name, row, precision, steps, there)
         folder = place.shared / f"run-{row.name}-{precision}"
         first = trained(row, precision, "cuda", steps // 2, folder)
         rest = trained(row, precision, "cuda", steps, folder)
@@ -81,13 +82,34 @@ def run(found: Findings, place: Place) -> None:
         )
 
 
+def _variants(
+    found: Findings, name: str, row: Row, precision: str, steps: int, there: Trained
+) -> None:
+    """Compare what comes of launches that run twice, and of gradients of several batches."""
+    again = trained(row, precision, "cuda", steps, recompute="blocks")
+    found.check(f"{name}: with all blocks run twice, the same bits", again == there)
+    pair = [trained(row, precision, where, steps, accumulate=2) for where in ("host", "cuda")]
+    apart = _apart(*pair)
+    found.within(f"{name}: losses of two batches a step by the host's", apart, LIMITS[precision])
+
+
+def _apart(here: Trained, there: Trained) -> float:
+    pairs = zip(here.losses, there.losses, strict=True)
+    return max([abs(a - b) / abs(a) for a, b in pairs])
+
+
 def trained(
-    row: Row, precision: str, device: str, steps: int, folder: Path | None = None
+    row: Row,
+    precision: str,
+    device: str,
+    steps: int,
+    folder: Path | None = None,
+    **options: object,
 ) -> Trained:
     """Train a row until so many steps in total, from the newest checkpoint of a folder."""
     model, loss = FAMILIES[row.family](row)
     model.load(row.weights())
-    options = {"device": device} | ({"gpu": GPU} if device == "cuda" else {})
+    options |= {"device": device} | ({"gpu": GPU} if device == "cuda" else {})
     losses: list[float] = []
     job_of(row, precision, loss, **options).fit(
         model,

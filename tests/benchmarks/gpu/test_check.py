@@ -9,12 +9,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from gpu import check, section
+from gpu import check, opened, section
 from gpu.predictions import PREDICTIONS
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table
 from gpu.section import SECTIONS, Section
 
+from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.nvml import GpuListed, Listing
+from actors.device.emulated.driver import EmulatedDriver
 
 CHECK = Path(check.__file__)
 
@@ -138,6 +140,11 @@ def test_without_a_gpu_sections_of_one_are_skipped_and_say_why():
     assert skipped == [s.name for s in SECTIONS if s.name not in ("versions", "texts")]
     assert without.why_skipped(SECTIONS[-1]) == "no device: no driver is here"
     assert not any(beside.why_skipped(s) for s in SECTIONS)
+
+
+def test_calls_that_are_counted_are_calls_of_every_driver():
+    for kind in (CupyDriver, EmulatedDriver):
+        assert [name for name in opened.COUNTED if not hasattr(kind, name)] == []
 
 
 def a_result(measured, checks=(), **more):
