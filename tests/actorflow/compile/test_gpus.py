@@ -48,8 +48,9 @@ def test_without_a_gpu_and_a_name_the_error_says_how_to_name_one(here):
     assert str(caught.value) == (
         "job 'train': which GPU cuda:0 is must be known to compile for it, and no NVIDIA driver is"
         ' here: there is no libnvidia-ml.so.1. Name it: @af.job(device="cuda", gpu="h200"), --gpu'
-        " h200 or ACTORFLOW_GPU=h200; there are descriptions of h200. Plans can be made, printed"
-        " and simulated without a GPU, and ACTORFLOW_CUDA=emulated runs them on the host, slowly"
+        " h200 or ACTORFLOW_GPU=h200; there are descriptions of a100, b200, h100, h200, l40s,"
+        " rtx4090. Plans can be made, printed and simulated without a GPU, and"
+        " ACTORFLOW_CUDA=emulated runs them on the host, slowly"
     )
 
 
@@ -66,18 +67,20 @@ def test_a_gpu_and_a_simulated_device_have_no_way_between_them():
 
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are():
-    with pytest.raises(CompileError, match=r"'h20'; did you mean 'h200'\? There are descr.* h200"):
+    with pytest.raises(
+        CompileError, match=r"'h20'; did you mean 'h200'\? There are descr.* of a100"
+    ):
         gpu_called("h20")
-    with pytest.raises(CompileError, match="'rtx5070'; there are descriptions of h200"):
-        gpu_called("rtx5070")
+    with pytest.raises(CompileError, match="'voodoo'; there are descriptions of a100, b200, h100"):
+        gpu_called("voodoo")
 
 
 def test_a_gpu_without_a_description_is_planned_for_as_one_with_its_instructions():
     with pytest.raises(
-        CompileError, match=r"is 'NVIDIA H100 PCIe' \(compute cap.* 9\.0\).*--gpu h200"
+        CompileError, match=r"is 'NVIDIA H100 PCIe' \(compute cap.* 9\.0\).*--gpu h100"
     ):
         described(GpuListed("NVIDIA H100 PCIe", "GPU-3", (9, 0), 80 << 30))
-    with pytest.raises(CompileError, match=r"'NVIDIA T4' .* 7\.5\).* of NVIDIA H200; add one"):
+    with pytest.raises(CompileError, match=r"'NVIDIA T4' .* 7\.5\).* NVIDIA H200, .*; add one"):
         described(GpuListed("NVIDIA T4", "GPU-4", (7, 5), 16 << 30))
 
 
