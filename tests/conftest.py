@@ -28,7 +28,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     device = config.getoption("--device")
     skipped = {"host": "on the host alone"} if device else {}
-    if device == "cuda":
+    if device is not None and device.startswith("cuda"):
         skipped["no_gpu"] = "not on a GPU"
     if "," in (device or ""):
         skipped["one_device"] = "on one device"
