@@ -56,8 +56,8 @@ def compiled_plan(
         plan = with_streams_that_pay(options.name, options.num_streams, made_with)
     else:
         plan = made(options)
-    check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     check_races(plan)
+    check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
     if not has_refusals():  # a compiler that is mended is to be asked again
