@@ -239,6 +239,8 @@ def _joined(gemm: Gemm) -> Gemm:
     while gemm.batch and gemm.b.batch[-1] == 0 and gemm.a.column == 1:
         extent, a, out = gemm.batch[-1], gemm.a, gemm.out
         if gemm.m == 1:
+            if a.batch[-1] < gemm.k:  # rows that overlap, as of a repeated one, are no matrix
+                return gemm
             a, out = replace(a, row=a.batch[-1]), replace(out, row=out.batch[-1])
         if (a.batch[-1], out.batch[-1]) != (a.row * gemm.m, out.row * gemm.m):
             return gemm

@@ -82,6 +82,10 @@ LAYOUTS = {
         repeated(numbers(5, 14)[None, :, ::2], 4, 5, 7),
         numbers(4, 7, 3, seed=1),
     ),
+    "repeats of both": (
+        repeated(numbers(1, 1, 7), 4, 1, 7),
+        repeated(numbers(1, 7, 3, seed=1), 4, 7, 3),
+    ),
     "a number everywhere": (repeated(numbers(1, 1), 5, 7), numbers(7, 3, seed=1)),
 }
 
@@ -117,6 +121,34 @@ def test_every_layout_is_computed(emulated_run, name):
 @pytest.mark.parametrize("name", ["dense", "heads", "every second of both", "both across"])
 def test_every_type_is_computed(emulated_run, name, types):
     compared(emulated_run, *LAYOUTS[name], types)
+
+
+def scattered(rng, shape, *, is_read=True):
+    """Numbers whose axes lie in some order, apart, in a larger array; read ones may repeat."""
+    order, apart = rng.permutation(len(shape)), rng.choice([1, 1, 1, 2, 3], len(shape))
+    extents = [shape[axis] * apart[axis] + rng.choice([0, 0, 2]) for axis in order]
+    whole = rng.normal(0, 1, extents).transpose(np.argsort(order))
+    array = whole[tuple([slice(0, n * s, s) for n, s in zip(shape, apart, strict=True)])]
+    kept = rng.random(len(shape)) > 0.12 * is_read
+    strides = [s if k else 0 for s, k in zip(array.strides, kept, strict=True)]
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+
+def stretched(rng, batch):
+    """Leading axes of an operand that numpy's rule stretches to a batch."""
+    own = tuple([n if rng.random() < 0.7 else 1 for n in batch])
+    return own[rng.integers(0, len(own) + 1) :] if rng.random() < 0.3 else own
+
+
+def test_whatever_lies_somehow_is_computed(emulated_run):
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        (m, n, k), batch = rng.integers(1, 7, 3), rng.integers(1, 5, rng.integers(0, 4))
+        a = scattered(rng, (*stretched(rng, batch), m, k))
+        b = scattered(rng, (*stretched(rng, batch), k, n))
+        out = scattered(rng, np.matmul(a, b).shape, is_read=False)
+        strides = [tuple([s // 2 for s in out.strides])]
+        compared(emulated_run, a, b, output_strides=strides, seeds=(0,))
 
 
 OUTPUTS = {

@@ -88,6 +88,12 @@ def test_a_batch_with_one_matrix_b_joins_the_rows():
     assert (gemm.m, gemm.batch) == (20, ())
 
 
+def test_rows_that_are_repeated_stay_a_batch():
+    a, b = np.broadcast_to(np.empty((1, 1, 5)), (4, 1, 5)), np.empty((5, 3))
+    found = gemm_of(*[view_of_array(x) for x in (a, b, np.empty((4, 1, 3)))])
+    assert (found.batch, found.m) == ((4,), 1)
+
+
 def test_an_output_that_lies_transposed_swaps_the_operands():
     gemm = gemm_of(
         *[MatrixView(DType.FLOAT32, (4, 6), (6, 1)), MatrixView(DType.FLOAT32, (6, 8), (8, 1))],
