@@ -8,6 +8,8 @@
  * go into products with 0 for what is not finite, and `restored` adds the rest for those that see it.
  */
 #define NAME_MAX_AXES 6
+#define NAME_HELD 32   /* numbers of a row that a thread has in registers */
+#define NAME_AT_ONCE 4 /* and those that are on their way before the first is used */
 
 /* Heads of a chunk in row-major order; a tensor [heads, rows, columns] that lies in any way. */
 typedef struct {
@@ -64,38 +66,75 @@ typedef struct {
     NAME_tensor lse;
     const NAME_REAL *scores;
     NAME_T *probabilities;
-    int64_t num_rows, num_columns, seen;
+    int64_t num_rows, num_columns, seen, num_places, team;
     double scale;
 } NAME_probabilities_arguments;
+
+/* The maximum of what a thread of a team sees of a row, and then its part of the sum. */
+AF_FUNCTION NAME_REAL NAME_most(
+    const NAME_REAL *scores, NAME_REAL scale, int64_t lane, int64_t seen, int64_t team
+) {
+    NAME_REAL most = -INFINITY;
+    for (int64_t j = lane; j < seen; j += team) {
+        const NAME_REAL score = scores[j] * scale;
+        most = AF_LARGER(score, most);
+    }
+    return most;
+}
 
 AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     AF_EXCHANGE(exchange);
     const NAME_probabilities_arguments *a = &arguments;
     const NAME_REAL scale = (NAME_REAL)a->scale;
-    const int64_t head = AF_BLOCK / a->num_rows, row = AF_BLOCK % a->num_rows;
-    const int64_t seen = af_min(a->num_columns, a->seen + row);
-    const NAME_REAL *scores = a->scores + AF_BLOCK * a->num_columns;
-    NAME_T *probabilities = a->probabilities + AF_BLOCK * a->num_columns;
-    NAME_REAL most = -INFINITY;
+    const int64_t team = a->team, lane = AF_THREAD % team, columns = a->num_columns;
+    const int64_t place = AF_BLOCK * (AF_NUM_THREADS / team) + AF_THREAD / team;
+    const _Bool is_row = place < a->num_places;
+    const int64_t head = place / a->num_rows, row = place % a->num_rows;
+    const int64_t seen = is_row ? af_min(columns, a->seen + row) : 0;
+    const int64_t end = is_row ? columns : 0;
+    const NAME_REAL *scores = a->scores + place * columns;
+    NAME_T *probabilities = a->probabilities + place * columns;
+    const _Bool is_held = columns <= NAME_HELD * team; /* then memory is read once */
+    NAME_REAL held[NAME_HELD], most = -INFINITY;
     double sum = 0;
-    for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS) {
-        const NAME_REAL score = scores[j] * scale;
-        most = AF_LARGER(score, most);
-    }
-    const NAME_REAL largest = (NAME_REAL)af_team_max_f64((double)most, AF_NUM_THREADS, exchange);
-    for (int64_t j = AF_THREAD; j < seen; j += AF_NUM_THREADS)
-        sum += (double)NAME_EXP(scores[j] * scale - largest);
-    sum = af_team_sum_f64(sum, AF_NUM_THREADS, exchange);
-    const NAME_REAL share = (NAME_REAL)(1 / sum);
-    for (int64_t j = AF_THREAD; j < a->num_columns; j += AF_NUM_THREADS) {
-        NAME_T made = 0;
-        if (j < seen) {
-            const NAME_REAL p = NAME_EXP(scores[j] * scale - largest) * share;
-            made = NAME_TO(p);
+    if (is_held) {
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_HELD; k++) {
+            held[k] = -INFINITY;
+            if (lane + k * team < seen) held[k] = scores[lane + k * team] * scale;
         }
-        probabilities[j] = made;
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_HELD; k++) most = AF_LARGER(held[k], most);
+    } else {
+        most = NAME_most(scores, scale, lane, seen, team);
     }
-    if (AF_THREAD == 0) {
+    const NAME_REAL largest = (NAME_REAL)af_team_max_f64((double)most, team, exchange);
+    if (is_held) {
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_HELD; k++) {
+            held[k] = lane + k * team < seen ? NAME_EXP(held[k] - largest) : 0;
+            sum += (double)held[k];
+        }
+    } else {
+        for (int64_t j = lane; j < seen; j += team) sum += (double)NAME_EXP(scores[j] * scale - largest);
+    }
+    sum = af_team_sum_f64(sum, team, exchange);
+    const NAME_REAL share = (NAME_REAL)(1 / sum);
+    if (is_held) {
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_HELD; k++) {
+            const NAME_REAL p = held[k] * share;
+            const NAME_T made = lane + k * team < seen ? NAME_TO(p) : (NAME_T)0;
+            if (lane + k * team < end) probabilities[lane + k * team] = made;
+        }
+    } else {
+        for (int64_t j = lane; j < end; j += team) {
+            const NAME_REAL p = j < seen ? NAME_EXP(scores[j] * scale - largest) * share : 0;
+            const NAME_T made = j < seen ? NAME_TO(p) : (NAME_T)0;
+            probabilities[j] = made;
+        }
+    }
+    if (lane == 0 && is_row) {
         const NAME_REAL lse = (NAME_REAL)((double)largest + log(sum));
         *(NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row) = NAME_TO_LSE(lse);
     }
@@ -141,7 +180,7 @@ typedef struct {
     NAME_tensor dy, y, lse;
     const NAME_REAL *scores, *products;
     NAME_T *probabilities, *slopes;
-    int64_t num_rows, num_columns, seen, width;
+    int64_t num_rows, num_columns, seen, width, num_places, team;
     double scale;
 } NAME_slopes_arguments;
 
@@ -149,29 +188,49 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
     AF_EXCHANGE(exchange);
     const NAME_slopes_arguments *a = &arguments;
     const NAME_REAL scale = (NAME_REAL)a->scale;
-    const int64_t head = AF_BLOCK / a->num_rows, row = AF_BLOCK % a->num_rows;
-    const int64_t seen = af_min(a->num_columns, a->seen + row), first = AF_BLOCK * a->num_columns;
+    const int64_t team = a->team, lane = AF_THREAD % team, columns = a->num_columns;
+    const int64_t place = AF_BLOCK * (AF_NUM_THREADS / team) + AF_THREAD / team;
+    const _Bool is_row = place < a->num_places;
+    const int64_t head = is_row ? place / a->num_rows : 0, row = is_row ? place % a->num_rows : 0;
+    const int64_t seen = is_row ? af_min(columns, a->seen + row) : 0;
+    const int64_t end = is_row ? columns : 0, first = place * columns;
     const char *dy = NAME_row(&a->dy, &a->heads, head, row);
     const char *y = NAME_row(&a->y, &a->heads, head, row);
     const NAME_LSE *given = (const NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row);
     const NAME_REAL lse = NAME_FROM_LSE(*given);
     double sum = 0;
-    for (int64_t e = AF_THREAD; e < a->width; e += AF_NUM_THREADS) {
+    for (int64_t e = lane; e < a->width; e += team) {
         const NAME_T one = *(const NAME_T *)(dy + e * a->dy.column_step);
         const NAME_T other = *(const NAME_T *)(y + e * a->y.column_step);
         sum += (double)NAME_FROM(one) * (double)NAME_FROM(other);
     }
-    const NAME_REAL delta = (NAME_REAL)af_team_sum_f64(sum, AF_NUM_THREADS, exchange);
-    for (int64_t j = AF_THREAD; j < a->num_columns; j += AF_NUM_THREADS) {
-        NAME_T made = 0, slope = 0;
-        if (j < seen) {
-            const NAME_REAL p = NAME_EXP(a->scores[first + j] * scale - lse);
-            const NAME_REAL ds = scale * p * (a->products[first + j] - delta);
-            made = NAME_TO(p);
-            slope = NAME_TO(ds);
+    const NAME_REAL delta = (NAME_REAL)af_team_sum_f64(sum, team, exchange);
+    for (int64_t start = lane; start < end; start += NAME_AT_ONCE * team) {
+        const NAME_REAL *given_scores = a->scores + first + start;
+        const NAME_REAL *given_products = a->products + first + start;
+        NAME_T *probabilities = a->probabilities + first + start, *slopes = a->slopes + first + start;
+        const int32_t step = (int32_t)team;
+        const int32_t seen_here = (int32_t)af_min(seen - start, NAME_AT_ONCE * team);
+        const int32_t here = (int32_t)af_min(end - start, NAME_AT_ONCE * team);
+        NAME_REAL scores[NAME_AT_ONCE], products[NAME_AT_ONCE];
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
+            scores[k] = products[k] = 0;
+            if (k * step < seen_here) {
+                scores[k] = given_scores[k * step];
+                products[k] = given_products[k * step];
+            }
         }
-        a->probabilities[first + j] = made;
-        a->slopes[first + j] = slope;
+        AF_UNROLL
+        for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
+            const NAME_REAL p = NAME_EXP(scores[k] * scale - lse);
+            const NAME_REAL ds = scale * p * (products[k] - delta);
+            const NAME_T made = NAME_TO(p), slope = NAME_TO(ds);
+            if (k * step < here) {
+                probabilities[k * step] = k * step < seen_here ? made : (NAME_T)0;
+                slopes[k * step] = k * step < seen_here ? slope : (NAME_T)0;
+            }
+        }
     }
 }
 

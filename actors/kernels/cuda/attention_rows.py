@@ -16,6 +16,13 @@ from compiler.types import DType
 
 _KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded")
 _THREADS = 256
+_WARP = 32
+_SHORT_ROWS = 4
+"""Rows of a block where a warp has one."""
+
+_HELD = 32
+"""As in attention.cuh."""
+
 _TILE_ROWS = 64
 """Rows of keys or values that a block copies."""
 
@@ -80,8 +87,7 @@ class AttentionRows:
         """Make probabilities of scores, and lse."""
         *_, rows, columns = scores.shape
         words = (*self._heads(), *self._tensor(lse[..., None]), scores.address, made.address)
-        blocks = self.count * rows
-        return self._run("probabilities", blocks, (*words, rows, columns, seen, scale), columns)
+        return self._run_rows("probabilities", (*words, rows, columns, seen), rows, columns, scale)
 
     def restored(
         self, v: Array, y: Array, p: DeviceView, flags: DeviceView, seen: int
@@ -110,9 +116,9 @@ class AttentionRows:
         words = (
             *(*self._heads(), *self._tensor(dy), *self._tensor(y), *self._tensor(lse[..., None])),
             *[block.address for block in blocks],
-            *(rows, columns, seen, y.shape[-1], scale),
+            *(rows, columns, seen, y.shape[-1]),
         )
-        return self._run("slopes", self.count * rows, words, columns)
+        return self._run_rows("slopes", words, rows, columns, scale)
 
     def rounded(self, sums: DeviceView, out: DeviceView) -> DeviceCalls:
         """Bring dense sums to their type."""
@@ -134,13 +140,22 @@ class AttentionRows:
             *_padded([axis.steps[-1] for axis in steps]),
         ]
 
-    def _run(
-        self, kernel: str, num_blocks: int, words: Sequence[Word], columns: int = 1 << 30
+    def _run_rows(
+        self, kernel: str, words: Sequence[Word], rows: int, columns: int, scale: float
     ) -> DeviceCalls:
-        threads = min(_THREADS, max(32, 1 << max(columns - 1, 0).bit_length()))
+        """Give each row of scores a warp, or the threads of a block where it is long."""
+        places = self.count * rows
+        team = min(_THREADS, max(_WARP, 1 << (max(columns - 1, 0) // _HELD).bit_length()))
+        threads = _SHORT_ROWS * _WARP if team == _WARP else team
+        num_blocks = -(-places // (threads // team))
+        return self._run(kernel, num_blocks, (*words, places, team, scale), threads)
+
+    def _run(
+        self, kernel: str, num_blocks: int, words: Sequence[Word], num_threads: int = _THREADS
+    ) -> DeviceCalls:
         text = attention_text(self._dtype)
         name = text.kernels[_KERNELS.index(kernel)]
-        return (RunKernel(text, name, num_blocks, threads, tuple(words)),) if num_blocks else ()
+        return (RunKernel(text, name, num_blocks, num_threads, tuple(words)),) if num_blocks else ()
 
 
 def _padded(column: list[int]) -> list[int]:
