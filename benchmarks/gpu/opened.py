@@ -27,7 +27,6 @@ from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
-from compiler.errors import ActorflowError
 from gpu.section import Place, Skipped
 
 GPU = "h200"
@@ -44,17 +43,17 @@ COUNTED = (
 
 
 def open_driver(place: Place) -> CudaDriver:
-    """Return the driver of the GPU, or of the emulation. Raises Skipped, saying what is missing."""
-    settings = Settings.from_env(os.environ)
-    if place.is_emulated:
-        toolchain = toolchain_of(settings)
-        if toolchain is None:
-            raise Skipped("the emulation needs a C compiler")
-        return EmulatedDriver(EmulatedCuda(LateSchedule(Random(0))), toolchain, gpu_named(GPU))
-    try:
+    """Return the driver of the GPU, or of the emulation.
+
+    Raises Skipped where that has no compiler. A GPU that is here and cannot be opened is an error
+    of the section: DeviceError says what is missing.
+    """
+    if not place.is_emulated:
         return driver_class(place)(0, kept_folder())
-    except (ImportError, ActorflowError) as error:
-        raise Skipped(f"no driver: {error}") from error
+    toolchain = toolchain_of(Settings.from_env(os.environ))
+    if toolchain is None:
+        raise Skipped("the emulation needs a C compiler")
+    return EmulatedDriver(EmulatedCuda(LateSchedule(Random(0))), toolchain, gpu_named(GPU))
 
 
 def kept_folder() -> Path | None:

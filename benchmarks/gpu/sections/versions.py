@@ -42,19 +42,15 @@ def run(found: Findings, place: Place) -> None:
             found.fact(gpu.name, f"{gpu.capability}, {gpu.memory_bytes:,} bytes")
     driver = open_driver(place)
     seen, known = driver.seen(), gpu_named(GPU)
-    for name, said, planned in (
-        ("name", seen.name, known.says),
-        ("capability", seen.capability, known.capability),
-        ("multiprocessors", seen.num_sms, known.num_sms),
-    ):
-        found.check(f"{name} is what plans are made for", said == planned, said, planned)
-    found.fact("memory", f"{seen.memory_bytes:,} bytes, {driver.free_bytes():,} free")
     found.check(
-        "memory is no less than plans are made for",
-        seen.memory_bytes >= 0.98 * known.memory_bytes,
-        f"{seen.memory_bytes:,}",
-        f"{known.memory_bytes:,}",
+        "its kernels are those that plans are made for",
+        seen.capability == known.capability,
+        seen.capability,
+        known.capability,
     )
+    # On another GPU of the kind all is proven as well, and expected numbers mean less.
+    found.fact("GPU", f"{seen.name}, {seen.num_sms} multiprocessors; plans are for {known.says}")
+    found.fact("memory", f"{seen.memory_bytes:,} bytes, {driver.free_bytes():,} free")
 
 
 def _version(package: str) -> str:
