@@ -10,6 +10,11 @@ set -uo pipefail
 out=${1:?"usage: bash benchmarks/gpu/check.sh OUT_DIR [SECTION ...]"}
 shift
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+case $out in -*)
+	echo "usage: bash benchmarks/gpu/check.sh OUT_DIR [SECTION ...] [--emulated] [--seconds S]" >&2
+	exit 2
+	;;
+esac
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
