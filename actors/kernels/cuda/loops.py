@@ -194,8 +194,6 @@ class PhaseWriter:
         own = self.values.type(value)
         if is_float(dtype):
             return [f"{own} t{value} = {'-' if op == 'row_max' else ''}INFINITY;"]
-        if dtype is DType.BOOL:
-            return [f"{own} t{value} = {int(op == 'row_min')};"]
         limits = dtype.value.upper()
         lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
         return [f"{own} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
