@@ -4,6 +4,7 @@ phases       which loops over a row a program needs, and which values live betwe
 expressions  one instruction as an expression of C
 values       what values are called in the text, and where their elements are
 loops        one phase as a loop over the columns of one row, or of several at once
+stages       what is done once per launch, row and column, for every target
 emit         the C text of a program: one function for every shape
 arguments    which word of a function's argument block says what
 spaces       where the operands of a launch lie in its space

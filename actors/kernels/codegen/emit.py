@@ -20,9 +20,17 @@ depends on another.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import expression, load, rounded, store, sum_type_of, takes
+from actors.kernels.codegen.expressions import expression, sum_type_of, takes
 from actors.kernels.codegen.loops import REDUCTIONS, num_rows_at_once, phase_lines
-from actors.kernels.codegen.phases import LoopPhase, Schedule, operands_of, schedule
+from actors.kernels.codegen.phases import LoopPhase, Schedule, schedule
+from actors.kernels.codegen.stages import (
+    column_lines,
+    row_lines,
+    row_stores,
+    scalar_lines,
+    scalar_stores,
+    structs,
+)
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.native.runtime import CFunction, unique_name
 from compiler.fusion.program import OTHERS, FusedProgram, Instruction, Kind
@@ -78,7 +86,7 @@ class _CEmitter:
 
     def lines(self) -> list[str]:
         """Return the whole text."""
-        text = [*self._structs(), *self._scalars()]
+        text = [*structs(self.values), *self._scalars()]
         for level in range(len(self.plan.rows)):
             text += self._row_stage(level)
         for index, phase in enumerate(self.plan.phases):
@@ -90,59 +98,27 @@ class _CEmitter:
             text += self._finish_chunk()
         return text + self._finish() + self._launch()
 
-    def _outputs(self, kind: Kind) -> list[tuple[int, int]]:
-        """Return (position, value) of the outputs of a kind."""
-        outputs = enumerate(self.program.outputs)
-        return [(position, v) for position, v in outputs if self.program.kind_of(v) is kind]
-
     # Once per launch and once per row.
 
-    def _structs(self) -> list[str]:
-        rows = [v for stage in self.plan.rows for v in stage]
-        rows += [v for phase in self.plan.phases for v in phase.reductions]
-        return [*self._struct("scalars", self._scalar_values()), *self._struct("row", sorted(rows))]
-
-    def _scalar_values(self) -> list[int]:
-        entries = enumerate(self.program.inputs)
-        inputs = [v for v, entry in entries if entry.kind is Kind.SCALAR]
-        return [v for v in (*inputs, *self.plan.scalars) if self.values.constant(v) is None]
-
-    def _struct(self, name: str, values: list[int]) -> list[str]:
-        members = [f"    {self.values.type(v)} v{v};" for v in values] or ["    char none;"]
-        return ["typedef struct {", *members, f"}} NAME_{name};"]
-
     def _scalars(self) -> list[str]:
-        values = self.values
-        text = ["static void NAME_get_scalars(const af_word *a, NAME_scalars *s) {"]
-        for v in self._scalar_values():
-            value = values.element(v, "0") if values.is_input(v) else values.define(v)
-            text += [f"    const {values.type(v)} v{v} = {value};", f"    s->v{v} = v{v};"]
-        return [*text, "    (void)a, (void)s;", "}"]
+        return [
+            "static void NAME_get_scalars(const af_word *a, NAME_scalars *s) {",
+            *indented(scalar_lines(self.values)),
+            "    (void)a, (void)s;",
+            "}",
+        ]
 
     def _row_stage(self, level: int) -> list[str]:
         """Return the function that computes ROW values of a level, from reductions before it."""
-        values = self.values
-        text = []
-        for v in self.plan.phases[level - 1].reductions if level else ():
-            kept = rounded(values.dtype(v), f"row->v{v}")
-            if v in self.program.outputs and kept != f"row->v{v}":
-                text.append(f"row->v{v} = {kept};")
-        text += values.prelude(self.plan.rows[level])
-        for v in self.plan.rows[level]:
-            own = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
-            text += [f"const {values.type(v)} v{v} = {own};", *self._check(v)]
-            text.append(f"row->v{v} = v{v};")
         return [
             f"static inline void NAME_row{level}(const af_word *a, const NAME_scalars *s,",
             "        NAME_row *row, int64_t r) {",
-            *indented(text),
+            *indented(row_lines(self.values, level, self._check)),
             "    (void)a, (void)s, (void)row, (void)r;",
             "}",
         ]
 
     def _check(self, value: int) -> list[str]:
-        if self.values.op(value) != "check_index":
-            return []
         extent = int(self.values.instruction(value).constants[0])
         status = f"&((af_word *)a)[{words.STATUS}].i"
         return [
@@ -151,14 +127,9 @@ class _CEmitter:
         ]
 
     def _row_end(self) -> list[str]:
-        text = []
-        for position, v in self._outputs(Kind.ROW):
-            place = f"r * {self.values.output_word(position, words.STRIDE)}.i"
-            value = store(self.values.dtype(v), f"row->v{v}")
-            text.append(f"    {self.values.output(position)}[{place}] = {value};")
         return [
             "static inline void NAME_end(const af_word *a, const NAME_row *row, int64_t r) {",
-            *text,
+            *indented(row_stores(self.values)),
             "    (void)a, (void)row, (void)r;",
             "}",
         ]
@@ -317,23 +288,7 @@ class _CEmitter:
         ]
 
     def _finish_loop(self) -> list[str]:
-        values, plan, columns = self.values, self.plan, self._outputs(Kind.COLUMN)
-        used = {v for value in plan.late for v in operands_of(self.program, value)}
-        used |= {v for _, v in columns}
-        inputs = [v for v in sorted(used) if values.is_input(v) and values.kind(v) is Kind.COLUMN]
-        before = values.prelude(plan.late)
-        body = []
-        for v in inputs:
-            before.append(values.pointer(v))
-            body.append(f"const {values.type(v)} v{v} = {load(values.dtype(v), f'x{v}[j]')};")
-        for v in plan.column_sums:
-            value = f"({values.type(v)})c{v}[j]"
-            value = rounded(values.dtype(v), value) if v in self.program.outputs else value
-            body.append(f"const {values.type(v)} v{v} = {value};")
-        body += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in plan.late]
-        for position, v in columns:
-            before.append(f"{values.storage(v)} *y{position} = {values.output(position)};")
-            body.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
+        before, body = column_lines(self.values, "c{v}[j]")
         loop = ["for (int64_t j = j0; j < j1; j++) {", *indented(body), "}"]
         return [*before, "#pragma omp simd", *loop]
 
@@ -343,13 +298,10 @@ class _CEmitter:
             size = f"(a[{words.COLUMNS}].i + {_FINISH_COLUMNS - 1}) / {_FINISH_COLUMNS}"
             most = f"(int32_t)a[{words.MAX_WORKERS}].i"
             text.append(f"    af_parallel(NAME_finish_chunk, a, {size}, {most});")
-        scalars = self._outputs(Kind.SCALAR)
+        scalars = scalar_stores(self.values)
         if scalars:
             text += ["    NAME_scalars scalars, *s = &scalars;", "    NAME_get_scalars(a, s);"]
-        for position, v in scalars:
-            is_plain = self.values.constant(v) is None
-            value = store(self.values.dtype(v), f"s->v{v}" if is_plain else self.values.name(v))
-            text.append(f"    {self.values.output(position)}[0] = {value};")
+            text += indented(scalars)
         return [
             "AF_EXPORT void NAME_finish(void *arguments) {",
             "    af_word *a = arguments;",

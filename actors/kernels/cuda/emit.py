@@ -17,6 +17,7 @@ from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import is_float
 from actors.kernels.codegen.expressions import sum_type_of as total_type_of
 from actors.kernels.codegen.phases import Schedule
+from actors.kernels.codegen.stages import outputs_of
 from actors.kernels.codegen.values import indented
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.finish import FINISH_THREADS, finish_lines
@@ -68,10 +69,10 @@ class _CudaEmitter:
             text += self.writer.lines(index)
         if is_cut:
             text += [line for index in phases for line in self._columns_kernel(index)]
-            text += self._last_kernel() if self.stages.outputs(Kind.ROW) else []
+            text += self._last_kernel() if outputs_of(self.values, Kind.ROW) else []
         elif self._has_rows():
             text += self._rows_kernel()
-        if self.stages.outputs(Kind.COLUMN) or self.stages.outputs(Kind.SCALAR):
+        if outputs_of(self.values, Kind.COLUMN) or outputs_of(self.values, Kind.SCALAR):
             text += self._kernel("finish", FINISH_THREADS, finish_lines(self.stages))
         return text
 
@@ -79,7 +80,7 @@ class _CudaEmitter:
         """Whether anything is done for rows, or checked in them."""
         is_checked = any([i.op == "check_index" for i in self.program.instructions])
         is_idle = all([self.writer.is_empty(phase) for phase in self.plan.phases])
-        return is_checked or not is_idle or bool(self.stages.outputs(Kind.ROW))
+        return is_checked or not is_idle or bool(outputs_of(self.values, Kind.ROW))
 
     def _kernel(self, name: str, threads: int, body: list[str]) -> list[str]:
         own = f"NAME_{name}"

@@ -7,8 +7,8 @@ have, in order: so the result is the same however many blocks there are.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import load, rounded, store, sum_type_of
-from actors.kernels.codegen.phases import operands_of
+from actors.kernels.codegen.expressions import sum_type_of
+from actors.kernels.codegen.stages import column_lines, outputs_of, scalar_stores
 from actors.kernels.codegen.values import indented
 from actors.kernels.cuda.stages import COLUMNS, StageWriter
 from compiler.fusion.program import Kind
@@ -26,13 +26,12 @@ class _FinishWriter:
     """The text of what is done once per column."""
 
     def __init__(self, stages: StageWriter) -> None:
-        self.stages, self.values = stages, stages.values
-        self.program, self.plan = stages.program, stages.plan
+        self.values, self.plan = stages.values, stages.plan
 
     def lines(self) -> list[str]:
         """Return columns, then numbers."""
-        values, columns = self.values, self.stages.outputs(Kind.COLUMN)
-        before, body = self._late()
+        columns = outputs_of(self.values, Kind.COLUMN)
+        before, body = column_lines(self.values, "t{v}")
         text, shared = [], []
         if columns and self.plan.column_sums:
             shared = [f"AF_SHARED(af_word, parts, {FINISH_THREADS});"]
@@ -40,11 +39,7 @@ class _FinishWriter:
         elif columns:
             loop = f"for (int64_t j = thread; j < {COLUMNS}; j += AF_NUM_BLOCKS * AF_NUM_THREADS)"
             text = [*before, f"{loop} {{", *indented(body), "}"]
-        scalars = []
-        for position, v in self.stages.outputs(Kind.SCALAR):
-            is_plain = values.constant(v) is None
-            value = store(values.dtype(v), f"s->v{v}" if is_plain else values.name(v))
-            scalars.append(f"    {values.output(position)}[0] = {value};")
+        scalars = indented(scalar_stores(self.values))
         if scalars:
             text += ["if (thread == 0) {", *scalars, "}"]
         return [
@@ -91,24 +86,3 @@ class _FinishWriter:
             "    }",
             "}",
         ]
-
-    def _late(self) -> tuple[list[str], list[str]]:
-        """Return what COLUMN outputs need before the loop, and the body for column j."""
-        values, plan, columns = self.values, self.plan, self.stages.outputs(Kind.COLUMN)
-        used = {v for value in plan.late for v in operands_of(self.program, value)}
-        used |= {v for _, v in columns}
-        inputs = [v for v in sorted(used) if values.is_input(v) and values.kind(v) is Kind.COLUMN]
-        before = values.prelude(plan.late)
-        body = []
-        for v in inputs:
-            before.append(values.pointer(v))
-            body.append(f"const {values.type(v)} v{v} = {load(values.dtype(v), f'x{v}[j]')};")
-        for v in plan.column_sums:
-            value = f"({values.type(v)})t{v}"
-            value = rounded(values.dtype(v), value) if v in self.program.outputs else value
-            body.append(f"const {values.type(v)} v{v} = {value};")
-        body += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in plan.late]
-        for position, v in columns:
-            before.append(f"{values.storage(v)} *y{position} = {values.output(position)};")
-            body.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
-        return before, body

@@ -7,12 +7,12 @@ scratch, and adds them to its partial row of doubles in between.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import rounded, store
 from actors.kernels.codegen.expressions import sum_type_of as total_type_of
 from actors.kernels.codegen.phases import Schedule
+from actors.kernels.codegen.stages import row_lines, row_stores, scalar_lines, struct, structs
 from actors.kernels.codegen.values import indented
 from actors.kernels.cuda.loops import PhaseWriter, is_single
-from compiler.fusion.program import FusedProgram, Kind
+from compiler.fusion.program import FusedProgram
 
 COLUMNS = f"a[{words.COLUMNS}].i"
 
@@ -33,60 +33,28 @@ class StageWriter:
     def lines(self) -> list[str]:
         """Return the structs and the functions."""
         text = ["typedef struct {", f"    af_word w[{self._num_words()}];", "} NAME_arguments;"]
-        text += [*self._structs(), *self._scalars()]
+        sums = [f"{self.writer.sum_type(v)} *c{v};" for v in self.plan.column_sums]
+        text += [*structs(self.values), *struct("sums", sums), *self._scalars()]
         for level in range(len(self.plan.rows)):
             text += self._row_stage(level)
         return [*text, *self._row_end(), *self._sum_functions()]
 
-    def outputs(self, kind: Kind) -> list[tuple[int, int]]:
-        """Return (position, value) of the outputs of a kind."""
-        outputs = enumerate(self.program.outputs)
-        return [(position, v) for position, v in outputs if self.program.kind_of(v) is kind]
-
     def _num_words(self) -> int:
         return words.stretches(self.program, len(self.plan.column_sums)) + 1
 
-    def _structs(self) -> list[str]:
-        values = self.values
-        rows = sorted([*[v for stage in self.plan.rows for v in stage], *self.reductions])
-        scalars = [f"{values.type(v)} v{v};" for v in self._scalar_values()]
-        members = [f"{values.type(v)} v{v};" for v in rows]
-        sums = [f"{self.writer.sum_type(v)} *c{v};" for v in self.plan.column_sums]
-        text = []
-        for name, own in (("scalars", scalars), ("row", members), ("sums", sums)):
-            text += ["typedef struct {", *indented(own or ["char none;"]), f"}} NAME_{name};"]
-        return text
-
-    def _scalar_values(self) -> list[int]:
-        entries = enumerate(self.program.inputs)
-        inputs = [v for v, entry in entries if entry.kind is Kind.SCALAR]
-        return [v for v in (*inputs, *self.plan.scalars) if self.values.constant(v) is None]
-
     def _scalars(self) -> list[str]:
-        values = self.values
-        text = ["AF_FUNCTION void NAME_get_scalars(const af_word *a, NAME_scalars *s) {"]
-        for v in self._scalar_values():
-            value = values.element(v, "0") if values.is_input(v) else values.define(v)
-            text += [f"    const {values.type(v)} v{v} = {value};", f"    s->v{v} = v{v};"]
-        return [*text, "    (void)a, (void)s;", "}"]
+        return [
+            "AF_FUNCTION void NAME_get_scalars(const af_word *a, NAME_scalars *s) {",
+            *indented(scalar_lines(self.values)),
+            "    (void)a, (void)s;",
+            "}",
+        ]
 
     def _row_stage(self, level: int) -> list[str]:
         """Return the function that computes ROW values of a level, from reductions before it."""
-        values = self.values
-        text = []
-        for v in self.plan.phases[level - 1].reductions if level else ():
-            kept = rounded(values.dtype(v), f"row->v{v}")
-            if v in self.program.outputs and kept != f"row->v{v}":
-                text.append(f"row->v{v} = {kept};")
-        text += values.prelude(self.plan.rows[level])
-        for v in self.plan.rows[level]:
-            own = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
-            is_checked = values.op(v) == "check_index"
-            text.append(f"{'' if is_checked else 'const '}{values.type(v)} v{v} = {own};")
-            text += [*(self._check(v) if is_checked else ()), f"row->v{v} = v{v};"]
         return [
             f"AF_FUNCTION void NAME_row{level}({_STAGE}) {{",
-            *indented(text),
+            *indented(row_lines(self.values, level, self._check, index="")),
             "    (void)a, (void)s, (void)row, (void)r, (void)is_first;",
             "}",
         ]
@@ -107,14 +75,9 @@ class StageWriter:
         ]
 
     def _row_end(self) -> list[str]:
-        text = []
-        for position, v in self.outputs(Kind.ROW):
-            place = f"r * {self.values.output_word(position, words.STRIDE)}.i"
-            value = store(self.values.dtype(v), f"row->v{v}")
-            text.append(f"    {self.values.output(position)}[{place}] = {value};")
         return [
             "AF_FUNCTION void NAME_end(const af_word *a, const NAME_row *row, int64_t r) {",
-            *text,
+            *indented(row_stores(self.values)),
             "    (void)a, (void)row, (void)r;",
             "}",
         ]
