@@ -1,5 +1,7 @@
 """Which GPU a job is planned for, and what is said where that is not known."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from actorflow.compile import gpus
 from actorflow.compile.gpus import check_gpu, described, gpu_called, gpu_for, gpu_of
 from actorflow.settings import Settings
 from actors.device.cuda.nvml import GpuListed, Listing
+from actors.kernels.cuda.gpu import known_gpus
 from compiler.errors import CompileError
 from compiler.placement import HOST, Device, DeviceKind
 
@@ -130,3 +133,9 @@ def test_a_plan_of_the_host_says_nothing_of_gpus():
     plan = score.compile(af.nn.Linear(3, 2), rows)
     assert gpu_of(plan) == ""
     assert not {"gpu", "deterministic"} & {name for name, _ in plan.options}
+
+
+def test_the_page_on_cuda_names_every_gpu_that_there_is_a_description_of():
+    page = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("There are descriptions of")]
+    assert [name for name in known_gpus() if name not in line] == []
