@@ -161,6 +161,11 @@ def _tasks(names: Sequence[str], device: str) -> tuple[BenchTask, ...]:
 def _check(options: argparse.Namespace) -> None:
     if options.rounds < 1:
         raise CompileError(f"--rounds: expected 1 or more, got {options.rounds}")
+    if options.launches and options.device != "host":
+        raise CompileError(
+            "--launches times the host's launches; those of a GPU are timed by the section products"
+            " of benchmarks/gpu/check.sh"
+        )
     if options.png:
         check_matplotlib()
     for name in (options.json, options.markdown, options.png):

@@ -91,6 +91,7 @@ def test_our_own_failure_is_the_exit_code(fakes, capsys):
         (["tiny:bf16"], "got 'tiny:bf16'"),
         (["--rounds", "0"], "--rounds: expected 1 or more, got 0"),
         (["--against", "mxnet"], "got 'mxnet'"),
+        (["--launches", "--device", "cuda"], "--launches times the host's launches"),
         (["--json", "/nowhere/at/all.json"], "/nowhere/at: no such directory"),
     ],
 )
