@@ -58,7 +58,8 @@ def _check_ranks(plan: Plan) -> None:
 
 def _check_gpu(plan: Plan) -> None:
     """Refuse a plan for a GPU that nobody described here; the one that is here is asked later."""
-    name, devices = gpu_of(plan), devices_of(plan)
+    name = gpu_of(plan)
+    devices = [*[a.device for a in plan.arenas], *[s.device for s in plan.streams]]
     if any([is_cuda(device) for device in devices]) and name not in known_gpus():
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for a GPU called {name!r}, and there are descriptions"

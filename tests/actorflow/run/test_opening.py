@@ -44,9 +44,10 @@ def test_a_plan_of_other_libraries_is_said_to_differ_in_its_last_bits(plan, sett
     assert "results may differ in their last bits" in caplog.text
 
 
-def test_a_plan_for_a_gpu_that_nobody_described_is_none_of_this_version(plan, settings):
+@pytest.mark.parametrize("table", ["arenas", "streams"])
+def test_a_plan_for_a_gpu_that_nobody_described_is_none_of_this_version(plan, settings, table):
     cuda = Device(DeviceKind.CUDA)
-    arenas = tuple([replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas])
+    rows = tuple([replace(row, device=cuda) for row in getattr(plan, table)])
     options = (*plan.options, ("gpu", "z9"))
     with pytest.raises(PlanFormatError, match="GPU called 'z9', and there are descriptions"):
-        make_ready(replace(plan, arenas=arenas, options=options), settings)
+        make_ready(replace(plan, **{table: rows}, options=options), settings)
