@@ -28,12 +28,13 @@ _Put = Callable[[], object]
 
 
 class Current:
-    """The stream on which a launch that is called by itself goes."""
+    """The stream on which a launch that is called by itself goes, and its place in the chain."""
 
-    __slots__ = ("stream",)
+    __slots__ = ("index", "stream")
 
     def __init__(self) -> None:
         self.stream: CudaStream | None = None
+        self.index = 0
 
 
 class CudaLaunch:
@@ -67,8 +68,13 @@ class CudaLaunch:
             words[call.status.word] = cell.address
         return argument_block(words)
 
-    def puts_on(self, stream: CudaStream) -> tuple[_Put, ...]:
-        """Return the prepared calls of this launch on a stream; its texts must be loaded."""
+    def puts_on(self, stream: CudaStream, index: int) -> tuple[_Put, ...]:
+        """Return the prepared calls of this launch on a stream; its texts must be loaded.
+
+        `index` is its place in the chain, for whoever reads what it reports.
+        """
+        for cell in self.cells:
+            cell.put_on(stream, index)
         driver = self._context.kept.driver
         return tuple([_put(driver, stream, call, made) for call, made in self._calls])
 
@@ -77,7 +83,8 @@ class CudaLaunch:
         stream = self._current.stream
         if stream is None:
             raise InternalError("a launch of a CUDA device was called outside of any chain")
-        self._puts = self._puts or self.puts_on(stream)
+        if not self._puts:
+            self._puts = self.puts_on(stream, self._current.index)
         for put in self._puts:
             put()
         self._context.kept.driver.synchronize()
@@ -134,7 +141,7 @@ class WholeChain:
 class StepwiseChain:
     """Launches that are put on a stream one by one, each waited for; `running` is the one on."""
 
-    __slots__ = ("_context", "_current", "_launches", "_stream", "running")
+    __slots__ = ("_context", "_count", "_current", "_launches", "_stream", "running")
 
     def __init__(
         self,
@@ -148,23 +155,30 @@ class StepwiseChain:
         self._stream = stream
         self._launches = launches
         self.running = 0
+        # Of launches that are watched nobody sees which may report: where any may, all are counted.
+        is_counted = bool(context.status.cells)
+        driver = context.kept.driver
+        self._count = _kernel_put(driver, stream, *stream.count_call) if is_counted else None
 
     def __call__(self) -> None:
         """Run all launches, each to its end. Raises DeviceFault, which names one."""
-        stream, context = self._stream, self._context
+        stream, current = self._stream, self._current
         first = stream.num_launches
+        try:
+            if self._count is not None:
+                stream.count_firing()
+                self._count()
+        except CudaError as error:
+            raise stream.fault(error) from error
         stream.num_launches += len(self._launches)
-        self._current.stream = stream
+        current.stream = stream
         for number, launch in enumerate(self._launches):
-            self.running = number
+            self.running = current.index = number
             try:
                 launch()
             except CudaError as error:
                 raise stream.fault(error, first + number) from error
-            if context.reports.has_something:
-                fault = context.reports.fault()
-                fault.stream, fault.launch = stream, first + number
-                raise fault from fault.__cause__
+            self._context.check()
 
 
 def bind_whole(
@@ -175,9 +189,7 @@ def bind_whole(
     is_counted = any([launch.cells for launch in launches])
     puts: list[_Put] = [_kernel_put(driver, stream, *stream.count_call)] if is_counted else []
     for index, launch in enumerate(launches):
-        for cell in launch.cells:
-            cell.put_on(stream, index)
-        puts.extend(launch.puts_on(stream))
+        puts.extend(launch.puts_on(stream, index))
     if len(puts) >= _LEAST_GRAPH:
         graph = _capture(context, stream, puts)
         puts = [partial(driver.graph_later, graph, stream.handle)]

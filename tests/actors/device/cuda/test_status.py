@@ -150,12 +150,19 @@ def test_a_firing_that_is_long_ago_has_no_number(reporting):
     assert raised(device.synchronize).launch is None
 
 
-def test_a_stepwise_device_tells_it_at_the_launch(reporting):
-    _, stream, _, chain = reporting({2: [(4, 8)]}, is_stepwise=True)
+def test_a_stepwise_device_tells_it_at_the_launch_and_of_no_firing_before(reporting):
+    bad = {2: []}
+    device, stream, _, chain = reporting(bad, is_stepwise=True)
+    event = device.make_event()
+    chain()
+    stream.record(event)
+    bad[2] = [(4, 8)]
     fault = raised(chain)
     assert (str(fault), fault.stream, fault.launch) == (
-        "IndexError: index 8 at position 4", stream, 2,
+        "IndexError: index 8 at position 4", stream, 6,
     )  # fmt: skip
+    assert chain.running == 2
+    event.synchronize()
 
 
 def test_a_device_has_one_page_until_it_is_full(reporting, driver):
