@@ -101,7 +101,7 @@ static void fiber_main(void) {
 
 /* -- switching --------------------------------------------------------------------------------- */
 
-#if defined(__x86_64__) && !defined(AF_PORTABLE)
+#if defined(__x86_64__) && defined(__ELF__) && !defined(AF_PORTABLE)
 /* What a function must keep goes on its own stack, whose top is `from`; then the same backwards. */
 __asm__(".text\n"
         ".type af_swap, @function\n"
