@@ -59,13 +59,16 @@ def test_firings_build_nothing(copies):
         def __call__(self):
             pass
 
-    for chain in chains:
-        chain._puts = tuple([Quiet() for _ in chain._puts])
-        chain()
+    def built(chain):
         before = sys.getallocatedblocks()
         for _ in range(200):
             chain()
-        assert sys.getallocatedblocks() - before <= 2  # a count that outgrew the small integers
+        return sys.getallocatedblocks() - before
+
+    for chain in chains:
+        chain._puts = tuple([Quiet() for _ in chain._puts])
+        # The best of some: other threads of the tests allocate what they like meanwhile.
+        assert min([built(chain) for _ in range(8)]) <= 2  # a count that is no small integer
 
 
 def test_argument_blocks_hold_integers_and_doubles_and_are_kept(make_device, driver):
