@@ -43,7 +43,7 @@ NOT_SUPPORTED = 15
 """cuBLAS's; all others are CUDA's."""
 
 _DRIVER_VERSION = 13_000
-_MAX_THREADS, _WARP = 1024, 32
+_MAX_THREADS, _WARP, _WORKSPACE_ALIGNMENT = 1024, 32, 256
 _T = TypeVar("_T")
 
 
@@ -314,6 +314,9 @@ class EmulatedDriver:
             if operand.address % operand.alignment:
                 message = f"{operand} lies at {operand.address:#x}"
                 raise CudaError(message, code=MISALIGNED_ADDRESS, call="cublasLtMatmul")
+        if workspace % _WORKSPACE_ALIGNMENT:
+            message = f"the workspace of a product lies at {workspace:#x}"
+            raise CudaError(message, code=MISALIGNED_ADDRESS, call="cublasLtMatmul")
         if chosen.lies_over_itself(*places):
             message = "the result of a product lies over an operand"
             raise CudaError(message, code=INVALID_VALUE, call="cublasLtMatmul")

@@ -46,6 +46,7 @@ NOWHERE = 1 << 20
 """An address for views of which only the layout is asked."""
 
 _BYTES = np.dtype(np.uint8)
+_PRODUCTS = "products"
 
 
 class AttentionChunks:
@@ -73,7 +74,8 @@ class AttentionChunks:
         q, k, v = inputs[:3] if len(inputs) == 3 else inputs[1:4]
         self._e = extents_of(attrs, q.shape, k.shape, v.shape)
         self._placed = placed
-        self._sizes: dict[str, int] = {}
+        # The library's comes first, for that is where scratch is aligned best: it wants 256 bytes.
+        self._sizes = {_PRODUCTS: 0}
         self._duration_ns = 0.0
         self._times = 1
         """How many groups the calls that are timed stand for."""
@@ -280,7 +282,7 @@ class AttentionChunks:
             raise InternalError(f"no product takes {a} and {b} to {out}")
         again = self._gpu.bytes_ns(out.type.size_bytes) if beta else 0.0
         self._duration_ns += self._times * (plan.duration_ns() + again)
-        scratch = self._at("products", DType.UINT8, size_bytes(plan.pieces))
+        scratch = self._at(_PRODUCTS, DType.UINT8, size_bytes(plan.pieces))
         if self._placed is not None:
             self._calls += plan.calls((a, b, out), carve(scratch, plan.pieces), beta)
 

@@ -7,7 +7,9 @@ import compiler.ops.attention  # noqa: F401  # registers the ops
 from actors.kernels.cuda import attention_chunks, nvrtc
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.attention_rows import attention_text
+from actors.kernels.cuda.calls import RunProduct
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.attrs import Attrs
 from compiler.bfloat16 import from_bits, to_bits
@@ -287,6 +289,26 @@ def needs_of(kernel, shapes, dtype, causal, strides=None):
     )
     attrs = {"scale": 0.125, "causal": causal}
     return kernel.query(attrs, *[tuple(map(operand, s)) for s in (inputs, outputs)])
+
+
+@both_masks
+def test_the_library_works_where_it_may(causal):
+    """It wants its workspace at multiples of 256, as the scratch of a launch lies."""
+    shape = (2, 3, 601, 64)  # what else lies there is no multiple of that
+    shapes = {"q": shape, "k": shape, "v": shape}
+    q, lse = types_of("float32", shape, shape[:-1])
+    ends = [(FORWARD, (q, q, q), (q, lse)), (BACKWARD, (q, q, q, q, q, lse), (q, q, q))]
+    for kernel, *sides in ends:
+        size = needs_of(kernel, shapes, "float32", causal).workspace_bytes
+        scratch = DeviceView(1 << 30, TensorType(DType.UINT8, (size,)), (1,))
+        views = [
+            tuple([DeviceView(1 << 40, t, contiguous_strides(t.shape, 4)) for t in side])
+            for side in sides
+        ]
+        calls = kernel.bind({"scale": 0.125, "causal": causal}, *views, scratch)
+        places = [call.workspace for call in calls if isinstance(call, RunProduct)]
+        assert any(places)
+        assert [place % 256 for place in places] == [0] * len(places)
 
 
 def heads_of(batch, heads, length, width=64):
