@@ -56,7 +56,7 @@ class CupyDriver:
         self._with_shared: set[int] = set()
         self._library: CublasLt | None = None
         self._kept: ProductChoices | None = None
-        self._warm: set[bytes] = set()
+        self._warm: set[tuple[str, int]] = set()
         self._choices: list[LtChoice] = []
         said = self._ask("getDeviceProperties", index)
         self._seen = GpuSeen(
@@ -200,8 +200,10 @@ class CupyDriver:
             self._kept = ProductChoices(self._folder, f"{library.version} {self._seen.name}")
         with _ProductTrial(self) as trial:
             choice = library.choose(product, workspace_bytes, trial, self._kept)
-            if choice.algorithm not in self._warm:
-                self._warm.add(choice.algorithm)
+            # One algorithm is a kernel for each way that operands lie, and a capture loads none.
+            key = product.key, workspace_bytes
+            if key not in self._warm:
+                self._warm.add(key)
                 self._warm_up(library, product, choice, trial)
         self._choices.append(choice)
         return len(self._choices) - 1
@@ -293,6 +295,7 @@ class _ProductTrial:
         for size in sizes_bytes:
             self._blocks.append(self._driver.allocate(max(size, 1)))
             self._driver._ask("memset", self._blocks[-1], _SCRATCH_BYTE, max(size, 1))
+        self._driver._ask("streamSynchronize", 0)  # a stream of ours would run beside the fill
         return tuple(self._blocks)
 
     def duration_ns(self, run: Callable[[int], None]) -> float:

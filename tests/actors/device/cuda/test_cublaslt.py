@@ -120,7 +120,7 @@ def test_where_there_is_no_room_to_try_the_first_is_taken_and_not_kept(library, 
     offering(library, monkeypatch, FIRST, SECOND)
     choices = ProductChoices(None, "here")
     assert library.choose(product(), 0, NoRoom(), choices).algorithm == FIRST
-    trial = Trials({FIRST: [3.0] * 3, SECOND: [2.0] * 3})
+    trial = Trials({FIRST: [3e4] * 3, SECOND: [2e4] * 3})
     assert library.choose(product(), 0, trial, choices).algorithm == SECOND
     again = Trials({SECOND: [2.0] * 3})
     library.warm(product(), library.choose(product(), 0, NoTrial(), choices), again)
@@ -164,11 +164,22 @@ FIRST, SECOND, THIRD = (bytes([n] * 64) for n in (1, 2, 3))
 @pytest.mark.cuda
 def test_the_fastest_by_the_median_of_three_is_kept(library, monkeypatch, tmp_path):
     offering(library, monkeypatch, FIRST, SECOND, THIRD)
-    trial = Trials({FIRST: [5.0, 5.0, 1.0], SECOND: [9.0, 3.0, 3.0]}, refused=(THIRD,))
+    trial = Trials({FIRST: [5e4, 5e4, 1e4], SECOND: [9e4, 3e4, 3e4]}, refused=(THIRD,))
     choices = ProductChoices(tmp_path, "here")
     assert library.choose(product(), 0, trial, choices).algorithm == SECOND
     assert library.choose(product(), 0, NoTrial(), choices).algorithm == SECOND
     assert len(trial.runs) == 7
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("first", "second"), [(4e3, 2.5e3), (1.015e7, 1e7)])
+def test_of_algorithms_that_take_about_as_long_the_first_is_kept(
+    library, monkeypatch, first, second
+):
+    offering(library, monkeypatch, FIRST, SECOND)
+    trial = Trials({FIRST: [first] * 3, SECOND: [second] * 3})
+    choices = ProductChoices(None, "here")
+    assert library.choose(product(), 0, trial, choices).algorithm == FIRST
 
 
 @pytest.mark.cuda

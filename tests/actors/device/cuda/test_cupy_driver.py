@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -362,6 +363,8 @@ def test_a_product_is_tried_on_scratch_that_goes_and_run_with_its_choice(
     made = [c for c in calls if c[0] == "malloc"]
     assert made == [("malloc", 256), ("malloc", 1), ("malloc", 512)]
     assert names.count("memset") == 3
+    filled = len(names) - 1 - names[::-1].index("memset")
+    assert calls[filled + 1] == ("streamSynchronize", 0)
     assert names.count("free") == 3
     assert names.index("eventSynchronize") < names.index("eventElapsedTime")
     assert names.count("eventDestroy") == names.count("eventCreate") == 2
@@ -371,7 +374,11 @@ def test_a_product_is_tried_on_scratch_that_goes_and_run_with_its_choice(
     assert library.ran[-1][1:] == (1, 2, 3, 4, 5, 6)
     assert (library.ran[-1][0].took, library.opened) == (250_000.0, 1)
     assert driver.make_product(PRODUCT, 1024) == 1
-    assert library.warmed == [PRODUCT]  # once for an algorithm
+    assert library.warmed == [PRODUCT]
+    # The same algorithm is another kernel where operands lie otherwise.
+    turned = replace(PRODUCT, transpose_a=True)
+    assert (driver.make_product(turned, 1024), driver.make_product(PRODUCT, 2048)) == (2, 3)
+    assert library.warmed == [PRODUCT, turned, PRODUCT]
     driver.close()
     assert (library.opened, library.closed) == (1, 1)
 
