@@ -224,6 +224,7 @@ AF_FUNCTION void af_report(void *where, int64_t place, int64_t value) {
     int32_t is_done = 0;
     while (!is_done) {
         if (AF_ATOMIC_CAS_I32(where, 0, 1) != 0) continue;
+        AF_FENCE(); /* What the one before wrote is seen. */
         const int64_t found = cell[1].i;
         if (found == 0 || firing < found || (firing == found && place < cell[2].i)) {
             cell[2].i = place;
