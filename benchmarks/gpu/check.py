@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from actors.device.cuda.nvml import Listing, listed_gpus  # noqa: E402
+from actors.device.cuda.nvml import GpuListed, Listing, listed_gpus  # noqa: E402
 from gpu.picture import write_png  # noqa: E402
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table  # noqa: E402
 from gpu.section import SECTIONS, Section, find_section, replace_text  # noqa: E402
@@ -34,6 +34,11 @@ TOTAL_S = 475.0
 REPORT_S = 10.0
 _TAIL, _LOG_BYTES = 1500, 256 << 10
 _KILLED_S = 10.0
+_COUNTING = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+print(0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shared:
-        here = listed_gpus(os.environ)
+        here = _here()
         run = Run(options.out, Path(shared), began + options.seconds, options.emulated, here)
         result = CheckResult(_head(run), is_emulated=options.emulated)
         (run.out / "check.log").write_bytes(b"")
@@ -100,6 +105,24 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--emulated", action="store_true", help="try the check itself, on the emulated driver"
     )
     return parser.parse_intermixed_args(arguments)
+
+
+def _here(counting: str = _COUNTING) -> Listing:
+    """Return the GPUs that are here.
+
+    Where the library that lists them is missing or has nothing, CUDA itself is asked, in a process
+    of its own: without a list a GPU can be used as well.
+    """
+    here = listed_gpus(os.environ)
+    if here.gpus:
+        return here
+    asked = [sys.executable, "-c", counting]
+    try:
+        count = int(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return here
+    unlisted = GpuListed(f"unlisted ({here.problem})", "", (0, 0), 0)
+    return replace(here, gpus=(unlisted,) * count, problem="" if count else here.problem)
 
 
 def _head(run: Run) -> dict[str, object]:

@@ -11,7 +11,7 @@ from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
 from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.gpu import gpu_named
-from compiler.errors import ActorflowError
+from compiler.errors import ActorflowError, DeviceError
 from gpu.opened import GPU, open_driver
 from gpu.section import Findings, Place, Skipped
 
@@ -34,13 +34,16 @@ def run(found: Findings, place: Place) -> None:
         except (ActorflowError, ImportError, OSError) as error:
             found.fact(name, f"not here: {error}")
     here = listed_gpus(os.environ)
-    if here.problem and not place.is_emulated:
-        raise Skipped(f"of a device: {here.problem}")
     if not place.is_emulated:
-        found.fact("driver", f"{here.driver}, CUDA {here.cuda}")
+        found.fact("driver", here.problem or f"{here.driver}, CUDA {here.cuda}")
         for gpu in here.gpus:
             found.fact(gpu.name, f"{gpu.capability}, {gpu.memory_bytes:,} bytes")
-    driver = open_driver(place)
+    try:
+        driver = open_driver(place)
+    except DeviceError as error:
+        if not here.problem:
+            raise
+        raise Skipped(f"of a device: {here.problem}; {error}") from error
     seen, known = driver.seen(), gpu_named(GPU)
     found.check(
         "its kernels are those that plans are made for",

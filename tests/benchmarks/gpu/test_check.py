@@ -163,6 +163,16 @@ def test_each_prediction_has_its_verdict():
     assert {v.word for v in a_result(1.0, is_emulated=True).verdicts} == {"not measured"}
 
 
+@pytest.mark.parametrize(
+    ("counting", "count"), [("print(2)", 2), ("print(0)", 0), ("raise OSError", 0), ("", 0)]
+)
+def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(monkeypatch, counting, count):
+    monkeypatch.setattr(check, "listed_gpus", lambda environ: Listing(problem="no list is here"))
+    here = check._here(counting)
+    assert len(here.gpus) == count
+    assert here.problem == ("" if count else "no list is here")
+
+
 def test_predictions_are_of_sections_that_there_are_and_of_ranges():
     names = [p.name for p in PREDICTIONS]
     assert len({*names}) == len(names)
