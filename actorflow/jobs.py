@@ -46,7 +46,7 @@ from actorflow.settings import Settings
 from actorflow.trace.identity import ByIdentity, Memo
 from actorflow.trace.job_graph import Function, trace_job
 from actorflow.trace.signature import ModelSignature, carried_over
-from actorflow.trace.tracer import find_source
+from actorflow.trace.tracer import find_source, source_of
 from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
@@ -282,7 +282,8 @@ class Job:
         if evaluation is not None:
             evaluated = evaluation_graph(evaluation, model, devices)
         budget = self.options.budget_bytes
-        gpu = gpu_for(self.name, devices, self.options.gpu, settings)
+        said = f"{source_of(self._function)}: job {self.name!r}"
+        gpu = gpu_for(said, devices, self.options.gpu, settings)
         hardware = replace(hardware_for(devices, gpu), ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):

@@ -65,7 +65,8 @@ def said_of(plan: Plan, settings: Settings) -> str:
     names = [f"the simulated device {', '.join(simulated)}"] if simulated else []
     if settings.cuda_emulated:
         gpus = _indices(plan, DeviceKind.CUDA)
-        names += [f"cuda:{index}, emulated by the host as {gpu_of(plan)}" for index in gpus]
+        acted = settings.gpu.lower() or gpu_of(plan)
+        names += [f"cuda:{index}, emulated by the host as {acted}" for index in gpus]
     if not names:
         return ""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from actorflow.compile.gpus import dotted, gpu_of
+from actorflow.compile.gpus import dotted, gpu_called, gpu_of
 from actorflow.compile.native import toolchain_of
 from actorflow.logs import logger
 from actorflow.settings import Settings
@@ -41,10 +41,13 @@ def open_gpus(
     if settings.cuda_emulated:
         kernels |= CUDA_POISON_KERNELS
         toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule)
-        acted, seed = gpu_named(gpu), settings.sim_seed
+        # Whoever names a GPU wants to see what would happen there, be the plan for it or not.
+        acted = gpu_called(settings.gpu) if settings.gpu else gpu_named(gpu)
+        seed = settings.sim_seed
         drivers = [EmulatedDriver(cuda, toolchain, acted, index, seed=seed) for index in indices]
     else:
         drivers = _real_drivers(plan, indices, settings)
+    if settings.gpu or not settings.cuda_emulated:
         for index, driver in zip(indices, drivers, strict=True):
             _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
     reports = Reports()

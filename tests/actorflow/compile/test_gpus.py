@@ -47,14 +47,23 @@ def test_the_gpu_that_is_here_is_known_by_what_its_driver_says(here):
 
 def test_without_a_gpu_and_a_name_the_error_says_how_to_name_one(here):
     with pytest.raises(CompileError) as caught:
-        gpu_for("train", (CUDA,), None, Settings())
+        gpu_for("m.py:3: job 'train'", (CUDA,), None, Settings())
     assert str(caught.value) == (
-        "job 'train': which GPU cuda:0 is must be known to compile for it, and no NVIDIA driver is"
-        ' here: there is no libnvidia-ml.so.1. Name it: @af.job(device="cuda", gpu="h200"), --gpu'
-        " h200 or ACTORFLOW_GPU=h200; there are descriptions of a100, b200, h100, h200, l40s,"
-        " rtx4090. Plans can be made, printed and simulated without a GPU, and"
+        "m.py:3: job 'train': which GPU cuda:0 is must be known to compile for it, and no NVIDIA"
+        ' driver is here: there is no libnvidia-ml.so.1. Name it: @af.job(device="cuda",'
+        ' gpu="h200"), --gpu h200 or ACTORFLOW_GPU=h200; there are descriptions of a100, b200,'
+        " h100, h200, l40s, rtx4090. Plans can be made, printed and simulated without a GPU, and"
         " ACTORFLOW_CUDA=emulated runs them on the host, slowly"
     )
+
+
+def test_a_job_whose_gpu_nobody_knows_names_its_line(here):
+    @af.job(train=False, device="cuda")
+    def score(model, batch):
+        return batch.x.mean()
+
+    with pytest.raises(CompileError, match=r"test_gpus\.py:\d+: job 'score': which GPU cuda:0 is"):
+        score.step(af.nn.Module(), {"x": np.ones(3, np.float32)})
 
 
 def test_a_device_beyond_the_last_gpu_is_no_gpu(here):

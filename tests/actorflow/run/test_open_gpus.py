@@ -11,6 +11,7 @@ from actorflow.settings import Settings
 from actors.device.cuda.driver import GpuSeen
 from actors.device.cuda.nvml import Listing
 from actors.device.schedule import LateSchedule
+from actors.kernels.cuda.gpu import gpu_named
 from compiler.errors import DeviceError, OutOfMemory
 from compiler.placement import Device, DeviceKind
 
@@ -32,6 +33,14 @@ def test_the_host_acts_as_the_gpu_that_the_plan_is_for(native_toolchain):
     seen = one._kept.driver.seen()
     assert (seen.name, seen.num_sms) == ("NVIDIA H200", 132)
     assert isinstance(one._kept.driver, open_gpus.EmulatedDriver)
+
+
+def test_the_host_acts_as_the_gpu_that_the_environment_names(native_toolchain, caplog):
+    (one,) = opened(Settings(cuda_emulated=True, gpu="H100"), 0)
+    assert one._kept.driver.seen().name == gpu_named("h100").says
+    assert "compiled for NVIDIA H200, and cuda:0 is NVIDIA H100" in caplog.text
+    with pytest.raises(DeviceError, match=r"and cuda:0 is NVIDIA A100.*9\.0, and it has 8\.0;"):
+        opened(Settings(cuda_emulated=True, gpu="a100"), 0)
 
 
 def test_a_real_gpu_gets_a_folder_for_what_is_built(monkeypatch, tmp_path):
