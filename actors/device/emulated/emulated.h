@@ -102,6 +102,9 @@ AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t 
     af_atomic_cas_i32((int32_t *)(place), expected, x)
 #define AF_FENCE() ((void)0)
 #define AF_UNROLL
+#define AF_ROLLED
+#define AF_TWICE
+#define AF_FORGET(x) ((void)0)
 
 AF_FUNCTION uint32_t af_bits_of_float(float x) { return ((union { float f; uint32_t u; }){x}).u; }
 AF_FUNCTION float af_float_of_bits(uint32_t u) { return ((union { uint32_t u; float f; }){u}).f; }

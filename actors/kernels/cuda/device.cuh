@@ -62,7 +62,12 @@ typedef unsigned long long uint64_t;
 #define AF_ATOMIC_CAS_I32(place, expected, x) atomicCAS((int32_t *)(place), expected, x)
 #define AF_FENCE() __threadfence_system()
 
+/* How far a loop is unrolled: registers are few, and more of them are fewer threads. */
 #define AF_UNROLL _Pragma("unroll")
+#define AF_ROLLED _Pragma("unroll 1")
+#define AF_TWICE _Pragma("unroll 2")
+/* The compiler no longer knows this int32_t, and keeps nothing that follows from it in registers. */
+#define AF_FORGET(x) asm volatile("" : "+r"(x))
 
 #define af_bits_of_float(x) __float_as_uint(x)
 #define af_float_of_bits(x) __uint_as_float(x)
@@ -88,8 +93,8 @@ AF_FUNCTION int64_t af_max(int64_t a, int64_t b) { return a > b ? a : b; }
 AF_FUNCTION float af_from_bf16(uint16_t bits) { return af_float_of_bits((uint32_t)bits << 16); }
 AF_FUNCTION uint16_t af_to_bf16(float x) {
     const uint32_t bits = af_bits_of_float(x);
-    if (x != x) return (uint16_t)((bits >> 16) | 0x40);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (uint16_t)((x != x ? bits | 0x400000u : rounded) >> 16);
 }
 
 /* float16 by bits. The product with 2^112 makes normal numbers of those that are not, too; so does

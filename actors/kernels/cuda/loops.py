@@ -4,7 +4,8 @@ A thread takes several columns at a time: all are loaded before the first is com
 enough bytes are on their way, and stored after that. Which thread has a column is the same for all
 rows and phases of a program; so an output may lie over an input, what was stored may be read back,
 and sums over rows need no barrier. The columns of one thread lie a team apart, so that neighbours
-read neighbours; with random bits they are eight in a row, which share a counter.
+read neighbours; with random bits they are eight in a row, which share a counter. Places within a
+batch are offsets of 32 bits from its first column: wider ones cost more than most programs compute.
 
 A sum in single precision is of at most `STRETCH` terms, which is exact to 15 roundings, less than
 1e-6 of a sum of one sign; stretches are added up in double.
@@ -78,7 +79,7 @@ class PhaseWriter:
     def lines(self, index: int) -> list[str]:
         """Return the function NAME_phase`index` on columns j0 .. j1 of row r."""
         phase = self.plan.phases[index]
-        loop = [] if self.is_empty(phase) else self._loop(phase)
+        loop = [] if self.is_empty(phase) else self._loop(phase, index)
         text = [*self._before(phase), *loop, *self._after(phase)]
         return [
             f"AF_FUNCTION void NAME_phase{index}({PHASE_PARAMETERS[0]}",
@@ -98,44 +99,72 @@ class PhaseWriter:
                 *indented(body, 2),
                 "    }",
             ]
-        return ["for (int64_t j = j0 + lane; j < j1; j += team) {", *indented(body), "}"]
+        loop = "for (int64_t j = j0 + lane; j < j1; j += team) {"
+        return ["AF_TWICE", loop, *indented(body), "}"]
 
-    def _loop(self, phase: LoopPhase) -> list[str]:
+    def _loop(self, phase: LoopPhase, index: int) -> list[str]:
+        """Return the loop over batches; every second phase goes back: caches still have the end."""
         first = f"j0 + {RANDOM_COLUMNS} * lane" if self.is_random else "j0 + lane"
-        place = "b + k" if self.is_random else "b + k * team"
-        arrays, loads = self._loads(phase)
-        before = [*arrays, *self._random_bits(phase)]
-        if loads:
-            before += [
-                "AF_UNROLL",
-                f"for (int32_t k = 0; k < {self.batch}; k++) {{",
-                f"    const int64_t j = af_min({place}, j1 - 1); /* behind the end: not used */",
-                *indented(loads),
-                "}",
-            ]
-        flush = self._flush(phase)
+        size = f"{self.batch} * team"
+        step, width = ("1", str(self.batch)) if self.is_random else ("(int32_t)team", size)
+        up = f"for (int64_t b = first; b < j1; b += {size}) {{"
+        down = f"for (int64_t b = last; b >= first; b -= {size}) {{"
+        is_back = index % 2 == 1
+        flush = self._flush(phase, f"b - {size} < first" if is_back else f"b + {size} >= j1")
+        text = [f"const int64_t first = {first};"]
+        if is_back:  # a team with a second phase is a power of two
+            text.append(f"const int64_t last = first + ((j1 - 1 - first) & -({size}));")
+        text += ["int32_t stretch = 0;"] if flush else []
         return [
-            *(["int32_t stretch = 0;"] if flush else []),
-            f"for (int64_t b = {first}; b < j1; b += {self.batch} * team) {{",
-            *indented(before),
+            *text,
+            "AF_ROLLED",
+            down if is_back else up,
+            f"    const int32_t here = (int32_t)af_min(j1 - b, {width});",
+            f"    int32_t step = {step};",
+            "    AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
+            *indented([*self._loads(phase), *self._places(phase), *self._random_bits(phase)]),
             "    AF_UNROLL",
             f"    for (int32_t k = 0; k < {self.batch}; k++) {{",
-            f"        const int64_t j = {place};",
-            "        if (j < j1) {",
+            "        const int64_t j = b + k * step;",
+            "        if (k * step < here) {",
             *indented(self._body(phase), 3),
             "        }",
+            "        (void)j;",
             "    }",
             *indented(flush),
             "}",
         ]
 
-    def _loads(self, phase: LoopPhase) -> tuple[list[str], list[str]]:
-        """Return arrays for a batch of what is loaded, and how element k of each is."""
+    def _loads(self, phase: LoopPhase) -> list[str]:
+        """Return how a batch of what is loaded comes into arrays."""
         values = self.values
         places = [(v, f"x{v}") for v in phase.loads]
         places += [(v, f"y{position}") for v, position in phase.read_back]
-        arrays = [f"{values.storage(v)} l{v}[{self.batch}];" for v, _ in places]
-        return arrays, [f"l{v}[k] = {place}[j];" for v, place in places]
+        if not places:
+            return []
+        text = []
+        for v, place in places:
+            text.append(f"const {values.storage(v)} *f{v} = {place} + b;")
+            text.append(f"{values.storage(v)} l{v}[{self.batch}];")
+        return [
+            *text,
+            "AF_UNROLL",
+            f"for (int32_t k = 0; k < {self.batch}; k++) {{",
+            *[f"    l{v}[k] = 0;" for v, _ in places],
+            "    if (k * step < here) {",
+            *[f"        l{v}[k] = f{v}[k * step];" for v, _ in places],
+            "    }",
+            "}",
+        ]
+
+    def _places(self, phase: LoopPhase) -> list[str]:
+        """Return where a batch begins in what is stored and summed: offsets from it are short."""
+        values = self.values
+        text = [f"{self.sum_type(v)} *g{v} = c{v} + b;" for v in phase.column_sums]
+        for position in phase.stores:
+            storage = values.storage(self.program.outputs[position])
+            text.append(f"{storage} *z{position} = y{position} + b;")
+        return text
 
     def _random_bits(self, phase: LoopPhase) -> list[str]:
         values, text = self.values, []
@@ -161,11 +190,18 @@ class PhaseWriter:
         ]
         text += [line for v in phase.reductions for line in self._reduce(v)]
         for v in phase.column_sums:
-            text.append(f"c{v}[j] += {values.name(operands_of(self.program, v)[0])};")
+            text.append(f"g{v}[k * step] += {values.name(operands_of(self.program, v)[0])};")
         for position in phase.stores:
             v = self.program.outputs[position]
-            text.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
+            text.append(f"z{position}[k * step] = {self._stored(v)};")
         return text
+
+    def _stored(self, value: int) -> str:
+        """Return what is put into memory for a value; what was rounded has but 16 bits to take."""
+        values, dtype = self.values, self.values.dtype(value)
+        if dtype is DType.BFLOAT16 and values.constant(value) is None:
+            return f"(uint16_t)(af_bits_of_float({values.name(value)}) >> 16)"
+        return store(dtype, values.name(value))
 
     def _before(self, phase: LoopPhase) -> list[str]:
         values = self.values
@@ -206,7 +242,7 @@ class PhaseWriter:
         join = "AF_LARGER" if op == "row_max" else "AF_SMALLER"
         return [f"t{value} = {join}({x}, t{value});"]
 
-    def _flush(self, phase: LoopPhase) -> list[str]:
+    def _flush(self, phase: LoopPhase, is_end: str) -> list[str]:
         """Return the end of a stretch."""
         sums = [
             v
@@ -218,7 +254,7 @@ class PhaseWriter:
         ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
         many = STRETCH // self.batch
         return [
-            f"if (++stretch == {many} || b + {self.batch} * team >= j1) {{",
+            f"if (++stretch == {many} || {is_end}) {{",
             *ends,
             "    stretch = 0;",
             "}",
