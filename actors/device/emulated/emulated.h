@@ -42,7 +42,12 @@ AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
 /* Each thread comes by all of them before it meets another: so all get the same addresses. */
 #define AF_SHARED(type, name, count) \
     type *const name = (type *)af_here->shared((int64_t)sizeof(type) * (count))
-#define AF_BARRIER() af_here->barrier(__LINE__)
+
+/* Where threads meet: the line, or in a function that has a parameter of this name, that of its
+ * caller. */
+enum { af_site = 0 };
+#define AF_SITE (af_site ? af_site : __LINE__)
+#define AF_BARRIER() af_here->barrier(AF_SITE)
 
 typedef union {
     uint64_t bits;
@@ -69,7 +74,7 @@ AF_SHUFFLE_OF(double, f64)
 #define AF_SHUFFLE_XOR_F64(x, mask) af_shuffle_f64((double)(x), mask, __LINE__)
 
 /* What each thread of the warp gave, in their order; it stands until two exchanges later. */
-#define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, __LINE__)
+#define AF_EXCHANGE_ALL(bits) af_here->exchange(bits, AF_SITE)
 
 /* The tree of shuffles by which threads of a warp reduce, from one meeting: a switch costs more than
  * a whole tree. In its own order each thread joins what shuffles would have brought. */

@@ -196,9 +196,11 @@ AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t 
     }
 #endif
 #define AF_TEAM(name, type, bits, SHUFFLE, JOIN)                                          \
-    AF_FUNCTION type af_team_##name(type x, int64_t team, void *exchange) {               \
+    AF_FUNCTION type af_team_##name##_at(                                                 \
+        type x, int64_t team, void *exchange, int32_t af_site                             \
+    ) {                                                                                   \
         const int32_t in_warp = team < 32 ? (int32_t)team : 32;                           \
-        const int32_t num_warps = (int32_t)(team / in_warp);                              \
+        const int32_t num_warps = (int32_t)(team >> 5);                                   \
         AF_IN_WARP(type, bits, SHUFFLE, JOIN, x, in_warp)                                 \
         if (num_warps > 1) {                                                              \
             AF_BARRIER();                                                                 \
@@ -219,6 +221,17 @@ AF_TEAM(max_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_LARGER)
 AF_TEAM(min_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
 AF_TEAM(max_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_LARGER)
 AF_TEAM(min_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
+/* Where a text calls one is told, as two calls in two branches are not one meeting. */
+#define af_team_sum_f64(x, team, exchange) af_team_sum_f64_at(x, team, exchange, __LINE__)
+#define af_team_max_f64(x, team, exchange) af_team_max_f64_at(x, team, exchange, __LINE__)
+#define af_team_min_f64(x, team, exchange) af_team_min_f64_at(x, team, exchange, __LINE__)
+#define af_team_max_f32(x, team, exchange) af_team_max_f32_at(x, team, exchange, __LINE__)
+#define af_team_min_f32(x, team, exchange) af_team_min_f32_at(x, team, exchange, __LINE__)
+#define af_team_sum_i64(x, team, exchange) af_team_sum_i64_at(x, team, exchange, __LINE__)
+#define af_team_max_i64(x, team, exchange) af_team_max_i64_at(x, team, exchange, __LINE__)
+#define af_team_min_i64(x, team, exchange) af_team_min_i64_at(x, team, exchange, __LINE__)
+#define af_team_max_u64(x, team, exchange) af_team_max_u64_at(x, team, exchange, __LINE__)
+#define af_team_min_u64(x, team, exchange) af_team_min_u64_at(x, team, exchange, __LINE__)
 
 /* Keeps the lowest place of the earliest firing at which an index was bad. The cell: a lock, the
  * firing + 1 or 0, the place, the value, the address of the number of this firing, the address of a

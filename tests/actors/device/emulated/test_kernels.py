@@ -134,6 +134,22 @@ TROUBLE = {
         "waits at line",
     ),
     "two barriers": ("if (AF_THREAD < 32)\n AF_BARRIER();\nelse\n AF_BARRIER();", "waits at line"),
+    "two reductions": (
+        """AF_EXCHANGE(exchange); const double one = 1;
+        if (AF_THREAD % 32 < 7)
+            af_team_sum_f64(one, 32, exchange);
+        else
+            af_team_sum_f64(one, 32, exchange);""",
+        "waits at line",
+    ),
+    "warps in two reductions": (
+        """AF_EXCHANGE(exchange); const double one = 1;
+        if (AF_THREAD < 32)
+            af_team_sum_f64(one, 64, exchange);
+        else
+            af_team_sum_f64(one, 64, exchange);""",
+        "waits at line",
+    ),
     "much": ("AF_SHARED(char, x, 50000); x[0] = 1;", "more than 48 KiB of shared memory"),
     "beside": (
         "AF_SHARED(int32_t, x, 16); AF_SHARED(int32_t, y, 16); x[16 + AF_THREAD % 16] = y[0] = 1;",
