@@ -10,6 +10,7 @@
 #define NAME_MAX_AXES 6
 #define NAME_HELD 32   /* numbers of a row that a thread has in registers */
 #define NAME_AT_ONCE 4 /* and those that are on their way before the first is used */
+#define NAME_STRETCH 8 /* terms that are added up in their own type before they become doubles */
 
 /* Heads of a chunk in row-major order; a tensor [heads, rows, columns] that lies in any way. */
 typedef struct {
@@ -48,13 +49,19 @@ AF_KERNEL NAME_finite(AF_ARGUMENTS(NAME_finite) arguments) {
     const int64_t count = af_min(a->tile_rows, a->num_rows - first) * a->width;
     const char *x = NAME_row(&a->x, &a->heads, head, first);
     NAME_T *copy = a->copy + (head * a->num_rows + first) * a->width;
-    int64_t is_bad = 0;
+    const int64_t down = AF_NUM_THREADS / a->width, across = AF_NUM_THREADS % a->width;
+    int64_t row = AF_THREAD / a->width, column = AF_THREAD % a->width, is_bad = 0;
     for (int64_t i = AF_THREAD; i < count; i += AF_NUM_THREADS) {
-        const int64_t row = i / a->width, column = i % a->width;
         const NAME_T given = *(const NAME_T *)(x + row * a->x.row_step + column * a->x.column_step);
         const _Bool is_good = NAME_is_finite(NAME_FROM(given));
         copy[i] = is_good ? given : (NAME_T)0;
         if (!is_good) is_bad = 1;
+        row += down;
+        column += across;
+        if (column >= a->width) {
+            column -= a->width;
+            row++;
+        }
     }
     is_bad = af_team_max_i64(is_bad, AF_NUM_THREADS, exchange);
     if (AF_THREAD == 0) a->flags[AF_BLOCK] = (int32_t)is_bad;
@@ -95,13 +102,17 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     const NAME_REAL *scores = a->scores + place * columns;
     NAME_T *probabilities = a->probabilities + place * columns;
     const _Bool is_held = columns <= NAME_HELD * team; /* then memory is read once */
+    /* Offsets of 32 bits: wider ones cost more than what is computed. */
+    const int32_t step = (int32_t)team, held_seen = is_held ? (int32_t)(seen - lane) : 0;
+    const int32_t held_end = is_held ? (int32_t)(end - lane) : 0;
     NAME_REAL held[NAME_HELD], most = -INFINITY;
     double sum = 0;
     if (is_held) {
+        const NAME_REAL *own = scores + lane;
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) {
             held[k] = -INFINITY;
-            if (lane + k * team < seen) held[k] = scores[lane + k * team] * scale;
+            if (k * step < held_seen) held[k] = own[k * step] * scale;
         }
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) most = AF_LARGER(held[k], most);
@@ -110,10 +121,15 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     }
     const NAME_REAL largest = (NAME_REAL)af_team_max_f64((double)most, team, exchange);
     if (is_held) {
+        NAME_REAL stretch = 0;
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) {
-            held[k] = lane + k * team < seen ? NAME_EXP(held[k] - largest) : 0;
-            sum += (double)held[k];
+            held[k] = k * step < held_seen ? NAME_EXP(held[k] - largest) : 0;
+            stretch += held[k];
+            if (k % NAME_STRETCH == NAME_STRETCH - 1) {
+                sum += (double)stretch;
+                stretch = 0;
+            }
         }
     } else {
         for (int64_t j = lane; j < seen; j += team) sum += (double)NAME_EXP(scores[j] * scale - largest);
@@ -121,11 +137,12 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     sum = af_team_sum_f64(sum, team, exchange);
     const NAME_REAL share = (NAME_REAL)(1 / sum);
     if (is_held) {
+        NAME_T *own = probabilities + lane;
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) {
             const NAME_REAL p = held[k] * share;
-            const NAME_T made = lane + k * team < seen ? NAME_TO(p) : (NAME_T)0;
-            if (lane + k * team < end) probabilities[lane + k * team] = made;
+            const NAME_T made = k * step < held_seen ? NAME_TO(p) : (NAME_T)0;
+            if (k * step < held_end) own[k * step] = made;
         }
     } else {
         for (int64_t j = lane; j < end; j += team) {
