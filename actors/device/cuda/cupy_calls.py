@@ -9,11 +9,11 @@ Source: CUDA Runtime API and Driver API, versions 13; CuPy 14 (cupy_backends.cud
 from __future__ import annotations
 
 import importlib
-import os
 import threading
 from typing import Any
 
 from actors.device.cuda.driver import OLDEST_CUDA, CudaError
+from actors.device.cuda.faults import forked
 from compiler.errors import DeviceError
 
 INSTALL = "python -m pip install 'actorflow[cuda]'"
@@ -56,11 +56,7 @@ class CupyCalls:
             runtime.setDevice(self._index)
         except self._errors as error:
             if error.status == _NOT_INITIALIZED:
-                raise DeviceError(
-                    f"{device} cannot be opened in process {os.getpid()}: it was forked from one"
-                    " that uses CUDA, which does not survive that. Start the process with"
-                    " multiprocessing's 'spawn'"
-                ) from error
+                raise forked(device) from error
             raise DeviceError(f"{device} cannot be opened: {error}") from error
 
     def ask(self, name: str, *given: Any) -> Any:

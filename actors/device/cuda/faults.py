@@ -5,6 +5,7 @@ Source: CUDA Runtime API, error codes of cudaError_t.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -39,6 +40,14 @@ _LIBRARIES = ("cublas", "cudnn", "nvrtc")
 def is_out_of_memory(error: CudaError) -> bool:
     """Whether the GPU had not the bytes."""
     return _is_cudas(error) and error.code == OUT_OF_MEMORY
+
+
+def forked(device: str) -> DeviceError:
+    """Return what to raise in a child, forked from a process with CUDA, that opens a GPU itself."""
+    return DeviceError(
+        f"{device} cannot be opened in process {os.getpid()}: it was forked from one that uses"
+        " CUDA, which does not survive that. Start the process with multiprocessing's 'spawn'"
+    )
 
 
 def explained(error: CudaError, device: Device) -> ActorflowError:

@@ -13,6 +13,7 @@ would quietly wait; so is a product's result that lies over an operand, and a wo
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ from random import Random
 from typing import TypeVar
 
 from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.faults import forked
 from actors.device.emulated import kernels, products
 from actors.device.emulated.captures import Captures
 from actors.device.emulated.memory import (
@@ -45,6 +47,10 @@ NOT_SUPPORTED = 15
 _DRIVER_VERSION = 13_000
 _MAX_THREADS, _WARP, _WORKSPACE_ALIGNMENT = 1024, 32, 256
 _T = TypeVar("_T")
+
+_users: list[int] = []
+"""The process that used CUDA first, which the driver of NVIDIA knows of its own: a forked child
+inherits that, and can use CUDA no more."""
 
 
 class EmulatedCuda:
@@ -80,6 +86,8 @@ class EmulatedDriver:
         seed: Draws the order of blocks and threads.
         memory_bytes: How much memory it has; what the description says if None.
         product_bytes: Workspace that each product of the library wants.
+
+    Raises DeviceError in a child that was forked from a process with such a driver.
     """
 
     def __init__(
@@ -95,6 +103,10 @@ class EmulatedDriver:
     ) -> None:
         self._cuda = cuda
         self._device = Device(DeviceKind.CUDA, index)
+        if not _users:
+            _users.append(os.getpid())
+        if _users[0] != os.getpid():
+            raise forked(str(self._device))
         self._toolchain = toolchain
         self._gpu = gpu
         self._memory_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes

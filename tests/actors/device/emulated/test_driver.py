@@ -97,6 +97,14 @@ def fails(code, call, *arguments, **options):
     return str(caught.value)
 
 
+def test_a_forked_child_opens_no_gpu_where_its_parent_had_one(make_driver, child_says):
+    make_driver()
+    text = child_says(lambda: make_driver(index=1))
+    assert text.startswith("DeviceError: cuda:1 cannot be opened in process ")
+    assert "forked from one that uses CUDA" in text
+    assert text.endswith("Start the process with multiprocessing's 'spawn'")
+
+
 def test_a_stream_keeps_its_order_and_is_late(make_driver):
     was_late = 0
     for seed in range(20):
