@@ -210,7 +210,7 @@ class Run:
     def _note_loss(self, error: ActorflowError) -> None:
         """Say on an error what is left where the variables went with a device."""
         if self.bound.variables.lost_with:
-            kept = "none was to be written" if self._saver is None else self._saver.newest
+            kept = "no checkpoint was to be written" if self._saver is None else self._saver.newest
             error.add_note(
                 f"the variables lay in the memory of the device and are lost; {kept}. The model has"
                 " its values from before the run"

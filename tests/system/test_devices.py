@@ -172,7 +172,7 @@ def test_after_a_fault_the_error_names_the_checkpoint_and_the_values_are_those_o
         step = int(newest.name.removeprefix("step-"))
         assert f"the newest checkpoint is that of step {step} in {tmp_path / 'run'}" in note
     else:
-        assert "none was to be written" in note
+        assert "are lost; no checkpoint was to be written. The model has" in note
     assert note.endswith("The model has its values from before the run")
     assert bytes_of(failing.variables()) == before
     assert "the variables of plan 'look_up' went with a device: launch" in caplog.text
