@@ -172,8 +172,12 @@ def _check(status: int, call: str) -> None:
 def _library() -> ctypes.CDLL:
     """Return NVRTC, of the installed package or as the loader finds it."""
     tried = []
-    for path in (*_places(), _LIBRARY):
+    for path in (*_places(), Path(_LIBRARY)):
+        # It asks for its builtins by name while it compiles, and 13.0 does not look beside itself.
+        builtins = sorted(path.parent.glob("libnvrtc-builtins.so.*")) if path.is_absolute() else []
         try:
+            for beside in builtins:
+                ctypes.CDLL(str(beside))
             library = ctypes.CDLL(str(path))
         except OSError as error:
             tried.append(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import MagicMock
 
 import pytest
 from fused_programs import known
@@ -109,3 +110,27 @@ def test_without_the_library_the_package_is_named(monkeypatch):
             nvrtc.cubin(SMALL, "sm_90a", None)
     finally:
         nvrtc._library.cache_clear()
+
+
+def test_the_builtins_are_there_before_a_compiler_that_asks_for_them_by_name(tmp_path, monkeypatch):
+    """NVRTC 13.0 of the package looks only where the loader does."""
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13"):
+        (tmp_path / name).touch()
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        return MagicMock()
+
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", load)
+    monkeypatch.setattr(nvrtc, "_places", lambda: [tmp_path / "libnvrtc.so.13"])
+    nvrtc._library.__wrapped__()
+    assert loaded == [
+        str(tmp_path / "libnvrtc-builtins.so.13.0"),
+        str(tmp_path / "libnvrtc.so.13"),
+    ]
+    loaded.clear()
+    monkeypatch.setattr(nvrtc, "_places", list)
+    monkeypatch.chdir(tmp_path)  # what lies where somebody works is nobody's library
+    nvrtc._library.__wrapped__()
+    assert loaded == ["libnvrtc.so.13"]
