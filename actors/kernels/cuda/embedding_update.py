@@ -15,11 +15,12 @@ import numpy as np
 from actors.kernels.attributes import fused_program
 from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import store
-from actors.kernels.codegen.programs import Made
+from actors.kernels.codegen.stages import scalar_values, structs
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.row_sums import RowSums, block_of, sums_of
+from actors.kernels.cuda.stages import scalars_function
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.cuda.walks import made_for_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
@@ -110,34 +111,42 @@ def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
 def _text(program: FusedProgram) -> KernelText:
     """Return the kernel of a program: a thread for each element of each entry."""
     num_words = words.operand(len(program.inputs) + len(program.outputs))
+    values = Values(program, made_for_device(program).schedule)
     lines = [
         f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;",
+        *structs(values),
+        *scalars_function(values),
         "AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {",
-        *indented(_body(made_for_device(program))),
+        *indented(_body(values)),
         "}",
     ]
     about = "an update of picked rows"
-    return KernelText.of("rows", "\n".join(lines) + "\n", ("NAME",), about, has_exchanges=False)
+    return KernelText.of("rows", "\n".join(lines) + "\n", ("NAME",), about)
 
 
-def _body(made: Made) -> list[str]:
-    program = made.program
-    values = Values(program, made.schedule)
+def _body(values: Values) -> list[str]:
+    program = values.program
     count, parts = len(program.inputs), f"a[{_NUM_PARTS}].i"
     text = [
+        "AF_SHARED(NAME_scalars, s, 1);",
         "const af_word *a = arguments.w;",
         f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
         f"const int64_t columns = a[{words.COLUMNS}].i;",
         f"const int64_t e = (int64_t)((uint32_t)AF_BLOCK / (uint32_t){parts});",
         f"const int64_t j = (AF_BLOCK - e * {parts}) * AF_NUM_THREADS + AF_THREAD;",
         f"const int64_t r = ((const int64_t *)a[{_PICKS}].p)[e];",
-        "if (r < 0 || j >= columns) return;",
+        "if (r < 0) return;",
+        "if (AF_THREAD == 0) NAME_get_scalars(a, s); /* for all: powers in double are dear */",
+        "AF_BARRIER();",
+        "if (j >= columns) return;",
     ]
-    for v in range(count):
+    scalars = scalar_values(values)
+    text += [f"const {values.type(v)} v{v} = s->v{v};" for v in scalars]
+    for v in [v for v in range(count) if v not in scalars]:
         row = "e" if v == GRADIENT else "r"
-        place = f"{row} * columns + j" if program.kind_of(v) is Kind.FULL else "0"
-        text.append(f"const {values.type(v)} v{v} = {values.element(v, place)};")
-    made_here = [v for v in range(count, program.num_values) if values.constant(v) is None]
+        text.append(f"const {values.type(v)} v{v} = {values.element(v, f'{row} * columns + j')};")
+    made = [v for v in range(count, program.num_values) if v not in scalars]
+    made_here = [v for v in made if values.constant(v) is None]
     text += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in made_here]
     for position, v in enumerate(program.outputs):
         value = store(values.dtype(v), values.name(v))

@@ -22,7 +22,7 @@ from actors.kernels.codegen.values import indented
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.finish import FINISH_THREADS, finish_lines
 from actors.kernels.cuda.loops import MAX_THREADS, STRETCH
-from actors.kernels.cuda.stages import COLUMNS, StageWriter
+from actors.kernels.cuda.stages import COLUMNS, StageWriter, has_dear_scalars
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import DType
 
@@ -47,7 +47,7 @@ def emit(program: FusedProgram, plan: Schedule, *, is_cut: bool) -> KernelText:
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
     about = f"program of {len(program.instructions)} instructions ({ops}) on {types}"
-    has_exchanges = bool(writer.reductions) or bool(plan.column_sums)
+    has_exchanges = bool(writer.reductions) or bool(plan.column_sums) or writer.is_dear
     return KernelText.of("fused", text, tuple(writer.kernels), about, has_exchanges=has_exchanges)
 
 
@@ -59,6 +59,7 @@ class _CudaEmitter:
         self.stages = StageWriter(program, plan)
         self.values, self.writer = self.stages.values, self.stages.writer
         self.reductions = self.stages.reductions
+        self.is_dear = has_dear_scalars(self.values)
         self.kernels: list[str] = []
 
     def lines(self, *, is_cut: bool) -> list[str]:
@@ -95,13 +96,16 @@ class _CudaEmitter:
     def _start(self, *, has_shared: bool = False) -> list[str]:
         """Return what a kernel over rows begins with."""
         shared = [f"AF_SHARED(float, shared, {SHARED_SUMS});"] if has_shared else []
+        scalars = ["NAME_scalars scalars, *s = &scalars;", "NAME_get_scalars(a, s);"]
+        if self.is_dear:
+            shared.append("AF_SHARED(NAME_scalars, s, 1);")
+            scalars = ["if (AF_THREAD == 0) NAME_get_scalars(a, s);", "AF_BARRIER();"]
         return [
             "AF_EXCHANGE(exchange);" if self.reductions else "void *exchange = 0;",
             *shared,
             "const af_word *a = arguments.w;",
             f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
-            "NAME_scalars scalars, *s = &scalars;",
-            "NAME_get_scalars(a, s);",
+            *scalars,
             "NAME_sums sums;",
         ]
 

@@ -10,14 +10,35 @@ from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import sum_type_of as total_type_of
 from actors.kernels.codegen.phases import Schedule
 from actors.kernels.codegen.stages import row_lines, row_stores, scalar_lines, struct, structs
-from actors.kernels.codegen.values import indented
+from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.loops import PhaseWriter, is_single
 from compiler.fusion.program import FusedProgram
+from compiler.types import DType
 
 COLUMNS = f"a[{words.COLUMNS}].i"
 
 _STAGE = "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, _Bool is_first"
 _SUMS = "const af_word *a, NAME_sums *sums, int64_t j0, int64_t j1, int64_t lane, int64_t team"
+
+
+def has_dear_scalars(values: Values) -> bool:
+    """Return whether SCALAR values are computed in double, a few hundred instructions for a power.
+
+    Processors for graphics do 2 of those at a time, for 128 of others: one thread of a block
+    computes them for all.
+    """
+    made = [v for v in values.plan.scalars if values.op(v) not in ("constant", "cast")]
+    return any([values.dtype(v) is DType.FLOAT64 for v in made])
+
+
+def scalars_function(values: Values) -> list[str]:
+    """Return the function that computes SCALAR values."""
+    return [
+        "AF_FUNCTION void NAME_get_scalars(const af_word *a, NAME_scalars *s) {",
+        *indented(scalar_lines(values)),
+        "    (void)a, (void)s;",
+        "}",
+    ]
 
 
 class StageWriter:
@@ -34,21 +55,13 @@ class StageWriter:
         """Return the structs and the functions."""
         text = ["typedef struct {", f"    af_word w[{self._num_words()}];", "} NAME_arguments;"]
         sums = [f"{self.writer.sum_type(v)} *c{v};" for v in self.plan.column_sums]
-        text += [*structs(self.values), *struct("sums", sums), *self._scalars()]
+        text += [*structs(self.values), *struct("sums", sums), *scalars_function(self.values)]
         for level in range(len(self.plan.rows)):
             text += self._row_stage(level)
         return [*text, *self._row_end(), *self._sum_functions()]
 
     def _num_words(self) -> int:
         return words.stretches(self.program, len(self.plan.column_sums)) + 1
-
-    def _scalars(self) -> list[str]:
-        return [
-            "AF_FUNCTION void NAME_get_scalars(const af_word *a, NAME_scalars *s) {",
-            *indented(scalar_lines(self.values)),
-            "    (void)a, (void)s;",
-            "}",
-        ]
 
     def _row_stage(self, level: int) -> list[str]:
         """Return the function that computes ROW values of a level, from reductions before it."""
