@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.device.cuda.status import argument_block
-from actors.device.emulated import kernels, products
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel, RunProduct
+from actors.device.emulated import attention, kernels, products
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunAttention, RunKernel, RunProduct
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
@@ -84,6 +84,9 @@ def execute(calls, seed, cell):
                 products.run(call.product, call.a, call.b, call.c, call.d)
                 if call.workspace:
                     ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
+            case RunAttention():
+                attention.run(call.sdpa, call.addresses)
+                ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
 
 
 def emulated_run(

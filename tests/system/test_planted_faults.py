@@ -27,6 +27,7 @@ from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import embedding, row_sums, sort
 from actors.kernels.cuda.attention import CudaAttention
 from actors.kernels.cuda.calls import CopyBytes, KernelText
+from actors.kernels.cuda.cudnn_attention import CudnnAttention
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.interpret.attention_blocks import BlockExtents
 from compiler.attrs import Attrs
@@ -130,6 +131,30 @@ def test_a_causal_mask_from_the_top_left_is_found(attends, monkeypatch):
     assert attends()
     monkeypatch.setattr(BlockExtents, "offset", property(lambda extents: 0))
     assert not attends()
+
+
+@pytest.fixture
+def attends_by_library(native_toolchain):
+    """Return whether the emulated library's causal attention is that of the reference."""
+    rng = np.random.default_rng(5)
+    q, k, v = [rng.standard_normal((2, rows, 8)).astype(np.float16) for rows in (4, 11, 11)]
+    attrs = {"scale": 0.5, "causal": True}
+    types = TensorType(DType.FLOAT16, (2, 4, 8)), TensorType(DType.FLOAT16, (2, 4))
+    exact = [x.astype(np.float64) for x in (q, k, v)]
+    right = reference.get(find_op("attention"))(Attrs(attrs), *exact)
+
+    def run():
+        found = emulated_run(native_toolchain, CudnnAttention(GPU), attrs, (q, k, v), types).outputs
+        return all([np.allclose(x, y, atol=1e-2) for x, y in zip(found, right, strict=True)])
+
+    return run
+
+
+def test_a_mask_of_the_librarys_from_the_top_left_is_found(attends_by_library, monkeypatch):
+    assert attends_by_library()
+    right = np.tri
+    monkeypatch.setattr(np, "tri", lambda rows, columns, k, dtype: right(rows, columns, 0, dtype))
+    assert not attends_by_library()
 
 
 # -- devices -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""CUDA on a GPU: its runtime, its driver and its library of products behind `CudaDriver`.
+"""CUDA on a GPU: its runtime, its driver and its libraries behind `CudaDriver`.
 
 Streams do not block one another or the default stream; a capture is of this thread alone, so that
 what other threads ask for goes on, and an allocation is refused rather than baked into the graph.
@@ -9,16 +9,19 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import CublasLt, LtChoice, find_cublaslt
+from actors.device.cuda.cudnn import Cudnn, SdpaChoice
 from actors.device.cuda.cupy_calls import INSTALL, CupyCalls
 from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.nvrtc import cubins
 from actors.kernels.cuda.product import LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import DeviceError
 
 _ANY_KIND = 4
@@ -58,6 +61,8 @@ class CupyDriver:
         self._kept: ProductChoices | None = None
         self._warm: set[tuple[str, int]] = set()
         self._choices: list[LtChoice] = []
+        self._cudnn: Cudnn | None = None
+        self._attention: list[SdpaChoice] = []
         said = self._ask("getDeviceProperties", index)
         self._seen = GpuSeen(
             said["name"].decode(),
@@ -198,7 +203,7 @@ class CupyDriver:
         library = self._cublaslt()
         if self._kept is None:
             self._kept = ProductChoices(self._folder, f"{library.version} {self._seen.name}")
-        with _ProductTrial(self) as trial:
+        with _LibraryTrial(self) as trial:
             choice = library.choose(product, workspace_bytes, trial, self._kept)
             # One algorithm is a kernel for each way that operands lie, and a capture loads none.
             key = product.key, workspace_bytes
@@ -209,7 +214,7 @@ class CupyDriver:
         return len(self._choices) - 1
 
     def _warm_up(
-        self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: _ProductTrial
+        self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: _LibraryTrial
     ) -> None:
         try:
             library.warm(product, choice, trial)
@@ -238,6 +243,38 @@ class CupyDriver:
             library.open()
             self._library = library
         return self._library
+
+    # -- attention -------------------------------------------------------------------------------
+
+    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
+        """Choose how to compute fused attention in so much workspace, and return the choice.
+
+        It runs once, on scratch: what the library loads then it need not load in a capture.
+        """
+        self._calls.here()  # a handle is for the GPU of its thread
+        if self._cudnn is None:
+            self._cudnn = Cudnn()
+            self._cudnn.open()
+        library = self._cudnn
+        choice = library.choose(sdpa, workspace_bytes)
+        with _LibraryTrial(self) as trial:
+            try:
+                sizes = [tensor.span_bytes for tensor in sdpa.tensors]
+                *places, workspace = trial.scratch((*sizes, workspace_bytes))
+                trial.duration_ns(partial(library.run, choice, tuple(places), workspace))
+            except CudaError as error:
+                if not is_out_of_memory(error):  # then it is loaded when it runs
+                    raise
+        self._attention.append(choice)
+        return len(self._attention) - 1
+
+    def attention_later(
+        self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
+    ) -> None:
+        """Run fused attention."""
+        self._calls.here()
+        if self._cudnn is not None:
+            self._cudnn.run(self._attention[choice], addresses, workspace, stream)
 
     # -- graphs ----------------------------------------------------------------------------------
 
@@ -272,18 +309,21 @@ class CupyDriver:
                 self._ask(name, handles.pop())
         if self._library is not None:
             self._library.close()
+        if self._cudnn is not None:
+            self._attention.clear()
+            self._cudnn.close()
         while self._modules:
             self._calls.ask_driver("moduleUnload", self._modules.popitem()[1])
 
 
-class _ProductTrial:
-    """Memory and a clock on which products are timed; both go at the end of the `with`."""
+class _LibraryTrial:
+    """Memory and a clock on which libraries are tried; both go at the end of the `with`."""
 
     def __init__(self, driver: CupyDriver) -> None:
         self._driver = driver
         self._blocks: list[int] = []
 
-    def __enter__(self) -> _ProductTrial:
+    def __enter__(self) -> _LibraryTrial:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.product import LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 
 OLDEST_CUDA = (13, 0)
 """What a driver must serve: what the packages of the extra [cuda] are made for."""
@@ -106,7 +107,7 @@ class CudaDriver(Protocol):
     def synchronize(self) -> None:
         """Block this thread until all streams are empty."""
 
-    # Kernels and products.
+    # Kernels, products and attention.
 
     def load(self, texts: Sequence[KernelText]) -> None:
         """Build and load the kernels of some texts, several at once; those that are there stay."""
@@ -137,6 +138,17 @@ class CudaDriver(Protocol):
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
     ) -> None:
         """Run a product."""
+
+    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
+        """Choose how to compute fused attention in so much workspace, and return the choice.
+
+        Raises CudaError where nothing fits.
+        """
+
+    def attention_later(
+        self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
+    ) -> None:
+        """Run fused attention on tensors in the order of its record."""
 
     # Graphs.
 

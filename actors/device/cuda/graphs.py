@@ -16,7 +16,14 @@ from actors.device.cuda.driver import CudaDriver, CudaError
 from actors.device.cuda.memory import capturing
 from actors.device.cuda.status import ArgumentBlock, StatusCell, argument_block
 from actors.device.cuda.streams import CudaContext, CudaStream
-from actors.kernels.cuda.calls import CopyBytes, DeviceCall, FillBytes, RunKernel, RunProduct
+from actors.kernels.cuda.calls import (
+    CopyBytes,
+    DeviceCall,
+    FillBytes,
+    RunAttention,
+    RunKernel,
+    RunProduct,
+)
 from actors.protocol import Launch
 from compiler.errors import InternalError
 
@@ -56,9 +63,11 @@ class CudaLaunch:
         self._puts: tuple[_Put, ...] = ()
 
     def _prepared(self, call: DeviceCall) -> ArgumentBlock | int:
-        """Return a kernel's argument block, with its cell in it, or how a product is computed."""
+        """Return a kernel's argument block, with its cell in it, or how a library computes."""
         if isinstance(call, RunProduct):
             return self._context.choose(call.product, call.workspace_bytes)
+        if isinstance(call, RunAttention):
+            return self._context.choose(call.sdpa, call.workspace_bytes)
         if not isinstance(call, RunKernel):
             return 0
         words = [*call.words]
@@ -103,6 +112,8 @@ def _put(
             return partial(driver.fill_later, target, value, size, stream.handle)
         case RunProduct(_, a, b, c, d, workspace), int():
             return partial(driver.product_later, made, a, b, c, d, workspace, stream.handle)
+        case RunAttention(_, addresses, workspace), int():
+            return partial(driver.attention_later, made, addresses, workspace, stream.handle)
     raise InternalError(f"a launch asks for {call!r}, which no CUDA device can do")
 
 

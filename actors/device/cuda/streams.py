@@ -12,6 +12,7 @@ from actors.device.cuda.status import Known, Reports, StatusMemory, counting
 from actors.device.protocol import DeviceEvent
 from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, RunProduct
 from actors.kernels.cuda.product import LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import InternalError
 from compiler.placement import Device
 
@@ -35,15 +36,20 @@ class CudaContext:
         self.kept = kept
         self.device = device
         self.status = StatusMemory(kept, reports)
-        self._choices: dict[tuple[LtProduct, int], int] = {}
+        self._choices: dict[tuple[LtProduct | SdpaCall, int], int] = {}
 
-    def choose(self, product: LtProduct, workspace_bytes: int) -> int:
-        """Return how a product is computed; equal ones are chosen once."""
-        if self._is_deterministic:
-            product = replace(product, is_deterministic=True)
-        key = product, workspace_bytes
+    def choose(self, call: LtProduct | SdpaCall, workspace_bytes: int) -> int:
+        """Return how a call of a library is computed; equal ones are chosen once."""
+        if isinstance(call, LtProduct) and self._is_deterministic:
+            call = replace(call, is_deterministic=True)
+        key = call, workspace_bytes
         if key not in self._choices:
-            self._choices[key] = self.kept.driver.make_product(product, workspace_bytes)
+            driver = self.kept.driver
+            self._choices[key] = (
+                driver.make_product(call, workspace_bytes)
+                if isinstance(call, LtProduct)
+                else driver.make_attention(call, workspace_bytes)
+            )
         return self._choices[key]
 
     def supported(self, calls: DeviceCalls) -> DeviceCalls:

@@ -2,12 +2,12 @@
 
 Streams and events are those of `LateSchedule`. Memory lies at real addresses with known bounds, and
 what a call says of its operands is checked before it is done: ranges, kinds of memory, alignments.
-Kernels run as fibers, products by numpy. What fails on a stream is a fault that stays: every later
-call fails with its code, as after an error that CUDA calls sticky.
+Kernels run as fibers, products and attention by numpy. What fails on a stream is a fault that
+stays: every later call fails with its code, as after an error that CUDA calls sticky.
 
 Stricter than CUDA: a copy on a stream from or to memory that is not pinned is an error, where CUDA
-would quietly wait; so is a product's result that lies over an operand, and a workspace is full of
-0xFF after its product.
+would quietly wait; so is a library's result that lies over an operand, and a workspace is full of
+0xFF after its call.
 """
 
 from __future__ import annotations
@@ -22,30 +22,26 @@ from typing import TypeVar
 
 from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.device.cuda.faults import forked
-from actors.device.emulated import kernels, products
+from actors.device.emulated import attention, kernels, products
 from actors.device.emulated.captures import Captures
-from actors.device.emulated.memory import (
-    INVALID_VALUE,
-    OUT_OF_MEMORY,
-    EmulatedBlock,
-    EmulatedMemory,
-)
+from actors.device.emulated.library_call import library_call
+from actors.device.emulated.memory import INVALID_VALUE, OUT_OF_MEMORY, EmulatedMemory
 from actors.device.protocol import DeviceFault
 from actors.device.schedule import LateSchedule, OperationKind, SimulatedEvent, SimulatedStream
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.product import LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 from actors.kernels.native.toolchain import CompilerError, Toolchain
 from actors.protocol import Launch
 from compiler.placement import Device, DeviceKind, Memory
 
-ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILURE = 700, 716, 719
-NOT_FOUND, INVALID_HANDLE, INVALID_PTX = 500, 400, 218
+NOT_FOUND, INVALID_HANDLE, INVALID_PTX, LAUNCH_FAILURE = 500, 400, 218, 719
 NOT_SUPPORTED = 15
 """cuBLAS's; all others are CUDA's."""
 
 _DRIVER_VERSION = 13_000
-_MAX_THREADS, _WARP, _WORKSPACE_ALIGNMENT = 1024, 32, 256
+_MAX_THREADS, _WARP = 1024, 32
 _T = TypeVar("_T")
 
 _users: list[int] = []
@@ -172,27 +168,20 @@ class EmulatedDriver:
         self._put(stream, "fill_later", partial(self._fill, target, value, size_bytes))
 
     def _copy(self, target: int, source: int, size_bytes: int) -> None:
-        self._still_there(target, size_bytes)
-        self._still_there(source, size_bytes)
+        self._cuda.memory.expect(target, size_bytes)
+        self._cuda.memory.expect(source, size_bytes)
         ctypes.memmove(target, source, size_bytes)
 
     def _fill(self, target: int, value: int, size_bytes: int) -> None:
-        self._still_there(target, size_bytes)
+        self._cuda.memory.expect(target, size_bytes)
         ctypes.memset(target, value, size_bytes)
 
-    def _inside(self, address: int, size_bytes: int, call: str) -> EmulatedBlock:
-        block = self._cuda.memory.find(address, size_bytes)
-        if block is None:
+    def _inside(self, address: int, size_bytes: int, call: str) -> None:
+        if self._cuda.memory.find(address, size_bytes) is None:
             near = self._cuda.memory.find(address, 1)
             where = f"leave {near}" if near is not None else "are neither of a device nor pinned"
             message = f"{size_bytes} bytes at {address:#x} {where}"
             raise CudaError(message, code=INVALID_VALUE, call=call)
-        return block
-
-    def _still_there(self, address: int, size_bytes: int) -> None:
-        if self._cuda.memory.find(address, size_bytes) is None:
-            message = f"{size_bytes} bytes at {address:#x} are nobody's"
-            raise CudaError(message, code=ILLEGAL_ADDRESS, call="stream")
 
     # -- streams and events ----------------------------------------------------------------------
 
@@ -241,7 +230,7 @@ class EmulatedDriver:
     def _event(self, handle: int) -> SimulatedEvent:
         return self._cuda.found(handle, SimulatedEvent)
 
-    # -- kernels and products --------------------------------------------------------------------
+    # -- kernels and libraries -------------------------------------------------------------------
 
     def load(self, texts: Sequence[KernelText]) -> None:
         """Build and load the kernels of some texts."""
@@ -297,7 +286,7 @@ class EmulatedDriver:
             kernels.run(kernel, num_blocks, num_threads, ctypes.addressof(block), seed)
         except kernels.KernelTrouble as error:
             raise CudaError(str(error), code=LAUNCH_FAILURE, call="launch") from error
-        self._check_guards(kernel.name)
+        self._cuda.memory.check_guards(kernel.name)
 
     def make_product(self, product: LtProduct, workspace_bytes: int) -> int:
         """Return a product that was checked against its workspace."""
@@ -321,27 +310,33 @@ class EmulatedDriver:
     def _multiply(
         self, chosen: products.ChosenProduct, places: tuple[int, int, int, int], workspace: int
     ) -> None:
-        for operand in chosen.operands(*places):
-            self._still_there(operand.address, operand.size_bytes)
-            if operand.address % operand.alignment:
-                message = f"{operand} lies at {operand.address:#x}"
-                raise CudaError(message, code=MISALIGNED_ADDRESS, call="cublasLtMatmul")
-        if workspace % _WORKSPACE_ALIGNMENT:
-            message = f"the workspace of a product lies at {workspace:#x}"
-            raise CudaError(message, code=MISALIGNED_ADDRESS, call="cublasLtMatmul")
-        if chosen.lies_over_itself(*places):
-            message = "the result of a product lies over an operand"
-            raise CudaError(message, code=INVALID_VALUE, call="cublasLtMatmul")
-        products.run(chosen.product, *places)
-        if workspace:
-            self._fill(workspace, 0xFF, chosen.workspace_bytes)
-        self._check_guards("cublasLtMatmul")
+        over, operands = chosen.lies_over_itself(*places), chosen.operands(*places)
+        scratch = workspace, chosen.workspace_bytes
+        with library_call(self._cuda.memory, "cublasLtMatmul", operands, scratch, is_over=over):
+            products.run(chosen.product, *places)
 
-    def _check_guards(self, who: str) -> None:
-        spoiled = self._cuda.memory.spoiled()
-        if spoiled is not None:
-            message = f"{who} wrote beside {spoiled}"
-            raise CudaError(message, code=ILLEGAL_ADDRESS, call="launch")
+    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
+        """Return fused attention that was checked."""
+        with self._outside_capture("make_attention"):
+            chosen = attention.ChosenAttention(attention.described(sdpa), workspace_bytes)
+            return self._cuda.keep(chosen)
+
+    def attention_later(
+        self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
+    ) -> None:
+        """Put fused attention on a stream."""
+        chosen = self._cuda.found(choice, attention.ChosenAttention)
+        run = partial(self._attend, chosen, addresses, workspace)
+        self._put(stream, "attention_later", run)
+
+    def _attend(
+        self, chosen: attention.ChosenAttention, places: tuple[int, ...], workspace: int
+    ) -> None:
+        over, operands = chosen.lies_over_itself(places), chosen.operands(places)
+        scratch = workspace, chosen.workspace_bytes
+        call = "cudnnBackendExecute"
+        with library_call(self._cuda.memory, call, operands, scratch, is_over=over):
+            attention.run(chosen.sdpa, places)
 
     # -- graphs ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from actors.device.cuda.driver import CudaError
 from actors.protocol import Array
 from compiler.placement import Memory
 
-INVALID_VALUE, OUT_OF_MEMORY = 1, 2
+INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 1, 2, 700
 
 _ALIGNMENT = 256
 _GUARD = bytes([0x5A]) * _ALIGNMENT
@@ -100,3 +100,16 @@ class EmulatedMemory:
     def spoiled(self) -> EmulatedBlock | None:
         """Return a block beside which somebody wrote, if there is one."""
         return next((block for block in [*self._blocks.values()] if not block.is_whole), None)
+
+    def expect(self, address: int, size_bytes: int) -> None:
+        """Raise CudaError where bytes that a stream's work needs are nobody's."""
+        if self.find(address, size_bytes) is None:
+            message = f"{size_bytes} bytes at {address:#x} are nobody's"
+            raise CudaError(message, code=ILLEGAL_ADDRESS, call="stream")
+
+    def check_guards(self, who: str) -> None:
+        """Raise CudaError where `who` wrote beside a block."""
+        spoiled = self.spoiled()
+        if spoiled is not None:
+            message = f"{who} wrote beside {spoiled}"
+            raise CudaError(message, code=ILLEGAL_ADDRESS, call="launch")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.emulated.library_call import LibraryOperand
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from actors.protocol import Array
 from compiler.types import DType, numpy_dtype
@@ -30,19 +31,6 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 _WITH_BIAS = (LtEpilogue.BIAS, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
 _WITH_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
-
-
-@dataclass(frozen=True, slots=True)
-class ProductOperand:
-    """Bytes that a product reads or writes."""
-
-    name: str
-    address: int
-    size_bytes: int
-    alignment: int
-
-    def __str__(self) -> str:
-        return f"{self.name} of a product, which should lie at a multiple of {self.alignment},"
 
 
 def described(product: LtProduct, workspace_bytes: int) -> LtProduct:
@@ -68,21 +56,21 @@ class ChosenProduct:
     product: LtProduct
     workspace_bytes: int
 
-    def operands(self, a: int, b: int, c: int, d: int) -> tuple[ProductOperand, ...]:
+    def operands(self, a: int, b: int, c: int, d: int) -> tuple[LibraryOperand, ...]:
         """Return what a call with these addresses reads and writes."""
         product, found = self.product, []
         sides = [("a", a, product.a), ("b", b, product.b), ("d", d, product.d)]
         sides += [("c", c, product.d)] if product.beta else []
         for name, address, layout in sides:
             size = layout.span_bytes(product.batch)
-            found.append(ProductOperand(name, address, size, layout.alignment))
+            found.append(LibraryOperand(name, address, size, layout.alignment))
         if product.bias:
             size = _bias(product).nbytes
-            found.append(ProductOperand("bias", product.bias, size, product.d.dtype.itemsize))
+            found.append(LibraryOperand("bias", product.bias, size, product.d.dtype.itemsize))
         if product.aux:
             aux = replace(product.d, column_stride=product.aux_stride, batch_stride=0)
             size = aux.span_bytes(1)
-            found.append(ProductOperand("aux", product.aux, size, product.d.dtype.itemsize))
+            found.append(LibraryOperand("aux", product.aux, size, product.d.dtype.itemsize))
         return tuple([operand for operand in found if operand.size_bytes])
 
     def lies_over_itself(self, a: int, b: int, c: int, d: int) -> bool:
@@ -91,13 +79,7 @@ class ChosenProduct:
         out = operands.pop("d", None)
         if out is not None and c == d:
             operands.pop("c", None)
-        return out is not None and any(
-            [
-                other.address < out.address + out.size_bytes
-                and out.address < other.address + other.size_bytes
-                for other in operands.values()
-            ]
-        )
+        return out is not None and any([other.lies_over(out) for other in operands.values()])
 
 
 def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
@@ -107,22 +89,22 @@ def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
     right = _operand(product.b, product.batch, b, is_transposed=product.transpose_b, work=work)
     out = np.matmul(left, right)
     if product.beta:
-        out = out + product.beta * _widened(_matrix(product.d, product.batch, c), product.d)
+        out = out + product.beta * widened(_matrix(product.d, product.batch, c), product.d.dtype)
     epilogue = product.epilogue
     if epilogue in _WITH_BIAS:
-        out = out + _widened(_bias(product), product.d)[:, None]
+        out = out + widened(_bias(product), product.d.dtype)[:, None]
     if epilogue is LtEpilogue.GELU_AUX_BIAS:
-        _store(_aux(product), out, product.d.dtype)
+        store(_aux(product), out, product.d.dtype)
     if epilogue in _WITH_GELU:
         out = 0.5 * out * (1 + np.tanh(_ROOT * (out + _CUBE * out**3)))
     if epilogue is LtEpilogue.DGELU_BGRAD:
-        out = out * _gelu_slope(_widened(_aux(product), product.d))
-        _store(_bias(product), out.sum((0, 2)), product.d.dtype)
+        out = out * _gelu_slope(widened(_aux(product), product.d.dtype))
+        store(_bias(product), out.sum((0, 2)), product.d.dtype)
     if epilogue is LtEpilogue.BGRAD_A:
-        _store(_bias(product), left.sum((0, 2)), product.d.dtype)
+        store(_bias(product), left.sum((0, 2)), product.d.dtype)
     if epilogue is LtEpilogue.BGRAD_B:
-        _store(_bias(product), right.sum((0, 1)), product.d.dtype)
-    _store(_matrix(product.d, product.batch, d), out, product.d.dtype)
+        store(_bias(product), right.sum((0, 1)), product.d.dtype)
+    store(_matrix(product.d, product.batch, d), out, product.d.dtype)
 
 
 def array_at(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -148,7 +130,7 @@ def _operand(
 ) -> Floats:
     matrix = _matrix(layout, batch, address)
     matrix = matrix.swapaxes(1, 2) if is_transposed else matrix
-    return _widened(matrix, layout).astype(work, copy=False)
+    return widened(matrix, layout.dtype).astype(work, copy=False)
 
 
 def _bias(product: LtProduct) -> Array:
@@ -163,14 +145,15 @@ def _aux(product: LtProduct) -> Array:
     return array_at(product.aux, d.dtype, (1, d.rows, d.columns), (0, 1, product.aux_stride))
 
 
-def _widened(array: Array, layout: LtLayout) -> Floats:
+def widened(array: Array, dtype: DType) -> Floats:
     """Return the values as floats; those of 16 bits as float32."""
-    if layout.dtype is DType.BFLOAT16:
+    if dtype is DType.BFLOAT16:
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array.astype(np.float32 if layout.dtype is DType.FLOAT16 else array.dtype, copy=False)
+    return array.astype(np.float32 if dtype is DType.FLOAT16 else array.dtype, copy=False)
 
 
-def _store(target: Array, values: Array, dtype: DType) -> None:
+def store(target: Array, values: Array, dtype: DType) -> None:
+    """Fill an array of a type with values, rounded to the nearest."""
     with np.errstate(over="ignore"):
         target[...] = (
             _to_bfloat16(values) if dtype is DType.BFLOAT16 else values.astype(target.dtype)

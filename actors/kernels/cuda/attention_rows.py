@@ -14,7 +14,7 @@ from actors.kernels.cuda.views import DeviceView
 from actors.protocol import Array
 from compiler.types import DType
 
-_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded")
+_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded", "widened")
 _THREADS = 256
 _WARP = 32
 _SHORT_ROWS = 4
@@ -122,10 +122,17 @@ class AttentionRows:
 
     def rounded(self, sums: DeviceView, out: DeviceView) -> DeviceCalls:
         """Bring dense sums to their type."""
+        return self._run_elements("rounded", sums, out)
+
+    def widened(self, lse: DeviceView, out: DeviceView) -> DeviceCalls:
+        """Bring dense lse to float32."""
+        return self._run_elements("widened", lse, out)
+
+    def _run_elements(self, kernel: str, source: DeviceView, out: DeviceView) -> DeviceCalls:
         count = out.type.num_elements
         most = self._gpu.num_sms * _WAVES
         blocks = min(-(-count // _THREADS), most)
-        return self._run("rounded", blocks, (sums.address, out.address, count))
+        return self._run(kernel, blocks, (source.address, out.address, count))
 
     def _heads(self) -> list[Word]:
         return [len(self._extents), *_padded(self._extents)]

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.kernels.cuda.product import LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 
 Word = int | float
 """An entry of an argument block: an integer or an address, or a double by its bits."""
@@ -115,5 +116,15 @@ class RunProduct:
     otherwise: tuple[DeviceCall, ...] = ()
 
 
-DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct
+@dataclass(frozen=True, slots=True)
+class RunAttention:
+    """Fused attention of the library; `addresses` are its tensors', in the order of the record."""
+
+    sdpa: SdpaCall
+    addresses: tuple[int, ...]
+    workspace: int
+    workspace_bytes: int
+
+
+DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunAttention
 DeviceCalls = tuple[DeviceCall, ...]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
+from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
 from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
@@ -20,6 +21,8 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 1
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
+
+_WITH_CUDNN = "with-cudnn"
 
 
 @functools.lru_cache(maxsize=16)
@@ -36,6 +39,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),
+        CudnnAttention(gpu),
+        CudnnAttentionGrad(gpu),
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
         *movement_kernels(gpu),
@@ -44,14 +49,22 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
 
 
 def choose(
-    gpu: str, op: str, attrs: Attrs, inputs: Operands, outputs: Operands, runs_as: str = ""
+    gpu: str,
+    op: str,
+    attrs: Attrs,
+    inputs: Operands,
+    outputs: Operands,
+    runs_as: str = "",
+    *,
+    uses_cudnn: bool = False,
 ) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
 
-    Those of `runs_as` are asked after its own. Raises LookupError, naming op, types and kernels
-    asked, when none does.
+    Those of `runs_as` are asked after its own, those of cuDNN only where the plan `uses_cudnn`.
+    Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    asked = [k for wanted in (op, runs_as) for k in kernels_of(gpu) if k.op == wanted]
+    known = [k for k in kernels_of(gpu) if uses_cudnn or not k.name.startswith(CUDNN)]
+    asked = [k for wanted in (op, runs_as) for k in known if k.op == wanted]
     for kernel in asked:
         needs = kernel.query(attrs, inputs, outputs)
         if needs is not None:
@@ -69,6 +82,15 @@ def binders(gpu: str) -> Mapping[str, CudaKernel]:
     return MappingProxyType({kernel.name: kernel for kernel in kernels_of(gpu)})
 
 
-def fingerprint(gpu: str) -> str:
-    """Return what needs and results depend on: our generation, and the description of the GPU."""
-    return f"cuda-{GENERATION} {gpu_named(gpu).fingerprint}"
+def fingerprint(gpu: str, *, uses_cudnn: bool = False) -> str:
+    """Return what needs and results depend on: our generation, the GPU, and whether cuDNN is used.
+
+    `is_with_cudnn` reads the last.
+    """
+    library = f" {_WITH_CUDNN}" if uses_cudnn else ""
+    return f"cuda-{GENERATION} {gpu_named(gpu).fingerprint}{library}"
+
+
+def is_with_cudnn(target: str) -> bool:
+    """Whether a plan's fingerprint says that cuDNN is used."""
+    return _WITH_CUDNN in target.split()

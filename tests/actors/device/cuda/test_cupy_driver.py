@@ -15,6 +15,7 @@ from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.product import LtLayout, LtProduct
+from actors.kernels.cuda.sdpa import FORWARD, SdpaCall, SdpaTensor
 from compiler.errors import DeviceError
 from compiler.types import DType
 
@@ -402,3 +403,69 @@ def test_a_missing_library_is_named_with_how_to_install_it(driver, monkeypatch):
         caught.value
     )
     assert "python -m pip install 'actorflow[cuda]'" in str(caught.value)
+
+
+class Attention:
+    """The library of attention as far as the driver uses it."""
+
+    def __init__(self):
+        self.done, self.code = [], 0
+
+    def open(self):
+        self.done.append("open")
+
+    def close(self):
+        self.done.append("close")
+
+    def choose(self, sdpa, workspace_bytes):
+        return sdpa.about, workspace_bytes
+
+    def run(self, choice, addresses, workspace, stream):
+        if self.code:
+            raise CudaError("no", code=self.code, call="cudnnBackendExecute")
+        self.done.append((choice, addresses, workspace, stream))
+
+
+SDPA = SdpaCall(
+    tuple(
+        [
+            SdpaTensor(name, DType.FLOAT32, (1, 1, 8, 1), (8, 8, 1, 1))
+            if name == "lse"
+            else SdpaTensor(name, DType.FLOAT16, (1, 1, 8, 8), (64, 64, 8, 1))
+            for name in FORWARD
+        ]
+    ),
+    0.5,
+    causal=True,
+)
+
+
+def test_attention_is_tried_on_scratch_that_goes_and_run_with_its_choice(
+    driver, modules, monkeypatch
+):
+    library = Attention()
+    monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
+    choice, calls = asked(modules, lambda: driver.make_attention(SDPA, 1024))
+    assert [c[1] for c in calls if c[0] == "malloc"] == [128, 128, 128, 128, 32, 1024]
+    assert [name for name, *_ in calls].count("free") == 6
+    tried = library.done.pop()
+    assert len(tried[1]) == 5
+    driver.attention_later(choice, (1, 2, 3, 4, 5), 6, 7)
+    assert library.done == ["open", (tried[0], (1, 2, 3, 4, 5), 6, 7)]
+    assert driver.make_attention(SDPA, 1024) == 1
+    driver.close()
+    assert (library.done[0], library.done[-1]) == ("open", "close")
+
+
+def test_attention_that_cannot_run_on_scratch_is_told_at_load(driver, monkeypatch):
+    library = Attention()
+    library.code = 5000
+    monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
+    with pytest.raises(CudaError, match="no"):
+        driver.make_attention(SDPA, 1024)
+
+
+def test_attention_that_there_is_no_room_to_try_is_used_cold(driver, modules, monkeypatch):
+    monkeypatch.setattr(cupy_driver, "Cudnn", Attention)
+    modules.runtime.failing["malloc"] = 2
+    assert driver.make_attention(SDPA, 1024) == 0

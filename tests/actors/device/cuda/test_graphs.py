@@ -10,8 +10,9 @@ import pytest
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.graphs import WholeChain
 from actors.device.protocol import DeviceFault
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunProduct
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunAttention, RunProduct
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
+from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import DeviceError, InternalError, OutOfMemory
 from compiler.types import DType
 from tests.shared.recording_driver import kernel_call
@@ -106,6 +107,17 @@ def test_a_product_is_chosen_once_for_all_of_its_kind(make_device, driver):
     assert driver.counts()["make_product"] == 1
     (chain,) = device.bind_chain(device.make_stream("compute"), launches)
     assert driver.counts()["product_later"] == 3
+    chain()
+    assert driver.names()[-1] == "graph_later"
+
+
+def test_attention_is_chosen_once_for_all_of_its_kind(make_device, driver):
+    sdpa = SdpaCall((), 0.5, causal=True)
+    device = make_device({"a": (RunAttention(sdpa, (256, 512), 1024, 64),)})
+    launches = tuple([device.bind("a", {}, (), (), None) for _ in range(3)])
+    assert driver.counts()["make_attention"] == 1
+    (chain,) = device.bind_chain(device.make_stream("compute"), launches)
+    assert driver.counts()["attention_later"] == 3
     chain()
     assert driver.names()[-1] == "graph_later"
 

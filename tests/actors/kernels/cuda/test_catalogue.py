@@ -45,4 +45,4 @@ def test_a_gpu_leaves_no_op_to_the_kernels_of_the_host(gpu):
 def test_a_name_in_a_plan_is_that_of_one_kernel(gpu):
     names = [kernel.name for kernel in catalogue.kernels_of(gpu)]
     assert len(names) == len({*names}) == len(catalogue.binders(gpu))
-    assert all(name.startswith("cuda.") for name in names)
+    assert all(name.startswith(("cuda.", "cudnn.")) for name in names)

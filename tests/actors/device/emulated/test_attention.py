@@ -1,0 +1,120 @@
+"""Fused attention as its records say, and as the driver checks it."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from actors.device.cuda.driver import CudaError
+from actors.device.emulated import attention
+from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.device.schedule import LateSchedule
+from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, SdpaCall, SdpaTensor
+from compiler.types import DType
+
+SHAPE, LSE = (1, 2, 8, 8), (1, 2, 8, 1)
+SIZE = 1 * 2 * 8 * 8 * 2
+
+
+def record(names, *, causal=True):
+    tensors = [
+        SdpaTensor(name, DType.FLOAT32, LSE, (16, 8, 1, 1))
+        if name == "lse"
+        else SdpaTensor(name, DType.FLOAT16, SHAPE, (128, 64, 8, 1))
+        for name in names
+    ]
+    return SdpaCall(tuple(tensors), 0.5, causal)
+
+
+@pytest.fixture
+def driver(native_toolchain):
+    cuda = EmulatedCuda(LateSchedule(Random(0)))
+    return EmulatedDriver(cuda, native_toolchain, gpu_named("h200"))
+
+
+@pytest.fixture
+def places(driver):
+    """Addresses of the tensors of a gradient, and of 64 bytes of workspace."""
+    return [driver.allocate(SIZE) for _ in BACKWARD], driver.allocate(64)
+
+
+def bytes_at(driver, address, size):
+    out = np.zeros(size, np.uint8)
+    driver.copy(out.ctypes.data, address, size)
+    return out
+
+
+def test_it_runs_on_its_stream_and_spoils_its_workspace(driver, places):
+    (q, k, v, y, lse, *_), scratch = places
+    rng = np.random.default_rng(3)
+    given = [rng.standard_normal(SHAPE).astype(np.float16) for _ in range(3)]
+    for place, array in zip((q, k, v), given, strict=True):
+        driver.copy(place, array.ctypes.data, SIZE)
+    driver.copy(scratch, np.zeros(64, np.uint8).ctypes.data, 64)
+    choice = driver.make_attention(record(FORWARD), 64)
+    driver.attention_later(choice, (q, k, v, y, lse), scratch, driver.make_stream("s"))
+    driver.synchronize()
+    exact = [array.astype(np.float64) for array in given]
+    scores = 0.5 * exact[0] @ exact[1].swapaxes(-1, -2)
+    scores[..., ~np.tri(8, dtype=bool)] = -np.inf
+    p = np.exp(scores)
+    sums = p.sum(-1, keepdims=True)
+    made = bytes_at(driver, y, SIZE).view(np.float16).reshape(SHAPE)
+    np.testing.assert_allclose(made, p / sums @ exact[2], atol=2e-3)
+    stats = bytes_at(driver, lse, 64).view(np.float32).reshape(LSE)
+    np.testing.assert_allclose(stats, np.log(sums), rtol=1e-5)
+    assert set(bytes_at(driver, scratch, 64)) == {0xFF}
+
+
+def fails(code, call):
+    with pytest.raises(CudaError) as caught:
+        call()
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "moved"), [(FORWARD, {3: 16}), (BACKWARD, {8: 1 << 20})], ids=str
+)
+def test_operands_lie_where_they_may(driver, names, moved):
+    blocks = [driver.allocate(SIZE) for _ in names]
+    addresses = tuple([place + moved.get(index, 0) for index, place in enumerate(blocks)])
+    choice = driver.make_attention(record(names), 0)
+    driver.attention_later(choice, addresses, 0, driver.make_stream("s"))
+    assert "are nobody's" in fails(700, driver.synchronize)
+
+
+def test_an_operand_that_begins_between_loads_is_found(driver):
+    blocks = [driver.allocate(2 * SIZE) for _ in FORWARD]
+    choice = driver.make_attention(record(FORWARD), 0)
+    addresses = (blocks[0] + 8, *blocks[1:])
+    driver.attention_later(choice, addresses, 0, driver.make_stream("s"))
+    assert "q of a library's call, which should lie at" in fails(716, driver.synchronize)
+
+
+@pytest.mark.parametrize(("result", "operand"), [(6, 0), (6, 4), (7, 1), (8, 2)])
+def test_a_result_over_an_operand_is_found(driver, places, result, operand):
+    addresses, _ = places
+    addresses[result] = addresses[operand]
+    choice = driver.make_attention(record(BACKWARD), 0)
+    driver.attention_later(choice, tuple(addresses), 0, driver.make_stream("s"))
+    assert "lies over an operand" in fails(1, driver.synchronize)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("names", [FORWARD, BACKWARD], ids=["attention", "gradient"])
+def test_the_librarys_graph_gives_the_bits_of_our_record(names, causal):
+    pytest.importorskip("cudnn", reason="needs the extra [cudnn]")
+    sdpa = record(names, causal=causal)
+    said = attention.described(sdpa)
+    assert said is not sdpa
+    found = []
+    for call in (sdpa, said):
+        rng = np.random.default_rng(4)
+        arrays = [rng.standard_normal(SHAPE).astype(np.float16) for _ in names]
+        arrays[names.index("lse")] = rng.standard_normal(LSE).astype(np.float32)
+        attention.run(call, tuple([array.ctypes.data for array in arrays]))
+        found.append([array.tobytes() for array in arrays])
+    assert found[0] == found[1]

@@ -1,0 +1,231 @@
+"""Which calls of attention go to cuDNN, and what comes of them, against float64 on the host."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import compiler.ops.attention  # noqa: F401  # registers the ops
+from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
+from actors.kernels.cuda.calls import RunAttention, RunKernel
+from actors.kernels.cuda.cudnn_attention import CudnnAttention, CudnnAttentionGrad
+from actors.kernels.cuda.gpu import gpu_named, known_gpus
+from actors.kernels.kernel import Operand
+from compiler.attrs import Attrs
+from compiler.bfloat16 import from_bits, to_bits
+from compiler.registry import find_op, reference
+from compiler.types import DType, TensorType, contiguous_strides
+
+GPU = gpu_named("h200")
+FORWARD, BACKWARD = CudnnAttention(GPU), CudnnAttentionGrad(GPU)
+LIMITS = {"float16": 3e-3, "bfloat16": 2e-2}
+LSE = {"float16": "float16", "bfloat16": "float32"}
+SHAPES = [
+    # leading axes, queries, keys, width of keys, width of values
+    ((2, 3), 17, 17, 8, 8),
+    ((), 5, 9, 16, 8),
+    ((4,), 1, 6, 8, 24),
+    ((1, 2), 33, 40, 24, 16),
+    ((2, 1, 3), 7, 7, 8, 8),
+    ((1,), 130, 130, 64, 64),
+]
+both_masks = pytest.mark.parametrize("causal", [False, True])
+both_types = pytest.mark.parametrize("dtype", LIMITS)
+
+
+def stored(x, dtype):
+    if dtype == "float16":
+        return x.astype(dtype)
+    bits = np.empty_like(x, np.uint16)
+    bits[...] = to_bits(x.astype(np.float32))
+    return bits
+
+
+def loaded(x):
+    return (from_bits(x) if x.dtype == np.uint16 else x).astype(np.float64)
+
+
+def packed(arrays):
+    """Return tensors of one shape as windows of one, as a projection has its heads."""
+    *batch, rows, width = arrays[0].shape
+    whole = np.empty((rows, len(arrays), *batch, width), arrays[0].dtype)
+    windows = [np.moveaxis(whole[:, i], 0, -2) for i in range(len(arrays))]
+    for window, array in zip(windows, arrays, strict=True):
+        window[...] = array
+    return windows
+
+
+def operands(case, dtype):
+    """Return q, k, v and dy, stored."""
+    batch, rows, columns, width, out = case
+    shapes = (rows, width), (columns, width), (columns, out), (rows, out)
+    return [
+        stored(np.random.default_rng(i).standard_normal((*batch, *end)), dtype)
+        for i, end in enumerate(shapes)
+    ]
+
+
+def asked(kernel, dtype, case, attrs=None, gpu=None, **changes):
+    """Return what a kernel says of a call on dense tensors; `changes` are by operand's number."""
+    batch, rows, columns, width, out = case
+    q, k, v = [(*batch, n, w) for n, w in ((rows, width), (columns, width), (columns, out))]
+    y, lse = (*batch, rows, out), (*batch, rows)
+    names = [y, q, k, v, y, lse, q, k, v] if kernel.op == "attention_grad" else [q, k, v, y, lse]
+    given = []
+    for shape in names:
+        kind = DType(LSE.get(dtype, dtype) if shape == lse else dtype)
+        strides = contiguous_strides(shape, kind.itemsize)
+        given.append(Operand(TensorType(kind, shape), 0, strides))
+    for place, change in changes.items():
+        index = int(place.removeprefix("at"))
+        given[index] = replace(given[index], **change)
+    count = 6 if kernel.op == "attention_grad" else 3
+    attrs = {"scale": 0.5, "causal": False} | (attrs or {})
+    kernel = kernel if gpu is None else replace(kernel, gpu=gpu_named(gpu))
+    return kernel.query(attrs, tuple(given[:count]), tuple(given[count:]))
+
+
+def types_of(dtype, *shapes):
+    return tuple([TensorType(DType(dtype), shape) for shape in shapes])
+
+
+def forward(emulated_run, dtype, q, k, v, attrs, **more):
+    types = types_of(dtype, (*q.shape[:-1], v.shape[-1])) + types_of(LSE[dtype], q.shape[:-1])
+    dtypes = [DType(dtype)] * 3
+    return emulated_run(FORWARD, attrs, (q, k, v), types, dtypes=dtypes, **more)
+
+
+def expected(op, attrs, *inputs):
+    return reference.get(find_op(op))(Attrs(attrs), *[loaded(x) for x in inputs])
+
+
+def agree(got, wanted, limit):
+    for array, right in zip(got, wanted, strict=True):
+        scale = max(1.0, float(np.abs(right).max(initial=0)))
+        np.testing.assert_allclose(loaded(array), right, rtol=limit, atol=limit * scale)
+
+
+@both_masks
+@both_types
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_attention_and_its_gradient_are_those_of_the_op(emulated_run, case, dtype, causal):
+    attrs = {"scale": 0.3, "causal": causal}
+    q, k, v, dy = operands(case, dtype)
+    there = forward(emulated_run, dtype, q, k, v, attrs)
+    agree(there.outputs, expected("attention", attrs, q, k, v), LIMITS[dtype])
+    y, lse = there.outputs
+    inputs = dy, q, k, v, y, lse
+    back = emulated_run(
+        BACKWARD,
+        attrs,
+        inputs,
+        types_of(dtype, q.shape, k.shape, v.shape),
+        dtypes=[*[DType(dtype)] * 5, DType(LSE[dtype])],
+    )
+    agree(back.outputs, expected("attention_grad", attrs, *inputs), 2 * LIMITS[dtype])
+
+
+@both_types
+def test_heads_of_a_projection_are_read_and_written_where_they_lie(emulated_run, dtype):
+    attrs = {"scale": 0.3, "causal": True}
+    q, k, v, dy = operands(((2, 3), 20, 20, 8, 8), dtype)
+    there = forward(emulated_run, dtype, *packed([q, k, v]), attrs)
+    agree(there.outputs, expected("attention", attrs, q, k, v), LIMITS[dtype])
+    (call,) = [call for call in there.calls if isinstance(call, RunAttention)]
+    assert {tensor.strides for tensor in call.sdpa.tensors[:3]} == {(24, 8, 144, 1)}
+    y, lse = there.outputs
+    strides = [x.strides for x in packed([q, k, v])]
+    back = emulated_run(
+        BACKWARD,
+        attrs,
+        (dy, *packed([q, k, v]), y, lse),
+        types_of(dtype, *[q.shape] * 3),
+        dtypes=[*[DType(dtype)] * 5, DType(LSE[dtype])],
+        output_strides=strides,
+    )
+    wanted = expected("attention_grad", attrs, dy, q, k, v, y, lse)
+    agree(back.outputs, wanted, 2 * LIMITS[dtype])
+
+
+def test_lse_of_float16_is_brought_to_its_type_and_that_of_bfloat16_is_the_librarys(emulated_run):
+    attrs = {"scale": 0.3, "causal": False}
+    calls = {}
+    for dtype in LIMITS:
+        q, k, v, _ = operands(((2,), 4, 4, 8, 8), dtype)
+        calls[dtype] = [type(c) for c in forward(emulated_run, dtype, q, k, v, attrs).calls]
+    assert calls == {"bfloat16": [RunAttention], "float16": [RunAttention, RunKernel]}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "case"),
+    [
+        (FORWARD, "float32", ((2,), 4, 4, 8, 8)),
+        (FORWARD, "bfloat16", ((2,), 4, 4, 12, 8)),
+        (FORWARD, "bfloat16", ((2,), 4, 4, 8, 20)),
+        (FORWARD, "bfloat16", ((2,), 4, 4, 136, 8)),
+        (BACKWARD, "float16", ((2,), 4, 4, 8, 136)),
+        (FORWARD, "bfloat16", ((2,), 0, 4, 8, 8)),
+        (BACKWARD, "bfloat16", ((0,), 4, 4, 8, 8)),
+        (FORWARD, "bfloat16", ((70_000,), 1, 1, 8, 8)),
+    ],
+    ids=str,
+)
+def test_what_the_library_does_not_take_is_composed(kernel, dtype, case):
+    assert asked(kernel, dtype, case) is None
+    composed = CudaAttention(GPU) if kernel is FORWARD else CudaAttentionGrad(GPU)
+    assert asked(composed, dtype, case) is not None
+
+
+CASE = (2, 3), 16, 16, 8, 8
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"at0": {"offset_bytes": 8}},
+        {"at1": {"strides_bytes": (768, 256, 2, 32)}},
+        {"at1": {"strides_bytes": (780, 260, 16, 2)}},
+        {"at2": {"strides_bytes": (0, 256, 16, 2)}},
+        {"at3": {"strides_bytes": (768, 256, 20, 2)}},
+        {"at4": {"strides_bytes": (256, 80, 4)}},
+    ],
+    ids=str,
+)
+def test_operands_that_lie_otherwise_than_the_library_loads_them_are_composed(change):
+    assert asked(FORWARD, "bfloat16", CASE) is not None
+    assert asked(FORWARD, "bfloat16", CASE, **change) is None
+
+
+def test_the_gradient_is_the_librarys_where_it_can_be_repeated_within_bounded_scratch():
+    takes = [gpu for gpu in known_gpus() if asked(BACKWARD, "bfloat16", CASE, gpu=gpu) is not None]
+    assert takes == ["h100", "h200"]
+    assert all(asked(FORWARD, "bfloat16", CASE, gpu=gpu) is not None for gpu in known_gpus())
+
+
+def test_scratch_is_fixed_by_shapes_small_and_that_of_dq():
+    gpt2 = (64, 12), 1024, 1024, 64, 64
+    assert asked(FORWARD, "bfloat16", gpt2).workspace_bytes == 1 << 20
+    assert asked(FORWARD, "float16", gpt2).workspace_bytes == (1 << 20) + 4 * 64 * 12 * 1024
+    dq = 4 * 64 * 12 * 1024 * 64
+    assert asked(BACKWARD, "bfloat16", gpt2).workspace_bytes == dq + dq // 64 + (16 << 20)
+
+
+def test_it_is_planned_to_take_less_time_than_the_composed_one_and_causal_half():
+    gpt2 = (64, 12), 1024, 1024, 64, 64
+    for kernel, composed in ((FORWARD, CudaAttention(GPU)), (BACKWARD, CudaAttentionGrad(GPU))):
+        whole = asked(kernel, "bfloat16", gpt2).duration_ns
+        half = asked(kernel, "bfloat16", gpt2, {"causal": True}).duration_ns
+        assert whole < asked(composed, "bfloat16", gpt2).duration_ns / 3
+        assert 0.5 < half / whole < 0.6
+
+
+def test_only_a_plan_with_cudnn_has_its_kernels_and_its_fingerprint_says_so():
+    type_ = TensorType(DType.BFLOAT16, (2, 16, 8))
+    one = Operand(type_, 0, contiguous_strides(type_.shape, 2))
+    lse = Operand(TensorType(DType.FLOAT32, (2, 16)), 0, (64, 4))
+    given = "h200", "attention", {"scale": 0.5, "causal": False}, (one,) * 3, (one, lse)
+    names = [catalogue.choose(*given, uses_cudnn=uses)[0] for uses in (False, True)]
+    assert names == ["cuda.attention", "cudnn.attention"]
+    said = [catalogue.fingerprint("h200", uses_cudnn=uses) for uses in (False, True)]
+    assert [catalogue.is_with_cudnn(text) for text in said] == [False, True]
