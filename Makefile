@@ -34,7 +34,7 @@ OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
 	$(patsubst %,tests/compiler/test_%.py,ops ops_simplify bfloat16 gradients) \
 	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
 
-# What the packages of the extra [cuda] can prove without a GPU; 750 MB, in a folder of their own.
+# What the packages of the extras [cuda] and [cudnn] can prove without a GPU; 2 GB, in a folder of their own.
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 
@@ -78,7 +78,7 @@ devices: $(DEV_STAMP) ## jobs scattered over two simulated devices, and on one, 
 oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)
 
-cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels and products; needs no GPU
+cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
 	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda tests/actors $(ARGS)
 
 check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
@@ -150,7 +150,7 @@ $(CUDA_STAMP): pyproject.toml
 	@echo "make: installing actorflow with CUDA's packages into $(CUDA_VENV)"
 	@$(PYTHON) -m venv --clear $(CUDA_VENV)
 	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable ".[test,cuda]"
+		--editable ".[test,cuda,cudnn]"
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

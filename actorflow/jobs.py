@@ -267,7 +267,7 @@ class Job:
         graph: Graph | None = None,
     ) -> Plan:
         from actorflow.compile.compiling import compiled_plan
-        from actorflow.compile.gpus import gpu_for
+        from actorflow.compile.gpus import gpu_for, is_cudnn_wanted
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
@@ -284,7 +284,8 @@ class Job:
         budget = self.options.budget_bytes
         said = f"{source_of(self._function)}: job {self.name!r}"
         gpu = gpu_for(said, devices, self.options.gpu, settings)
-        hardware = replace(hardware_for(devices, gpu), ranks=ranks, memory_bytes=budget)
+        hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
+        hardware = replace(hardware, ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)

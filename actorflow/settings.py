@@ -58,6 +58,9 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar("ACTORFLOW_GPU", "the one here", "GPU that jobs on cuda are planned for, such as h200"),
     EnvVar("ACTORFLOW_CUDA", "", "emulated runs plans for cuda on the host, to test them, slowly"),
     EnvVar(
+        "ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's attention for cuda, 0 none"
+    ),
+    EnvVar(
         "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that a fault names its op"
     ),
 )
@@ -69,12 +72,14 @@ class Settings:
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
     off, `threads` is None for all cores, `stall_seconds` is 0 for never, `gpu` is empty for the one
-    that is here. `warnings` are texts for the user: unknown names, and a cache that has no place.
+    that is here, `cudnn` is None for where it is installed. `warnings` are texts for the user:
+    unknown names, and a cache that has no place.
     """
 
     devices: tuple[Device, ...] = (HOST,)
     gpu: str = ""
     cuda_emulated: bool = False
+    cudnn: bool | None = None
     sync: bool = False
     dump: Path | None = None
     trace: Path | None = None
@@ -109,6 +114,7 @@ class Settings:
             devices=_devices(environ, "ACTORFLOW_DEVICE"),
             gpu=environ.get("ACTORFLOW_GPU", "").strip(),
             cuda_emulated=_is_emulated(environ, "ACTORFLOW_CUDA"),
+            cudnn=_flag_or_auto(environ, "ACTORFLOW_CUDNN"),
             sync=_flag(environ, "ACTORFLOW_SYNC"),
             dump=_path(environ, "ACTORFLOW_DUMP"),
             trace=_path(environ, "ACTORFLOW_TRACE"),
@@ -182,6 +188,11 @@ def _flag(environ: Mapping[str, str], name: str, *, default: bool = False) -> bo
     if value in _FALSE:
         return False
     raise SettingsError(f"{name}: expected 1 or 0 (or true, false), came {environ[name]!r}")
+
+
+def _flag_or_auto(environ: Mapping[str, str], name: str) -> bool | None:
+    value = environ.get(name, "").strip().lower()
+    return None if value in ("", "auto") else _flag(environ, name)
 
 
 def _nearest(word: str, known: Iterable[str]) -> list[str]:

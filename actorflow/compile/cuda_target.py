@@ -21,9 +21,10 @@ class CudaTarget:
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 2,048 rows, a product of 16 waves of tiles on an H200. Computed, not measured."""
 
-    def __init__(self, device: Device, gpu: str) -> None:
+    def __init__(self, device: Device, gpu: str, *, uses_cudnn: bool = False) -> None:
         self._device = device
         self._gpu = gpu_named(gpu)
+        self._uses_cudnn = uses_cudnn
         self._answers: dict[KernelCall, KernelInfo] = {}
 
     @property
@@ -44,8 +45,8 @@ class CudaTarget:
 
     @property
     def fingerprint(self) -> str:
-        """The generation of the kernels and the GPU."""
-        return catalogue.fingerprint(self._gpu.name)
+        """The generation of the kernels, the GPU, and whether cuDNN is used."""
+        return catalogue.fingerprint(self._gpu.name, uses_cudnn=self._uses_cudnn)
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none.
@@ -60,7 +61,7 @@ class CudaTarget:
         family = runs_as.get(Op(call.op))
         given = (call.op, call.attrs, *operands_of_call(call), family)
         try:
-            name, needs = catalogue.choose(self._gpu.name, *given)
+            name, needs = catalogue.choose(self._gpu.name, *given, uses_cudnn=self._uses_cudnn)
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
             raise LookupError(text) from None

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from actorflow.settings import Settings
+from actors.device.cuda import cudnn
 from actors.device.cuda.nvml import GpuListed, listed_gpus
+from actors.kernels.cuda.catalogue import is_with_cudnn
 from actors.kernels.cuda.gpu import Gpu, gpu_named, known_gpus
 from compiler.errors import CompileError
 from compiler.placement import Device, DeviceKind
@@ -119,6 +121,16 @@ def described(seen: GpuListed) -> Gpu:
         f"the GPU here is {seen.name!r} (compute capability {dotted(seen.capability)}), and there"
         f" is no description of it, but of {', '.join([gpu.says for gpu in known])}; {mend}"
     )
+
+
+def is_cudnn_wanted(settings: Settings) -> bool:
+    """Whether plans for a GPU use cuDNN: as the settings say, else where it is installed."""
+    return cudnn.can_run() if settings.cudnn is None else settings.cudnn
+
+
+def has_cudnn(plan: Plan) -> bool:
+    """Whether a plan was compiled for a GPU with cuDNN."""
+    return is_with_cudnn(plan.target)
 
 
 def gpu_of(plan: Plan) -> str:

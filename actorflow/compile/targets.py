@@ -98,18 +98,20 @@ class SimTarget:
         return self._host.collective_ns(size_bytes)
 
 
-def hardware_for(devices: Sequence[Device], gpu: str = "") -> Hardware:
+def hardware_for(devices: Sequence[Device], gpu: str = "", *, uses_cudnn: bool = False) -> Hardware:
     """Return what a plan for some devices is made for; see `target_for`."""
-    return Hardware(tuple(devices), tuple([target_for(device, gpu) for device in devices]))
+    targets = [target_for(device, gpu, uses_cudnn=uses_cudnn) for device in devices]
+    return Hardware(tuple(devices), tuple(targets))
 
 
-def target_for(device: Device, gpu: str = "") -> Target:
-    """Return what is known of a device; `gpu` is the name of the GPU that a CUDA device is.
+def target_for(device: Device, gpu: str = "", *, uses_cudnn: bool = False) -> Target:
+    """Return what is known of a device.
 
-    Raises LookupError for a GPU that there is no description of.
+    `gpu` is the name of the GPU that a CUDA device is, `uses_cudnn` whether that has cuDNN. Raises
+    LookupError for a GPU that there is no description of.
     """
     if device.kind is DeviceKind.CUDA:
-        return CudaTarget(device, gpu)
+        return CudaTarget(device, gpu, uses_cudnn=uses_cudnn)
     return HostTarget() if device.kind is DeviceKind.HOST else SimTarget(device)
 
 

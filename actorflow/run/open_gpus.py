@@ -9,6 +9,7 @@ from actorflow.compile.gpus import dotted, gpu_called, gpu_of
 from actorflow.compile.native import toolchain_of
 from actorflow.logs import logger
 from actorflow.settings import Settings
+from actors.device.cuda import cudnn
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver, GpuSeen
@@ -18,6 +19,7 @@ from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.poison import CUDA_POISON_KERNELS
 from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.cudnn_attention import CUDNN
 from actors.kernels.cuda.gpu import Gpu, gpu_named
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.native.toolchain import Toolchain
@@ -46,6 +48,7 @@ def open_gpus(
         seed = settings.sim_seed
         drivers = [EmulatedDriver(cuda, toolchain, acted, index, seed=seed) for index in indices]
     else:
+        _check_packages(plan)
         drivers = _real_drivers(plan, indices, settings)
     if settings.gpu or not settings.cuda_emulated:
         for index, driver in zip(indices, drivers, strict=True):
@@ -72,6 +75,17 @@ def _toolchain(settings: Settings) -> Toolchain:
             " gcc or clang) on the PATH; install one, or name it in CC"
         )
     return toolchain
+
+
+def _check_packages(plan: Plan) -> None:
+    """Refuse a plan that needs cuDNN where that is not."""
+    kernels = [launch.kernel for actor in plan.actors for launch in actor.launches]
+    names = dict.fromkeys([k for k in kernels if k.startswith(CUDNN)])
+    if names and not cudnn.can_run():
+        raise DeviceError(
+            f"plan {plan.name!r} was compiled for a GPU with cuDNN ({', '.join(names)}), and its"
+            f" packages are missing here: {cudnn.INSTALL}"
+        )
 
 
 def _real_drivers(plan: Plan, indices: Sequence[int], settings: Settings) -> list[CudaDriver]:

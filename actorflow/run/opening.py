@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from actorflow.compile.gpus import gpu_of, is_cuda
+from actorflow.compile.gpus import gpu_of, has_cudnn, is_cuda
 from actorflow.compile.native import NATIVE, build, choosing
 from actorflow.compile.plugins import load_plugins
 from actorflow.compile.targets import hardware_for
@@ -76,7 +76,8 @@ def _check_target(plan: Plan, *, is_native: bool) -> None:
             f"plan {plan.name!r} was compiled for native kernels ({', '.join(native)}), and here"
             " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
         )
-    here, there = hardware_for(devices_of(plan), gpu_of(plan)).fingerprint, plan.target
+    devices, gpu, there = devices_of(plan), gpu_of(plan), plan.target
+    here = hardware_for(devices, gpu, uses_cudnn=has_cudnn(plan)).fingerprint
     if _VERSION.findall(here) != _VERSION.findall(there):
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"

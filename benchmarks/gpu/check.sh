@@ -22,7 +22,7 @@ wheels=${WHEELS:-$out/../wheels}
 venv=$out/../check-venv
 
 needed="numpy msgpack xxhash safetensors pyzmq cffi pycparser Pillow cupy-cuda13x nvidia-cuda-nvrtc
-nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend"
+nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend cuda-bindings"
 
 lacking() {
 	"$python" - $needed <<-'END'

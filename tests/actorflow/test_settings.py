@@ -21,6 +21,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_DEVICE": "sim:1",
             "ACTORFLOW_GPU": " h200 ",
             "ACTORFLOW_CUDA": "Emulated",
+            "ACTORFLOW_CUDNN": "Off",
             "ACTORFLOW_SYNC": "yes",
             "ACTORFLOW_DUMP": "out/dump",
             "ACTORFLOW_TRACE": "~/trace.json",
@@ -37,6 +38,7 @@ def test_every_variable_is_read():
         devices=(Device(DeviceKind.SIM, 1),),
         gpu="h200",
         cuda_emulated=True,
+        cudnn=False,
         sync=True,
         dump=Path("out/dump"),
         trace=Path("/home/ann/trace.json"),
@@ -60,6 +62,11 @@ def test_each_variable_of_the_table_is_known_and_changes_something():
         changed = Settings.from_env({**HOME, variable.name: values.get(variable.name, "1")})
         assert changed != Settings.from_env(HOME)
         assert changed.warnings == ()
+
+
+@pytest.mark.parametrize(("value", "cudnn"), [("auto", None), ("1", True), ("0", False)])
+def test_cudnn_is_used_or_not_or_where_it_is(value, cudnn):
+    assert Settings.from_env({**HOME, "ACTORFLOW_CUDNN": value}).cudnn is cudnn
 
 
 def test_an_empty_value_is_as_good_as_none():

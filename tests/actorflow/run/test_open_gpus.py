@@ -22,7 +22,7 @@ ARENAS = [SimpleNamespace(place=CUDA.place, size_bytes=4096)]
 
 def opened(settings, *indices):
     options = {"gpu": "h200", "deterministic": True}
-    plan = SimpleNamespace(name="score", option=options.get, arenas=ARENAS)
+    plan = SimpleNamespace(name="score", option=options.get, arenas=ARENAS, actors=())
     return open_gpus.open_gpus(plan, indices, settings, LateSchedule(Random(0)))
 
 

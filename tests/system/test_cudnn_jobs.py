@@ -1,0 +1,128 @@
+"""Jobs on a GPU with cuDNN, acted by the host: which attention is its, and what comes of it."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jobs import GPT
+
+import actorflow as af
+from actorflow.run import open_gpus
+from actorflow.run.opening import make_ready
+from actorflow.run.runner import Runner
+from actorflow.settings import Settings
+from actors.device.cuda import cudnn
+from actors.device.cuda.cudnn import INSTALL
+from compiler.errors import DeviceError
+
+pytestmark = pytest.mark.host("it is about emulated GPUs")
+
+STEPS = 6
+OURS = {"cudnn.attention", "cudnn.attention_grad"}
+
+
+def tokens():
+    text = np.cumsum(np.random.default_rng(0).integers(0, 5, 2_000)) % 11
+    return af.data.Tokens(text.astype(np.uint8), seq=9, batch=2, seed=0)
+
+
+def make_model(width=16):
+    """Return a model with two heads of `width` / 2 numbers."""
+    model = GPT(11, seq=9, width=width, layers=1, heads=2)
+    rng = np.random.default_rng(1)
+    for name, parameter in model.named_parameters():
+        is_scale = "norm" in name and name.endswith("weight")
+        shape = parameter.type.shape
+        array = np.ones(shape) if is_scale else rng.normal(0, 0.2, shape)
+        parameter.load(array.astype(np.float32))
+    return model
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Return a function that compiles a job with or without cuDNN."""
+
+    def compile_(uses, width=16, precision="bf16", **options):
+        @af.job(
+            optimizer=af.optim.AdamW(3e-3),
+            device="cuda",
+            gpu="h200",
+            precision=precision,
+            **options,
+        )
+        def train(model, batch):
+            return af.cross_entropy(model(batch.x), batch.y)
+
+        monkeypatch.setenv("ACTORFLOW_CUDNN", uses)
+        return train.compile(make_model(width), tokens(), every=3)
+
+    return compile_
+
+
+@pytest.fixture
+def settings(native_toolchain, built_kernels, monkeypatch):
+    """Of an emulated GPU; kernels are built once for all tests."""
+    monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: native_toolchain)
+    return replace(Settings.from_env(os.environ), cuda_emulated=True)
+
+
+def kernels_of(plan):
+    return {launch.kernel for actor in plan.actors for launch in actor.launches}
+
+
+def fit(plan, settings, steps=STEPS, seed=0, **options):
+    losses = []
+    runner = Runner(plan, settings=replace(settings, sim_seed=seed))
+    options |= {"on_step": lambda step, metrics: losses.append(metrics["loss"])}
+    result = runner.fit(tokens(), steps=steps, progress=False, every=3, **options)
+    return losses, {name: array.tobytes() for name, array in result.variables.items()}
+
+
+def test_losses_are_those_of_composed_attention_and_the_same_however_late(compiled, settings):
+    with_it, without = compiled("1"), compiled("0")
+    assert kernels_of(with_it) >= OURS
+    assert not kernels_of(without) & OURS
+    losses, bits = fit(with_it, settings)
+    np.testing.assert_allclose(losses, fit(without, settings)[0], rtol=2e-2)
+    assert fit(with_it, settings, seed=3) == (losses, bits)
+    assert fit(with_it, replace(settings, sync=True), seed=4) == (losses, bits)
+
+
+def test_a_resumed_run_has_the_same_bits(compiled, settings, tmp_path):
+    plan = compiled("1")
+    losses, bits = fit(plan, settings)
+    first, _ = fit(plan, settings, steps=3, checkpoint=tmp_path / "run")
+    rest, again = fit(plan, settings, seed=5, checkpoint=tmp_path / "run")
+    assert (first + rest, again) == (losses, bits)
+
+
+@pytest.mark.parametrize("options", [{"width": 24}, {"precision": "fp32"}], ids=str)
+def test_heads_that_are_not_8n_and_float32_are_composed_and_the_plan_says_so(compiled, options):
+    plan = compiled("1", **options)
+    assert not kernels_of(plan) & OURS
+    assert {"cuda.attention", "cuda.attention_grad"} <= kernels_of(plan)
+
+
+def test_whether_it_is_used_is_of_the_plan_and_not_of_where_it_runs(compiled, settings, caplog):
+    with_it, without = compiled("1"), compiled("0")
+    assert with_it.target != without.target
+    for plan in (with_it, without):
+        make_ready(plan, settings)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_unless_it_is_said_it_is_used_where_its_packages_are(compiled, monkeypatch, is_here):
+    monkeypatch.setattr(cudnn, "can_run", lambda: is_here)
+    assert bool(kernels_of(compiled("")) & OURS) is is_here
+
+
+def test_where_its_packages_are_missing_a_plan_with_it_is_refused(compiled, settings, monkeypatch):
+    monkeypatch.setattr(cudnn, "can_run", lambda: False)
+    with pytest.raises(DeviceError) as caught:
+        fit(compiled("1"), replace(settings, cuda_emulated=False))
+    assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and its packages" in str(
+        caught.value
+    )
+    assert INSTALL in str(caught.value)
