@@ -50,6 +50,30 @@ def large_rows() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
+    """Return calls of 16 bits that cuDNN takes: attention and its gradient, with either mask."""
+    found: list[Row] = []
+    for rows, columns in ((9, 16),) if is_tiny else ((257, 257), (200, 512), (1024, 1024)):
+        q = normal(2, 3, rows, 64)
+        k, v = (normal(2, 3, columns, 64, seed=s) for s in (1, 2))
+        for causal in (False, True):
+            attrs = {"scale": 0.125, "causal": causal}
+            found.append(row("attention", table.attention, q, k, v, **attrs))
+            y, lse = table.attention(q, k, v, **attrs)
+            given = normal(*y.shape, seed=3), q, k, v, y, lse.astype(np.float32)
+            found.append(row("attention_grad", _attention_grad, *given, **attrs))
+    return tuple(found)
+
+
+def _attention_grad(dy, q, k, v, y, lse, scale, causal):
+    scores = scale * q @ k.swapaxes(-1, -2)
+    p = np.exp(scores - lse[..., None])
+    if causal:
+        p = p * np.tri(*p.shape[-2:], p.shape[-1] - p.shape[-2])
+    slopes = p * (dy @ v.swapaxes(-1, -2) - (dy * y).sum(-1, keepdims=True)) * scale
+    return slopes @ k, slopes.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
+
+
 def rows(*, is_tiny: bool) -> tuple[Row, ...]:
     """Return all calls; of tiny ones the first of each op."""
     # A copy between places is the plain copy's kernel, which has rows of its own.

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 import compiler.ops.standard  # noqa: F401  # registers the ops
+from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import RunKernel
+from actors.kernels.cuda.cudnn_attention import CUDNN
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.bfloat16 import from_bits, to_bits
@@ -27,7 +29,7 @@ from compiler.ops.sources import INPUT
 from compiler.placement import Memory
 from compiler.registry import find_op, reference, runs_as, view
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
-from gpu.cases import Row, rows
+from gpu.cases import Row, library_rows, rows
 from gpu.opened import GPU, open_device, open_driver
 from gpu.section import Findings, Place
 
@@ -45,16 +47,17 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An op on inputs of a type, as the graph that a plan is made of."""
+    """An op on inputs of a type, as the graph that a plan is made of, with cuDNN or without."""
 
     row: Row
     dtype: DType
     graph: Graph
     inputs: tuple[np.ndarray, ...]
+    uses_cudnn: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.row.op} in {self.dtype.value}"
+        return f"{self.row.op} in {self.dtype.value}{' by cuDNN' if self.uses_cudnn else ''}"
 
 
 def run(found: Findings, place: Place) -> None:
@@ -62,6 +65,10 @@ def run(found: Findings, place: Place) -> None:
     device = open_device(place, driver)
     types = (DType.FLOAT32,) if place.is_emulated else (DType.FLOAT32, DType.BFLOAT16)
     called = [_called(row, dtype) for row in rows(is_tiny=place.is_emulated) for dtype in types]
+    if place.is_emulated or cudnn.can_run():
+        wide = library_rows(is_tiny=place.is_emulated)
+        by_cudnn = [_called(row, DType.BFLOAT16) for row in wide]
+        called += [replace(call, uses_cudnn=True) for call in by_cudnn]
     driver.load(list(_texts(called)))
     stream = device.make_stream("check")
     worst: dict[str, float] = defaultdict(float)
@@ -119,11 +126,12 @@ def _operands(graph: Graph, values: tuple[int, ...]) -> tuple[Operand, ...]:
     return tuple([Operand(t, 0, contiguous_strides(t.shape, t.dtype.itemsize)) for t in types])
 
 
-def _chosen(graph: Graph, node: Node):
-    sides = _operands(graph, node.inputs), _operands(graph, node.outputs)
-    name, needs = catalogue.choose(
-        GPU, node.op.name, dict(node.attrs), *sides, runs_as.get(node.op) or ""
-    )
+def _chosen(call: Called, node: Node):
+    sides = _operands(call.graph, node.inputs), _operands(call.graph, node.outputs)
+    given = GPU, node.op.name, dict(node.attrs), *sides, runs_as.get(node.op) or ""
+    name, needs = catalogue.choose(*given, uses_cudnn=call.uses_cudnn)
+    if call.uses_cudnn and not name.startswith(CUDNN):
+        raise Wrong(f"{name} computes it")
     return catalogue.binders(GPU)[name], needs
 
 
@@ -134,8 +142,8 @@ def _texts(called: list[Called]) -> Iterator[object]:
             if not _is_launched(call.graph, node):
                 continue
             try:
-                kernel, needs = _chosen(call.graph, node)
-            except LookupError:
+                kernel, needs = _chosen(call, node)
+            except (LookupError, Wrong):
                 continue
             sides = [
                 tuple([DeviceView(1 << 30, x.type, x.strides_bytes) for x in operands])
@@ -161,7 +169,7 @@ def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
         if node.op is INPUT:
             made = [call.inputs[int(str(node.attrs["name"]))]]
         elif _is_launched(graph, node):
-            made = _launched(device, stream, graph, node, given)
+            made = _launched(device, stream, call, node, given)
         else:
             made = [np.ascontiguousarray(a) for a in reference.get(node.op)(node.attrs, *given)]
         held.update(zip(node.outputs, made, strict=True))
@@ -169,11 +177,11 @@ def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
 
 
 def _launched(
-    device: CudaDevice, stream, graph: Graph, node: Node, given: list[np.ndarray]
+    device: CudaDevice, stream, call: Called, node: Node, given: list[np.ndarray]
 ) -> list[np.ndarray]:
     """Launch one node twice among guards. Raises Wrong."""
-    kernel, needs = _chosen(graph, node)
-    types = [graph.types[v] for v in (*node.inputs, *node.outputs)]
+    kernel, needs = _chosen(call, node)
+    types = [call.graph.types[v] for v in (*node.inputs, *node.outputs)]
     types.append(TensorType(DType.UINT8, (needs.workspace_bytes,)))
     places, end = [], _MARGIN
     for type_ in types:
