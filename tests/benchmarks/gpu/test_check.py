@@ -13,6 +13,7 @@ from gpu import check, opened, section
 from gpu.predictions import PREDICTIONS
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table
 from gpu.section import SECTIONS, Section
+from gpu.sections import training
 
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.nvml import GpuListed, Listing
@@ -171,6 +172,14 @@ def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(monkeypatch, counting,
     here = check._here(counting)
     assert len(here.gpus) == count
     assert here.problem == ("" if count else "no list is here")
+
+
+@pytest.mark.parametrize(
+    ("last", "apart"), [(0.02, 0.0), (0.0202, 1e-4), (float("nan"), float("nan"))]
+)
+def test_losses_lie_apart_by_the_largest_of_them(last, apart):
+    here, there = [training.Trained((2.0, 0.5, end), "") for end in (0.02, last)]
+    assert training._apart(here, there) == pytest.approx(apart, nan_ok=True)
 
 
 def test_predictions_are_of_sections_that_there_are_and_of_ranges():
