@@ -107,6 +107,7 @@ def breaks(plan, settings, monkeypatch):
     class Broken:
         def __init__(self, kernel):
             self._kernel, self.op, self.query = kernel, kernel.op, kernel.query
+            self.name = kernel.name
 
         def bind(self, attrs, inputs, outputs, workspace):
             calls = self._kernel.bind(attrs, inputs, outputs, workspace)
