@@ -251,11 +251,8 @@ class CupyDriver:
 
         It runs once, on scratch: what the library loads then it need not load in a capture.
         """
-        self._calls.here()  # a handle is for the GPU of its thread
-        if self._cudnn is None:
-            self._cudnn = Cudnn()
-            self._cudnn.open()
-        library = self._cudnn
+        self._calls.here()  # plans are made for the GPU of their thread, as the handle is
+        library = self._sdpa_library()
         choice = library.choose(sdpa, workspace_bytes)
         with _LibraryTrial(self) as trial:
             try:
@@ -273,8 +270,15 @@ class CupyDriver:
     ) -> None:
         """Run fused attention."""
         self._calls.here()
-        if self._cudnn is not None:
-            self._cudnn.run(self._attention[choice], addresses, workspace, stream)
+        self._sdpa_library().run(self._attention[choice], addresses, workspace, stream)
+
+    def _sdpa_library(self) -> Cudnn:
+        """Return the library, opened for the GPU that is current in this thread."""
+        if self._cudnn is None:
+            library = Cudnn()
+            library.open()
+            self._cudnn = library
+        return self._cudnn
 
     # -- graphs ----------------------------------------------------------------------------------
 

@@ -236,10 +236,12 @@ def test_a_thread_says_once_which_gpu_it_is_for_and_two_drivers_do_in_turn(drive
     assert devices(lambda: driver.record(1, 2), lambda: driver.wait(1, 2)) == [[1]]
     assert devices(lambda: other.record(1, 2), lambda: driver.record(1, 2)) == [[0], [1]]
     driver._library, driver._choices = Library(""), [None]
+    driver._cudnn, driver._attention = Attention(), [None]
     calls = [
         lambda: driver.synchronize_event(1),
         lambda: driver.launch_later(1, 1, 32, 0, 8, 1, 2),
         lambda: driver.product_later(0, 1, 2, 3, 4, 5, 6),
+        lambda: driver.attention_later(0, (1, 2), 3, 4),
     ]
     for call in calls:
         found = []
