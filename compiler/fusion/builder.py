@@ -120,8 +120,10 @@ class ProgramBuilder:
     def check_index(self, value: int, extent: int) -> int:
         """Emit a ROW of integers as it is; the launch fails for one outside of [0, extent).
 
-        It stays in the program whether its result is read or not.
+        It stays in the program whether its result is read or not. A number, as labels of a single
+        row are, is a ROW first.
         """
+        value = self.widened(value, Kind.ROW)
         dtype, kind = self.dtype_of(value), self.kind_of(value)
         return self._emit("check_index", (value,), dtype, kind, (extent,))
 
@@ -143,6 +145,8 @@ class ProgramBuilder:
         """Emit an instruction of another program on operands of this one."""
         if made.op in _REDUCTIONS:
             return self.reduce(made.op, operands[0])
+        if made.op == "check_index":
+            return self.check_index(operands[0], int(made.constants[0]))
         kind = made.kind  # that of an instruction without operands, and of philox
         if operands and made.op != "philox":
             kinds = [self._values[v].kind for v in operands]

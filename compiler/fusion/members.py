@@ -19,6 +19,7 @@ from compiler.fusion.spaces import (
     ROW,
     SCALAR,
     Access,
+    Shape,
     Space,
     access_of,
     canonical,
@@ -249,7 +250,7 @@ def _places(found: Frame, space: Space) -> Iterator[WayToSee]:
     )
     if size == space.rows * columns and own in (None, columns):
         yield WayToSee(
-            tuple([access_of(s, shape, columns) for s in found.inputs]),
+            tuple([_by_rows(s, found, space) for s in found.inputs]),
             tuple([access_of(s, shape, columns) for s in found.outputs]),
         )
     if own is not None or found.is_whole:
@@ -266,6 +267,13 @@ def _places(found: Frame, space: Space) -> Iterator[WayToSee]:
         )
     if size == 1:
         yield WayToSee((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
+
+
+def _by_rows(shape: Shape, found: Frame, space: Space) -> Access | None:
+    """Return how an operand is read; the one label of a single row is a label of a row."""
+    access = access_of(shape, found.shape, space.columns)
+    has_rows = found.num_trailing is not None and space.rows == 1 and bool(shape)
+    return ROW if has_rows and access == SCALAR else access
 
 
 def _of_columns(num_elements: int, columns: int) -> Access | None:

@@ -1,6 +1,8 @@
 import numpy as np
+import pytest
 
 import actorflow as af
+from actors.errors import ActorFailed
 
 
 def test_a_small_job_learns(mlp, classification, classify):
@@ -71,3 +73,25 @@ def test_a_job_without_training_computes_its_outputs(mlp):
     expected = np.maximum(x @ w1.T + b1, 0) @ w2.T + b2
     np.testing.assert_allclose(out["logits"], expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(out["twice"], 2 * x)
+
+
+@pytest.mark.parametrize("labels", ["int32", "int64"])
+def test_one_row_trains_as_the_same_row_twice_does(mlp, labels):
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        logits, y = model(batch.x), batch.y.to(labels)
+        hits = (logits.argmax(-1) == y.to("int64")).to("float32")
+        return {"loss": af.cross_entropy(logits, y), "accuracy": hits.mean()}
+
+    found = []
+    for rows in (1, 2):
+        model = mlp()
+        x = np.linspace(-1, 1, model.up.weight.shape[1], dtype=np.float32)
+        batch = {"x": np.stack([x] * rows), "y": np.ones(rows, np.int32)}
+        found.append([train.step(model, batch) for _ in range(3)])
+        with pytest.raises(ActorFailed, match="label 999 at position 0 is outside 0"):
+            train.step(model, {**batch, "y": np.full(rows, 999, np.int32)})
+        train.close(model)
+    for one, two in zip(*found, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["accuracy"] == two["accuracy"]

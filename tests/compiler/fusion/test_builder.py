@@ -3,6 +3,7 @@ import pytest
 
 from compiler.errors import InternalError
 from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.check import check_program
 from compiler.fusion.interpreter import evaluate
 from compiler.fusion.program import Kind, ProgramInput
 from compiler.fusion.spaces import Space
@@ -59,6 +60,15 @@ def test_a_check_stays_though_nobody_reads_its_result(p):
     bad = (np.array([0, 1, 2, 3]), np.zeros((4, 3)))
     with pytest.raises(IndexError, match="label 3 at position"):
         evaluate(program, Space(4, 3), bad)
+
+
+def test_a_check_of_one_number_is_one_of_a_row(p):
+    label = p.input(ProgramInput(DType.INT64, Kind.SCALAR))
+    program, _ = p.finish((p.check_index(label, 3),))
+    check_program(program)
+    assert evaluate(program, Space(1, 3), (np.array([2]),))[0].tolist() == [[2]]
+    with pytest.raises(IndexError, match="label 3 at position"):
+        evaluate(program, Space(1, 3), (np.array([3]),))
 
 
 @pytest.mark.parametrize("kind", Kind)
