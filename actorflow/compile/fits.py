@@ -36,7 +36,8 @@ def _mend(make: Callable[[int], object], there: int) -> str:
         smallest = error.smallest_bytes
     if smallest > there:
         return (
-            f"the smallest budget found feasible is {exact_bytes(smallest)}: lower the batch size"
+            f"the smallest budget found feasible is {exact_bytes(smallest)}: lower the batch size,"
+            " or make the model smaller"
         )
     return (
         f"give it a memory_budget, of which {exact_bytes(smallest)} is the smallest found feasible"

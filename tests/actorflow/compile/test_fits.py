@@ -61,6 +61,7 @@ def test_a_plan_that_is_too_large_is_told_the_budgets_that_do(plan):
 
 def test_a_job_that_no_budget_fits_is_told_so(plan):
     with pytest.raises(
-        OutOfMemory, match=r"smallest budget found feasible is .*: lower the batch size"
+        OutOfMemory,
+        match=r"smallest budget found feasible is .*: lower the batch size, or make the model",
     ):
         check_fits(sized(plan, THERE + 1), HARDWARE, needing(THERE + 1))
