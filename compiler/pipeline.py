@@ -260,7 +260,7 @@ def _rewritten(
     for step in steps:
         if isinstance(step, BudgetPass):
             continue
-        graph = step.run(graph) if isinstance(step, Pass) else step.run(graph, hardware)
+        graph = step.apply(graph, hardware)
         _look(graph, step.name, options, watch, prefix)
     return graph
 

@@ -31,6 +31,10 @@ class Pass:
     provides: tuple[str, ...]
     is_wanted: Callable[[CompileOptions], bool] = lambda options: True
 
+    def apply(self, graph: Graph, hardware: Hardware) -> Graph:
+        """Return the rewritten graph, the same one for all hardware."""
+        return self.run(graph)
+
 
 @dataclass(frozen=True, slots=True)
 class DevicePass:
@@ -41,6 +45,10 @@ class DevicePass:
     needs: tuple[str, ...]
     provides: tuple[str, ...]
     is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+    def apply(self, graph: Graph, hardware: Hardware) -> Graph:
+        """Return the graph, rewritten for this hardware."""
+        return self.run(graph, hardware)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,10 @@ def wanted_passes():
     return [step for step in PASSES if step.is_wanted(OPTIONS)]
 
 
-def ordered(depth):
+def ordered(depth, target):
     graph = traced(depth)
     for step in wanted_passes():
-        graph = step.run(graph)
+        graph = step.apply(graph, target)
     return graph
 
 
@@ -78,7 +78,7 @@ def work(depth, target):
     graph = traced(depth)
     counted("hash", lambda: hash_graph(graph, with_sources=True))
     for step in wanted_passes():
-        graph = counted(step.name, lambda step=step, graph=graph: step.run(graph))
+        graph = counted(step.name, lambda step=step, graph=graph: step.apply(graph, target))
     plan = counted("lower", lambda: lower(graph, target, OPTIONS, ""))
     counted("verify", lambda: verify_plan(plan))
     data = counted("to bytes", plan.to_bytes)
@@ -103,7 +103,8 @@ def test_the_target_is_asked_once_for_equal_calls(fake_target):
             return fake_target.targets[0].query(call)
 
     def asked(depth):
-        graph, target = ordered(depth), Counting()
+        target = Counting()
+        graph = ordered(depth, fake_target)
         drafts = draft_launches(graph, assign_storage(graph), one_device(target))
         return target.asked, len(drafts)
 
@@ -114,7 +115,7 @@ def test_the_target_is_asked_once_for_equal_calls(fake_target):
 def test_simplifying_what_is_simple_keeps_the_nodes_themselves():
     graph = traced(6)
     for step in wanted_passes():
-        graph = step.run(graph)
+        graph = step.apply(graph, one_device(HostCosts()))
         if step.name == "simplify":
             break
     again = simplify.run(graph)
