@@ -267,7 +267,7 @@ class Job:
         graph: Graph | None = None,
     ) -> Plan:
         from actorflow.compile.compiling import compiled_plan
-        from actorflow.compile.gpus import gpu_for, is_cudnn_wanted
+        from actorflow.compile.gpus import is_cudnn_wanted
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
@@ -282,8 +282,7 @@ class Job:
         if evaluation is not None:
             evaluated = evaluation_graph(evaluation, model, devices)
         budget = self.options.budget_bytes
-        said = f"{source_of(self._function)}: job {self.name!r}"
-        gpu = gpu_for(said, devices, self.options.gpu, settings)
+        gpu = self._gpu(devices, settings)
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
         hardware = replace(hardware, ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
@@ -300,6 +299,16 @@ class Job:
             if key not in self._plans:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]
+
+    def _gpu(self, devices: tuple[Device, ...], settings: Settings) -> str:
+        """Return the GPU that the job is planned for. Raises CompileError, naming its line."""
+        from actorflow.compile.gpus import gpu_for
+
+        try:
+            return gpu_for(devices, self.options.gpu, settings)
+        except CompileError as error:
+            where = source_of(self._function)
+            raise CompileError(f"{where}: job {self.name!r}: {error}") from None
 
     def _compile_options(
         self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None

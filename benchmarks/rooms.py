@@ -30,6 +30,9 @@ LEADERS = (
 )
 """Functions by their qualified names, from the outside in."""
 
+THROUGH = ("Pass.apply", "DevicePass.apply")
+"""Functions that only call what they were made of: no stop, and whoever calls them leads on."""
+
 REASONS = {
     "compiler": "the plan is proven beside what it is: by other rules than those that made it",
     "actorflow/compile": "whoever asked the cache for a plan keeps there the one that was made",
@@ -79,7 +82,13 @@ def _is_ours(frame: FrameType) -> bool:
 def _is_led(frame: FrameType) -> bool:
     """Whether a leader calls, in person or in a list or lambda of its own."""
     caller = frame.f_back
-    if caller is None or caller.f_code.co_filename == frame.f_code.co_filename:
+    while caller is not None and caller.f_code.co_qualname in THROUGH:
+        caller = caller.f_back
+    if (
+        frame.f_code.co_qualname in THROUGH
+        or caller is None
+        or caller.f_code.co_filename == frame.f_code.co_filename
+    ):
         return False  # a leader's own helper is no stop
     return caller.f_code.co_qualname.split(".<locals>")[0] in LEADERS
 

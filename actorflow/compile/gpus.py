@@ -60,20 +60,12 @@ def check_gpu(named: object, devices: Sequence[Device]) -> None:
         )
 
 
-def gpu_for(job: str, devices: Sequence[Device], named: str | None, settings: Settings) -> str:
+def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) -> str:
     """Return the name of the GPU that a job's CUDA devices are planned as; "" without any.
 
-    `job` is its line and name. The GPU is the one `named` by the job, else that of ACTORFLOW_GPU,
-    else the one that is here. Raises CompileError, which says how to name one, where that is not
-    known.
+    It is the one `named` by the job, else that of ACTORFLOW_GPU, else the one that is here. Raises
+    CompileError, which says how to name one, where that is not known.
     """
-    try:
-        return _gpu_for(devices, named, settings)
-    except CompileError as error:
-        raise CompileError(f"{job}: {error}") from None
-
-
-def _gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) -> str:
     if named is not None:
         check_gpu(named, devices)
     ours = [device for device in devices if is_cuda(device)]

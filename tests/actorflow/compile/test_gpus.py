@@ -30,26 +30,26 @@ def here(monkeypatch):
 
 
 def test_a_job_without_cuda_has_no_gpu_whatever_the_environment_names(here):
-    assert gpu_for("train", (HOST,), None, Settings(gpu="h200")) == ""
+    assert gpu_for((HOST,), None, Settings(gpu="h200")) == ""
 
 
 def test_the_job_names_its_gpu_before_the_environment_and_that_before_the_machine(here):
     here(GpuListed("NVIDIA A100", "GPU-2", (8, 0), 80 << 30))
-    assert gpu_for("train", (CUDA,), "h200", Settings(gpu="a100")) == "h200"
-    assert gpu_for("train", (CUDA,), None, Settings(gpu="H200")) == "h200"
-    assert gpu_for("train", (CUDA,), None, Settings(cuda_emulated=True)) == "h200"
+    assert gpu_for((CUDA,), "h200", Settings(gpu="a100")) == "h200"
+    assert gpu_for((CUDA,), None, Settings(gpu="H200")) == "h200"
+    assert gpu_for((CUDA,), None, Settings(cuda_emulated=True)) == "h200"
 
 
 def test_the_gpu_that_is_here_is_known_by_what_its_driver_says(here):
     here(GpuListed("NVIDIA A100", "GPU-2", (8, 0), 80 << 30), H200)
-    assert gpu_for("train", (HOST, CUDA1), None, Settings()) == "h200"
+    assert gpu_for((HOST, CUDA1), None, Settings()) == "h200"
 
 
 def test_without_a_gpu_and_a_name_the_error_says_how_to_name_one(here):
     with pytest.raises(CompileError) as caught:
-        gpu_for("m.py:3: job 'train'", (CUDA,), None, Settings())
+        gpu_for((CUDA,), None, Settings())
     assert str(caught.value) == (
-        "m.py:3: job 'train': which GPU cuda:0 is must be known to compile for it, and no NVIDIA"
+        "which GPU cuda:0 is must be known to compile for it, and no NVIDIA"
         ' driver is here: there is no libnvidia-ml.so.1. Name it: @af.job(device="cuda",'
         ' gpu="h200"), --gpu h200 or ACTORFLOW_GPU=h200; there are descriptions of a100, b200,'
         " h100, h200, l40s, rtx4090. Plans can be made, printed and simulated without a GPU, and"
@@ -69,13 +69,13 @@ def test_a_job_whose_gpu_nobody_knows_names_its_line(here):
 def test_a_device_beyond_the_last_gpu_is_no_gpu(here):
     here(H200)
     with pytest.raises(CompileError, match=r"which GPU cuda:1 is .* and there are 1 GPUs, counted"):
-        gpu_for("train", (CUDA, CUDA1)[1:], None, Settings())
+        gpu_for((CUDA, CUDA1)[1:], None, Settings())
 
 
 def test_a_gpu_and_a_simulated_device_have_no_way_between_them():
     devices = (CUDA, HOST, Device(DeviceKind.SIM))
     with pytest.raises(CompileError, match="it runs on cuda:0 and on sim:0, which is simulated"):
-        gpu_for("train", devices, "h200", Settings())
+        gpu_for(devices, "h200", Settings())
 
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are():
