@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from actorflow.compile.gpus import described, dotted
-from actorflow.compile.host import Host, examine
+from actorflow.compile.host import CUDA_PACKAGES, Host, examine
 from actorflow.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.driver import OLDEST_CUDA
 from actors.device.cuda.nvml import GpuListed
@@ -23,6 +23,8 @@ _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
 _COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
 _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
+_USES = {"cuda": "a GPU", "cudnn": "fused attention of 16 bits on a GPU"}
+"""What needs the packages of an extra."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +185,12 @@ def _cuda_findings(host: Host) -> Iterator[Finding]:
     for name, version in packages.items():
         if version is not None:
             yield Finding(name, version)
-        elif cuda.gpus:
+        elif cuda.gpus and CUDA_PACKAGES[name] == "cuda":
             yield Finding(name, "is not installed", "python -m pip install 'actorflow[cuda]'")
         else:
-            yield Finding(name, "is not installed: a GPU would need it (extra [cuda])")
+            extra = CUDA_PACKAGES[name]
+            text = f"is not installed: {_USES[extra]} would need it (extra [{extra}])"
+            yield Finding(name, text)
 
 
 def _how_to_plan(gpu: GpuListed) -> str:

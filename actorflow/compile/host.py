@@ -26,13 +26,16 @@ from actors.kernels.library.openblas import (
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
-CUDA_PACKAGES = (
-    "cupy-cuda13x",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-runtime",
-    "nvidia-cublas",
-)
-"""What the extra [cuda] installs."""
+CUDA_PACKAGES = {
+    "cupy-cuda13x": "cuda",
+    "nvidia-cuda-nvrtc": "cuda",
+    "nvidia-cuda-runtime": "cuda",
+    "nvidia-cublas": "cuda",
+    "nvidia-cudnn-frontend": "cudnn",
+    "nvidia-cudnn-cu13": "cudnn",
+    "cuda-bindings": "cudnn",
+}
+"""What jobs on CUDA may use, with the extra that installs it."""
 
 _BUSY_WINDOW_S = 0.2
 
@@ -41,7 +44,7 @@ _BUSY_WINDOW_S = 0.2
 class Host:
     """What was seen of a machine. None stands for what this system does not tell.
 
-    `packages` is distribution -> version or None; `cuda_packages` the same for the extra [cuda].
+    `packages` is distribution -> version or None; `cuda_packages` the same for CUDA_PACKAGES.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use.

@@ -60,6 +60,12 @@ def test_a_sound_machine_has_no_warning():
         "ok   nvidia-cuda-nvrtc is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cuda-runtime is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cublas is not installed: a GPU would need it (extra [cuda])",
+        "ok   nvidia-cudnn-frontend is not installed: fused attention of 16 bits on a GPU would"
+        " need it (extra [cudnn])",
+        "ok   nvidia-cudnn-cu13 is not installed: fused attention of 16 bits on a GPU would need it"
+        " (extra [cudnn])",
+        "ok   cuda-bindings is not installed: fused attention of 16 bits on a GPU would need it"
+        " (extra [cudnn])",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
 
@@ -170,13 +176,16 @@ def test_a_machine_without_a_gpu_says_what_can_be_done_without_one():
 
 def test_a_gpu_with_all_that_it_needs_has_no_warning():
     host = replace(SOUND, cuda=ONE_GPU, cuda_packages=dict.fromkeys(SOUND.cuda_packages, "14.2"))
-    assert report_lines(HOME, host)[9:15] == [
+    assert report_lines(HOME, host)[9:18] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
         "ok   cupy-cuda13x 14.2",
         "ok   nvidia-cuda-nvrtc 14.2",
         "ok   nvidia-cuda-runtime 14.2",
         "ok   nvidia-cublas 14.2",
+        "ok   nvidia-cudnn-frontend 14.2",
+        "ok   nvidia-cudnn-cu13 14.2",
+        "ok   cuda-bindings 14.2",
     ]
 
 
