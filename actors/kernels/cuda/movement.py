@@ -68,6 +68,10 @@ def seen_as_array(view: DeviceView) -> Array:
     return np.asarray(_Elsewhere(view.address, numpy_dtype(view.dtype), view))
 
 
+_NOWHERE = 64
+"""Where an array without elements lies that has no address: numpy 1.26 takes no 0."""
+
+
 class _Elsewhere:
     """What numpy asks of memory that somebody else has; it may be written, whoever shows it."""
 
@@ -75,7 +79,7 @@ class _Elsewhere:
         strides = lies.strides_bytes if isinstance(lies, DeviceView) else lies.strides
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
-            "data": (address, False),
+            "data": (address or _NOWHERE, False),
             "shape": lies.shape,
             "strides": strides,
             "typestr": dtype.str,
