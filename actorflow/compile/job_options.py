@@ -36,8 +36,9 @@ class JobOptions:
             one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
             on them (the check for NaN) is up to so many steps late.
         streams: compute streams, at most. Branches of a step that do not depend on each other may
-            overlap, each on a thread of its own; all of them share the cores, so a plan has as many
-            streams as pay by the planner's estimate, and says so.
+            overlap. On the host each has a thread of its own and all of them share the cores, so a
+            plan has as many streams as pay by the planner's estimate, and says so; on other devices
+            it has as many as the branches can use.
         device: what the job runs on: "host", "cuda", "cuda:1", "sim" or "sim:1". A simulated device
             computes with the host's kernels and is late as a seed likes; see `docs/devices.md`. By
             default what ACTORFLOW_DEVICE says, and that is the host. An evaluation runs where its

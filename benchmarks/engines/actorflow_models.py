@@ -175,21 +175,16 @@ def widths_of(row: Row) -> tuple[int, ...]:
     return (found[0][1], *(shape[0] for shape in found))
 
 
-class OnDemand:
-    """A data source that gives as many batches as were asked for, and then waits."""
+class Rounds:
+    """A data source that goes round some batches, and can be sought."""
 
     def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
         self._batches, self._count = batches, 0
-        self._allowed = threading.Semaphore(0)
-
-    def allow(self, steps: int) -> None:
-        self._allowed.release(steps)
 
     def spec(self):
         return spec_of(self._batches[0])
 
     def __next__(self):
-        self._allowed.acquire()
         self._count += 1
         return self._batches[(self._count - 1) % len(self._batches)]
 
@@ -200,7 +195,22 @@ class OnDemand:
         self._count = state["count"]
 
     def fingerprint(self) -> str:
-        return "on demand"
+        return "rounds"
+
+
+class OnDemand(Rounds):
+    """Rounds of as many batches as were asked for; then it waits."""
+
+    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
+        super().__init__(batches)
+        self._allowed = threading.Semaphore(0)
+
+    def allow(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+    def __next__(self):
+        self._allowed.acquire()
+        return super().__next__()
 
 
 def optimizer_of(row: Row):

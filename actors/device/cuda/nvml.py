@@ -49,7 +49,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 class _NvmlError(Exception):
-    pass
+    """A call of the library failed; the text says which, and with what."""
 
 
 def listed_gpus(environ: Mapping[str, str], load: Callable[[str], Any] = ctypes.CDLL) -> Listing:

@@ -132,8 +132,7 @@ class EmulatedDriver:
 
     def free(self, address: int) -> None:
         """Give device memory back, when the device is done; CUDA waits as well."""
-        with suppress(DeviceFault):
-            self._cuda.schedule.synchronize(self._device)
+        self._drain()
         self._cuda.memory.free(address, Memory.DEVICE)
 
     def allocate_pinned(self, size_bytes: int) -> int:
@@ -143,8 +142,7 @@ class EmulatedDriver:
 
     def free_pinned(self, address: int) -> None:
         """Give pinned memory back, when the device is done."""
-        with suppress(DeviceFault):
-            self._cuda.schedule.synchronize(self._device)
+        self._drain()
         self._cuda.memory.free(address, Memory.PINNED)
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
@@ -358,10 +356,14 @@ class EmulatedDriver:
 
     def close(self) -> None:
         """Give everything back, when the device is done."""
-        with suppress(DeviceFault):
-            self._cuda.schedule.synchronize(self._device)
+        self._drain()
         for block in self._cuda.memory.of(self):
             self._cuda.memory.free(block.address, block.memory)
+
+    def _drain(self) -> None:
+        """Let all that was put on streams end: nothing may use memory that is given back."""
+        with suppress(DeviceFault):  # what failed has been told, or will be by whoever waits
+            self._cuda.schedule.synchronize(self._device)
 
     def _put(self, stream: int, call: str, launch: Launch) -> None:
         into = self._stream(stream)

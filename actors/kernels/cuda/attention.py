@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from actors.kernels.cuda.attention_chunks import NOWHERE, AttentionChunks
@@ -9,9 +10,8 @@ from actors.kernels.cuda.attention_rows import have_heads, real_of
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
-from actors.kernels.cuda.views import DeviceView, PlacedView
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, equal_operands
-from compiler.errors import InternalError
+from actors.kernels.cuda.views import DeviceView, PlacedView, on_device
+from actors.kernels.kernel import Attrs, KernelNeeds, Operands, equal_operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,7 @@ class CudaAttention:
         workspace: DeviceView | None,
     ) -> DeviceCalls:
         """Return the calls, chunk by chunk."""
-        asked = AttentionChunks(self.gpu, attrs, _views(inputs), _views(outputs), None)
-        asked.forward()
-        run = AttentionChunks(
-            self.gpu, attrs, _views(inputs), _views(outputs), asked.placed(workspace)
-        )
-        return run.forward()
+        return _calls(AttentionChunks.forward, self.gpu, attrs, (inputs, outputs), workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +73,21 @@ class CudaAttentionGrad:
         workspace: DeviceView | None,
     ) -> DeviceCalls:
         """Return the calls, chunk by chunk, the last rows first: they see all keys."""
-        asked = AttentionChunks(self.gpu, attrs, _views(inputs), _views(outputs), None)
-        asked.backward()
-        run = AttentionChunks(
-            self.gpu, attrs, _views(inputs), _views(outputs), asked.placed(workspace)
-        )
-        return run.backward()
+        return _calls(AttentionChunks.backward, self.gpu, attrs, (inputs, outputs), workspace)
+
+
+def _calls(
+    way: Callable[[AttentionChunks], DeviceCalls],
+    gpu: Gpu,
+    attrs: Attrs,
+    operands: tuple[tuple[PlacedView, ...], tuple[PlacedView, ...]],
+    workspace: DeviceView | None,
+) -> DeviceCalls:
+    """Return the calls of one way through the chunks, which tells first what scratch it wants."""
+    inputs, outputs = map(on_device, operands)
+    asked = AttentionChunks(gpu, attrs, inputs, outputs, None)
+    way(asked)
+    return way(AttentionChunks(gpu, attrs, inputs, outputs, asked.placed(workspace)))
 
 
 def _is_taken(inputs: Operands, outputs: Operands) -> bool:
@@ -93,15 +97,4 @@ def _is_taken(inputs: Operands, outputs: Operands) -> bool:
 
 
 def _layouts(operands: Operands) -> tuple[DeviceView, ...]:
-    return tuple([_placed_nowhere(x) for x in operands])
-
-
-def _placed_nowhere(x: Operand) -> DeviceView:
-    return DeviceView(NOWHERE, x.type, x.strides_bytes)
-
-
-def _views(views: tuple[PlacedView, ...]) -> tuple[DeviceView, ...]:
-    found = tuple([view for view in views if isinstance(view, DeviceView)])
-    if len(found) != len(views):
-        raise InternalError("attention computes on what lies on the device")
-    return found
+    return tuple([DeviceView(NOWHERE, x.type, x.strides_bytes) for x in operands])

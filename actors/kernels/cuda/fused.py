@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from actors.kernels.attributes import fused_program, integer
 from actors.kernels.codegen.spaces import in_place_pairs
@@ -15,7 +14,7 @@ from actors.kernels.cuda.programs import (
     program_ns,
     program_pieces,
 )
-from actors.kernels.cuda.views import DeviceView, DeviceViews, PlacedView
+from actors.kernels.cuda.views import DeviceView, DeviceViews, PlacedView, on_device
 from actors.kernels.cuda.walks import TeamWalk, made_for_device, matrix_views, walk_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.native.gemm import MatrixView
@@ -59,7 +58,7 @@ class CudaFused:
     ) -> DeviceCalls:
         """Return the kernels of the program, one after another."""
         program = fused_program(attrs, "program")
-        views = cast("DeviceViews", (*inputs, *outputs))
+        views = on_device((*inputs, *outputs))
         own = (*views[: len(program.inputs)], *views[len(inputs) :])
         skip = next(iter(views[len(program.inputs) : len(inputs)]), None)
         found = _walk(self.gpu, attrs, own)

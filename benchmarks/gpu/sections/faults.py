@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
-from engines.actorflow_models import FAMILIES, job_of
+from engines.actorflow_models import FAMILIES, Rounds, job_of
 from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 from rows.row import Row
@@ -17,7 +17,6 @@ from compiler.errors import OutOfMemory
 from gpu.jobs import TINY
 from gpu.opened import GPU, driver_class, open_device, open_driver
 from gpu.section import Findings, Place
-from gpu.sections.training import Rounds
 
 ROW, PRECISION = gpt2_row("tiny-gpt2", TINY), "bf16"
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from engines.actorflow_models import FAMILIES, job_of
+from engines.actorflow_models import FAMILIES, Rounds, job_of
 from rows.row import Row
 
-from actorflow.data.source import spec_of
 from gpu.jobs import proven_rows
 from gpu.opened import GPU
 from gpu.section import Findings, Place
@@ -25,29 +24,6 @@ was rounded in the others."""
 
 _WHOLE = ("tiny", "small-gpt2", "small-bert", "tiny-gpt2")
 """Rows that are run launch by launch, and resumed, as well."""
-
-
-class Rounds:
-    """A data source that goes round some batches, and can be sought."""
-
-    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
-        self._batches, self._count = batches, 0
-
-    def spec(self):
-        return spec_of(self._batches[0])
-
-    def __next__(self):
-        self._count += 1
-        return self._batches[(self._count - 1) % len(self._batches)]
-
-    def state(self):
-        return {"count": self._count}
-
-    def restore(self, state) -> None:
-        self._count = state["count"]
-
-    def fingerprint(self) -> str:
-        return "rounds"
 
 
 @dataclass(frozen=True, slots=True)
