@@ -1,20 +1,17 @@
 """The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | ...`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
-with exit code 1, and a stop by signal exits with 128 + signal. An exception of a script that is run
-here is the script's own: it leaves with its traceback, as under `python`. A plan file is proven
-before anything is done with it, for its hash guards against accidents only.
+with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.script` decides what
+is shown of an error of a script that is run here. A plan file is proven before anything is done
+with it, for its hash guards against accidents only.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from actorflow import __version__
 from actorflow.cli import bench as cli_bench
@@ -26,6 +23,7 @@ from actorflow.cli import pack as cli_pack
 from actorflow.cli import passes as cli_passes
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.network_options import ranks_of
+from actorflow.cli.script import is_of_script, run_script, tell_error
 from actorflow.compile.capture import PlanCaptured, capturing_plan
 from actorflow.compile.gpus import check_gpu, gpu_of
 from actorflow.compile.native import retune
@@ -64,18 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     try:
         code: int = options.command(options)
-    except (ActorflowError, OSError) as error:
-        if _is_of_script(error):
+    except Exception as error:
+        if is_of_script(error):
+            tell_error(error)
+        elif isinstance(error, (ActorflowError, OSError)):
+            _report(error)
+        else:
             raise
-        _report(error)
         return 1
     return code
-
-
-def _is_of_script(error: BaseException) -> bool:
-    """Whether the error came out of the script that is run, so that it is not ours to shorten."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code is runpy.run_path.__code__ for frame, _ in frames)
 
 
 def _report(error: ActorflowError | OSError) -> None:
@@ -201,7 +196,7 @@ def _run(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
     if not _is_plan_file(options.file):
-        _run_script(options.file, options.rest)
+        run_script(options.file, options.rest)
         return 0
     plan = _proven(options.file)
     if options.text is None or options.steps is None:
@@ -264,7 +259,7 @@ def _plans_of(file: str, rest: list[str], ranks: Ranks = ALONE) -> tuple[Plan, P
         return _proven(file), None
     with capturing_plan(ranks):
         try:
-            _run_script(file, rest)
+            run_script(file, rest)
         except PlanCaptured as captured:
             return captured.plan, captured.store_all
         except SystemExit as ended:
@@ -281,14 +276,6 @@ def _proven(file: str) -> Plan:
     plan = Plan.load(file)
     prove_consistent(plan, file)
     return plan
-
-
-def _run_script(file: str, rest: list[str]) -> None:
-    if not Path(file).is_file():
-        raise FileNotFoundError(2, "no such script", file)
-    sys.argv = [file, *rest]
-    sys.path.insert(0, str(Path(file).resolve().parent))
-    runpy.run_path(file, run_name="__main__")
 
 
 def _is_plan_file(file: str) -> bool:

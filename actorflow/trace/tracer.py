@@ -33,7 +33,9 @@ def find_source() -> SourceLocation:
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
-    return SourceLocation(_shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+    return SourceLocation(
+        shown_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
+    )
 
 
 def source_of(function: object) -> SourceLocation:
@@ -41,7 +43,7 @@ def source_of(function: object) -> SourceLocation:
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or code.co_filename.startswith(OURS):
         return find_source()
-    return SourceLocation(_shown(code.co_filename), code.co_firstlineno, code.co_name)
+    return SourceLocation(shown_path(code.co_filename), code.co_firstlineno, code.co_name)
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -50,7 +52,8 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OURS)
 
 
-def _shown(filename: str) -> str:
+def shown_path(filename: str) -> str:
+    """Return a file as messages name it: relative to the working directory where it is in it."""
     here = os.getcwd() + os.sep
     return filename.removeprefix(here)
 
