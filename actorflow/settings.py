@@ -111,7 +111,7 @@ class Settings:
                 " set ACTORFLOW_CACHE to a folder"
             )
         return cls(
-            devices=_devices(environ, "ACTORFLOW_DEVICE"),
+            devices=devices_named(environ.get("ACTORFLOW_DEVICE", ""), "ACTORFLOW_DEVICE"),
             gpu=environ.get("ACTORFLOW_GPU", "").strip(),
             cuda_emulated=_is_emulated(environ, "ACTORFLOW_CUDA"),
             cudnn=_flag_or_auto(environ, "ACTORFLOW_CUDNN"),
@@ -201,12 +201,16 @@ def _nearest(word: str, known: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(word, list(known), n=1)
 
 
-def _devices(environ: Mapping[str, str], name: str) -> tuple[Device, ...]:
-    names = (environ.get(name, "").strip() or "host").split(",")
+def devices_named(text: str, said: str) -> tuple[Device, ...]:
+    """Return the devices of a list with commas, the host for an empty one.
+
+    `said` is the variable, or the option, that `text` was given by. Raises SettingsError.
+    """
+    names = (text.strip() or "host").split(",")
     try:
-        return distinct_devices([text.strip() for text in names])
+        return distinct_devices([name.strip() for name in names])
     except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from None
+        raise SettingsError(f"{said}: {error}") from None
 
 
 def _is_emulated(environ: Mapping[str, str], name: str) -> bool:

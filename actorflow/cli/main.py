@@ -32,7 +32,7 @@ from actorflow.proof.prove import prove_consistent
 from actorflow.run.devices import said_of
 from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
+from actorflow.settings import Settings, devices_named
 from compiler.errors import ActorflowError, CompileError
 from compiler.placement import ALONE, Ranks
 from compiler.plan import Plan
@@ -177,19 +177,22 @@ def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
 
 
 def _set_device(options: argparse.Namespace) -> None:
-    """Let jobs of a script run on a device. Raises CompileError for a plan, which has its own."""
-    for name, value in (("device", options.device), ("gpu", options.gpu)):
-        if value is None:
-            continue
-        if _is_plan_file(options.file):
+    """Let jobs of a script run on a device. Raises CompileError for a plan, which has its own.
+
+    Names are checked here: whoever reads them again knows the variable, and not the option.
+    """
+    given = {"device": options.device, "gpu": options.gpu}
+    for name, value in given.items():
+        if value is not None and _is_plan_file(options.file):
             raise CompileError(
                 f"--{name} {value} is for scripts, and {options.file} is a plan, which is"
                 " compiled for its devices; compile the job again with it"
             )
-        os.environ[f"ACTORFLOW_{name.upper()}"] = value
-    devices = Settings.from_env(os.environ).devices  # raises for a name that is none
+    devices = () if options.device is None else devices_named(options.device, "--device")
     if options.gpu is not None:
-        check_gpu(options.gpu, () if options.device is None else devices)
+        check_gpu(options.gpu, devices, "--gpu")
+    os.environ.update({f"ACTORFLOW_{n.upper()}": v for n, v in given.items() if v is not None})
+    Settings.from_env(os.environ)  # raises for another variable that means nothing
 
 
 def _run(options: argparse.Namespace) -> int:

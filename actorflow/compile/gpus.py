@@ -29,33 +29,36 @@ def is_cuda(device: Device) -> bool:
     return device.kind is DeviceKind.CUDA
 
 
-def gpu_called(name: str) -> Gpu:
+def gpu_called(name: str, said: str = "") -> Gpu:
     """Return the description of a GPU by the user's name for it.
 
-    Raises CompileError, which names the nearest and those that there are.
+    `said` is what it was given by, such as "--gpu", where nobody else says that. Raises
+    CompileError, which names the nearest and those that there are.
     """
     known = known_gpus()
     if name.lower() in known:
         return gpu_named(name.lower())
     near = get_close_matches(name.lower(), known, 1)
     hint = f"did you mean {near[0]!r}? There" if near else "there"
+    where = f"{said}: " if said else ""
     raise CompileError(
-        f"no GPU is called {name!r}; {hint} are descriptions of {', '.join(known)}"
-        " (actors/kernels/cuda/*.json)"
+        f"{where}no GPU is called {name!r}; {hint} are descriptions of"
+        f" {', '.join(known)} (actors/kernels/cuda/*.json)"
     )
 
 
-def check_gpu(named: object, devices: Sequence[Device]) -> None:
+def check_gpu(named: object, devices: Sequence[Device], option: str = "") -> None:
     """Check what a job says of its GPU; `devices` may be left open, and then there are none.
 
-    Raises CompileError.
+    `option` is that of the command line where the name comes from one. Raises CompileError.
     """
     if not isinstance(named, str):
         raise CompileError(f'gpu must be a name such as "h200", got {named!r}')
-    gpu_called(named)
+    gpu_called(named, option)
     if devices and not any([is_cuda(device) for device in devices]):
+        given = f"{option} {named}" if option else f"gpu={named!r}"
         raise CompileError(
-            f"gpu={named!r} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
+            f"{given} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
             ' give device="cuda", --device cuda or ACTORFLOW_DEVICE=cuda, or leave gpu out'
         )
 
@@ -77,8 +80,10 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
             f"it runs on {ours[0]} and on {acted[0]}, which is simulated, and a GPU copies from and"
             " to none of those; name GPUs and the host, or simulated devices and the host"
         )
-    if chosen := named or settings.gpu:
-        return gpu_called(chosen).name
+    if named is not None:
+        return gpu_called(named).name
+    if settings.gpu:
+        return gpu_called(settings.gpu, "ACTORFLOW_GPU").name
     if settings.cuda_emulated:
         return EMULATED
     return _gpu_here(ours[0]).name

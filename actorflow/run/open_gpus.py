@@ -44,7 +44,7 @@ def open_gpus(
         kernels |= CUDA_POISON_KERNELS
         toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule)
         # Whoever names a GPU wants to see what would happen there, be the plan for it or not.
-        acted = gpu_called(settings.gpu) if settings.gpu else gpu_named(gpu)
+        acted = gpu_called(settings.gpu, "ACTORFLOW_GPU") if settings.gpu else gpu_named(gpu)
         seed = settings.sim_seed
         drivers = [EmulatedDriver(cuda, toolchain, acted, index, seed=seed) for index in indices]
     else:

@@ -157,7 +157,7 @@ def test_a_device_that_is_none_and_one_for_a_plan_are_refused(
 ):
     monkeypatch.setenv("ACTORFLOW_DEVICE", "host")
     assert main(["plan", script, "--device", "gpu"]) == 1
-    assert "ACTORFLOW_DEVICE: no device is called 'gpu'; expected one of host, sim" in (
+    assert "actorflow: --device: no device is called 'gpu'; expected one of host, sim" in (
         capsys.readouterr().err
     )
     assert main(["plan", str(tmp_path / "some.plan"), "--device", "sim"]) == 1
@@ -168,8 +168,8 @@ def test_a_gpu_is_named_beside_its_device(script, tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("ACTORFLOW_DEVICE", "host")  # given back after the test
     monkeypatch.setenv("ACTORFLOW_GPU", "")
     refused = [
-        (["--gpu", "h20"], "no GPU is called 'h20'; did you mean 'h200'?"),
-        (["--device", "sim", "--gpu", "h200"], "gpu='h200' is given, and it runs on sim:0, no GPU"),
+        (["--gpu", "h20"], "--gpu: no GPU is called 'h20'; did you mean 'h200'?"),
+        (["--device", "sim", "--gpu", "h200"], "--gpu h200 is given, and it runs on sim:0, no GPU"),
     ]
     for given, text in refused:
         assert main(["plan", script, *given]) == 1

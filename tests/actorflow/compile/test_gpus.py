@@ -85,6 +85,8 @@ def test_an_unknown_name_gets_the_nearest_and_all_that_there_are():
         gpu_called("h20")
     with pytest.raises(CompileError, match="'voodoo'; there are descriptions of a100, b200, h100"):
         gpu_called("voodoo")
+    with pytest.raises(CompileError, match=r"^ACTORFLOW_GPU: no GPU is called 'h20'"):
+        gpu_for((CUDA,), None, Settings(gpu="h20"))
 
 
 def test_a_gpu_without_a_description_is_planned_for_as_one_with_its_instructions():
