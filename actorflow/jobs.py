@@ -286,7 +286,7 @@ class Job:
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
         hardware = replace(hardware, ranks=ranks, memory_bytes=budget)
         # No function of the user runs in here: whoever it waits for might want to compile.
-        with choosing(settings, deterministic=self.options.deterministic):
+        with choosing(settings, devices, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)
             options = replace(
                 options,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from actors.kernels.native.prepare import prepare_plan
 from actors.kernels.native.toolchain import CompilerError, Toolchain, find_toolchain
 from actors.kernels.native.trust import distrust_of_folder
 from compiler.errors import InternalError
+from compiler.placement import HOST, Device, DeviceKind
 from compiler.plan import Plan
 
 NATIVE = ("c.", "onednn.", "openblas.")
@@ -55,13 +56,21 @@ def toolchain_of(settings: Settings) -> Toolchain | None:
 
 
 @contextmanager
-def choosing(settings: Settings, *, deterministic: bool) -> Iterator[bool]:
-    """Hold the choice of kernels while a plan is made; give whether native ones are on.
+def choosing(
+    settings: Settings, devices: Sequence[Device], *, deterministic: bool
+) -> Iterator[bool]:
+    """Hold the choice of kernels while a plan for some devices is made; give whether it has native.
 
     How they are chosen belongs to the process, so plans of several threads are made in turns.
     """
     with _choice:
-        yield ready_native(settings, deterministic=deterministic)
+        is_hosts = takes_host_kernels(devices)
+        yield is_hosts and ready_native(settings, deterministic=deterministic)
+
+
+def takes_host_kernels(devices: Sequence[Device]) -> bool:
+    """Whether some device computes with the host's kernels; GPUs alone need no C compiler."""
+    return any([device.kind is not DeviceKind.CUDA for device in devices])
 
 
 def retune(settings: Settings) -> bool:
@@ -69,15 +78,16 @@ def retune(settings: Settings) -> bool:
 
     Return whether there is anything to measure: native kernels are on.
     """
-    with choosing(settings, deterministic=False) as is_on:
+    with choosing(settings, (HOST,), deterministic=False) as is_on:
         if is_on:
             tuning.retune()
         return is_on
 
 
-def choices() -> str:
+def choices(devices: Sequence[Device]) -> str:
     """Return what the choice among native kernels depends on besides compiler and processor."""
-    return f"{tuning.epoch()} {onednn.fingerprint()}" if runtime.is_on() else ""
+    is_chosen = runtime.is_on() and takes_host_kernels(devices)
+    return f"{tuning.epoch()} {onednn.fingerprint()}" if is_chosen else ""
 
 
 def has_refusals() -> bool:

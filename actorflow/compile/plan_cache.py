@@ -86,7 +86,7 @@ def cache_key(
         repr(options.recorded()),
         repr(ranks),
         hardware.fingerprint,
-        choices(),
+        choices(hardware.devices),
         f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",
         str(PLAN_FORMAT),
         _compiler_stamp(),

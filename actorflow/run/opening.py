@@ -29,7 +29,7 @@ def make_ready(plan: Plan, settings: Settings) -> None:
     _check_slices(plan)
     _check_gpu(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
-    with choosing(settings, deterministic=False) as is_on:
+    with choosing(settings, devices_of(plan), deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
         # Proven before anything is built: what a C compiler gets comes from a file.
         prove(plan)

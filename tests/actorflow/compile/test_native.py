@@ -1,0 +1,57 @@
+"""Which jobs have the host's native kernels readied, and whose plans depend on them."""
+
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from actorflow.compile import native
+from actorflow.compile.plan_cache import cache_key
+from actorflow.compile.targets import hardware_for
+from actorflow.run.opening import make_ready
+from actorflow.settings import Settings
+from actors.kernels.library import tuning
+from compiler.options import CompileOptions
+from compiler.placement import HOST, Device, DeviceKind
+from compiler.types import DType, TensorType
+
+SPEC = {"x": TensorType(DType.FLOAT32, (4, 3))}
+GPU, SIM = Device(DeviceKind.CUDA), Device(DeviceKind.SIM)
+
+
+def job_on(*devices):
+    @af.job(optimizer=af.optim.SGD(0.1), devices=[str(device) for device in devices], gpu="h200")
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    return train
+
+
+@pytest.fixture
+def readied(monkeypatch):
+    """List the times that native kernels are readied; they are not, and numpy's serve."""
+    times = []
+    monkeypatch.setenv("ACTORFLOW_CACHE", "off")
+    monkeypatch.setattr(native, "ready_native", lambda *given, **named: bool(times.append(1)))
+    return times
+
+
+def test_a_job_on_gpus_alone_neither_asks_for_a_compiler_nor_starts_a_pool(readied):
+    plan = job_on(GPU).compile(nn.Linear(3, 2), SPEC)
+    make_ready(plan, Settings())
+    assert readied == []
+
+
+def test_a_job_that_computes_on_the_host_too_has_native_kernels_there(readied):
+    job_on(GPU, HOST).compile(nn.Linear(3, 2), SPEC)
+    assert len(readied) == 1
+
+
+@pytest.mark.parametrize("device", [GPU, HOST, SIM])
+def test_how_the_host_chose_its_kernels_is_no_part_of_a_plan_for_gpus(device, monkeypatch):
+    monkeypatch.setattr(native.runtime, "is_on", lambda: True)
+    graph = job_on(GPU).graph(nn.Linear(3, 2), SPEC)
+    hardware, keys = hardware_for((device,), "h200"), set()
+    for epoch in ("one", "two"):
+        monkeypatch.setattr(tuning, "epoch", lambda epoch=epoch: epoch)
+        keys.add(cache_key(graph, CompileOptions(name="train"), hardware))
+    assert len(keys) == (1 if device is GPU else 2)
