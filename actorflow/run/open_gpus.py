@@ -81,10 +81,11 @@ def _check_packages(plan: Plan) -> None:
     """Refuse a plan that needs cuDNN where that is not."""
     kernels = [launch.kernel for actor in plan.actors for launch in actor.launches]
     names = dict.fromkeys([k for k in kernels if k.startswith(CUDNN)])
-    if names and not cudnn.can_run():
+    missing = cudnn.why_not() if names else ""
+    if missing:
         raise DeviceError(
-            f"plan {plan.name!r} was compiled for a GPU with cuDNN ({', '.join(names)}), and its"
-            f" packages are missing here: {cudnn.INSTALL}"
+            f"plan {plan.name!r} was compiled for a GPU with cuDNN ({', '.join(names)}), and here"
+            f" {missing}: {cudnn.INSTALL}"
         )
 
 

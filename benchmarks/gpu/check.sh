@@ -21,26 +21,33 @@ python=${PYTHON:-python3}
 wheels=${WHEELS:-$out/../wheels}
 venv=$out/../check-venv
 
+# torch brings an older cuDNN than ours along, which one of ours then stands before.
 needed="numpy msgpack xxhash safetensors pyzmq cffi pycparser Pillow cupy-cuda13x nvidia-cuda-nvrtc
-nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend cuda-bindings"
+nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13>=9.25 nvidia-cudnn-frontend cuda-bindings
+cuda-pathfinder"
 
 lacking() {
 	"$python" - $needed <<-'END'
 		import importlib.metadata
 		import sys
 
-		for name in sys.argv[1:]:
+		for wanted in sys.argv[1:]:
+		    name, _, least = wanted.partition(">=")
 		    try:
-		        importlib.metadata.distribution(name)
+		        here = importlib.metadata.version(name).split(".")
 		    except importlib.metadata.PackageNotFoundError:
-		        print(name)
+		        print(wanted)
+		        continue
+		    if least and [*map(int, here[:2])] < [*map(int, least.split("."))]:
+		        print(wanted)
 	END
 }
 
 # Packages of which there is a wheel; the rest is done without.
 found=
 for package in $(lacking); do
-	if compgen -G "$wheels/${package//-/_}-*.whl" >/dev/null; then
+	name=${package%%>=*}
+	if compgen -G "$wheels/${name//-/_}-*.whl" >/dev/null; then
 		found+=" $package"
 	else
 		echo "check: going on without $package, of which no wheel is in $wheels (WHEELS)" >&2

@@ -119,10 +119,10 @@ def test_unless_it_is_said_it_is_used_where_its_packages_are(compiled, monkeypat
 
 
 def test_where_its_packages_are_missing_a_plan_with_it_is_refused(compiled, settings, monkeypatch):
-    monkeypatch.setattr(cudnn, "can_run", lambda: False)
+    monkeypatch.setattr(cudnn, "why_not", lambda: "its packages are missing")
     with pytest.raises(DeviceError) as caught:
         fit(compiled("1"), replace(settings, cuda_emulated=False))
-    assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and its packages" in str(
+    assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and here its packages" in str(
         caught.value
     )
     assert INSTALL in str(caught.value)

@@ -11,7 +11,6 @@ Names and numbers: cublasLt.h of CUDA 13.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -368,14 +367,3 @@ def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:
 
 def _state(code: int) -> str:
     return f"{_STATES.get(code, 'unknown')} (cuBLAS status {code})"
-
-
-def find_cublaslt() -> str:
-    """Return where the library of the package nvidia-cublas is; else a name for the loader."""
-    found = importlib.util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations or ()) if found is not None else []
-    for folder in folders:
-        path = Path(folder) / "cu13" / "lib" / LIBRARY
-        if path.exists():
-            return str(path)
-    return LIBRARY

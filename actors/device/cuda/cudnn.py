@@ -11,22 +11,33 @@ Names: nvidia-cudnn-frontend 1.32, cuDNN 9.25 and later.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
 import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from actors.device.cuda.driver import CudaError
+from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, Extents, SdpaCall, SdpaTensor
 from compiler.errors import DeviceError
 from compiler.types import DType
 
 PACKAGE = "cudnn"
 _BINDINGS = "cuda.bindings"
+_LIBRARY = "libcudnn.so.9"
+_BESIDE = ("libcudart.so.13", _LIBRARY)
+"""What the frontend loads by name, and finds in the folder of its own environment alone."""
+
+OLDEST_CUDNN = (9, 25)
+"""What adds up the gradient of the queries in order, on Hopper, without keeping all scores."""
+
 INSTALL = (
     "python -m pip install 'actorflow[cudnn]', or compile the job again with ACTORFLOW_CUDNN=0,"
     " which composes attention of products"
@@ -82,6 +93,10 @@ class Cudnn:
 
     def __init__(self) -> None:
         """Import it. Raises DeviceError where there is none."""
+        nvrtc.is_here()  # cuDNN compiles kernels, and looks for it by name, too
+        for name in _BESIDE:
+            with suppress(OSError):  # then the frontend says what it misses
+                ctypes.CDLL(find_library(name))
         try:
             self._cudnn = importlib.import_module(PACKAGE)
         except ImportError as error:
@@ -186,11 +201,39 @@ def is_installed() -> bool:
 
 
 def can_run() -> bool:
-    """Whether all can be found that the package imports to make plans."""
+    """Whether plans can be made here."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """Return what of cuDNN is missing to make plans here, or too old; no package is imported."""
     try:
-        return is_installed() and importlib.util.find_spec(_BINDINGS) is not None
+        has_bindings = importlib.util.find_spec(_BINDINGS) is not None
     except ModuleNotFoundError:  # not even its parent
-        return False
+        has_bindings = False
+    if not (is_installed() and has_bindings):
+        return "its packages are missing"
+    found = _version()
+    if found is None:
+        return f"the library itself ({_LIBRARY}) is missing"
+    if found < OLDEST_CUDNN:
+        return f"the one here is {_dotted(found)}, older than {_dotted(OLDEST_CUDNN)}"
+    return ""
+
+
+@functools.cache
+def _version() -> tuple[int, int] | None:
+    """Return the version of the library itself; None where there is none."""
+    try:
+        ask = ctypes.CDLL(find_library(_LIBRARY)).cudnnGetVersion
+    except (OSError, AttributeError):
+        return None
+    ask.restype = ctypes.c_size_t
+    return divmod(int(ask()) // 100, 100)  # 92801 is 9.28.1
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def read_back(said: str) -> SdpaCall:

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from actors.device.cuda.choices import ProductChoices
-from actors.device.cuda.cublaslt import CublasLt, LtChoice, find_cublaslt
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt, LtChoice
 from actors.device.cuda.cudnn import Cudnn, SdpaChoice
 from actors.device.cuda.cupy_calls import INSTALL, CupyCalls
 from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.device.cuda.faults import is_out_of_memory
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.nvrtc import cubins
 from actors.kernels.cuda.product import LtProduct
 from actors.kernels.cuda.sdpa import SdpaCall
@@ -231,7 +232,7 @@ class CupyDriver:
 
     def _cublaslt(self) -> CublasLt:
         if self._library is None:
-            path = find_cublaslt()
+            path = find_library(LIBRARY)
             try:
                 library = CublasLt(path)
             except OSError as error:

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt
 from actors.device.emulated.library_call import LibraryOperand
+from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from actors.protocol import Array
 from compiler.types import DType, numpy_dtype
@@ -44,7 +45,7 @@ def described(product: LtProduct, workspace_bytes: int) -> LtProduct:
 @functools.cache
 def _library() -> CublasLt | None:
     try:
-        return CublasLt(find_cublaslt())
+        return CublasLt(find_library(LIBRARY))
     except OSError:
         return None
 

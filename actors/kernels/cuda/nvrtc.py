@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.libraries import places_of
 from actors.kernels.native.sealed import DamagedFile, read_sealed, replace_sealed
 from actors.kernels.native.trust import distrust_of_file, distrust_of_folder
 from compiler.errors import CompileError, DeviceError
@@ -172,7 +172,7 @@ def _check(status: int, call: str) -> None:
 def _library() -> ctypes.CDLL:
     """Return NVRTC, of the installed package or as the loader finds it."""
     tried = []
-    for path in (*_places(), Path(_LIBRARY)):
+    for path in (*places_of(_LIBRARY), Path(_LIBRARY)):
         # It asks for its builtins by name while it compiles, and 13.0 does not look beside itself.
         builtins = sorted(path.parent.glob("libnvrtc-builtins.so.*")) if path.is_absolute() else []
         try:
@@ -193,11 +193,3 @@ def _library() -> ctypes.CDLL:
         f"cannot load {_LIBRARY}, the compiler of CUDA kernels ({'; '.join(tried)}); it comes with"
         " pip install 'actorflow[cuda]'"
     )
-
-
-def _places() -> list[Path]:
-    """Return where packages of NVIDIA keep the library."""
-    found = importlib.util.find_spec("nvidia")
-    roots = [] if found is None else list(found.submodule_search_locations or ())
-    places = [Path(root) / folder / "lib" / _LIBRARY for root in roots for folder in ("cu13",)]
-    return [place for place in places if place.exists()]

@@ -7,10 +7,13 @@ import os
 import platform
 import shutil
 
-from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.cuda import cudnn as cudnn_here
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt
+from actors.device.cuda.cudnn import Cudnn
 from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.libraries import find_library
 from compiler.errors import DeviceError
 from gpu.opened import GPU, open_driver
 from gpu.section import Findings, Place, Skipped
@@ -64,10 +67,12 @@ def _version(package: str) -> str:
 
 
 def _cublaslt() -> int:
-    return CublasLt(find_cublaslt()).version
+    return CublasLt(find_library(LIBRARY)).version
 
 
-def _cudnn() -> int:
+def _cudnn() -> str:
+    Cudnn()  # which finds what the package alone would not
     import cudnn
 
-    return int(cudnn.backend_version())
+    why_not = cudnn_here.why_not()
+    return f"{cudnn.backend_version()}{f', not used: {why_not}' if why_not else ''}"

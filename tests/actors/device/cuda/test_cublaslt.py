@@ -7,8 +7,9 @@ import pytest
 
 from actors.device.cuda import cublaslt
 from actors.device.cuda.choices import ProductChoices
-from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt
 from actors.device.cuda.driver import CudaError
+from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from compiler.types import DType
 
@@ -18,7 +19,7 @@ F32, F64, F16, BF16 = DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT1
 @pytest.fixture(scope="module")
 def library():
     try:
-        return CublasLt(find_cublaslt())
+        return CublasLt(find_library(LIBRARY))
     except OSError as error:
         pytest.skip(f"the extra [cuda] is not installed: {error}")
 

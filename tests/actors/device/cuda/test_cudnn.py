@@ -342,16 +342,56 @@ def test_a_missing_package_is_told_with_what_installs_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("there", "can_run"), [((), False), (("cudnn",), False), (("cudnn", "cuda.bindings"), True)]
+    ("there", "version", "words"),
+    [
+        ((), (9, 25), "its packages are missing"),
+        (("cudnn",), (9, 25), "its packages are missing"),
+        (("cudnn", "cuda.bindings"), None, "the library itself (libcudnn.so.9) is missing"),
+        (("cudnn", "cuda.bindings"), (9, 19), "the one here is 9.19, older than 9.25"),
+        (("cudnn", "cuda.bindings"), (9, 25), ""),
+        (("cudnn", "cuda.bindings"), (10, 0), ""),
+    ],
 )
-def test_plans_are_made_where_all_packages_are(monkeypatch, there, can_run):
+def test_plans_are_made_where_all_packages_are_and_new_enough(monkeypatch, there, version, words):
+    """The packages of torch have an older library beside them."""
+
     def find_spec(name):
         if name == "cuda.bindings" and name not in there:
             raise ModuleNotFoundError(name)
         return name if name in there else None
 
     monkeypatch.setattr(cudnn.importlib.util, "find_spec", find_spec)
-    assert cudnn.can_run() is can_run
+    monkeypatch.setattr(cudnn, "_version", lambda: version)
+    assert cudnn.why_not() == words
+    assert cudnn.can_run() is not bool(words)
+
+
+@pytest.mark.parametrize(("said", "version"), [(92801, (9, 28)), (91900, (9, 19)), (90501, (9, 5))])
+def test_the_version_is_what_the_library_says(monkeypatch, said, version):
+    library = SimpleNamespace(cudnnGetVersion=Function(said))
+    monkeypatch.setattr(cudnn.ctypes, "CDLL", lambda path: library)
+    assert cudnn._version.__wrapped__() == version
+
+
+class Function:
+    """A function of a library."""
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    def __call__(self):
+        return self._answer
+
+
+def test_what_the_frontend_looks_for_by_name_is_loaded_before_it(monkeypatch):
+    """Of several environments it knows its own, and cuDNN may be in another."""
+    done = []
+    monkeypatch.setattr(cudnn, "find_library", lambda name: f"/there/{name}")
+    monkeypatch.setattr(cudnn.nvrtc, "is_here", lambda: done.append("nvrtc"))
+    monkeypatch.setattr(cudnn.ctypes, "CDLL", done.append)
+    monkeypatch.setattr(cudnn.importlib, "import_module", done.append)
+    Cudnn()
+    assert done == ["nvrtc", "/there/libcudart.so.13", "/there/libcudnn.so.9", "cudnn"]
 
 
 # -- the frontend itself -------------------------------------------------------------------------

@@ -398,7 +398,7 @@ def test_a_product_that_there_is_no_room_to_warm_is_used_cold(driver, monkeypatc
 
 
 def test_a_missing_library_is_named_with_how_to_install_it(driver, monkeypatch):
-    monkeypatch.setattr(cupy_driver, "find_cublaslt", lambda: "libnowhere.so.13")
+    monkeypatch.setattr(cupy_driver, "find_library", lambda name: "libnowhere.so.13")
     with pytest.raises(DeviceError) as caught:
         driver.make_product(PRODUCT, 1024)
     assert "products on cuda:1 need cuBLAS of CUDA 13, and libnowhere.so.13 cannot" in str(

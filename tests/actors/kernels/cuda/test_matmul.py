@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.device.cuda.cublaslt import CublasLt, find_cublaslt
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt
 from actors.kernels.cuda import products
 from actors.kernels.cuda.calls import FillBytes, RunKernel, RunProduct
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
@@ -285,7 +286,7 @@ def test_a_fault_in_a_record_is_found(emulated_run, monkeypatch, name):
 @pytest.fixture(scope="module")
 def library():
     try:
-        return CublasLt(find_cublaslt())
+        return CublasLt(find_library(LIBRARY))
     except OSError as error:
         pytest.skip(f"the extra [cuda] is not installed: {error}")
 

@@ -123,14 +123,14 @@ def test_the_builtins_are_there_before_a_compiler_that_asks_for_them_by_name(tmp
         return MagicMock()
 
     monkeypatch.setattr(nvrtc.ctypes, "CDLL", load)
-    monkeypatch.setattr(nvrtc, "_places", lambda: [tmp_path / "libnvrtc.so.13"])
+    monkeypatch.setattr(nvrtc, "places_of", lambda name: [tmp_path / name])
     nvrtc._library.__wrapped__()
     assert loaded == [
         str(tmp_path / "libnvrtc-builtins.so.13.0"),
         str(tmp_path / "libnvrtc.so.13"),
     ]
     loaded.clear()
-    monkeypatch.setattr(nvrtc, "_places", list)
+    monkeypatch.setattr(nvrtc, "places_of", lambda name: [])
     monkeypatch.chdir(tmp_path)  # what lies where somebody works is nobody's library
     nvrtc._library.__wrapped__()
     assert loaded == ["libnvrtc.so.13"]
