@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Protocol
 
 from actorflow import functional
+from actorflow.functional.counters import step_of
 from actorflow.literals import checked_number
 from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.tracer import Trace, find_source, source_of
@@ -209,7 +210,7 @@ def _rules(
     *,
     needs_step: bool,
 ) -> tuple[UpdateRule, ...]:
-    step = functional.step_of(trace)
+    step = step_of(trace)
     widths = {name: _rate_dtype(type_.dtype) for name, type_ in parameters.items()}
     with trace.scope("optimizer"):
         rates = {dtype: _rate(lr, step.to(dtype)) for dtype in dict.fromkeys(widths.values())}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,12 +24,10 @@ from compiler.errors import CompileError
 from compiler.fusion.define import inlined
 from compiler.fusion.expressions import Expression
 from compiler.ops import (
-    activation,
     binary,
     copies,
     elementwise,
     matmul,
-    reduce,
     shape,
     slicing,
     sources,
@@ -111,62 +110,42 @@ class Tensor:
         """Return a window: integers and slices with positive steps, per axis; one `...` allowed."""
         return _window(self, index)
 
-    def exp(self) -> Tensor:
-        """Return e to the power of each element."""
-        return apply(elementwise.EXP, self)
-
-    def log(self) -> Tensor:
-        """Return the natural logarithm of each element."""
-        return apply(elementwise.LOG, self)
-
-    def sqrt(self) -> Tensor:
-        """Return the square root of each element."""
-        return apply(elementwise.SQRT, self)
-
-    def tanh(self) -> Tensor:
-        """Return the hyperbolic tangent of each element."""
-        return apply(activation.TANH, self)
-
-    def sum(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-        """Sum over `axis` (all axes by default)."""
-        return _reduce(reduce.SUM, self, axis, keepdims)
-
-    def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-        """Average over `axis` (all axes by default)."""
-        return _reduce(reduce.MEAN, self, axis, keepdims)
-
-    def max(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-        """Maximum over `axis` (all axes by default)."""
-        return _reduce(reduce.MAX, self, axis, keepdims)
-
-    def argmax(self, axis: int = -1, *, keepdims: bool = False) -> Tensor:
-        """Index of the first maximum along `axis`, int64."""
-        return apply(reduce.ARGMAX, self, axis=checked_axis(self, axis), keepdims=bool(keepdims))
-
     def reshape(self, *extents: int | Sequence[int]) -> Tensor:
         """Return the same elements under another shape; one extent may be -1."""
-        return apply(shape.RESHAPE, self, shape=_resolve_shape(self, _flat(extents, "an extent")))
+        return apply(
+            shape.RESHAPE, self, shape=_resolve_shape(self, integers(*extents, what="an extent"))
+        )
 
-    def transpose(self, *perm: int | Sequence[int]) -> Tensor:
-        """Permute the axes; without arguments reverse them."""
-        order = _flat(perm, "an axis") or tuple(range(self.ndim))[::-1]
-        return apply(shape.TRANSPOSE, self, perm=tuple(checked_axis(self, a) for a in order))
+    def permute(self, *dims: int | Sequence[int]) -> Tensor:
+        """Put the axes into another order."""
+        order = tuple([checked_axis(self, axis) for axis in integers(*dims, what="an axis")])
+        return apply(shape.TRANSPOSE, self, perm=order)
+
+    def transpose(self, *dims: int | Sequence[int]) -> Tensor:
+        """Exchange two axes, as torch; numpy's other forms are not mistaken for that.
+
+        Without arguments it reverses the axes, and another number of them, or one sequence, is an
+        order of all.
+        """
+        if len(dims) == 2:
+            return self.swapaxes(*dims)
+        return self.permute(*dims) if dims else self.permute(*range(self.ndim)[::-1])
 
     @property
     def T(self) -> Tensor:  # noqa: N802  # numpy's own name
         """The tensor with its axes reversed."""
         return self.transpose()
 
-    def swapaxes(self, first: int, second: int) -> Tensor:
+    def swapaxes(self, first: Any, second: Any) -> Tensor:
         """Exchange two axes."""
         order = list(range(self.ndim))
         a, b = checked_axis(self, first), checked_axis(self, second)
         order[a], order[b] = order[b], order[a]
-        return self.transpose(order)
+        return self.permute(order)
 
     def broadcast_to(self, *extents: int | Sequence[int]) -> Tensor:
         """Repeat axes of extent 1, and add leading ones, up to the given shape."""
-        wide = _flat(extents, "an extent")
+        wide = integers(*extents, what="an extent")
         if any(extent < 0 for extent in wide):
             raise CompileError(
                 f"{find_source()}: broadcast_to needs extents of 0 or more, got {list(wide)}"
@@ -190,6 +169,19 @@ class Tensor:
     def detach(self) -> Tensor:
         """Return the same values; no gradient flows back through them."""
         return apply(shape.STOP_GRADIENT, self)
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        """Return a function of `actorflow.functional` as a method, where it is one in torch."""
+        from actorflow.functional.methods import METHODS  # functions are written with tensors
+
+        if name not in METHODS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return partial(METHODS[name], self)
+
+    def __dir__(self) -> list[str]:
+        from actorflow.functional.methods import METHODS
+
+        return sorted({*super().__dir__(), *METHODS})
 
     def __bool__(self) -> NoReturn:
         raise _no_data("a truth value")
@@ -289,14 +281,6 @@ def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
     return trace.emit(sources.CONSTANT, [], attrs)[0]
 
 
-def _reduce(op: Op, tensor: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
-    if axis is None:
-        axes = tuple(range(tensor.ndim))
-    else:
-        axes = tuple(sorted(checked_axis(tensor, a) for a in _integers(axis, "an axis")))
-    return apply(op, tensor, axes=axes, keepdims=bool(keepdims))
-
-
 def checked_axis(tensor: Tensor, axis: object) -> int:
     """Return an axis of `tensor` counted from the front. Raises CompileError out of range."""
     index = checked_size(axis, "an axis")
@@ -305,18 +289,14 @@ def checked_axis(tensor: Tensor, axis: object) -> int:
     return index % tensor.ndim
 
 
-def _flat(given: Sequence[int | Sequence[int]], what: str) -> tuple[int, ...]:
-    """Return the integers of `f(2, 3)` or `f((2, 3))`."""
-    return _integers(given[0] if len(given) == 1 else given, what)
-
-
-def _integers(given: Any, what: str) -> tuple[int, ...]:
-    """Return one integer or several as a tuple."""
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Tensor)):
-        given = (given,)
-    return tuple(checked_size(item, what) for item in given)
+def integers(*given: Any, what: str) -> tuple[int, ...]:
+    """Return the integers of `f(2, 3)`, `f((2, 3))` or `f(array)`. Raises CompileError."""
+    items = given[0] if len(given) == 1 else given
+    if isinstance(items, np.ndarray):
+        items = items.tolist()
+    if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Tensor)):
+        items = (items,)
+    return tuple(checked_size(item, what) for item in items)
 
 
 def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:

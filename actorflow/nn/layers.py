@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from actorflow import functional
+from actorflow.functional.random import checked_probability
 from actorflow.literals import checked_number, checked_size
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
@@ -69,7 +70,7 @@ class Dropout(Module):
     """Zero elements with probability p during training; see `functional.dropout`."""
 
     def __init__(self, p: float = 0.1) -> None:
-        self.p = functional.checked_probability(p)
+        self.p = checked_probability(p)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""

@@ -32,10 +32,10 @@ class Attention(Module):
         batch, length, dim = x.shape
         heads = (batch, self.heads, length, dim // self.heads)
         together = self.qkv(x).reshape(batch, length, 3, self.heads, dim // self.heads)
-        parts = functional.split(together.transpose(2, 0, 3, 1, 4), 3)
+        parts = functional.chunk(together.permute(2, 0, 3, 1, 4), 3)
         q, k, v = (part.reshape(heads) for part in parts)
         mixed = functional.attention(q, k, v, causal=self.causal)
-        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, dim)
+        joined = mixed.permute(0, 2, 1, 3).reshape(batch, length, dim)
         return self.drop(self.proj(joined))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actorflow import functional
 from actorflow.compile.job_options import JobOptions
+from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
 from actorflow.trace.devices import place_traced
@@ -100,17 +100,15 @@ def _add_update(
             f"{where}: job {job!r} has an optimizer, but its model has no parameter to train; do"
             " not freeze all of them, or give @af.job(train=False) to compute outputs only"
         )
-    functional.seed_of(trace)
-    step = functional.step_of(trace)._value_in(trace)
+    seed_of(trace)
+    step = step_of(trace)._value_in(trace)
     if options.optimizer is not None:
         b.updates = list(options.optimizer.rules(trace, trained))
     with trace.scope("optimizer"):
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))
     if options.accumulate > 1:
-        b.accumulation = Accumulation(
-            options.accumulate, functional.batches_of(trace)._value_in(trace)
-        )
+        b.accumulation = Accumulation(options.accumulate, batches_of(trace)._value_in(trace))
 
 
 def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]:

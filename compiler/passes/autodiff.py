@@ -1,11 +1,6 @@
-"""Reverse-mode differentiation as a graph rewrite.
+"""The gradients of the objective, and from update rules the nodes that change variables.
 
-Source: Griewank & Walther, Evaluating Derivatives, 2008, ch. 3.
-
-Walks the nodes backwards from the objective; each op's `gradient` column emits ordinary nodes into
-the same graph, with the scope, source and device of the forward node. Contributions to one value
-are added where the value was made, in the order in which the walk meets them, so the result is
-deterministic. Then the update rules become update nodes, each on the device of its variable.
+`compiler.gradients` differentiates; each update is on the device of its variable.
 
 A step of several batches divides the objective's own gradient by their number, adds the gradients
 of each up in scratch variables, and updates from those. The gradients are those of one rank; what
@@ -17,14 +12,11 @@ Guarantees: objective None, updates empty, accumulation None, one write per writ
 from __future__ import annotations
 
 from compiler.errors import CompileError
+from compiler.gradients import emit_gradients
 from compiler.graph import Graph, GraphBuilder, Node, UpdateRule, Write
-from compiler.ops.binary import ADD
-from compiler.ops.shape import STOP_GRADIENT
-from compiler.ops.slicing import joined_pads
 from compiler.ops.sources import SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT
 from compiler.registry import writes
-from compiler.rules import gradient
 from compiler.types import Phase, ValueId
 
 
@@ -52,61 +44,10 @@ def run(graph: Graph) -> Graph:
 def _differentiate(
     b: GraphBuilder, graph: Graph, objective: ValueId, wanted: tuple[ValueId, ...]
 ) -> dict[ValueId, ValueId]:
-    depends = _depends_on(graph, wanted)
-    gradients: dict[ValueId, ValueId] = {}
-    if not depends[objective]:
-        return gradients
-    producer = graph.nodes[graph.producers()[objective]]
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
-    with b.beside(producer, Phase.BACKWARD):
-        gradients[objective] = scalar(b, share, graph.types[objective].dtype)
-    for node in reversed(graph.nodes):
-        flowing = tuple([gradients.get(v) for v in node.outputs])
-        if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
-            continue
-        with b.beside(node, Phase.BACKWARD):
-            for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
-                if gradient_value is None or not depends[value]:
-                    continue
-                earlier = gradients.get(value)
-                if earlier is not None:
-                    with b.on(b.producer_of(value).device):
-                        gradient_value = _sum(b, earlier, gradient_value)
-                gradients[value] = gradient_value
-    return gradients
-
-
-def _sum(b: GraphBuilder, one: ValueId, other: ValueId) -> ValueId:
-    """Emit a sum of gradients; those of slices that lie side by side are joined before."""
-    joined = joined_pads(b, one, other)
-    if joined is not None:
-        return joined
-    before = b.producer_of(one)
-    if before.op is ADD:
-        joined = joined_pads(b, before.inputs[1], other)
-    return b.one(ADD, one, other) if joined is None else b.one(ADD, before.inputs[0], joined)
-
-
-def _pull(
-    b: GraphBuilder, node: Node, flowing: tuple[ValueId | None, ...]
-) -> tuple[ValueId | None, ...]:
-    if not gradient.has(node.op):
-        raise CompileError(
-            f"{node.source}: {node.op} has no gradient, but a parameter is reached only through it;"
-            " cut the path with .detach(), or register a gradient for the op"
-        )
-    return gradient.get(node.op)(b, node, flowing)
-
-
-def _depends_on(graph: Graph, wanted: tuple[ValueId, ...]) -> list[bool]:
-    depends = [False] * len(graph.types)
-    for value in wanted:
-        depends[value] = True
-    for node in graph.nodes:
-        if node.op is not STOP_GRADIENT and any([depends[v] for v in node.inputs]):
-            for value in node.outputs:
-                depends[value] = graph.types[value].dtype.is_float
-    return depends
+    with b.beside(b.producer_of(objective), Phase.BACKWARD):
+        seed = scalar(b, share, b.type_of(objective).dtype)
+    return emit_gradients(b, {objective: seed}, wanted)
 
 
 def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> None:

@@ -19,7 +19,8 @@ EXPRESSIONS = {
     "negate": lambda x, y: -x,
     "sum": lambda x, y: x.sum(),
     "mean over an axis": lambda x, y: x.mean(axis=1),
-    "max keeping axes": lambda x, y: x.max(axis=0, keepdims=True),
+    "max": lambda x, y: x.max(),
+    "all axes reversed": lambda x, y: x.transpose(),
     "argmax": lambda x, y: x.argmax(axis=1),
     "reshape": lambda x, y: x.reshape(2, 6),
     "reshape with -1": lambda x, y: x.reshape(-1, 2),
@@ -98,13 +99,12 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: x.broadcast_to(-3, 3, 4), "extents of 0 or more"),
         (lambda x: x.broadcast_to(None), "an extent must be an integer, got None"),
         (lambda x: x.transpose(1.0, 0), "an axis must be an integer, got 1.0 of type float"),
-        (lambda x: x.transpose(0), "each of the 2 axes once"),
+        (lambda x: x.permute(0), "each of the 2 axes once"),
         (lambda x: x.swapaxes(0, "b"), "an axis must be an integer, got 'b'"),
         (lambda x: x.sum(axis=1.5), "an axis must be an integer, got 1.5 of type float"),
         (lambda x: x.sum(axis=True), "an axis must be an integer, got True of type bool"),
         (lambda x: x.sum(axis=x), "cannot become an integer"),
         (lambda x: x.sum(axis=(0, 0)), "each axis once"),
-        (lambda x: x.argmax(axis=None), "an axis must be an integer, got None"),
         (lambda x: x[1.0], "index 1.0 of axis 0"),
         (lambda x: x[True], "index True of axis 0"),
         (lambda x: x[[0, 1]], "index .* of axis 0"),
@@ -120,8 +120,12 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: af.concat(x), "concat needs a list of tensors, got Tensor"),
         (lambda x: af.concat([x, "a"]), "expected a tensor.*got str"),
         (lambda x: af.split(x, 2, axis=2), "axis 2 is out of range"),
-        (lambda x: af.split(x, 1.5), "number of sections must be an integer, got 1.5"),
-        (lambda x: af.split(x, 0), "into 0 equal parts"),
+        (lambda x: af.split(x, 1.5), "the size of a part must be an integer, got 1.5"),
+        (lambda x: af.split(x, 0), r"cannot split extent 3 of axis 0 into parts of \[0\]"),
+        (lambda x: af.split(x, [1, 1]), r"extent 3 of axis 0 into parts of \[1, 1\]"),
+        (lambda x: af.chunk(x, 0), "chunks must be 1 or more, got 0"),
+        (lambda x: x.sum(0, axis=0), "sum got dim and axis, which are two names"),
+        (lambda x: af.softmax(x, 0, causal=True), "causal softmax goes over the last axis, got 0"),
         (lambda x: af.softmax(x, scale="a"), "scale of softmax must be a number, got str"),
         (lambda x: af.softmax(x, scale=0), "a scale above 0"),
         (lambda x: af.layer_norm(x, x[0], x[0], eps="a"), "eps of layer_norm must be a number"),
@@ -194,8 +198,44 @@ def test_a_number_that_its_partner_holds_or_rounds_becomes_that(traced, evaluate
 def test_negative_axes_join_and_cut_as_in_numpy(traced, evaluate):
     graph = traced(lambda x: af.concat([x, x], axis=np.int64(-1)), x=(3, 4))
     np.testing.assert_array_equal(evaluate(graph, x=X), np.concatenate([X, X], -1))
-    graph = traced(lambda x: af.split(x, np.int64(2), axis=-1)[1], x=(3, 4))
+    graph = traced(lambda x: af.chunk(x, np.int64(2), axis=-1)[1], x=(3, 4))
     np.testing.assert_array_equal(evaluate(graph, x=X), X[:, 2:])
+
+
+TORCHS = {
+    "amax over an axis": (lambda x: x.amax(-1, keepdim=True), X.max(-1, keepdims=True)),
+    "max along an axis": (lambda x: x.max(1).values, X.max(1)),
+    "where the maximum is": (lambda x: x.max(dim=0).indices, X.argmax(0)),
+    "max of two": (lambda x: x.max(0 * x), np.maximum(X, 0)),
+    "argmax of all": (lambda x: x.argmax(), X.argmax()),
+    "transpose exchanges": (lambda x: x.reshape(3, 2, 2).transpose(0, 2), None),
+    "permute": (lambda x: x.reshape(3, 2, 2).permute(2, 0, 1), None),
+    "parts of a size": (lambda x: af.concat(af.split(x, 3, dim=1)[::-1], dim=1), None),
+    "parts of some sizes": (lambda x: af.concat(x.split([1, 0, 3], 1)[::-1], 1), None),
+    "fewer chunks than asked": (lambda x: af.cat(x.chunk(3, dim=1)[::-1], dim=1), None),
+    "softmax over another axis": (lambda x: x.softmax(0), np.exp(X) / np.exp(X).sum(0)),
+}
+EXPECTED = {
+    "transpose exchanges": X.reshape(3, 2, 2).transpose(2, 1, 0),
+    "permute": X.reshape(3, 2, 2).transpose(2, 0, 1),
+    "parts of a size": X[:, [3, 0, 1, 2]],
+    "parts of some sizes": X[:, [1, 2, 3, 0]],
+    "fewer chunks than asked": X[:, [2, 3, 0, 1]],
+}
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_names_that_torch_has_mean_what_they_mean_there(name, traced, evaluate):
+    function, expected = TORCHS[name]
+    got = evaluate(traced(function, x=(3, 4)), x=X)
+    np.testing.assert_allclose(got, EXPECTED.get(name, expected), rtol=1e-6)
+
+
+def test_a_tensor_has_the_methods_that_torch_has_and_no_others():
+    tensor = object.__new__(af.Tensor)
+    assert {"exp", "softmax", "reshape"} <= {*dir(tensor)}
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'exponent'"):
+        _ = tensor.exponent
 
 
 def test_where_takes_numbers_on_both_sides_and_a_plain_condition(traced, evaluate):

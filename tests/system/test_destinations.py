@@ -32,7 +32,7 @@ class Both:
         return af.concat(parts, axis=axis) if self.lib is af else np.concatenate(parts, axis)
 
     def split(self, x, axis):
-        return af.split(x, 2, axis=axis) if self.lib is af else np.split(x, 2, axis)
+        return af.chunk(x, 2, axis=axis) if self.lib is af else np.split(x, 2, axis)
 
     def relu(self, x):
         return af.relu(x) if self.lib is af else np.maximum(x, np.float32(0))
@@ -120,7 +120,7 @@ class Gated(nn.Module):
         self.a, self.c = nn.Linear(WIDTH, 32), nn.Linear(16, 3)
 
     def __call__(self, x):
-        p, q = af.split(self.a(x), 2, axis=1)
+        p, q = af.chunk(self.a(x), 2, axis=1)
         return self.c(af.gelu(p) * q)
 
 

@@ -38,12 +38,12 @@ def rms_norm(x, weight, bias):
 
 
 def softmax(x, weight, bias):
-    e = (x - x.max(-1, keepdims=True).detach()).exp()
+    e = (x - x.amax(-1, keepdims=True).detach()).exp()
     return e / e.sum(-1, keepdims=True) * weight + bias
 
 
 def softmax_through_its_maximum(x, weight, bias):
-    e = (x - x.max(-1, keepdims=True)).exp()
+    e = (x - x.amax(-1, keepdims=True)).exp()
     return e / e.sum(-1, keepdims=True) * weight + bias
 
 
