@@ -38,9 +38,10 @@ from actorflow.bench.measure import BenchTask, Method, measure_row
 from actorflow.bench.picture import check_matplotlib, write_png
 from actorflow.bench.report import launches_markdown, markdown
 from actorflow.bench.results import Bench, MachineInfo, RowResult, as_json
+from actorflow.compile.gpus import check_gpu
 from actorflow.compile.host import processor
 from actorflow.compile.native import retune
-from actorflow.settings import Settings
+from actorflow.settings import Settings, devices_named
 from actors.device.cuda.nvml import listed_gpus
 from compiler.errors import CompileError, DeviceError
 
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--device", choices=("host", "cuda"), default="host", help="where all compute: host or cuda"
     )
+    add("--gpu", metavar="NAME", help="plan our rows for this GPU (default: the one that is here)")
     add("--rounds", type=int, default=5, metavar="N", help="turns of each engine (default 5)")
     add("--busy", action="store_true", help="measure again while another process spins on a core")
     add("--cold", action="store_true", help="measure first steps with empty caches too")
@@ -88,6 +90,9 @@ def run(options: argparse.Namespace) -> int:
         OSError: a file cannot be written.
     """
     ours, rivals = engines_on(options.device)
+    if options.gpu is not None:
+        check_gpu(options.gpu, devices_named(options.device, "--device"), "--gpu")
+        ours = replace(ours, environment=(*ours.environment, ("ACTORFLOW_GPU", options.gpu)))
     rivals = chosen_rivals(options.against, rivals)
     tasks = _tasks(options.rows, options.device)
     _check(options)

@@ -92,6 +92,8 @@ def test_our_own_failure_is_the_exit_code(fakes, capsys):
         (["--rounds", "0"], "--rounds: expected 1 or more, got 0"),
         (["--against", "mxnet"], "got 'mxnet'"),
         (["--launches", "--device", "cuda"], "--launches times the host's launches"),
+        (["--gpu", "h200"], "--gpu h200 is given, and it runs on host:0, no GPU"),
+        (["--gpu", "h20", "--device", "cuda"], "--gpu: no GPU is called 'h20'"),
         (["--json", "/nowhere/at/all.json"], "/nowhere/at: no such directory"),
     ],
 )
@@ -122,6 +124,21 @@ def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, monk
     assert [*row["rivals"]] == ["torch", "torch.compile", "torch.reduce-overhead"]
     assert "NVIDIA H200, driver 580.1" in capsys.readouterr().out
     assert main(["bench", "gpt2-b8"]) == 1
+
+
+def test_our_rows_are_planned_for_the_gpu_that_is_named(fakes, monkeypatch):
+    here = Listing((GpuListed("NVIDIA H200 NVL", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
+    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
+    real, named = cli_bench._start, {}
+
+    def start(environments, engine, *rest):
+        named[engine.name] = dict(engine.environment).get("ACTORFLOW_GPU")
+        return real(environments, engine, *rest)
+
+    monkeypatch.setattr(cli_bench, "_start", start)
+    arguments = ["gpt2-b8", "--device", "cuda", "--gpu", "h200", "--against", "torch"]
+    assert main(["bench", *arguments, "--rounds", "1"]) == 0
+    assert named == {"actorflow": "h200", "torch": None}
 
 
 def test_without_a_clone_it_says_where_the_rows_are(monkeypatch, tmp_path, capsys):
