@@ -93,6 +93,12 @@ def chain_launches(plan: Plan) -> tuple[tuple[Actor, Launch], ...]:
     )
 
 
+def peak_launch(plan: Plan, memory: DeviceMemory) -> Launch | None:
+    """Return the launch with the most live bytes; None where no chain has one."""
+    launches = chain_launches(plan)
+    return launches[memory.peak_launch][1] if memory.peak_launch < len(launches) else None
+
+
 def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> DeviceMemory:
     """Return the account of one arena. O(registers log registers).
 

@@ -106,6 +106,7 @@ class _RecomputeSearch:
             return choice, _noted(self.trials, self.base, choice, found)
         size = min(size, self.trials.arena_bytes(self.base))
         op, floor = self.planner.floor
+        scratch = self.described.problem.ops[op].temp_bytes
         node = self.trials.graph.nodes[self.described.nodes[op]]
         where = launch_label(node.op.name, node.attrs, node.scope)
         of_device = f" of {self.device}" if len(self.options.devices) > 1 else ""
@@ -115,6 +116,7 @@ class _RecomputeSearch:
             f" {exact_bytes(size)}. Variables, batches and results take"
             f" {exact_bytes(max(self.beside, 0))} of it"
             + (f", and {where!r} alone needs {exact_bytes(floor)} at once" if floor else "")
+            + (f", {exact_bytes(scratch)} of that as its kernel's workspace" if scratch else "")
             + ". Raise the budget, or lower the batch size",
             smallest_bytes=size,
         )

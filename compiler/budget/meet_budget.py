@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compiler.accounting import peak_launch
 from compiler.budget.choice import BudgetChoice
 from compiler.budget.choose_offload import choose_offload, has_way
 from compiler.budget.fit_budget import fit
 from compiler.budget.offload import state_names
-from compiler.budget.trials import Trials
+from compiler.budget.trials import Trials, fullest
 from compiler.errors import BudgetError
 from compiler.plan import Plan
 from compiler.plan_memory import Recomputation
@@ -69,10 +70,21 @@ def _nearest(trials: Trials, moved: BudgetChoice, missed: list[BudgetError]) -> 
     return BudgetError(
         f"job {options.name!r} does not fit memory_budget {exact_bytes(options.memory_budget)}; the"
         f" smallest budget found feasible is {exact_bytes(size)}, with {len(moved.state)} variables"
-        f" and {len(moved.activations)} activations in host memory. Raise the budget, or lower the"
-        " batch size",
+        f" and {len(moved.activations)} activations in host memory{_peak(trials.plan(moved))}."
+        " Raise the budget, or lower the batch size",
         smallest_bytes=size,
     )
+
+
+def _peak(plan: Plan) -> str:
+    """Return in words where the largest arena has the most bytes, and what of them is scratch."""
+    memory = plan.memory[fullest(plan)]
+    at = peak_launch(plan, memory)
+    if at is None:
+        return ""
+    text = f"; its peak is at {at.label!r} ({plan.sources[at.source]})"
+    scratch = memory.peak_workspace_bytes
+    return text + (f", {exact_bytes(scratch)} of it as its kernel's workspace" if scratch else "")
 
 
 def _extra_time(trials: Trials, choice: BudgetChoice) -> float:

@@ -173,3 +173,32 @@ def test_a_plan_is_made_and_simulated_without_a_gpu(script, monkeypatch, capsys)
     assert " on cuda:0 (h200): " in capsys.readouterr().out.splitlines()[0]
     assert main(["simulate", *given]) == 0
     assert "(rates: the description of h200)" in capsys.readouterr().out
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+
+
+def compiled_wide(**options):
+    @af.job(optimizer=af.optim.AdamW(0.1), device="cuda", gpu="h200", **options)
+    def train(model, batch):
+        h = model.down(af.gelu(model.up(batch.x)))
+        return (h * h).mean()
+
+    return train.compile(Wide(), {"x": af.TensorType("float32", (512, 128))})
+
+
+def test_a_small_model_is_no_larger_for_what_the_library_may_have_for_large_products():
+    memory = compiled_wide().memory[0]
+    assert memory.peak_workspace_bytes > 0
+    assert memory.peak_bytes < 16 << 20
+
+
+@pytest.mark.parametrize("options", [{"offload": "none"}, {}])
+def test_a_budget_below_a_workspace_is_told_whose_it_is(options):
+    with pytest.raises(
+        af.BudgetError, match=r"matmul' .*\d MiB \([\d,]+ bytes\) of (that|it) as its kernel's work"
+    ) as caught:
+        compiled_wide(memory_budget="1MiB", **options)
+    assert "test_jobs_on_a_gpu.py:" in str(caught.value)

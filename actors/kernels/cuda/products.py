@@ -8,6 +8,7 @@ where that takes less time; so every layout is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -38,6 +39,12 @@ _TINY, _SHORT = 1 << 24, 2048
 sum of few elements is split over the SMs, and its parts need a place."""
 
 _HOPPER = (9, 0)
+
+_MOST_TILE, _LEAST_SLICE = 256, 64
+"""What no sum is split finer than: parts of this many terms, of tiles of this width."""
+
+_MARGIN_BYTES = 1 << 20
+"""For what the library may keep besides parts of sums, such as counters; not measured."""
 
 _WAYS = tuple(product((False, True), (False, True), (False, True)))
 """Which of a, b and out are copied; none, at first."""
@@ -258,10 +265,16 @@ def _by_columns(
 
 
 def _library_bytes(gpu: Gpu, form: Gemm) -> int:
-    """Return the workspace that the library may have."""
+    """Return the workspace that the library may have: what all parts of its sums take, at most.
+
+    Small products would be the peak of a small model if they had what large ones get.
+    """
     if form.flops < 2 * _TINY and form.k <= _SHORT:
         return 0
-    return 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
+    most = 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
+    tiles = math.prod(form.batch) * math.prod([-(-x // _MOST_TILE) for x in (form.m, form.n)])
+    parts = max(1, min(gpu.num_sms, form.k // _LEAST_SLICE))
+    return min(most, 4 * parts * tiles * _MOST_TILE**2 + _MARGIN_BYTES)
 
 
 def _call_ns(gpu: Gpu, form: Gemm, batch: _BatchCall) -> float:

@@ -240,10 +240,21 @@ def operands(m, n, k, dtype=BF16):
 
 def test_the_library_has_a_workspace_but_for_tiny_products():
     assert KERNEL.query({}, *operands(64, 64, 64)).workspace_bytes == 0
-    assert KERNEL.query({}, *operands(8, 8, 65536)).workspace_bytes == 32 << 20
-    assert KERNEL.query({}, *operands(512, 512, 512)).workspace_bytes == 32 << 20
+    assert KERNEL.query({}, *operands(512, 512, 4096)).workspace_bytes == 32 << 20
+    assert KERNEL.query({}, *operands(1024, 768, 768)).workspace_bytes == 32 << 20
     older = CudaMatmul(replace(GPU, capability=(8, 0)))
     assert older.query({}, *operands(512, 512, 512)).workspace_bytes == 4 << 20
+
+
+@pytest.mark.parametrize(
+    "extents", [(512, 128, 512), (128, 512, 512), (8, 8, 4096), (512, 512, 64)]
+)
+def test_a_small_product_has_a_workspace_for_all_parts_that_its_sums_can_have(extents):
+    m, n, k = extents
+    parts = max(1, k // 64) * 4 * m * n
+    given = KERNEL.query({}, *operands(*extents)).workspace_bytes
+    assert parts + (1 << 20) <= given < 32 << 20
+    assert given % 256 == 0
 
 
 def test_durations_follow_tiles_and_bytes():
