@@ -4,6 +4,7 @@ import tracemalloc
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from jobs import GPT
 
 import actorflow as af
@@ -14,6 +15,7 @@ def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
 
+@pytest.mark.no_gpu("the host that acts one multiplies in memory of its own")
 def test_steady_state_steps_allocate_less_than_64_kib_net_and_at_their_peak():
     data = af.data.Tokens(np.arange(50_000) % 64, seq=32, batch=32)
     warmup, measured = 10, 40

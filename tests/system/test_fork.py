@@ -202,6 +202,7 @@ def test_a_child_with_a_run_that_it_inherited_can_end(start_python, way):
     assert program.finish() == (0, "", "")
 
 
+@pytest.mark.no_gpu("a forked child of who used one cannot")
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_a_forked_child_trains_a_model_of_its_own_to_the_same_numbers(start_python, native):
     program = start_python(

@@ -41,6 +41,7 @@ def data():
 
 def losses(loss=None, **options):
     found = []
+    options = options if "devices" in options else {"device": "host"} | options
     job = af.job(loss or body(), optimizer=af.optim.AdamW(3e-3), seed=3, **options)
     job.fit(Halves(), data(), steps=6, progress=False, on_step=lambda _, m: found.append(m["loss"]))
     return found

@@ -395,6 +395,7 @@ def table(cache):
     return read_object(file)
 
 
+@pytest.mark.no_gpu("the host's kernels are measured")
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_tune_measures_anew_and_compiles_again(trained, cache, command, capsys):
     before, plans = table(cache), set(cache.glob("*.plan"))

@@ -62,6 +62,7 @@ def kernels_and_loss():
     return {launch.kernel for actor in plan.actors for launch in actor.launches}, losses
 
 
+@pytest.mark.no_gpu("a user's kernel is for the host")
 def test_a_users_kernel_takes_its_op_out_of_fusion_and_computes_the_same(registered):
     with_mine, mine = kernels_and_loss()
     catalogue.unregister("mine.softmax")
@@ -106,7 +107,11 @@ BEFORE = KernelNeeds(duration_ns=1.0)
         (KernelNeeds(in_place=((0, 7),)), "answered KernelNeeds"),
         (KernelNeeds(duration_ns=float("nan")), "answered KernelNeeds"),
         (ValueError("no"), "failed: ValueError: no"),
-        (BEFORE, "mine.softmax was bound to None, no launch"),
+        pytest.param(
+            BEFORE,
+            "mine.softmax was bound to None, no launch",
+            marks=pytest.mark.no_gpu("a user's kernel is for the host"),
+        ),
     ],
 )
 def test_what_a_kernel_answers_is_checked_each_time_it_is_registered_anew(needs, message):

@@ -112,6 +112,7 @@ def trained(plan, batches):
     return losses, state
 
 
+@pytest.mark.no_gpu("the collective here is a kernel of the host")
 @pytest.mark.parametrize("options", [{}, {"streams": 2}], ids=str)
 def test_ranks_train_alike_and_as_one_with_all_batches(meeting, options):
     @af.job(optimizer=af.optim.SGD(0.1), **options)

@@ -106,6 +106,7 @@ def refuse(*_):
     raise MemoryError
 
 
+@pytest.mark.no_gpu("its driver gives the memory, and has tests of its own")
 def test_an_arena_that_is_not_given_is_out_of_memory(job, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(host_memory, "np", SimpleNamespace(uint8=np.uint8, empty=refuse))

@@ -20,6 +20,7 @@ def test_the_code_of_the_tour_runs_top_to_bottom(run_python):
 
 
 @pytest.mark.one_device("sets a budget in bytes of one arena")
+@pytest.mark.no_gpu("products have workspaces there, larger than the budgets of the page")
 def test_the_code_about_memory_runs_top_to_bottom(run_python):
     blocks = blocks_of(ROOT / "docs" / "memory.md")
     assert len(blocks) >= 4
@@ -27,6 +28,7 @@ def test_the_code_about_memory_runs_top_to_bottom(run_python):
     assert "the smallest budget found feasible is" in done.stdout
 
 
+@pytest.mark.no_gpu("an op of a numpy function, and a kernel of one's own, are for the host")
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_the_code_about_extending_runs_top_to_bottom_with_a_compiler_and_without(
     run_python, native
@@ -36,6 +38,7 @@ def test_the_code_about_extending_runs_top_to_bottom_with_a_compiler_and_without
     run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
 
 
+@pytest.mark.no_gpu("the page is about the host's kernels")
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_the_code_about_kernels_runs_top_to_bottom_with_native_ones_and_without(run_python, native):
     blocks = blocks_of(ROOT / "docs" / "kernels.md")
