@@ -281,10 +281,9 @@ class Job:
         evaluated = None
         if evaluation is not None:
             evaluated = evaluation_graph(evaluation, model, devices)
-        budget = self.options.budget_bytes
         gpu = self._gpu(devices, settings)
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
-        hardware = replace(hardware, ranks=ranks, memory_bytes=budget)
+        hardware = replace(hardware, ranks=ranks)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, devices, deterministic=self.options.deterministic):
             options = self._compile_options(metrics_every, every, evaluation)

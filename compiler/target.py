@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from compiler.attrs import Attrs
@@ -155,13 +156,15 @@ class Hardware:
 
     A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory. With
     several `ranks` each of them has such devices, and all have one plan. `memory_bytes`: what each
-    device's memory may hold; 0, as much as is needed.
+    device's memory may hold; 0, as much as is needed. `is_bounded`: nothing goes where a target
+    says that there is no room either, by estimates from above; a plan of them is small enough.
     """
 
     devices: tuple[Device, ...]
     targets: tuple[Target, ...]
     ranks: Ranks = ALONE
     memory_bytes: int = 0
+    is_bounded: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -184,6 +187,11 @@ class Hardware:
         if number == HOST_SIDE:
             return max([target.alignment for target in self.targets])
         return self.targets[number].alignment
+
+    def room_bytes(self, number: int) -> float:
+        """Return what a device's memory may hold; infinite, as much as is needed."""
+        there = self.targets[number].memory_bytes if self.is_bounded else 0
+        return min(self.memory_bytes or inf, there or inf)
 
     def wide_values(self, number: int) -> WideValues:
         """Return which values a device's kernels are to see some rows at a time."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from actorflow.compile.fits import check_fits
+from actorflow.compile.fits import check_fits, fits
 from actorflow.compile.native import compiled, has_refusals
 from actorflow.compile.plan_cache import PlanCache, is_ready
 from actorflow.compile.targets import planned_for
@@ -41,11 +41,12 @@ def compiled_plan(
     from actors.race import check_races
     from compiler.pipeline import compile_graph
 
-    def made(wanted: CompileOptions) -> Plan:
+    def made(wanted: CompileOptions, *, is_bounded: bool = False) -> Plan:
         dump = dumper(settings.dump)
+        there = replace(hardware, memory_bytes=wanted.memory_budget, is_bounded=is_bounded)
         with planned_for(hardware.devices):
             return compiled(
-                options.name, lambda: compile_graph(graph, hardware, wanted, dump, evaluation)
+                options.name, lambda: compile_graph(graph, there, wanted, dump, evaluation)
             )
 
     def made_with(num_streams: int) -> Plan:
@@ -56,6 +57,9 @@ def compiled_plan(
         plan = with_streams_that_pay(options.name, options.num_streams, made_with)
     else:
         plan = made(options)
+    if len(hardware.devices) > 1 and not fits(plan, hardware):
+        # What places by cost counts bytes from above: only where a plan is too large is it told to.
+        plan = made(options, is_bounded=True)
     check_races(plan)
     check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     seconds = time.perf_counter() - before

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.errors import BudgetError, OutOfMemory
+from compiler.placement import Device
 from compiler.plan import Plan
 from compiler.target import Hardware
 from memory.report import exact_bytes
+
+
+def fits(plan: Plan, hardware: Hardware) -> bool:
+    """Whether a plan takes no more of any device than is known to be there."""
+    return not _overfull(plan, hardware)
 
 
 def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) -> None:
@@ -16,16 +22,24 @@ def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) ->
     `make` compiles the job again within a budget in bytes; it is asked for the smallest budget that
     does, which the error names.
     """
-    for device, target in zip(hardware.devices, hardware.targets, strict=True):
-        needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
-        there = target.memory_bytes
-        if needed <= there or not there:
-            continue
+    for device, needed, there in _overfull(plan, hardware):
         where = f"{device} ({plan.option('gpu')!s})"
+        among = ", ".join(map(str, hardware.devices))
+        spread = f", spread over {among} as well as was found" if len(hardware.devices) > 1 else ""
         raise OutOfMemory(
             f"job {plan.name!r} needs {exact_bytes(needed)} on {where}, which has"
-            f" {exact_bytes(there)}; {_mend(make, there)}"
+            f" {exact_bytes(there)}{spread}; {_mend(make, there)}"
         )
+
+
+def _overfull(plan: Plan, hardware: Hardware) -> list[tuple[Device, int, int]]:
+    """Return the devices that a plan is too large for, with what it needs and what is there."""
+    found: list[tuple[Device, int, int]] = []
+    for device, target in zip(hardware.devices, hardware.targets, strict=True):
+        needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
+        if needed > target.memory_bytes > 0:
+            found.append((device, needed, target.memory_bytes))
+    return found
 
 
 def _mend(make: Callable[[int], object], there: int) -> str:

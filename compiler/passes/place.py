@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
@@ -52,10 +53,10 @@ def run(graph: Graph, hardware: Hardware) -> Graph:
     if all([node.device != UNPLACED for node in graph.nodes]):
         return graph
     work = _work_of(graph, hardware)
-    trials = [PlacementTrial(work, 1.0, device) for device in range(len(hardware.devices))]
-    trials += [
-        PlacementTrial(work, share) for share in (_ROOM if hardware.memory_bytes else _ROOM[:1])
-    ]
+    numbers = range(len(hardware.devices))
+    is_short = min([hardware.room_bytes(device) for device in numbers]) < inf
+    trials = [PlacementTrial(work, 1.0, device) for device in numbers]
+    trials += [PlacementTrial(work, share) for share in (_ROOM if is_short else _ROOM[:1])]
     for trial in trials:
         trial.run()
     best = min(trials, key=lambda trial: (trial.excess_bytes, trial.cost_ns))

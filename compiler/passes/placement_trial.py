@@ -71,9 +71,9 @@ class PlacementTrial:
     def __init__(self, work: PlacementWork, share: float, only: int | None = None) -> None:
         self._work = work
         self._only = only
-        self._cap_bytes = work.hardware.memory_bytes
-        self._room_bytes = share * self._cap_bytes
         count = len(work.hardware.devices)
+        self._cap_bytes = [work.hardware.room_bytes(device) for device in range(count)]
+        self._room_bytes = [share * cap for cap in self._cap_bytes]
         self.chosen: dict[int, int] = {}
         self._free_ns = [0.0] * count
         self._link_ns: dict[tuple[int, int], float] = {}
@@ -90,9 +90,10 @@ class PlacementTrial:
         return end_ns if self._only is not None else end_ns * _WORTH
 
     @property
-    def excess_bytes(self) -> int:
+    def excess_bytes(self) -> float:
         """Bytes that the fullest device would hold beyond its memory."""
-        return max(0, max(self._peak) - self._cap_bytes) if self._cap_bytes else 0
+        pairs = zip(self._peak, self._cap_bytes, strict=True)
+        return max([0.0, *[peak - cap for peak, cap in pairs]])
 
     def run(self) -> None:
         """Place launch after launch, those with the most before them first."""
@@ -112,7 +113,8 @@ class PlacementTrial:
             if root not in self.chosen:
                 self._choose(root, self._only or 0)
         # An update frees its gradient: where memory is short it does not wait for the end.
-        is_early = [bool(self._cap_bytes and node.writes) for node in work.graph.nodes]
+        is_short = min(self._cap_bytes) < inf
+        is_early = [bool(is_short and node.writes) for node in work.graph.nodes]
         key = {i: -inf if is_early[i] else -rank for i, rank in work.rank.items()}
         ready = [(key[launch], launch) for launch, count in waits.items() if not count]
         heapq.heapify(ready)
@@ -166,14 +168,14 @@ class PlacementTrial:
 
     def _excess_at(self, launch: int, device: int) -> float:
         """Return by how much a device would be fuller than it may be with a launch there."""
-        if not self._cap_bytes:
+        if self._room_bytes[device] == inf:
             return 0.0
         work = self._work
         new = work.lasting.get(work.group[launch], 0) + work.made_bytes(launch)
         for value in work.reads[launch]:
             if device not in self._held.get(work.maker[value], (device,)):
                 new += work.graph.types[value].size_bytes
-        return max(0.0, self._lives[device] + new - self._room_bytes)
+        return max(0.0, self._lives[device] + new - self._room_bytes[device])
 
     def _end_at(self, launch: int, device: int) -> float:
         """Return when a launch would end on a device."""

@@ -120,6 +120,20 @@ def test_a_parameter_lies_with_its_readers_its_update_and_its_state(net):
             assert {home[value] for value in state} == {node.device}
 
 
+def test_each_device_has_what_its_own_target_says_where_plans_are_bounded(net):
+    graph, weight = training(net, layers=6), 64 * 64 * 4
+    small, large = timed(FAST, per_launch_ns=1e3), timed(FAST)
+    small.memory_bytes, large.memory_bytes = 2 * 4 * weight, 100 * weight
+    hardware = sims(2, [small, large])
+    assert of_launches(place.run(graph, hardware)) == {0}
+    after = place.run(graph, replace(hardware, is_bounded=True))
+    lasting = [0, 0]
+    for node in after.nodes:
+        if node.op is VARIABLE:
+            lasting[node.device] += after.types[node.outputs[0]].size_bytes
+    assert lasting[0] <= small.memory_bytes < lasting[1]
+
+
 def test_what_is_too_large_for_one_device_is_spread_so_that_each_has_room(net):
     graph = training(net, layers=6)
     weight = 64 * 64 * 4

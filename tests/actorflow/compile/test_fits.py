@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import actorflow as af
+from actorflow.compile.cuda_target import CudaTarget
 from actorflow.compile.fits import check_fits
 from actorflow.compile.targets import HostTarget, target_for
 from compiler.errors import BudgetError, OutOfMemory
@@ -65,3 +66,33 @@ def test_a_job_that_no_budget_fits_is_told_so(plan):
         match=r"smallest budget found feasible is .*: lower the batch size, or make the model",
     ):
         check_fits(sized(plan, THERE + 1), HARDWARE, needing(THERE + 1))
+
+
+class Deep(af.nn.Module):
+    def __init__(self):
+        self.layers = [af.nn.Linear(256, 256) for _ in range(6)]
+
+
+def largest_of_two_gpus():
+    """Return the bytes of the fuller one of two GPUs, with a job that names neither."""
+
+    @af.job(optimizer=af.optim.AdamW(0.1), devices=["cuda:0", "cuda:1"], gpu="h200")
+    def train(model, batch):
+        h = batch.x
+        for layer in model.layers:
+            h = af.gelu(layer(h))
+        return h.mean()
+
+    plan = train.compile(Deep(), {"x": af.TensorType("float32", (64, 256))})
+    return max([a.size_bytes for a in plan.arenas if a.place == a.device.place])
+
+
+def test_a_job_is_spread_over_two_gpus_where_one_is_too_small_for_it(monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CACHE", "off")
+    alone = largest_of_two_gpus()
+    there = alone * 3 // 4
+    monkeypatch.setattr(CudaTarget, "memory_bytes", there)
+    assert largest_of_two_gpus() <= there
+    monkeypatch.setattr(CudaTarget, "memory_bytes", alone // 8)
+    with pytest.raises(OutOfMemory, match="spread over cuda:0, cuda:1 as well as was found"):
+        largest_of_two_gpus()
