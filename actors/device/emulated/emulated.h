@@ -15,6 +15,7 @@ typedef struct {
     void (*barrier)(int32_t line);
     const uint64_t *(*exchange)(uint64_t bits, int32_t line);
     void *(*shared)(int64_t size_bytes);
+    void (*misaligned)(void);
 } af_machine;
 
 #define AF_VISIBLE __attribute__((visibility("default")))
@@ -111,8 +112,21 @@ AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t 
 #define AF_TWICE
 #define AF_FORGET(x) ((void)0)
 
+/* The host would read it from anywhere. */
+AF_FUNCTION void *af_aligned(const void *place, int64_t size_bytes) {
+    if ((uintptr_t)place % (uintptr_t)size_bytes) af_here->misaligned();
+    return (void *)place;
+}
+#define AF_ALIGNED(place, size_bytes) af_aligned(place, (int64_t)(size_bytes))
+
 AF_FUNCTION uint32_t af_bits_of_float(float x) { return ((union { float f; uint32_t u; }){x}).u; }
 AF_FUNCTION float af_float_of_bits(uint32_t u) { return ((union { uint32_t u; float f; }){u}).f; }
+AF_FUNCTION uint64_t af_bits_of_double(double x) {
+    return ((union { double d; uint64_t u; }){x}).u;
+}
+AF_FUNCTION double af_double_of_bits(uint64_t u) {
+    return ((union { uint64_t u; double d; }){u}).d;
+}
 AF_FUNCTION uint64_t af_mul_high(uint64_t a, uint64_t b) {
     return (uint64_t)(((unsigned __int128)a * b) >> 64);
 }

@@ -28,7 +28,7 @@ enum { MAX_SHARED = 48 * 1024, GAP = 64, MAX_ARRAYS = 32 };
 enum { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
 enum {
     FINE, ENDED_EARLY, DIFFERENT_MEETINGS, MEETING_IN_LOOP, TOO_MUCH_SHARED, SHARED_OVERRUN,
-    STACK_OVERRUN, NO_STACKS
+    STACK_OVERRUN, NO_STACKS, MISALIGNED
 };
 
 typedef void (*kernel_t)(const void *words);
@@ -190,6 +190,8 @@ static void *shared_array(int64_t size_bytes) {
     return shared + place;
 }
 
+static void misaligned(void) { status = MISALIGNED; }
+
 /* -- a block ----------------------------------------------------------------------------------- */
 
 static int32_t tell(trouble_t *trouble, int32_t what, int32_t thread, int32_t other) {
@@ -251,7 +253,7 @@ static int32_t run_block(int32_t num_warps, trouble_t *trouble) {
 
 static void run_loop(int32_t num_threads) {
     int32_t thread = (int32_t)draw((uint32_t)num_threads);
-    for (int32_t i = 0; i < num_threads; i++) {
+    for (int32_t i = 0; i < num_threads && status == FINE; i++) {
         machine.thread = thread;
         thread = thread + 1 == num_threads ? 0 : thread + 1;
         run_thread();
@@ -287,6 +289,7 @@ AF_VISIBLE int32_t af_launch(kernel_t called, const void *words, int64_t num_blo
     machine.barrier = barrier;
     machine.exchange = exchange;
     machine.shared = shared_array;
+    machine.misaligned = misaligned;
     machine.num_blocks = num_blocks;
     machine.num_threads = num_threads;
     kernel = called;

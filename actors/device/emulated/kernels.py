@@ -46,6 +46,7 @@ _TROUBLE = (
     "a thread wrote beside an array of shared memory",
     "thread {thread} used up its stack",
     "there is no memory for stacks",
+    "thread {thread} reads or writes bytes at an address that is no multiple of their number",
 )
 
 

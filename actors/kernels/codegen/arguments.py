@@ -56,3 +56,8 @@ def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
 def stretches(program: FusedProgram, num_sums: int) -> int:
     """Return the place of the address of what teams add up in single precision, or 0."""
     return column_sum(program, 0, num_sums)
+
+
+def way(program: FusedProgram, num_sums: int) -> int:
+    """Return the place of the word that says which columns a thread has; the last of CUDA."""
+    return stretches(program, num_sums) + 1

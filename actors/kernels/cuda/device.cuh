@@ -49,7 +49,7 @@ typedef unsigned long long uint64_t;
 
 /* Threads of a block meet: all of them pass a barrier, all of a warp a shuffle. Shared memory means
  * nothing before it is written. */
-#define AF_SHARED(type, name, count) __shared__ type name[count]
+#define AF_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #define AF_BARRIER() __syncthreads()
 #define AF_SHUFFLE_XOR_I32(x, mask) __shfl_xor_sync(0xffffffffu, (int32_t)(x), mask)
 #define AF_SHUFFLE_XOR_I64(x, mask) __shfl_xor_sync(0xffffffffu, (int64_t)(x), mask)
@@ -71,7 +71,13 @@ typedef unsigned long long uint64_t;
 
 #define af_bits_of_float(x) __float_as_uint(x)
 #define af_float_of_bits(x) __uint_as_float(x)
+#define af_bits_of_double(x) ((uint64_t)__double_as_longlong(x))
+#define af_double_of_bits(x) __longlong_as_double((int64_t)(x))
 #define af_mul_high(a, b) __umul64hi(a, b)
+
+/* An address that must be a multiple of so many bytes: the emulation looks, a GPU loses all that
+ * it was doing. */
+#define AF_ALIGNED(place, size_bytes) (place)
 #endif
 
 /* What a thread moves at once, where all of it lies at multiples of its size. */
@@ -85,6 +91,48 @@ typedef union {
     float f;
     void *p;
 } af_word;
+
+/* Words of 32 bits from and to memory, in as few accesses as there can be: `size_bytes`, which the
+ * text says, is 4, 8 or a multiple of 16, and the address one of it or of 16. */
+AF_FUNCTION void af_get(uint32_t *words, const void *place, int32_t size_bytes) {
+    if (size_bytes == 4) {
+        words[0] = *(const uint32_t *)AF_ALIGNED(place, 4);
+    } else if (size_bytes == 8) {
+        const uint64_t x = *(const uint64_t *)AF_ALIGNED(place, 8);
+        words[0] = (uint32_t)x, words[1] = (uint32_t)(x >> 32);
+    } else {
+        const af_16_bytes *from = (const af_16_bytes *)AF_ALIGNED(place, 16);
+        AF_UNROLL
+        for (int32_t i = 0; i < size_bytes / 16; i++) {
+            const af_16_bytes x = from[i];
+            words[4 * i] = (uint32_t)x.low, words[4 * i + 1] = (uint32_t)(x.low >> 32);
+            words[4 * i + 2] = (uint32_t)x.high, words[4 * i + 3] = (uint32_t)(x.high >> 32);
+        }
+    }
+}
+AF_FUNCTION void af_put(void *place, const uint32_t *words, int32_t size_bytes) {
+    if (size_bytes == 4) {
+        *(uint32_t *)AF_ALIGNED(place, 4) = words[0];
+    } else if (size_bytes == 8) {
+        *(uint64_t *)AF_ALIGNED(place, 8) = (uint64_t)words[1] << 32 | words[0];
+    } else {
+        af_16_bytes *to = (af_16_bytes *)AF_ALIGNED(place, 16);
+        AF_UNROLL
+        for (int32_t i = 0; i < size_bytes / 16; i++) {
+            af_16_bytes x;
+            x.low = (uint64_t)words[4 * i + 1] << 32 | words[4 * i];
+            x.high = (uint64_t)words[4 * i + 3] << 32 | words[4 * i + 2];
+            to[i] = x;
+        }
+    }
+}
+/* A number of 64 bits in two words. */
+AF_FUNCTION uint64_t af_long_of(const uint32_t *words) {
+    return (uint64_t)words[1] << 32 | words[0];
+}
+AF_FUNCTION void af_put_long(uint32_t *words, uint64_t x) {
+    words[0] = (uint32_t)x, words[1] = (uint32_t)(x >> 32);
+}
 
 AF_FUNCTION int64_t af_min(int64_t a, int64_t b) { return a < b ? a : b; }
 AF_FUNCTION int64_t af_max(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -57,8 +57,8 @@ typedef struct {
 #define NAME_COPY(T)                                                                              \
     for (int64_t u = member; u < a->num_units; u += team) {                               \
         T value = {0};                                                                       \
-        if (is_row) value = *(const T *)(source + u * a->table_step);                        \
-        *(T *)(target + u * a->out_step) = value;                                            \
+        if (is_row) value = *(const T *)AF_ALIGNED(source + u * a->table_step, sizeof(T));   \
+        *(T *)AF_ALIGNED(target + u * a->out_step, sizeof(T)) = value;                       \
     }                                                                                        \
     break;
 

@@ -146,9 +146,9 @@ class _CudaEmitter:
             ]
         text.append("    if (is_first) NAME_end(a, row, r);")
         if single:
-            text.append(f"    if (++stretch == {STRETCH}) {{")
+            text.append(f"    if (++stretch == {STRETCH} || r0 + teams >= r1) {{")
             text += [f"        NAME_flush({sums});", "        stretch = 0;", "    }"]
-        text += ["}", *([f"NAME_flush({sums});"] if single else [])]
+        text.append("}")
         body = [*self._start(has_shared=bool(single)), *text, "(void)exchange, (void)sums;"]
         return self._kernel("rows", MAX_THREADS, body)
 

@@ -1,11 +1,22 @@
 """One phase of a program as a loop of a team of threads over the columns of a row.
 
-A thread takes several columns at a time: all are loaded before the first is computed, so that
-enough bytes are on their way, and stored after that. Which thread has a column is the same for all
-rows and phases of a program; so an output may lie over an input, what was stored may be read back,
-and sums over rows need no barrier. The columns of one thread lie a team apart, so that neighbours
-read neighbours; with random bits they are eight in a row, which share a counter. Places within a
-batch are offsets of 32 bits from its first column: wider ones cost more than most programs compute.
+A thread takes several columns at a time, a batch: all are loaded before the first is computed, so
+that enough bytes are on their way, and stored after that. Which thread has a column is the same for
+all rows and phases of a launch; so an output may lie over an input, what was stored may be read
+back, and sums over rows need no barrier. A word of the launch, its way, says which it is:
+
+    WIDE    lane l has columns B*l .. B*l + B-1, then those B*team further; a batch is moved at once
+    RUNS    the same columns, each loaded and stored by itself
+    NARROW  columns l, l + team, ... l + (B-1)*team, one by one: neighbours read neighbours
+
+The terms of a sum over a row are added up by thread and then by team, so bits depend on who has a
+column. Therefore what a program that reduces rows goes is WIDE or RUNS by its shape alone (whole
+batches in every row, `walks`), with the same columns and the same instructions; only how these come
+and go follows from addresses. Others may go NARROW instead: no sum of theirs crosses columns.
+Random bits are for eight columns that share a counter, and never NARROW.
+
+Places within a batch are offsets of 32 bits from its first column: wider ones cost more than most
+programs compute.
 
 A sum in single precision is of at most `STRETCH` terms, which is exact to 15 roundings, less than
 1e-6 of a sum of one sign; stretches are added up in double.
@@ -14,9 +25,10 @@ A sum in single precision is of at most `STRETCH` terms, which is exact to 15 ro
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import is_float, load, store, sum_type_of
+from actors.kernels.codegen.expressions import is_float, load, storage_of, store, sum_type_of
 from actors.kernels.codegen.phases import LoopPhase, Schedule, operands_of, weight
 from actors.kernels.codegen.values import Values, indented
+from actors.kernels.cuda.runs import Run, RunWriter
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import DType
 
@@ -26,7 +38,10 @@ MAX_THREADS = 512
 STRETCH = 16
 
 RANDOM_COLUMNS = 8
-"""Columns in a row of one thread where there are random bits: one counter's."""
+"""Columns of a batch where there are random bits: one counter's."""
+
+NARROW, RUNS, WIDE = 0, 1, 2
+"""Which columns a thread has, and how it moves them."""
 
 PHASE_PARAMETERS = (
     "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, int64_t j0,",
@@ -58,6 +73,13 @@ def batch_of(program: FusedProgram) -> int:
     return batch
 
 
+def sum_dtype(dtype: DType) -> DType:
+    """Return the type in which a team adds up the values of a column, of a type, for a stretch."""
+    if is_single(dtype):
+        return DType.FLOAT32
+    return DType.FLOAT64 if is_float(dtype) else DType.INT64
+
+
 def is_single(dtype: DType) -> bool:
     """Return whether values are added up in single precision, stretch by stretch."""
     return is_float(dtype) and dtype is not DType.FLOAT64
@@ -68,9 +90,9 @@ class PhaseWriter:
 
     def __init__(self, program: FusedProgram, plan: Schedule) -> None:
         self.program, self.plan = program, plan
-        self.is_random = is_random(program)
         self.values = Values(program, plan, "k")
         self.batch = batch_of(program)
+        self.runs = RunWriter(self.batch)
 
     def is_empty(self, phase: LoopPhase) -> bool:
         """Return whether a phase does nothing."""
@@ -89,82 +111,85 @@ class PhaseWriter:
             "}",
         ]
 
-    def columns(self, body: list[str]) -> list[str]:
-        """Return a loop over the columns j of a thread, one at a time."""
-        if self.is_random:
-            return [
-                f"for (int64_t b = j0 + {RANDOM_COLUMNS} * lane; b < j1;",
-                f"     b += {RANDOM_COLUMNS} * team)",
-                f"    for (int64_t j = b; j < af_min(b + {RANDOM_COLUMNS}, j1); j++) {{",
-                *indented(body, 2),
-                "    }",
-            ]
-        loop = "for (int64_t j = j0 + lane; j < j1; j += team) {"
-        return ["AF_TWICE", loop, *indented(body), "}"]
+    def every_batch(self, body: list[str]) -> list[str]:
+        """Return a loop over the batches of a thread, from column b on."""
+        return [*self._first(), *self._up(), *self._batch(), *indented(body), "}"]
+
+    def _first(self) -> list[str]:
+        """Return where a thread begins, and how far its columns and its batches lie apart."""
+        return [
+            f"const int64_t way = a[{words.way(self.program, len(self.plan.column_sums))}].i;",
+            f"const int64_t first = j0 + (way == {NARROW} ? 1 : {self.batch}) * lane;",
+            f"const int64_t apart = {self.batch} * team;",
+        ]
+
+    def _up(self) -> list[str]:
+        return ["AF_ROLLED", "for (int64_t b = first; b < j1; b += apart) {"]
+
+    def _batch(self) -> list[str]:
+        """Return what a batch begins with: its columns are b + k * step, if k * step < here."""
+        return [
+            "    const int32_t here = (int32_t)af_min(j1 - b, apart);",
+            f"    int32_t step = way == {NARROW} ? (int32_t)team : 1;",
+            "    AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
+            f"    const _Bool is_wide = way == {WIDE} && here >= {self.batch};",
+            "    (void)is_wide, (void)step;",
+        ]
 
     def _loop(self, phase: LoopPhase, index: int) -> list[str]:
         """Return the loop over batches; every second phase goes back: caches still have the end."""
-        first = f"j0 + {RANDOM_COLUMNS} * lane" if self.is_random else "j0 + lane"
-        size = f"{self.batch} * team"
-        step, width = ("1", str(self.batch)) if self.is_random else ("(int32_t)team", size)
-        up = f"for (int64_t b = first; b < j1; b += {size}) {{"
-        down = f"for (int64_t b = last; b >= first; b -= {size}) {{"
         is_back = index % 2 == 1
-        flush = self._flush(phase, f"b - {size} < first" if is_back else f"b + {size} >= j1")
-        text = [f"const int64_t first = {first};"]
+        flush = self._flush(phase, "b - apart < first" if is_back else "b + apart >= j1")
+        text, loop = self._first(), self._up()
         if is_back:  # a team with a second phase is a power of two
-            text.append(f"const int64_t last = first + ((j1 - 1 - first) & -({size}));")
+            text.append("const int64_t last = first + ((j1 - 1 - first) & -apart);")
+            loop = ["AF_ROLLED", "for (int64_t b = last; b >= first; b -= apart) {"]
         text += ["int32_t stretch = 0;"] if flush else []
+        loads, stores = self._loaded(phase), self._stored(phase)
+        sums = [self._sum(v) for v in phase.column_sums]
+        own = [
+            *[f"const {run.storage} *{run.place} = {place} + b;" for run, place in loads],
+            *[f"{run.storage} *{run.place} = {place} + b;" for run, place in (*sums, *stores)],
+            *self.runs.arrays([run for run, _ in (*loads, *sums, *stores)]),
+            *self.runs.get([run for run, _ in (*loads, *sums)]),
+            *self._random_bits(phase),
+        ]
         return [
             *text,
-            "AF_ROLLED",
-            down if is_back else up,
-            f"    const int32_t here = (int32_t)af_min(j1 - b, {width});",
-            f"    int32_t step = {step};",
-            "    AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
-            *indented([*self._loads(phase), *self._places(phase), *self._random_bits(phase)]),
+            *loop,
+            *self._batch(),
+            *indented(own),
             "    AF_UNROLL",
             f"    for (int32_t k = 0; k < {self.batch}; k++) {{",
             "        const int64_t j = b + k * step;",
-            "        if (k * step < here) {",
-            *indented(self._body(phase), 3),
-            "        }",
+            *indented(self._body(phase, loads, sums, stores), 2),
             "        (void)j;",
             "    }",
+            *indented(self.runs.store([run for run, _ in (*sums, *stores)])),
             *indented(flush),
             "}",
         ]
 
-    def _loads(self, phase: LoopPhase) -> list[str]:
-        """Return how a batch of what is loaded comes into arrays."""
-        values = self.values
-        places = [(v, f"x{v}") for v in phase.loads]
-        places += [(v, f"y{position}") for v, position in phase.read_back]
-        if not places:
-            return []
-        text = []
-        for v, place in places:
-            text.append(f"const {values.storage(v)} *f{v} = {place} + b;")
-            text.append(f"{values.storage(v)} l{v}[{self.batch}];")
+    def _loaded(self, phase: LoopPhase) -> list[tuple[Run, str]]:
+        """Return the runs that a phase loads, each with the row that it is of."""
+        rows = [(v, f"x{v}") for v in phase.loads]
+        rows += [(v, f"y{position}") for v, position in phase.read_back]
+        return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in rows]
+
+    def _stored(self, phase: LoopPhase) -> list[tuple[Run, str]]:
+        outputs = self.program.outputs
         return [
-            *text,
-            "AF_UNROLL",
-            f"for (int32_t k = 0; k < {self.batch}; k++) {{",
-            *[f"    l{v}[k] = 0;" for v, _ in places],
-            "    if (k * step < here) {",
-            *[f"        l{v}[k] = f{v}[k * step];" for v, _ in places],
-            "    }",
-            "}",
+            (self._run(outputs[position], f"o{position}", f"z{position}"), f"y{position}")
+            for position in phase.stores
         ]
 
-    def _places(self, phase: LoopPhase) -> list[str]:
-        """Return where a batch begins in what is stored and summed: offsets from it are short."""
-        values = self.values
-        text = [f"{self.sum_type(v)} *g{v} = c{v} + b;" for v in phase.column_sums]
-        for position in phase.stores:
-            storage = values.storage(self.program.outputs[position])
-            text.append(f"{storage} *z{position} = y{position} + b;")
-        return text
+    def _run(self, value: int, array: str, place: str) -> Run:
+        return Run(array, place, self.values.dtype(value), self.values.storage(value))
+
+    def _sum(self, value: int) -> tuple[Run, str]:
+        """Return the run of a team's sums over rows, and where they are."""
+        dtype = sum_dtype(self.values.dtype(value))
+        return Run(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"c{value}"
 
     def _random_bits(self, phase: LoopPhase) -> list[str]:
         values, text = self.values, []
@@ -179,24 +204,32 @@ class PhaseWriter:
             ]
         return text
 
-    def _body(self, phase: LoopPhase) -> list[str]:
+    def _body(
+        self,
+        phase: LoopPhase,
+        loads: list[tuple[Run, str]],
+        sums: list[tuple[Run, str]],
+        stores: list[tuple[Run, str]],
+    ) -> list[str]:
         values = self.values
         loaded = [*phase.loads, *[v for v, _ in phase.read_back]]
         text = [
-            f"const {values.type(v)} v{v} = {load(values.dtype(v), f'l{v}[k]')};" for v in loaded
+            f"const {values.type(v)} v{v} = {load(values.dtype(v), run.element())};"
+            for v, (run, _) in zip(loaded, loads, strict=True)
         ]
         text += [
             f"const {values.type(v)} {values.name(v)} = {values.define(v)};" for v in phase.body
         ]
-        text += [line for v in phase.reductions for line in self._reduce(v)]
-        for v in phase.column_sums:
-            text.append(f"g{v}[k * step] += {values.name(operands_of(self.program, v)[0])};")
-        for position in phase.stores:
-            v = self.program.outputs[position]
-            text.append(f"z{position}[k * step] = {self._stored(v)};")
+        ends = [line for v in phase.reductions for line in self._reduce(v)]
+        text += ["if (k * step < here) {", *indented(ends), "}"] if ends else []
+        for v, (run, _) in zip(phase.column_sums, sums, strict=True):
+            term = values.name(operands_of(self.program, v)[0])
+            text.append(run.put(f"{run.element()} + {term}"))
+        for position, (run, _) in zip(phase.stores, stores, strict=True):
+            text.append(run.put(self._in_memory(self.program.outputs[position])))
         return text
 
-    def _stored(self, value: int) -> str:
+    def _in_memory(self, value: int) -> str:
         """Return what is put into memory for a value; what was rounded has but 16 bits to take."""
         values, dtype = self.values, self.values.dtype(value)
         if dtype is DType.BFLOAT16 and values.constant(value) is None:
@@ -219,8 +252,7 @@ class PhaseWriter:
 
     def sum_type(self, value: int) -> str:
         """Return the type in which a team adds up a column sum."""
-        dtype = self.values.dtype(value)
-        return "float" if is_single(dtype) else sum_type_of(dtype)
+        return storage_of(sum_dtype(self.values.dtype(value)))
 
     def _start(self, value: int) -> list[str]:
         dtype, op = self.values.dtype(value), self.values.op(value)

@@ -17,7 +17,8 @@ from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Status
 from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit
 from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.loops import is_single
+from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, batch_of, is_random, is_single
+from actors.kernels.cuda.runs import WIDEST, access_bytes
 from actors.kernels.cuda.views import DeviceView, DeviceViews, carve
 from actors.kernels.cuda.walks import TeamWalk, made_for_device
 from actors.kernels.indices import out_of_range
@@ -59,6 +60,42 @@ def _fits(walk: TeamWalk, num_sums: int) -> bool:
     return walk.teams_in_block * num_sums * walk.piece_columns <= SHARED_SUMS
 
 
+def way_of(
+    program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...], scratch: tuple[int, ...] = ()
+) -> int:
+    """Return which way a launch goes, on operands (inputs, then outputs) at these addresses.
+
+    Whatever they are, a launch of one walk has the same bits: see `loops`.
+    """
+    reduces = any([phase.reductions for phase in made_for_device(program).schedule.phases])
+    if walk.has_runs or not reduces:
+        is_even = not any([address % WIDEST for address in scratch])
+        if is_even and _lies_evenly(program, walk, addresses):
+            return WIDE
+    return RUNS if walk.has_runs and (reduces or is_random(program)) else NARROW
+
+
+def _lies_evenly(program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...]) -> bool:
+    """Whether every batch that a thread has of every operand begins where it can be moved at once.
+
+    Rows of sums are in scratch, one after the other.
+    """
+    plan, batch = made_for_device(program).schedule, batch_of(program)
+    inputs = {v for phase in plan.phases for v in phase.loads}
+    outputs = {position for phase in plan.phases for position in phase.stores}
+    places = [*inputs, *[len(program.inputs) + position for position in outputs]]
+    values = (*range(len(program.inputs)), *program.outputs)
+    for place in places:
+        itemsize = program.dtype_of(values[place]).itemsize
+        needed = access_bytes(itemsize, batch)
+        is_full = program.kind_of(values[place]) is Kind.FULL and walk.last_row > 1
+        step = walk.strides[place] * itemsize if is_full else 0
+        if needed > itemsize and (addresses[place] % needed or step % needed):
+            return False
+    single = DType.FLOAT32.itemsize
+    return not plan.column_sums or walk.columns * single % access_bytes(single, batch) == 0
+
+
 def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int) -> float:
     """Return about how long a launch takes that moves so many bytes of operands.
 
@@ -94,7 +131,9 @@ def program_calls(
     if all rows were. On a chunk no COLUMN or SCALAR output is made: raises InternalError for one.
     """
     text, block = text_of(program, is_cut=walk.is_cut), _block(program, walk, rows, views)
-    _fill_scratch(block, program, walk, carve(workspace, program_pieces(program, walk)))
+    pieces = carve(workspace, program_pieces(program, walk))
+    _fill_scratch(block, program, walk, pieces)
+    block[-1] = way_of(program, walk, tuple([view.address for view in views]), pieces)
     block[words.SKIP] = 0 if skip is None else skip.address
     kinds = {program.kind_of(v) for v in program.outputs}
     if not walk.is_whole and kinds & {Kind.COLUMN, Kind.SCALAR}:
@@ -124,7 +163,7 @@ def _grid(program: FusedProgram, walk: TeamWalk, name: str) -> tuple[int, int]:
 
 def _block(program: FusedProgram, walk: TeamWalk, rows: int, views: DeviceViews) -> list[Word]:
     plan = made_for_device(program).schedule
-    block: list[Word] = [0] * (words.stretches(program, len(plan.column_sums)) + 1)
+    block: list[Word] = [0] * (words.way(program, len(plan.column_sums)) + 1)
     block[words.FIRST_ROW], block[words.ROWS] = walk.first_row, walk.last_row
     block[words.COLUMNS], block[words.TEAM_THREADS] = walk.columns, walk.team
     block[words.NUM_TEAMS] = walk.num_teams

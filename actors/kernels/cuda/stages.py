@@ -7,11 +7,13 @@ scratch, and adds them to its partial row of doubles in between.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
+from actors.kernels.codegen.expressions import is_float, storage_of
 from actors.kernels.codegen.expressions import sum_type_of as total_type_of
 from actors.kernels.codegen.phases import Schedule
 from actors.kernels.codegen.stages import row_lines, row_stores, scalar_lines, struct, structs
 from actors.kernels.codegen.values import Values, indented
-from actors.kernels.cuda.loops import PhaseWriter, is_single
+from actors.kernels.cuda.loops import PhaseWriter, is_single, sum_dtype
+from actors.kernels.cuda.runs import Run
 from compiler.fusion.program import FusedProgram
 from compiler.types import DType
 
@@ -61,7 +63,7 @@ class StageWriter:
         return [*text, *self._row_end(), *self._sum_functions()]
 
     def _num_words(self) -> int:
-        return words.stretches(self.program, len(self.plan.column_sums)) + 1
+        return words.way(self.program, len(self.plan.column_sums)) + 1
 
     def _row_stage(self, level: int) -> list[str]:
         """Return the function that computes ROW values of a level, from reductions before it."""
@@ -100,27 +102,61 @@ class StageWriter:
         if not self.plan.column_sums:
             return []
         values, single = self.values, self.single
-        totals = {
+        places = {
             v: f"{total_type_of(values.dtype(v))} *d{v} = {values.partial_place(v, 'slot')};"
             for v in self.plan.column_sums
         }
         own = [f"sums->c{v} = d{v};" for v in self.plan.column_sums if v not in single]
-        zero = [f"d{v}[j] = 0;" for v in self.plan.column_sums]
-        zero += [f"sums->c{v}[j] = 0;" for v in single]
-        add = [f"d{v}[j] += sums->c{v}[j], sums->c{v}[j] = 0;" for v in single]
+        totals = [self._total(v) for v in self.plan.column_sums]
+        clear = self._moved([], [*totals, *map(self._stretch, single)], [])
         text = [
             f"AF_FUNCTION void NAME_clear({_SUMS}, int64_t slot) {{",
-            *indented([*totals.values(), *own, *self.writer.columns(zero)]),
+            *indented([*places.values(), *own, *clear]),
             "}",
         ]
         if not single:
             return text
+        totals, stretches = [[make(v) for v in single] for make in (self._total, self._stretch)]
+        both = zip(totals, stretches, strict=True)
+        add = [d.put(f"{d.element()} + {c.element()}") for (d, _), (c, _) in both]
+        add += [c.put("0.0f") for c, _ in stretches]
+        flush = self._moved([*totals, *stretches], [*totals, *stretches], add)
         return [
             *text,
             f"AF_FUNCTION void NAME_flush({_SUMS}, int64_t slot) {{",
-            *indented([*[totals[v] for v in single], *self.writer.columns(add)]),
+            *indented([*[places[v] for v in single], *flush]),
             "}",
         ]
+
+    def _total(self, value: int) -> tuple[Run, str]:
+        """Return the run of a team's partial row, and where it is."""
+        dtype = DType.FLOAT64 if is_float(self.values.dtype(value)) else DType.INT64
+        return Run(f"t{value}", f"h{value}", dtype, storage_of(dtype)), f"d{value}"
+
+    def _stretch(self, value: int) -> tuple[Run, str]:
+        dtype = sum_dtype(self.values.dtype(value))
+        return Run(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"sums->c{value}"
+
+    def _moved(
+        self, loads: list[tuple[Run, str]], stores: list[tuple[Run, str]], body: list[str]
+    ) -> list[str]:
+        """Return the loop that loads runs, does something about each element and stores runs."""
+        runs = self.writer.runs
+        loop = [
+            "AF_UNROLL",
+            f"for (int32_t k = 0; k < {self.writer.batch}; k++) {{",
+            *indented(body),
+            "}",
+        ]
+        return self.writer.every_batch(
+            [
+                *[f"{run.storage} *{run.place} = {place} + b;" for run, place in stores],
+                *runs.arrays([run for run, _ in stores]),
+                *runs.get([run for run, _ in loads]),
+                *(loop if body else []),
+                *runs.store([run for run, _ in stores]),
+            ]
+        )
 
     def places_in_scratch(self, team: str) -> list[str]:
         """Return where a team has its sums in single precision."""

@@ -25,6 +25,8 @@ AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {
         }
         into += rest * to[0].i;
         out_of += rest * from[0].i;
-        *(NAME_element *)(target + into) = *(const NAME_element *)(source + out_of);
+        const char *at = source + out_of;
+        *(NAME_element *)AF_ALIGNED(target + into, sizeof(NAME_element)) =
+            *(const NAME_element *)AF_ALIGNED(at, sizeof(NAME_element));
     }
 }

@@ -49,7 +49,8 @@ class TeamWalk:
 
     `team` threads have a row, or `piece_columns` of it where there are several pieces. `is_cut`:
     rows are few, and every block has a piece of all of them. `strides` are elements from row to
-    row, of the inputs and then the outputs. `is_whole`: these are all rows.
+    row, of the inputs and then the outputs. `is_whole`: these are all rows. `has_runs`: a thread
+    has neighbouring columns, wherever operands lie (`loops`).
     """
 
     first_row: int
@@ -63,6 +64,7 @@ class TeamWalk:
     num_pieces: int
     is_cut: bool
     is_whole: bool
+    has_runs: bool
 
     @property
     def num_rows(self) -> int:
@@ -122,26 +124,26 @@ def walk_of(
         if found is None:
             return None
         rows, columns, strides = found
-        return _walk(gpu, program, (0, rows), columns, strides, is_whole=True)
+        return _walk(gpu, program, ((0, rows), rows), columns, strides)
     steps = row_strides(program, columns, layouts)
     if steps is None:
         return None
-    is_whole = chunk == (0, rows)
-    return _walk(gpu, program, chunk, columns, tuple(steps), is_whole=is_whole)
+    return _walk(gpu, program, (chunk, rows), columns, tuple(steps))
 
 
 def _walk(
     gpu: Gpu,
     program: FusedProgram,
-    span: tuple[int, int],
+    some_of: tuple[tuple[int, int], int],
     columns: int,
     strides: tuple[int, ...],
-    *,
-    is_whole: bool,
 ) -> TeamWalk:
+    """Return the walk of rows from the first to the last of so many."""
+    span, all_rows = some_of
     plan, rows = made_for_device(program).schedule, span[1] - span[0]
     reduces = any([phase.reductions for phase in plan.phases])
     is_joined, batch = reduces or bool(plan.column_sums), batch_of(program)
+    has_runs = is_random(program) or all_rows == 1 or columns % batch == 0
     fitting = gpu.num_sms * gpu.threads_per_sm
 
     def walk(
@@ -151,7 +153,8 @@ def _walk(
         own = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
         pieces = -(-columns // own) if pieces > 1 else pieces
         sizes = (team, threads, pieces if cut else blocks, own, pieces)
-        return TeamWalk(*span, columns, strides, *sizes, is_cut=cut, is_whole=is_whole)
+        marks = (cut, span == (0, all_rows), has_runs)
+        return TeamWalk(*span, columns, strides, *sizes, *marks)
 
     if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
         pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
@@ -163,7 +166,7 @@ def _walk(
     pieces = -(-columns // _SUM_COLUMNS) if is_joined and not reduces else 1
     pieces = max(1, min(pieces, fitting // MAX_THREADS))
     own = -(-columns // pieces)
-    team = _team(plan, rows * pieces, own, batch, fitting, random=is_random(program))
+    team = _team(plan, rows * pieces, own, batch, fitting, has_runs=has_runs)
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
     if not is_joined:
         threads = min(threads, _THREADS)
@@ -176,7 +179,7 @@ def _walk(
 
 
 def _team(
-    plan: Schedule, rows: int, columns: int, batch: int, fitting: int, *, random: bool
+    plan: Schedule, rows: int, columns: int, batch: int, fitting: int, *, has_runs: bool
 ) -> int:
     """Return the threads of a row: a power of two.
 
@@ -185,7 +188,7 @@ def _team(
     """
     reduces = any([phase.reductions for phase in plan.phases])
     useful = _power_of_2(-(-columns // batch))
-    if not random:
+    if not has_runs:
         useful = max(useful, min(_WARP, _power_of_2(columns)))
     least = _WARP
     if plan.column_sums or columns >= _LONG_ROW:
