@@ -284,6 +284,35 @@ def lesser_kinds():
     )  # fmt: skip
 
 
+def random_program(rng, dtypes):
+    """A program of random instructions; every dtype and kind may meet."""
+    b = Builder()
+    every, count = ((1, 0), (1, 0), (1, 3), (2, 2))[rng.integers(4)]
+    for kind in (FULL, FULL, ROW, COLUMN, SCALAR):
+        repeats = (every, count) if kind in (FULL, ROW) and rng.random() < 0.3 else (1, 0)
+        b.input(kind, dtypes[rng.integers(len(dtypes))], *repeats)
+    values = list(range(5))
+    for _ in range(rng.integers(3, 14)):
+        dtype = dtypes[rng.integers(len(dtypes))]
+        picked = [int(v) for v in rng.choice(values, 2)]
+        usable = [v if b.dtype(v) is dtype else b.cast(v, dtype) for v in picked]
+        choice = rng.random()
+        full = [v for v in usable if b.kind(v) is FULL]
+        if choice < 0.15 and full:
+            values.append(b.reduce(("row_sum", "row_max", "row_min")[rng.integers(3)], full[0]))
+        elif choice < 0.3:
+            values.append(b.op(("tanh", "neg", "abs")[rng.integers(3)], usable[0]))
+        elif choice < 0.4:
+            condition = b.op(("lt", "ge")[rng.integers(2)], *usable)
+            values.append(b.op("select", condition, *usable))
+        else:
+            values.append(b.op(("add", "sub", "mul", "max", "min")[rng.integers(5)], *usable))
+        values[-1] = b.op("tanh", values[-1])
+    outputs = [int(v) for v in rng.choice(values[5:], 3)]
+    sums = [b.reduce("column_sum", v) for v in outputs if b.kind(v) is FULL][:1]
+    return b.program(*outputs, values[-1], *sums)
+
+
 def known(rows, columns):
     """Programs by name. Their constants are those of one width: one text for all shapes."""
     width = 37

@@ -28,7 +28,7 @@ from actors.kernels.codegen import arguments as words
 from actors.kernels.codegen.expressions import is_float, load, storage_of, store, sum_type_of
 from actors.kernels.codegen.phases import LoopPhase, Schedule, operands_of, weight
 from actors.kernels.codegen.values import Values, indented
-from actors.kernels.cuda.runs import Run, RunWriter
+from actors.kernels.cuda.runs import ColumnRun, RunWriter
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import DType
 
@@ -170,26 +170,26 @@ class PhaseWriter:
             "}",
         ]
 
-    def _loaded(self, phase: LoopPhase) -> list[tuple[Run, str]]:
+    def _loaded(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
         """Return the runs that a phase loads, each with the row that it is of."""
         rows = [(v, f"x{v}") for v in phase.loads]
         rows += [(v, f"y{position}") for v, position in phase.read_back]
         return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in rows]
 
-    def _stored(self, phase: LoopPhase) -> list[tuple[Run, str]]:
+    def _stored(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
         outputs = self.program.outputs
         return [
             (self._run(outputs[position], f"o{position}", f"z{position}"), f"y{position}")
             for position in phase.stores
         ]
 
-    def _run(self, value: int, array: str, place: str) -> Run:
-        return Run(array, place, self.values.dtype(value), self.values.storage(value))
+    def _run(self, value: int, array: str, place: str) -> ColumnRun:
+        return ColumnRun(array, place, self.values.dtype(value), self.values.storage(value))
 
-    def _sum(self, value: int) -> tuple[Run, str]:
+    def _sum(self, value: int) -> tuple[ColumnRun, str]:
         """Return the run of a team's sums over rows, and where they are."""
         dtype = sum_dtype(self.values.dtype(value))
-        return Run(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"c{value}"
+        return ColumnRun(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"c{value}"
 
     def _random_bits(self, phase: LoopPhase) -> list[str]:
         values, text = self.values, []
@@ -207,9 +207,9 @@ class PhaseWriter:
     def _body(
         self,
         phase: LoopPhase,
-        loads: list[tuple[Run, str]],
-        sums: list[tuple[Run, str]],
-        stores: list[tuple[Run, str]],
+        loads: list[tuple[ColumnRun, str]],
+        sums: list[tuple[ColumnRun, str]],
+        stores: list[tuple[ColumnRun, str]],
     ) -> list[str]:
         values = self.values
         loaded = [*phase.loads, *[v for v, _ in phase.read_back]]

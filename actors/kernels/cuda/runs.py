@@ -29,7 +29,7 @@ def access_bytes(itemsize: int, batch: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ColumnRun:
     """The elements of one operand: `words` is their array in registers, `place` their pointer.
 
     `storage` is the type of an element in memory.
@@ -76,23 +76,23 @@ class RunWriter:
         """Move `batch` columns at a time."""
         self.batch = batch
 
-    def arrays(self, runs: list[Run]) -> list[str]:
+    def arrays(self, runs: list[ColumnRun]) -> list[str]:
         """Return the words of runs, all 0."""
         return [f"uint32_t {run.words}[{self._num_words(run)}] = {{0}};" for run in runs]
 
-    def get(self, runs: list[Run]) -> list[str]:
+    def get(self, runs: list[ColumnRun]) -> list[str]:
         """Return what loads runs; where there are no columns they stay 0."""
         wide = [f"af_get({run.words}, {run.place}, {self._size(run)});" for run in runs]
         narrow = [run.put(f"{run.place}[k * step]") for run in runs]
         return self._either(runs, wide, narrow)
 
-    def store(self, runs: list[Run]) -> list[str]:
+    def store(self, runs: list[ColumnRun]) -> list[str]:
         """Return what stores runs."""
         wide = [f"af_put({run.place}, {run.words}, {self._size(run)});" for run in runs]
         narrow = [f"{run.place}[k * step] = {run.element()};" for run in runs]
         return self._either(runs, wide, narrow)
 
-    def _either(self, runs: list[Run], wide: list[str], narrow: list[str]) -> list[str]:
+    def _either(self, runs: list[ColumnRun], wide: list[str], narrow: list[str]) -> list[str]:
         can = [access_bytes(run.dtype.itemsize, self.batch) > run.dtype.itemsize for run in runs]
         always = [line for line, is_one in zip(narrow, can, strict=True) if not is_one]
         text = self._each(always)
@@ -109,8 +109,8 @@ class RunWriter:
         loop = f"for (int32_t k = 0; k < {self.batch}; k++) {{"
         return ["AF_UNROLL", loop, "    if (k * step < here) {", *indented(lines, 2), "    }", "}"]
 
-    def _size(self, run: Run) -> int:
+    def _size(self, run: ColumnRun) -> int:
         return self.batch * run.dtype.itemsize
 
-    def _num_words(self, run: Run) -> int:
+    def _num_words(self, run: ColumnRun) -> int:
         return max(1, self._size(run) // _WORD)

@@ -13,7 +13,7 @@ from actors.kernels.codegen.phases import Schedule
 from actors.kernels.codegen.stages import row_lines, row_stores, scalar_lines, struct, structs
 from actors.kernels.codegen.values import Values, indented
 from actors.kernels.cuda.loops import PhaseWriter, is_single, sum_dtype
-from actors.kernels.cuda.runs import Run
+from actors.kernels.cuda.runs import ColumnRun
 from compiler.fusion.program import FusedProgram
 from compiler.types import DType
 
@@ -128,17 +128,20 @@ class StageWriter:
             "}",
         ]
 
-    def _total(self, value: int) -> tuple[Run, str]:
+    def _total(self, value: int) -> tuple[ColumnRun, str]:
         """Return the run of a team's partial row, and where it is."""
         dtype = DType.FLOAT64 if is_float(self.values.dtype(value)) else DType.INT64
-        return Run(f"t{value}", f"h{value}", dtype, storage_of(dtype)), f"d{value}"
+        return ColumnRun(f"t{value}", f"h{value}", dtype, storage_of(dtype)), f"d{value}"
 
-    def _stretch(self, value: int) -> tuple[Run, str]:
+    def _stretch(self, value: int) -> tuple[ColumnRun, str]:
         dtype = sum_dtype(self.values.dtype(value))
-        return Run(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"sums->c{value}"
+        return ColumnRun(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"sums->c{value}"
 
     def _moved(
-        self, loads: list[tuple[Run, str]], stores: list[tuple[Run, str]], body: list[str]
+        self,
+        loads: list[tuple[ColumnRun, str]],
+        stores: list[tuple[ColumnRun, str]],
+        body: list[str],
     ) -> list[str]:
         """Return the loop that loads runs, does something about each element and stores runs."""
         runs = self.writer.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fused_programs import random_program
 
 from actors.kernels.codegen import chunks
 from actors.kernels.codegen.emit import is_taken
@@ -153,39 +154,10 @@ def test_bfloat16_is_computed_in_float32_and_rounded_where_it_leaves(native, gro
     assert {(0, 0), (0, 1)} <= set(needs.in_place)
 
 
-def random_program(groups, rng, dtypes):
-    """A program of random instructions; every dtype and kind may meet."""
-    b = groups.Builder()
-    every, count = ((1, 0), (1, 0), (1, 3), (2, 2))[rng.integers(4)]
-    for kind in (FULL, FULL, ROW, COLUMN, SCALAR):
-        repeats = (every, count) if kind in (FULL, ROW) and rng.random() < 0.3 else (1, 0)
-        b.input(kind, dtypes[rng.integers(len(dtypes))], *repeats)
-    values = list(range(5))
-    for _ in range(rng.integers(3, 14)):
-        dtype = dtypes[rng.integers(len(dtypes))]
-        picked = [int(v) for v in rng.choice(values, 2)]
-        usable = [v if b.dtype(v) is dtype else b.cast(v, dtype) for v in picked]
-        choice = rng.random()
-        full = [v for v in usable if b.kind(v) is FULL]
-        if choice < 0.15 and full:
-            values.append(b.reduce(("row_sum", "row_max", "row_min")[rng.integers(3)], full[0]))
-        elif choice < 0.3:
-            values.append(b.op(("tanh", "neg", "abs")[rng.integers(3)], usable[0]))
-        elif choice < 0.4:
-            condition = b.op(("lt", "ge")[rng.integers(2)], *usable)
-            values.append(b.op("select", condition, *usable))
-        else:
-            values.append(b.op(("add", "sub", "mul", "max", "min")[rng.integers(5)], *usable))
-        values[-1] = b.op("tanh", values[-1])
-    outputs = [int(v) for v in rng.choice(values[5:], 3)]
-    sums = [b.reduce("column_sum", v) for v in outputs if b.kind(v) is FULL][:1]
-    return b.program(*outputs, values[-1], *sums)
-
-
 def test_random_programs_match_the_interpreter(kernel, groups):
     rng = np.random.default_rng(7)
     types = [(F32,), (F64,), (F32, F64)]
-    programs = [random_program(groups, rng, types[i % 3]) for i in range(18)]
+    programs = [random_program(rng, types[i % 3]) for i in range(18)]
     groups.prepare(kernel, programs)
     for index, program in enumerate(programs):
         rows, columns = ((6, 19), (12, 5), (1, 40))[index % 3]

@@ -1,5 +1,7 @@
 """Copies on a GPU: between any layouts, of any width, within the device and over the link."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emulated_run import Place, execute, type_of
@@ -73,6 +75,24 @@ def test_long_runs_are_copied_in_elements_of_16_bytes_and_transposes_in_tiles(em
     square = values((40, 70), "float32").T
     assert text_of(copied(emulated_run, square)) == strided_copy.tiles_text(4)
     np.testing.assert_array_equal(copied(emulated_run, square).outputs[0], square)
+
+
+class FromOddBytes:
+    """The copy, from 4 bytes behind its source."""
+
+    name, query = "cuda.wrong", KERNELS["copy"].query
+
+    def bind(self, *call):
+        (copy,) = KERNELS["copy"].bind(*call)
+        target, source, *others = copy.words
+        return (replace(copy, words=(target, source + 4, *others)),)
+
+
+def test_wide_elements_at_an_odd_address_are_refused_as_a_gpu_would(emulated_run):
+    x = values((4, 6, 32), "float16").transpose(1, 0, 2)
+    type_ = type_of(x, DType.FLOAT16)
+    with pytest.raises(kernels.KernelTrouble, match="an address that is no multiple"):
+        emulated_run(FromOddBytes(), {}, (x,), (type_,), dtypes=[DType.FLOAT16])
 
 
 def test_more_axes_or_elements_than_a_kernel_takes_are_cut(emulated_run, monkeypatch):
