@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+CUDNN_HOLDS = "cudnn_holds"
+"""What the section of kernels tells later ones: plans use cuDNN only where it was right."""
 
 _MOST_LETTERS = 600
 
@@ -76,6 +82,17 @@ class Findings:
     def within(self, name: str, value: float, limit: float) -> None:
         """Check that a number is finite and at most a limit."""
         self.check(name, value <= limit, f"{value:.3g}", f"{limit:.3g}")
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Let an error in here be a failed check, after which the section goes on."""
+        try:
+            yield
+        except Skipped:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            self.check(name, False, f"{type(error).__name__}: {error}")
 
     def write(self) -> None:
         """Put everything in the place of what was written before, at once."""

@@ -69,19 +69,23 @@ def run(found: Findings, place: Place) -> None:
     driver = open_driver(place)
     stream = driver.make_stream("ceilings")
     side, size = (64, 1 << 16) if place.is_emulated else (SIDE, COPY_BYTES)
-    product = Product.made(driver, side)
-    for again in ("", "_again"):
-        seconds = device_seconds(driver, partial(product.put, stream), 0.2)
-        found.metric(f"product_tflops{again}", 2 * side**3 / seconds / 1e12)
-    product.free()
-    source, target = driver.allocate(size), driver.allocate(size)
-    driver.fill_later(source, 0x3C, size, stream)
-    for again in ("", "_again"):
-        copy = partial(driver.copy_later, target, source, size, stream)
-        found.metric(f"copy_tb_s{again}", 2 * size / device_seconds(driver, copy, 0.1) / 1e12)
-    driver.free(source)
-    driver.free(target)
-    _launches(found, driver, stream, is_tiny=place.is_emulated)
+    with found.part("a product"):
+        product = Product.made(driver, side)
+        for again in ("", "_again"):
+            seconds = device_seconds(driver, partial(product.put, stream), 0.2)
+            found.metric(f"product_tflops{again}", 2 * side**3 / seconds / 1e12)
+        product.free()
+    with found.part("a copy"):
+        source, target = driver.allocate(size), driver.allocate(size)
+        driver.fill_later(source, 0x3C, size, stream)
+        for again in ("", "_again"):
+            copy = partial(driver.copy_later, target, source, size, stream)
+            seconds = device_seconds(driver, copy, 0.1)
+            found.metric(f"copy_tb_s{again}", 2 * size / seconds / 1e12)
+        driver.free(source)
+        driver.free(target)
+    with found.part("launches and graphs"):
+        _launches(found, driver, stream, is_tiny=place.is_emulated)
 
 
 def _launches(found: Findings, driver: CudaDriver, stream: int, *, is_tiny: bool) -> None:

@@ -45,10 +45,13 @@ class Wild:
 
 
 def run(found: Findings, place: Place) -> None:
-    _full(found, place)
-    _bad_id(found)
+    with found.part("too little memory"):
+        _full(found, place)
+    with found.part("a bad id"):
+        _bad_id(found)
     if not place.is_emulated:  # there it would be the end of this process
-        _bad_address(found, place)
+        with found.part("a bad address"):
+            _bad_address(found, place)
 
 
 def _full(found: Findings, place: Place) -> None:

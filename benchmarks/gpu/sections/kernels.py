@@ -17,6 +17,7 @@ import numpy as np
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
+from actors.device.protocol import DeviceFault
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import RunKernel
 from actors.kernels.cuda.cudnn_attention import CUDNN
@@ -31,7 +32,7 @@ from compiler.registry import find_op, reference, runs_as, view
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 from gpu.cases import Row, library_rows, rows
 from gpu.opened import GPU, open_device, open_driver
-from gpu.section import Findings, Place
+from gpu.section import CUDNN_HOLDS, Findings, Place
 
 LIMITS = {DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1e-2}
 """Of the norm of the difference by the norm of what is right, by type: the coarser one of what was
@@ -65,11 +66,16 @@ def run(found: Findings, place: Place) -> None:
     device = open_device(place, driver)
     types = (DType.FLOAT32,) if place.is_emulated else (DType.FLOAT32, DType.BFLOAT16)
     called = [_called(row, dtype) for row in rows(is_tiny=place.is_emulated) for dtype in types]
-    if place.is_emulated or cudnn.can_run():
+    has_cudnn = place.is_emulated or cudnn.can_run()
+    found.fact("cuDNN", "tried" if has_cudnn else cudnn.why_not())
+    if has_cudnn:
         wide = library_rows(is_tiny=place.is_emulated)
         by_cudnn = [_called(row, DType.BFLOAT16) for row in wide]
         called += [replace(call, uses_cudnn=True) for call in by_cudnn]
-    driver.load(list(_texts(called)))
+    # Until it was found to be right, also where this process does not come to its end.
+    place.tell(CUDNN_HOLDS, False)
+    with found.part("all texts are built"):
+        driver.load(list(_texts(called)))
     stream = device.make_stream("check")
     worst: dict[str, float] = defaultdict(float)
     wrong: dict[str, list[str]] = defaultdict(list)
@@ -79,8 +85,13 @@ def run(found: Findings, place: Place) -> None:
             worst[call.name] = max(worst[call.name], error)
             if error > 1.0:
                 wrong[call.name].append(f"{_shapes(call)}: {error:.3g} of what is allowed")
-        except (Wrong, LookupError, AssertionError) as trouble:
-            wrong[call.name].append(f"{_shapes(call)}: {trouble}")
+        except Exception as trouble:  # the other kernels want their verdict too
+            wrong[call.name].append(f"{_shapes(call)}: {type(trouble).__name__}: {trouble}")
+            if isinstance(trouble, DeviceFault):  # which is the end of the device here
+                untried = [c for c in called if c.name not in wrong and c.name not in worst]
+                wrong |= {c.name: [f"not tried, after {call.name}"] for c in untried}
+                break
+    place.tell(CUDNN_HOLDS, not any([wrong[call.name] for call in called if call.uses_cudnn]))
     found.metric("calls", len(called))
     found.metric("worst_of_allowed", max(worst.values(), default=0.0))
     for name in dict.fromkeys([call.name for call in called]):

@@ -38,24 +38,30 @@ def run(found: Findings, place: Place) -> None:
     steps = FEW if place.is_emulated else STEPS
     for row, precision in proven_rows(is_tiny=place.is_emulated):
         name = f"{row.name} {precision}"
-        try:
+        with found.part(f"{name}: {steps} steps"):
             here = trained(row, precision, "host", steps)
             there = trained(row, precision, "cuda", steps)
-        except Exception as error:
-            found.check(f"{name}: {steps} steps", False, f"{type(error).__name__}: {error}")
-            continue
-        apart = _apart(here, there)
-        found.within(f"{name}: losses of {steps} steps by the host's", apart, LIMITS[precision])
-        if row.name not in _WHOLE:
-            continue
-        with synchronous():
-            found.check(
-                f"{name}: a graph and launch by launch have the same bits",
-                trained(row, precision, "cuda", steps) == there,
-            )
-        if row.family == "gpt2" and precision == "bf16":
+            apart = _apart(here, there)
+            found.within(f"{name}: losses of {steps} steps by the host's", apart, LIMITS[precision])
+            if row.name in _WHOLE:
+                _same_bits(found, place, row, precision, steps, there)
+
+
+def _same_bits(
+    found: Findings, place: Place, row: Row, precision: str, steps: int, there: Trained
+) -> None:
+    """Compare a run with others of it that must give its bits; each has its own verdict."""
+    name = f"{row.name} {precision}"
+    with found.part(f"{name}: launch by launch"), synchronous():
+        found.check(
+            f"{name}: a graph and launch by launch have the same bits",
+            trained(row, precision, "cuda", steps) == there,
+        )
+    if row.family == "gpt2" and precision == "bf16":
+        with found.part(f"{name}: its variants"):
             _variants(found, name, row, precision, steps, there)
-        folder = place.shared / f"run-{row.name}-{precision}"
+    folder = place.shared / f"run-{row.name}-{precision}"
+    with found.part(f"{name}: resumed"):
         first = trained(row, precision, "cuda", steps // 2, folder)
         rest = trained(row, precision, "cuda", steps, folder)
         found.check(

@@ -101,6 +101,28 @@ def test_a_run_in_which_all_holds_ends_with_0_and_few_files(sections, tmp_path):
     assert names == ["check.json", "check.log", "check.md"]
 
 
+def test_a_part_that_fails_is_a_failed_check_and_the_next_one_runs(sections, tmp_path):
+    first = "with found.part('first'):\n    [][0]\n"
+    sections(parts=(5, True, f"{first}with found.part('next'):\n    found.metric('seen', 1)"))
+    assert check.main([str(tmp_path / "out")]) == 1
+    (found,) = json.loads((tmp_path / "out" / "check.json").read_text())["sections"]
+    assert found["metrics"] == {"seen": 1.0}
+    assert [(c["name"], c["ok"], c["value"]) for c in found["checks"]] == [
+        ("first", False, "IndexError: list index out of range")
+    ]
+
+
+@pytest.mark.parametrize("told", ["", "place.tell('cudnn_holds', True)", "os._exit(1)"])
+def test_plans_use_cudnn_where_it_was_found_to_be_right(sections, tmp_path, told):
+    sections(
+        kernels=(5, False, "place.tell('cudnn_holds', False)\n" * bool(told) + told),
+        later=(5, False, "found.fact('cudnn', os.environ.get('ACTORFLOW_CUDNN'))"),
+    )
+    check.main([str(tmp_path / "out")])
+    later = json.loads((tmp_path / "out" / "check.json").read_text())["sections"][1]
+    assert later["facts"] == {"cudnn": "0" if told == "os._exit(1)" else "None"}
+
+
 def test_sections_are_chosen_by_name_and_an_unknown_one_is_refused(sections, tmp_path, capsys):
     sections(one=(5, True, "pass"), other=(5, True, "pass"))
     assert check.main([str(tmp_path / "out"), "other"]) == 0
