@@ -9,7 +9,7 @@ from engines.actorflow_models import FAMILIES, OnDemand, job_of
 from rows.row import Row
 
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.calls import DeviceCalls
+from actors.kernels.cuda.calls import LaunchCalls
 from actors.kernels.cuda.views import DeviceView
 from actors.simulate import simulate
 from compiler.placement import DeviceKind, Memory
@@ -34,7 +34,7 @@ class BoundCalls:
     inputs: tuple[DeviceView, ...]
     outputs: tuple[DeviceView, ...]
     workspace: DeviceView | None
-    calls: DeviceCalls
+    calls: LaunchCalls
 
     @property
     def key(self) -> str:

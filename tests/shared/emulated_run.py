@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from actors.device.cuda.status import argument_block
 from actors.device.emulated import attention, kernels, products
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunAttention, RunKernel, RunProduct
+from actors.kernels.cuda.calls import (
+    CopyBytes,
+    FillBytes,
+    OneOf,
+    RunAttention,
+    RunKernel,
+    RunProduct,
+)
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
@@ -89,6 +97,13 @@ def execute(calls, seed, cell):
                 ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
 
 
+def single(calls, way):
+    """Return calls with one way in place of several."""
+    return tuple(
+        itertools.chain(*[call.ways[way] if isinstance(call, OneOf) else (call,) for call in calls])
+    )
+
+
 def emulated_run(
     toolchain,
     kernel,
@@ -101,6 +116,7 @@ def emulated_run(
     offset_bytes=0,
     in_place=(),
     seeds=SEEDS,
+    way=0,
 ):
     """Query, bind and execute a kernel once for each seed; return what the last left.
 
@@ -110,6 +126,7 @@ def emulated_run(
         results: Types of the outputs; `output_strides` in bytes, None for dense ones.
         offset_bytes: How far all operands lie behind a multiple of 256.
         in_place: Pairs (output, input) that share bytes.
+        way: The number of the way that is taken where there are several.
 
     Checks that every seed gives the same bits, that inputs without a pair and all bytes around
     outputs and scratch are left alone.
@@ -143,6 +160,7 @@ def emulated_run(
             tuple([p.view for p in made]),
             scratch.view if needs.workspace_bytes else None,
         )
+        calls = single(calls, way)
         kernels.load([c.text for c in calls if isinstance(c, RunKernel)], toolchain)
         cell, elsewhere = np.zeros(6, np.int64), np.zeros(2, np.int64)
         cell[4:] = elsewhere.ctypes.data, elsewhere.ctypes.data + 8

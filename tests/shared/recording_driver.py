@@ -32,6 +32,7 @@ class RecordingDriver:
         self._free_bytes = free_bytes
         self._next = 100
         self._arrays = []
+        self.way = 0
 
     def _note(self, name, *args, is_allowed=True):
         self.calls.append((name, *args))
@@ -147,6 +148,13 @@ class RecordingDriver:
     def make_product(self, product, workspace_bytes):
         self._note("make_product", is_allowed=False)
         return self._handle()
+
+    def choose_way(self, key, trial):
+        self._note("choose_way", key, is_allowed=False)
+        with trial() as ways:
+            for run in (ways.fill, *ways.runs):
+                run("trial")
+        return self.way
 
     def product_later(self, choice, a, b, c, d, workspace, stream):
         self._note("product_later", stream)

@@ -1,7 +1,8 @@
 """Which algorithms products were found to be fastest with, kept in a file for each library and GPU.
 
-A choice stands once it is made: the same product has the same algorithm in every later run, and so
-the same bits. Of two processes that measure at once, the first to keep is followed by the other.
+Likewise the number of the fastest of some ways to do the same, by what they do. A choice stands
+once it is made: the same product has the same algorithm in every later run, and so the same bits.
+Of two processes that measure at once, the first to keep is followed by the other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ProductChoices:
         return None if self.folder is None else self.folder / f"products-{mark}.json"
 
     def get(self, key: str) -> bytes | None:
-        """Return the algorithm that is kept for a product, if any."""
+        """Return the algorithm that is kept for a product, if any; of ways, the number of one."""
         if key not in self.known:
             self.known |= self._read()
         return self.known.get(key)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.driver import CudaError
@@ -56,6 +56,7 @@ _BY_COLUMNS = 0
 
 _I32, _U32, _I64, _U64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 _Number: TypeAlias = "type[ctypes._SimpleCData[int]]"
+_T = TypeVar("_T")
 
 
 class _Heuristic(ctypes.Structure):
@@ -304,8 +305,7 @@ class CublasLt:
             times.append((took, algorithm))
         if not times and failed is not None:
             raise failed
-        limit = min([took for took, _ in times]) * _ALIKE + _ALIKE_NS
-        return next(algorithm for took, algorithm in times if took <= limit)
+        return first_of_fastest(times)
 
     def _layout(self, destroys: list[tuple[str, int]], side: LtLayout, batch: int) -> int:
         extents = (_U64(side.rows), _U64(side.columns), _I64(side.column_stride))
@@ -358,6 +358,12 @@ class CublasLt:
         code = getattr(self.library, name)(*given)
         if code:
             raise CudaError(f"{name}: {_state(code)}", code=code, call=name)
+
+
+def first_of_fastest(times: Sequence[tuple[float, _T]]) -> _T:
+    """Return the first of those that take about as long as the fastest; times in nanoseconds."""
+    limit = min([took for took, _ in times]) * _ALIKE + _ALIKE_NS
+    return next(found for took, found in times if took <= limit)
 
 
 def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:

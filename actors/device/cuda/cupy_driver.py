@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import LIBRARY, CublasLt, LtChoice
 from actors.device.cuda.cudnn import Cudnn, SdpaChoice
 from actors.device.cuda.cupy_calls import INSTALL, CupyCalls
-from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.driver import CudaError, GpuSeen, TriedWays
 from actors.device.cuda.faults import is_out_of_memory
+from actors.device.cuda.library_trial import LibraryTrial
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.nvrtc import cubins
@@ -33,8 +35,6 @@ _BLOCKING_WITHOUT_TIMES = 1 | 2
 _PORTABLE_AND_MAPPED = 1 | 2
 _NOT_READY = 600
 _SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 48 << 10, 8, 4
-_SCRATCH_BYTE = 0x3C
-"""What products are tried on: small numbers in every type. Zeros would cost less than any data."""
 
 
 class CupyDriver:
@@ -202,10 +202,8 @@ class CupyDriver:
     def make_product(self, product: LtProduct, workspace_bytes: int) -> int:
         """Choose how to compute a product in so much workspace, and return the choice."""
         library = self._cublaslt()
-        if self._kept is None:
-            self._kept = ProductChoices(self._folder, f"{library.version} {self._seen.name}")
-        with _LibraryTrial(self) as trial:
-            choice = library.choose(product, workspace_bytes, trial, self._kept)
+        with LibraryTrial(self, self._ask) as trial:
+            choice = library.choose(product, workspace_bytes, trial, self._product_choices())
             # One algorithm is a kernel for each way that operands lie, and a capture loads none.
             key = product.key, workspace_bytes
             if key not in self._warm:
@@ -214,8 +212,29 @@ class CupyDriver:
         self._choices.append(choice)
         return len(self._choices) - 1
 
+    def _product_choices(self) -> ProductChoices:
+        if self._kept is None:
+            made_for = f"{self._cublaslt().version} {self._seen.name}"
+            self._kept = ProductChoices(self._folder, made_for)
+        return self._kept
+
+    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+        """Return the number of the fastest of some ways to do the same."""
+        choices = self._product_choices()
+        kept = choices.get(key)
+        if kept is None:
+            try:
+                with LibraryTrial(self, self._ask) as clock, trial() as ways:
+                    best = clock.fastest_way(ways)
+            except CudaError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return 0  # and not kept
+            kept = choices.keep(key, bytes([best]))
+        return kept[0]
+
     def _warm_up(
-        self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: _LibraryTrial
+        self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: LibraryTrial
     ) -> None:
         try:
             library.warm(product, choice, trial)
@@ -255,7 +274,7 @@ class CupyDriver:
         self._calls.here()  # plans are made for the GPU of their thread, as the handle is
         library = self._sdpa_library()
         choice = library.choose(sdpa, workspace_bytes)
-        with _LibraryTrial(self) as trial:
+        with LibraryTrial(self, self._ask) as trial:
             try:
                 sizes = [tensor.span_bytes for tensor in sdpa.tensors]
                 *places, workspace = trial.scratch((*sizes, workspace_bytes))
@@ -319,46 +338,3 @@ class CupyDriver:
             self._cudnn.close()
         while self._modules:
             self._calls.ask_driver("moduleUnload", self._modules.popitem()[1])
-
-
-class _LibraryTrial:
-    """Memory and a clock on which libraries are tried; both go at the end of the `with`."""
-
-    def __init__(self, driver: CupyDriver) -> None:
-        self._driver = driver
-        self._blocks: list[int] = []
-
-    def __enter__(self) -> _LibraryTrial:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._free()
-
-    def scratch(self, sizes_bytes: Sequence[int]) -> tuple[int, ...]:
-        """Return addresses of so many bytes each, until the next call."""
-        self._free()
-        for size in sizes_bytes:
-            self._blocks.append(self._driver.allocate(max(size, 1)))
-            self._driver._ask("memset", self._blocks[-1], _SCRATCH_BYTE, max(size, 1))
-        self._driver._ask("streamSynchronize", 0)  # a stream of ours would run beside the fill
-        return tuple(self._blocks)
-
-    def duration_ns(self, run: Callable[[int], None]) -> float:
-        """Return what `run(stream)` takes on the device, by events around it."""
-        ask = self._driver._ask
-        stream = ask("streamCreateWithFlags", _NON_BLOCKING)
-        begin, end = ask("eventCreate"), ask("eventCreate")
-        try:
-            ask("eventRecord", begin, stream)
-            run(stream)
-            ask("eventRecord", end, stream)
-            ask("eventSynchronize", end)
-            return float(ask("eventElapsedTime", begin, end)) * 1e6
-        finally:
-            for name, handle in (("eventDestroy", begin), ("eventDestroy", end)):
-                ask(name, handle)
-            ask("streamDestroy", stream)
-
-    def _free(self) -> None:
-        while self._blocks:
-            self._driver.free(self._blocks.pop())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from actors.device import host_memory
 from actors.device.cuda import memory
@@ -13,8 +14,9 @@ from actors.device.cuda.graphs import CudaLaunch, Current, StepwiseChain, bind_w
 from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
 from actors.device.cuda.status import Reports
 from actors.device.cuda.streams import CudaContext, CudaEvent, CudaStream
+from actors.device.cuda.ways import OpenLaunch, Placed
 from actors.device.protocol import DeviceStream, FullDevice
-from actors.kernels.cuda.calls import KernelText, RunKernel
+from actors.kernels.cuda.calls import KernelText, LaunchCalls, OneOf, RunKernel, every_call
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.cuda.views import DeviceView, PlacedView
 from actors.protocol import Array, Chain
@@ -64,6 +66,7 @@ class CudaDevice:
         self._is_stepwise = is_stepwise
         self._current = Current()
         self._unloaded: dict[str, KernelText] = {}
+        self._open: list[OpenLaunch] = []
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -127,9 +130,10 @@ class CudaDevice:
         """
         self._kept.check_process()
         try:
-            calls = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
-            calls = self._context.supported(calls)
-            launch = CudaLaunch(self._context, self._current, calls)
+            bind = partial(_bound, self._kernels[kernel], attrs)
+            operands = (inputs, outputs, workspace)
+            calls = self._context.supported(bind(operands))
+            launch = self._launch(calls, operands, bind)
         except ActorflowError:
             raise
         except CudaError as error:
@@ -137,15 +141,29 @@ class CudaDevice:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
-        for call in calls:
+        for call in every_call(calls):
             if isinstance(call, RunKernel):
                 self._unloaded.setdefault(call.text.text, call.text)
         return launch
 
+    def _launch(
+        self, calls: LaunchCalls, operands: Placed, bind: Callable[[Placed], LaunchCalls]
+    ) -> CudaLaunch:
+        launch = CudaLaunch(self._context, self._current)
+        single = tuple([call for call in calls if not isinstance(call, OneOf)])
+        if len(single) == len(calls):
+            launch.prepare(single)
+        else:
+            self._open.append(OpenLaunch(launch, calls, operands, bind))
+        return launch
+
     def _load(self) -> None:
-        """Load what was bound since the last time."""
+        """Load what was bound since the last time, and choose among the ways to do it."""
         texts, self._unloaded = tuple(self._unloaded.values()), {}
         self._kept.driver.load((*texts, *self._context.status.texts))
+        settled, self._open = self._open, []
+        for launch in settled:
+            launch.settle(self._context)
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -187,6 +205,10 @@ class CudaDevice:
         except CudaError as error:
             raise fault_of(error, self.device) from error
         self._context.check()
+
+
+def _bound(kernel: CudaKernel, attrs: Mapping[str, AttrValue], operands: Placed) -> LaunchCalls:
+    return kernel.bind(attrs, *operands)
 
 
 def _aligned(block: Array, alignment: int) -> Array:

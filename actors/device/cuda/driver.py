@@ -10,7 +10,8 @@ allocated, loaded or waited for then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +47,22 @@ class GpuSeen:
     num_sms: int
     memory_bytes: int
     driver_version: int
+
+
+SCRATCH_BYTE = 0x3C
+"""What is in scratch of trials: small numbers in every type. Zeros would cost less than any data.
+"""
+
+RunOn = Callable[[int], None]
+"""Puts some calls on a stream, by its handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedWays:
+    """Ways to do the same on scratch: `fill` comes before the first run of any."""
+
+    fill: RunOn
+    runs: tuple[RunOn, ...]
 
 
 class CudaDriver(Protocol):
@@ -138,6 +155,13 @@ class CudaDriver(Protocol):
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
     ) -> None:
         """Run a product."""
+
+    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+        """Return the number of the fastest of some ways to do the same.
+
+        They are timed on the scratch of `trial()`, once, and the number is kept by `key`. The first
+        one where there is no room to try.
+        """
 
     def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
         """Choose how to compute fused attention in so much workspace, and return the choice.

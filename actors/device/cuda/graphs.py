@@ -19,6 +19,7 @@ from actors.device.cuda.streams import CudaContext, CudaStream
 from actors.kernels.cuda.calls import (
     CopyBytes,
     DeviceCall,
+    DeviceCalls,
     FillBytes,
     RunAttention,
     RunKernel,
@@ -30,8 +31,10 @@ from compiler.errors import InternalError
 _LEAST_GRAPH = 3
 """Calls from which on a graph costs less than to put them on the stream one by one."""
 
-_Put = Callable[[], object]
+Put = Callable[[], object]
 """One prepared call of the driver."""
+
+PreparedCall = tuple[DeviceCall, ArgumentBlock | int]
 
 
 class Current:
@@ -53,31 +56,27 @@ class CudaLaunch:
 
     __slots__ = ("_calls", "_context", "_current", "_puts", "cells")
 
-    def __init__(
-        self, context: CudaContext, current: Current, calls: tuple[DeviceCall, ...]
-    ) -> None:
+    def __init__(self, context: CudaContext, current: Current) -> None:
         self.cells: tuple[StatusCell, ...] = ()
         self._context = context
         self._current = current
+        self._calls: tuple[PreparedCall, ...] = ()
+        self._puts: tuple[Put, ...] = ()
+
+    def prepare(self, calls: DeviceCalls) -> None:
+        """Say what the launch does, before it is first put on a stream."""
         self._calls = tuple([(call, self._prepared(call)) for call in calls])
-        self._puts: tuple[_Put, ...] = ()
 
     def _prepared(self, call: DeviceCall) -> ArgumentBlock | int:
-        """Return a kernel's argument block, with its cell in it, or how a library computes."""
-        if isinstance(call, RunProduct):
-            return self._context.choose(call.product, call.workspace_bytes)
-        if isinstance(call, RunAttention):
-            return self._context.choose(call.sdpa, call.workspace_bytes)
-        if not isinstance(call, RunKernel):
-            return 0
+        if not isinstance(call, RunKernel) or call.status is None:
+            return prepared(self._context, call)
         words = [*call.words]
-        if call.status is not None:
-            cell = self._context.status.add_cell(call.status.explain)
-            self.cells = (*self.cells, cell)
-            words[call.status.word] = cell.address
+        cell = self._context.status.add_cell(call.status.explain)
+        self.cells = (*self.cells, cell)
+        words[call.status.word] = cell.address
         return argument_block(words)
 
-    def puts_on(self, stream: CudaStream, index: int) -> tuple[_Put, ...]:
+    def puts_on(self, stream: CudaStream, index: int) -> tuple[Put, ...]:
         """Return the prepared calls of this launch on a stream; its texts must be loaded.
 
         `index` is its place in the chain, for whoever reads what it reports.
@@ -85,7 +84,7 @@ class CudaLaunch:
         for cell in self.cells:
             cell.put_on(stream, index)
         driver = self._context.kept.driver
-        return tuple([_put(driver, stream, call, made) for call, made in self._calls])
+        return tuple([put_on(driver, stream.handle, *call) for call in self._calls])
 
     def __call__(self) -> None:
         """Run on the stream of the chain that is on, to the end."""
@@ -99,21 +98,28 @@ class CudaLaunch:
         self._context.kept.driver.synchronize()
 
 
-def _put(
-    driver: CudaDriver, stream: CudaStream, call: DeviceCall, made: ArgumentBlock | int
-) -> _Put:
-    """Return a call of the driver with all its arguments."""
+def prepared(context: CudaContext, call: DeviceCall) -> ArgumentBlock | int:
+    """Return a kernel's argument block, or how a library computes."""
+    if isinstance(call, RunProduct):
+        return context.choose(call.product, call.workspace_bytes)
+    if isinstance(call, RunAttention):
+        return context.choose(call.sdpa, call.workspace_bytes)
+    return argument_block([*call.words]) if isinstance(call, RunKernel) else 0
+
+
+def put_on(driver: CudaDriver, stream: int, call: DeviceCall, made: ArgumentBlock | int) -> Put:
+    """Return a call of the driver with all its arguments, for a stream by its handle."""
     match call, made:
         case RunKernel(), ctypes.Array():
             return _kernel_put(driver, stream, call, made)
         case CopyBytes(target, source, size), _:
-            return partial(driver.copy_later, target, source, size, stream.handle)
+            return partial(driver.copy_later, target, source, size, stream)
         case FillBytes(target, value, size), _:
-            return partial(driver.fill_later, target, value, size, stream.handle)
+            return partial(driver.fill_later, target, value, size, stream)
         case RunProduct(_, a, b, c, d, workspace), int():
-            return partial(driver.product_later, made, a, b, c, d, workspace, stream.handle)
+            return partial(driver.product_later, made, a, b, c, d, workspace, stream)
         case RunAttention(_, addresses, workspace), int():
-            return partial(driver.attention_later, made, addresses, workspace, stream.handle)
+            return partial(driver.attention_later, made, addresses, workspace, stream)
     raise InternalError(f"a launch asks for {call!r}, which no CUDA device can do")
 
 
@@ -126,7 +132,7 @@ class WholeChain:
         self,
         stream: CudaStream,
         launches: tuple[CudaLaunch, ...],
-        puts: tuple[_Put, ...],
+        puts: tuple[Put, ...],
         *,
         is_counted: bool,
     ) -> None:
@@ -169,7 +175,7 @@ class StepwiseChain:
         # Of launches that are watched nobody sees which may report: where any may, all are counted.
         is_counted = bool(context.status.cells)
         driver = context.kept.driver
-        self._count = _kernel_put(driver, stream, *stream.count_call) if is_counted else None
+        self._count = _kernel_put(driver, stream.handle, *stream.count_call) if is_counted else None
 
     def __call__(self) -> None:
         """Run all launches, each to its end. Raises DeviceFault, which names one."""
@@ -198,7 +204,8 @@ def bind_whole(
     """Return a chain as a graph where that pays. Raises CudaError where it cannot be captured."""
     driver = context.kept.driver
     is_counted = any([launch.cells for launch in launches])
-    puts: list[_Put] = [_kernel_put(driver, stream, *stream.count_call)] if is_counted else []
+    count = partial(_kernel_put, driver, stream.handle)
+    puts: list[Put] = [count(*stream.count_call)] if is_counted else []
     for index, launch in enumerate(launches):
         puts.extend(launch.puts_on(stream, index))
     if len(puts) >= _LEAST_GRAPH:
@@ -207,7 +214,7 @@ def bind_whole(
     return WholeChain(stream, launches, tuple(puts), is_counted=is_counted)
 
 
-def _capture(context: CudaContext, stream: CudaStream, puts: list[_Put]) -> int:
+def _capture(context: CudaContext, stream: CudaStream, puts: list[Put]) -> int:
     driver = context.kept.driver
     with capturing():
         driver.begin_capture(stream.handle)
@@ -221,9 +228,7 @@ def _capture(context: CudaContext, stream: CudaStream, puts: list[_Put]) -> int:
         return driver.end_capture(stream.handle)
 
 
-def _kernel_put(
-    driver: CudaDriver, stream: CudaStream, call: RunKernel, block: ArgumentBlock
-) -> _Put:
+def _kernel_put(driver: CudaDriver, stream: int, call: RunKernel, block: ArgumentBlock) -> Put:
     """Return a kernel's launch; whoever calls it keeps the block."""
     return partial(
         driver.launch_later,
@@ -233,5 +238,5 @@ def _kernel_put(
         call.shared_bytes,
         ctypes.addressof(block),
         len(block),
-        stream.handle,
+        stream,
     )

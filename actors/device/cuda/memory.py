@@ -127,7 +127,7 @@ def view_on(
     """Return a window on a block: see `DeviceStore.view`."""
     if not isinstance(block, DeviceBlock):
         return host_memory.view_on(block, offset_bytes, type_, strides_bytes)
-    first, size = _extent(DeviceView(offset_bytes, type_, strides_bytes))
+    first, size = extent_of(DeviceView(offset_bytes, type_, strides_bytes))
     if size and not 0 <= first <= first + size <= block.size_bytes:
         raise ValueError(
             f"bytes {first} to {first + size} are not within the {block.size_bytes} of the block"
@@ -138,7 +138,7 @@ def view_on(
 def read(driver: CudaDriver, view: DeviceView) -> Array:
     """Return a copy of a window, whatever its strides are."""
     held, window = _on_host(view)
-    first, size = _extent(view)
+    first, size = extent_of(view)
     if size:
         driver.copy(held.ctypes.data, first, size)
     return window if view.is_dense else np.array(window)
@@ -147,7 +147,7 @@ def read(driver: CudaDriver, view: DeviceView) -> Array:
 def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:
     """Fill a window, whatever its strides are; bytes between its elements stay."""
     held, window = _on_host(view)
-    first, size = _extent(view)
+    first, size = extent_of(view)
     if not size:
         return
     if not view.is_dense:
@@ -158,13 +158,13 @@ def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:
 
 def _on_host(view: DeviceView) -> tuple[Array, Array]:
     """Return bytes for all that a window spans, and the window on them."""
-    first, size = _extent(view)
+    first, size = extent_of(view)
     held = np.empty(size, np.uint8)
     offset = view.address - first
     return held, np.ndarray(view.shape, numpy_dtype(view.dtype), held, offset, view.strides_bytes)
 
 
-def _extent(view: DeviceView) -> tuple[int, int]:
+def extent_of(view: DeviceView) -> tuple[int, int]:
     """Return where the bytes of a window begin, and how many they span."""
     if 0 in view.shape:
         return view.address, 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from actors.device.cuda.driver import CudaError
+from actors.device.cuda.driver import CudaError, TriedWays
 from actors.device.cuda.faults import fault_of
 from actors.device.cuda.memory import KeptDriver
 from actors.device.cuda.status import Known, Reports, StatusMemory, counting
 from actors.device.protocol import DeviceEvent
-from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, RunProduct
+from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, LaunchCalls, OneOf, RunProduct
 from actors.kernels.cuda.product import LtProduct
 from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import InternalError
@@ -26,7 +27,7 @@ class CudaContext:
     `is_deterministic`: products are computed by a fixed rule, not as was measured to be fastest.
     """
 
-    __slots__ = ("_choices", "_is_deterministic", "device", "kept", "reports", "status")
+    __slots__ = ("_choices", "_is_deterministic", "_ways", "device", "kept", "reports", "status")
 
     def __init__(
         self, kept: KeptDriver, device: Device, reports: Reports, *, is_deterministic: bool = False
@@ -37,6 +38,7 @@ class CudaContext:
         self.device = device
         self.status = StatusMemory(kept, reports)
         self._choices: dict[tuple[LtProduct | SdpaCall, int], int] = {}
+        self._ways: dict[str, int] = {}
 
     def choose(self, call: LtProduct | SdpaCall, workspace_bytes: int) -> int:
         """Return how a call of a library is computed; equal ones are chosen once."""
@@ -52,20 +54,48 @@ class CudaContext:
             )
         return self._choices[key]
 
-    def supported(self, calls: DeviceCalls) -> DeviceCalls:
-        """Return calls with others in place of a product that the library has no way to compute."""
-        found: list[DeviceCall] = []
+    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+        """Return which way is taken; for a key it stays, or a launch that runs again would differ.
+
+        Raises CudaError.
+        """
+        if key not in self._ways:
+            self._ways[key] = self.kept.driver.choose_way(key, trial)
+        return self._ways[key]
+
+    def supported(self, calls: LaunchCalls) -> LaunchCalls:
+        """Return calls without ways whose products the library does not compute.
+
+        A deterministic device takes the first of those that are left. Raises CudaError for none.
+        """
+        found: list[DeviceCall | OneOf] = []
         for call in calls:
-            if isinstance(call, RunProduct) and call.otherwise:
-                try:
-                    self.choose(call.product, call.workspace_bytes)
-                except CudaError as error:
-                    if not error.call.startswith("cublasLt"):
-                        raise
-                    found += self.supported(call.otherwise)
-                    continue
-            found.append(call)
+            if not isinstance(call, OneOf):
+                found.append(call)
+                continue
+            ways = self._supported_ways(call)
+            if len(ways) == 1 or self._is_deterministic:
+                found += ways[0]
+            else:
+                found.append(OneOf(ways))
         return tuple(found)
+
+    def _supported_ways(self, call: OneOf) -> tuple[DeviceCalls, ...]:
+        ways, failed = [], None
+        for way in call.ways:
+            try:
+                for step in way:
+                    if isinstance(step, RunProduct):
+                        self.choose(step.product, step.workspace_bytes)
+            except CudaError as error:
+                if not error.call.startswith("cublasLt"):
+                    raise
+                failed = error
+            else:
+                ways.append(way)
+        if not ways and failed is not None:
+            raise failed
+        return tuple(ways)
 
     def check(self, known: Known | None = None) -> None:
         """Raise DeviceFault where a kernel has reported anything; any thread may ask.

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from random import Random
 from typing import TypeVar
 
-from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.driver import CudaError, GpuSeen, TriedWays
 from actors.device.cuda.faults import forked
 from actors.device.emulated import attention, kernels, products
 from actors.device.emulated.captures import Captures
 from actors.device.emulated.library_call import library_call
 from actors.device.emulated.memory import INVALID_VALUE, OUT_OF_MEMORY, EmulatedMemory
+from actors.device.emulated.ways import tried
 from actors.device.protocol import DeviceFault
 from actors.device.schedule import LateSchedule, OperationKind, SimulatedEvent, SimulatedStream
 from actors.kernels.cuda.calls import KernelText
@@ -41,7 +42,6 @@ NOT_SUPPORTED = 15
 """cuBLAS's; all others are CUDA's."""
 
 _DRIVER_VERSION = 13_000
-_MAX_THREADS, _WARP = 1024, 32
 _T = TypeVar("_T")
 
 _users: list[int] = []
@@ -257,14 +257,8 @@ class EmulatedDriver:
     ) -> None:
         """Put a kernel on a stream; its argument block is read now."""
         kernel = self._cuda.found(function, kernels.BuiltKernel)
-        wrong = ""
-        if not 0 < num_threads <= _MAX_THREADS or num_threads % _WARP:
-            wrong = f"{num_threads} threads are no whole warps, or more than {_MAX_THREADS}"
-        elif not 0 < num_blocks < 1 << 31:
-            wrong = f"{num_blocks} blocks"
-        elif shared_bytes > self._gpu.shared_bytes:
-            wrong = f"{shared_bytes} bytes of shared memory, a block has {self._gpu.shared_bytes}"
-        elif num_words < kernel.num_words:
+        wrong = kernels.wrong_grid(self._gpu, num_blocks, num_threads, shared_bytes)
+        if not wrong and num_words < kernel.num_words:
             wrong = f"{num_words} words of arguments, it reads {kernel.num_words}"
         if wrong:
             raise CudaError(f"{kernel.name}: {wrong}", code=INVALID_VALUE, call="launch_later")
@@ -297,6 +291,10 @@ class EmulatedDriver:
                 raise CudaError(message, code=NOT_SUPPORTED, call="cublasLtMatmulAlgoGetHeuristic")
             said = products.described(product, workspace_bytes)
             return self._cuda.keep(products.ChosenProduct(said, workspace_bytes))
+
+    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+        """Run every way on its scratch, and return the number of one by a fixed rule."""
+        return tried(self, key, trial)
 
     def product_later(
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
@@ -332,8 +330,9 @@ class EmulatedDriver:
     ) -> None:
         over, operands = chosen.lies_over_itself(places), chosen.operands(places)
         scratch = workspace, chosen.workspace_bytes
-        call = "cudnnBackendExecute"
-        with library_call(self._cuda.memory, call, operands, scratch, is_over=over):
+        with library_call(
+            self._cuda.memory, "cudnnBackendExecute", operands, scratch, is_over=over
+        ):
             attention.run(chosen.sdpa, places)
 
     # -- graphs ----------------------------------------------------------------------------------

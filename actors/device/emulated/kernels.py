@@ -18,6 +18,7 @@ from pathlib import Path
 
 from actors.fork_lock import forkable_lock
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.native.toolchain import Toolchain
 from compiler.errors import ActorflowError, InternalError
 
@@ -37,6 +38,7 @@ FLAGS = (
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parents[1] / "kernels" / "cuda"
 _INCLUDE = re.compile(r'^#include "(device\.cuh|emulated\.h)"$', re.MULTILINE)
+_MAX_THREADS, _WARP = 1024, 32
 _TROUBLE = (
     "",
     "thread {thread} ended while others of its block wait at line {other_line}",
@@ -174,3 +176,14 @@ def _loaded(text: str, toolchain: Toolchain) -> ctypes.PyDLL:
     library = toolchain.library(text)
     _state.libraries.append(ctypes.PyDLL(None, handle=library._handle))
     return _state.libraries[-1]
+
+
+def wrong_grid(gpu: Gpu, num_blocks: int, num_threads: int, shared_bytes: int) -> str:
+    """Return what no GPU would launch about a grid; nothing where it is right."""
+    if not 0 < num_threads <= _MAX_THREADS or num_threads % _WARP:
+        return f"{num_threads} threads are no whole warps, or more than {_MAX_THREADS}"
+    if not 0 < num_blocks < 1 << 31:
+        return f"{num_blocks} blocks"
+    if shared_bytes > gpu.shared_bytes:
+        return f"{shared_bytes} bytes of shared memory, a block has {gpu.shared_bytes}"
+    return ""

@@ -17,7 +17,8 @@ its blocks run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from actors.kernels.cuda.product import LtProduct
@@ -100,11 +101,7 @@ class FillBytes:
 
 @dataclass(frozen=True, slots=True)
 class RunProduct:
-    """A matrix product of the library, on operands at these addresses; `workspace` may be 0.
-
-    Where the library has no way to compute it, and there are calls `otherwise`, these are made in
-    its place.
-    """
+    """A matrix product of the library, on operands at these addresses; `workspace` may be 0."""
 
     product: LtProduct
     a: int
@@ -113,7 +110,6 @@ class RunProduct:
     d: int
     workspace: int
     workspace_bytes: int
-    otherwise: tuple[DeviceCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +124,27 @@ class RunAttention:
 
 DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunAttention
 DeviceCalls = tuple[DeviceCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Several ways to do the same, of which the device takes one: the fastest, measured at load.
+
+    The first is the one to take where nothing is measured. A way whose products the library does
+    not compute is left out; all write the same memory, and none of them reports bad indices.
+    """
+
+    ways: tuple[DeviceCalls, ...]
+
+
+LaunchCalls = tuple[DeviceCall | OneOf, ...]
+"""What `bind` returns: the calls of a launch, in order."""
+
+
+def every_call(calls: LaunchCalls) -> Iterator[DeviceCall]:
+    """Yield the calls, those of all ways among them."""
+    for call in calls:
+        if isinstance(call, OneOf):
+            yield from itertools.chain(*call.ways)
+        else:
+            yield call

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actors.kernels.cuda.calls import DeviceCalls, RunProduct
+from actors.kernels.cuda.calls import RunProduct
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.product import LtEpilogue, alignment_of
 from actors.kernels.cuda.products import PlannedProduct, plan_product
@@ -83,8 +83,8 @@ class ProductWithTerms:
         added = [term.type.size_bytes for term in (self.bias, self.residual) if term is not None]
         return self.planned.duration_ns() + self.gpu.bytes_ns(sum(added))
 
-    def call(self, scratch: tuple[int, ...], otherwise: DeviceCalls) -> RunProduct:
-        """Return the call, with the addresses of the plan's pieces; `otherwise` does the same."""
+    def call(self, scratch: tuple[int, ...]) -> RunProduct:
+        """Return the call, with the addresses of the plan's pieces."""
         plain = self.planned.calls(self.operands, scratch)
         (call,) = [call for call in plain if isinstance(call, RunProduct)]
         product = call.product
@@ -94,7 +94,7 @@ class ProductWithTerms:
             alignment = min(product.d.alignment, alignment_of(self.residual.address))
             product = replace(product, beta=1.0, d=replace(product.d, alignment=alignment))
             call = replace(call, c=self.residual.address)
-        return replace(call, product=product, otherwise=otherwise)
+        return replace(call, product=product)
 
 
 def product_with_terms(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from actors.kernels.cuda.calls import DeviceCalls
+from actors.kernels.cuda.calls import LaunchCalls
 from actors.kernels.cuda.views import DeviceView, PlacedView
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
@@ -36,7 +36,7 @@ class CudaKernel(Protocol):
         inputs: tuple[PlacedView, ...],
         outputs: tuple[PlacedView, ...],
         workspace: DeviceView | None,
-    ) -> DeviceCalls:
+    ) -> LaunchCalls:
         """Return the calls of the launch on these views, in order.
 
         `workspace` is a dense vector of uint8 of at least the bytes that `query` named for the same

@@ -29,7 +29,7 @@ from actors.kernels.codegen.region_arrays import (
     unread,
 )
 from actors.kernels.codegen.spaces import in_place_pairs
-from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
+from actors.kernels.cuda.calls import DeviceCall, LaunchCalls, OneOf
 from actors.kernels.cuda.epilogues import ProductWithTerms, product_with_terms
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
@@ -72,7 +72,7 @@ class CudaRegion:
         inputs: tuple[PlacedView, ...],
         outputs: tuple[PlacedView, ...],
         workspace: DeviceView | None,
-    ) -> DeviceCalls:
+    ) -> LaunchCalls:
         """Return the calls of every chunk, between copies of what lies unevenly."""
         region = region_of(attrs, "region")
         given, made = [tuple(map(seen_as_array, on_device(xs))) for xs in (inputs, outputs)]
@@ -185,12 +185,12 @@ class _CudaSteps:
         copies = [copy_ns(self.gpu, self.arrays.arrays[v], x) for v, x in self.copied.items()]
         return sum(steps) + sum(copies)
 
-    def calls(self) -> DeviceCalls:
+    def calls(self) -> LaunchCalls:
         """Return the calls in order."""
         joined, plain = self._joined(), tuple(self._plain_calls())
         if joined is None:
             return plain
-        return (joined.call(carve(self._space, joined.planned.pieces), plain),)
+        return (OneOf(((joined.call(carve(self._space, joined.planned.pieces)),), plain)),)
 
     def _joined(self) -> ProductWithTerms | None:
         """Return the one product that the region is, if its program just adds something to it."""

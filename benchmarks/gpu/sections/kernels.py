@@ -19,7 +19,7 @@ from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.device.protocol import DeviceFault
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.calls import RunKernel
+from actors.kernels.cuda.calls import RunKernel, every_call
 from actors.kernels.cuda.cudnn_attention import CUDNN
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
@@ -164,7 +164,7 @@ def _texts(called: list[Called]) -> Iterator[object]:
                 )
             ]
             calls = kernel.bind(dict(node.attrs), *sides, _scratch(1 << 31, needs.workspace_bytes))
-            yield from [c.text for c in calls if isinstance(c, RunKernel)]
+            yield from [c.text for c in every_call(calls) if isinstance(c, RunKernel)]
 
 
 def _scratch(address: int, size: int) -> DeviceView | None:

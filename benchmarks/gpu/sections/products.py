@@ -14,7 +14,7 @@ from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 
 from actors.device.cuda.driver import CudaDriver
-from actors.kernels.cuda.calls import RunKernel, RunProduct
+from actors.kernels.cuda.calls import LaunchCalls, OneOf, RunKernel, RunProduct, every_call
 from compiler.errors import ActorflowError
 from gpu.jobs import TINY
 from gpu.opened import device_seconds, open_device, open_driver
@@ -39,7 +39,10 @@ def run(found: Findings, place: Place) -> None:
     driver.load(
         list(
             {
-                c.text.text: c.text for b in launches for c in b.calls if isinstance(c, RunKernel)
+                c.text.text: c.text
+                for b in launches
+                for c in every_call(b.calls)
+                if isinstance(c, RunKernel)
             }.values()
         )
     )
@@ -84,7 +87,7 @@ def _report(found: Findings, table) -> None:
         by_op[launch.op] += spent
         total += spent
         planned += len(group) * launch.duration_ns / 1e9
-        flops = sum([_flops(c) for c in group[0].calls if isinstance(c, RunProduct)])
+        flops = _flops(group[0].calls)
         if launch.op.startswith("attention"):
             attention_s += spent
         elif flops:
@@ -102,7 +105,7 @@ def _report(found: Findings, table) -> None:
         found.metric(f"{op}_ms", 1e3 * spent)
     for spent, seconds, group, number in table:
         launch = group[0].launch
-        flops = sum([_flops(c) for c in group[0].calls if isinstance(c, RunProduct)])
+        flops = _flops(group[0].calls)
         shapes = " ".join([str(list(v.shape)) for v in (*group[0].inputs, *group[0].outputs)])
         rate = f", {flops / seconds / 1e12:.0f} TFLOP/s" if flops else ""
         found.facts[f"{number}: {len(group)} x {launch.op} {launch.scope} {shapes[:90]}"] = (
@@ -112,10 +115,11 @@ def _report(found: Findings, table) -> None:
     found.write()
 
 
-def _flops(call: RunProduct) -> float:
-    product = call.product
-    inner = product.a.rows if product.transpose_a else product.a.columns
-    return 2.0 * product.batch * product.d.rows * product.d.columns * inner
+def _flops(calls: LaunchCalls) -> float:
+    """Return what products of a launch multiply and add; every way to do it has the same ones."""
+    first = [call.ways[0] if isinstance(call, OneOf) else (call,) for call in calls]
+    products = [c.product for calls in first for c in calls if isinstance(c, RunProduct)]
+    return sum([2.0 * p.batch * p.d.rows * p.d.columns * p.inner for p in products])
 
 
 def _scatter(driver: CudaDriver, address: int, size: int) -> None:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.calls import KernelText, RunKernel
+from actors.kernels.cuda.calls import KernelText, RunKernel, every_call
 from actors.kernels.cuda.gpu import gpu_named
 from actors.race import check_races
 from compiler.errors import ActorflowError
@@ -72,6 +72,8 @@ def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
 
 def texts_of(plans: list[Plan]) -> list[KernelText]:
     """Return every kernel text that launches of these plans run, once."""
-    calls = [call for plan in plans for bound in bound_launches(plan) for call in bound.calls]
+    calls = [
+        call for plan in plans for bound in bound_launches(plan) for call in every_call(bound.calls)
+    ]
     found = {call.text.text: call.text for call in calls if isinstance(call, RunKernel)}
     return list(found.values())

@@ -10,7 +10,7 @@ import pytest
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.graphs import WholeChain
 from actors.device.protocol import DeviceFault
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunAttention, RunProduct
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, OneOf, RunAttention, RunProduct
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import DeviceError, InternalError, OutOfMemory
@@ -138,27 +138,78 @@ def test_a_deterministic_device_has_products_chosen_by_a_fixed_rule(
     assert asked == [False, True]
 
 
-def test_a_product_that_the_library_refuses_is_computed_otherwise(make_device, driver, monkeypatch):
+PLAIN = RunProduct(product(), 256, 512, 768, 768, 1024, 64)
+JOINED = replace(PLAIN, product=replace(product(), epilogue=LtEpilogue.BIAS, bias=64))
+
+
+def refusing(monkeypatch, driver, *epilogues):
     right = driver.make_product
 
     def make_product(asked, workspace_bytes):
-        if asked.epilogue is LtEpilogue.BIAS:
+        if asked.epilogue in epilogues:
             raise CudaError("none", code=15, call="cublasLtMatmulAlgoGetHeuristic")
         return right(asked, workspace_bytes)
 
     monkeypatch.setattr(driver, "make_product", make_product)
-    plain = RunProduct(product(), 256, 512, 768, 768, 1024, 64)
-    added = kernel_call(len)
-    refused = replace(product(), epilogue=LtEpilogue.BIAS, bias=64)
-    call = replace(plain, product=refused, otherwise=(plain, added))
-    device = make_device({"p": (call,), "q": (replace(call, otherwise=()),)})
-    launch = device.bind("p", {}, (), (), None)
+
+
+def names_of_a_firing(device, driver, kernel="p"):
+    """Bind a chain of one launch, and return what a firing asks the driver for."""
+    launch = device.bind(kernel, {}, (), (), None)
     (chain,) = device.bind_chain(device.make_stream("compute"), (launch,))
+    bound = driver.names()
+    driver.calls.clear()
+    chain()
+    return driver.names(), bound
+
+
+def test_a_way_that_the_library_refuses_is_left_out(make_device, driver, monkeypatch):
+    refusing(monkeypatch, driver, LtEpilogue.BIAS)
+    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),), "q": (JOINED,)})
+    names, bound = names_of_a_firing(device, driver)
+    assert names == ["product_later", "launch_later"]
+    assert "choose_way" not in bound
+    with pytest.raises(DeviceError, match="none"):
+        device.bind("q", {}, (), (), None)
+
+
+def test_where_the_library_refuses_every_way_its_error_comes_out(make_device, driver, monkeypatch):
+    refusing(monkeypatch, driver, LtEpilogue.BIAS, LtEpilogue.NONE)
+    device = make_device({"p": (OneOf(((JOINED,), (PLAIN,))),)})
+    with pytest.raises(DeviceError, match="none"):
+        device.bind("p", {}, (), (), None)
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_the_way_that_the_driver_finds_the_fastest_is_taken(make_device, driver, way):
+    driver.way = way
+    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)})
+    names, bound = names_of_a_firing(device, driver)
+    assert names == [["product_later"], ["product_later", "launch_later"]][way]
+    assert bound.index("load") < bound.index("choose_way")
+    # All ways ran on scratch, after it was filled.
+    assert bound[bound.index("choose_way") + 1 :].count("product_later") == 2
+
+
+def test_a_choice_holds_for_all_launches_that_are_alike(make_device, driver):
+    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)})
+    launches = tuple([device.bind("p", {}, (), (), None) for _ in range(2)])
+    driver.way = 1
+    device.bind_chain(device.make_stream("compute"), launches[:1])
+    driver.way = 0
+    (chain,) = device.bind_chain(device.make_stream("compute"), launches[1:])
+    assert driver.counts()["choose_way"] == 1
     driver.calls.clear()
     chain()
     assert driver.names() == ["product_later", "launch_later"]
-    with pytest.raises(DeviceError, match="none"):
-        device.bind("q", {}, (), (), None)
+
+
+def test_a_deterministic_device_takes_the_first_way_unmeasured(make_device, driver):
+    driver.way = 1
+    kernels = {"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)}
+    names, bound = names_of_a_firing(make_device(kernels, is_deterministic=True), driver)
+    assert names == ["product_later"]
+    assert "choose_way" not in bound
 
 
 def test_a_product_that_no_algorithm_takes_names_its_kernel(make_device, driver):
