@@ -112,10 +112,12 @@ AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t 
 #define AF_TWICE
 #define AF_FORGET(x) ((void)0)
 
-/* The host would read it from anywhere. */
+/* What a processor of hosts does with an odd address depends on the instruction: it gets an even
+ * one, among the same bytes, and the launch is in trouble. */
 AF_FUNCTION void *af_aligned(const void *place, int64_t size_bytes) {
-    if ((uintptr_t)place % (uintptr_t)size_bytes) af_here->misaligned();
-    return (void *)place;
+    const uintptr_t beside = (uintptr_t)place % (uintptr_t)size_bytes;
+    if (beside) af_here->misaligned();
+    return (void *)((uintptr_t)place - beside);
 }
 #define AF_ALIGNED(place, size_bytes) af_aligned(place, (int64_t)(size_bytes))
 
