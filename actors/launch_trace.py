@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.protocol import Chain, Clock, Launch
 from actors.timeline import Timeline
+from compiler.plan import Launch as PlannedLaunch
 from compiler.plan import Plan
 
 
@@ -49,6 +50,7 @@ class LaunchTrace:
                         "kernel": launch.kernel,
                         "scope": launch.scope,
                         "line": str(plan.sources[launch.source]),
+                        **_variables(launch),
                     },
                 }
             )
@@ -63,3 +65,9 @@ class LaunchTrace:
             record(actor, index, start, clock())
 
         return watched
+
+
+def _variables(launch: PlannedLaunch) -> dict[str, str]:
+    """Return the names of the variables that a launch updates, where it updates several."""
+    names = dict(launch.attrs).get("variables")
+    return {"variables": ", ".join(map(str, names))} if isinstance(names, tuple) else {}

@@ -60,9 +60,9 @@ class Node:
 
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:
-        """The pairs (output, input) of its op's column `writes` whose input it has."""
-        pairs = writes.get(self.op)
-        return tuple([pair for pair in pairs if pair[1] < len(self.inputs)]) if pairs else pairs
+        """The pairs (output, input) of its op's column `writes` that it has."""
+        pairs, made, given = writes.get(self.op), len(self.outputs), len(self.inputs)
+        return tuple([p for p in pairs if p[0] < made and p[1] < given]) if pairs else pairs
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""

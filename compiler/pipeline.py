@@ -30,6 +30,7 @@ from compiler.fusion.update_programs import update_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.lowering import order
+from compiler.lowering.join_updates import join_updates
 from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
@@ -235,7 +236,8 @@ def compile_graph(
         evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
-        return lower(ordered, hardware, options, fingerprint, evaluation)
+        joined = join_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
+        return lower(joined, hardware, options, fingerprint, evaluation)
 
     if any([isinstance(step, BudgetPass) for step in steps]):
         plan = _within_budget(graph, hardware, options, lowered, watch)

@@ -205,8 +205,8 @@ inside = OpAttr[InsideOf](
 writes = OpAttr[tuple[tuple[int, int], ...]](
     "writes",
     "pairs (output, input): the output is written over the input's storage, which must be a"
-    " variable; of an input that may be left out, where a node has it; read by ordering and"
-    " lowering",
+    " variable; of outputs and inputs that may be left out, where a node has them; read by ordering"
+    " and lowering",
     default=(),
 )
 runs_as = OpAttr[str](

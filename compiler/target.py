@@ -142,6 +142,13 @@ class Target(Protocol):
         """Choose a kernel. Raises LookupError when the device has none for this op."""
         ...
 
+    def joined_updates(self, num_full: int) -> int:
+        """Return how many updates, with so many operands of full size each, one launch may do.
+
+        1 where each has a launch of its own. The launch is that of the op `joined_updates`.
+        """
+        ...
+
     def collective_ns(self, size_bytes: int) -> float:
         """Return what a collective over so many bytes is assumed to take.
 

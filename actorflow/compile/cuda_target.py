@@ -6,6 +6,7 @@ from actorflow.compile.operands import operands_of_call
 from actors.kernels import catalogue as host_catalogue
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.joined_updates import most_joined
 from compiler.placement import Device
 from compiler.registry import Op, runs_as
 from compiler.target import KernelCall, KernelInfo, Link, WideValues
@@ -77,6 +78,10 @@ class CudaTarget:
             " (@af.op), which every device computes, or run it on the host:"
             f' @af.job(devices=["{self._device}", "host:0"]) and with af.device("host:0"):'
         )
+
+    def joined_updates(self, num_full: int) -> int:
+        """Return how many updates fit into the argument block of a kernel."""
+        return most_joined(num_full)
 
     def collective_ns(self, size_bytes: int) -> float:
         """Return what is assumed of ranks that meet over the GPU's link."""

@@ -127,6 +127,17 @@ class FusedProgram(Structure):
         num = len(self.inputs)
         return self.inputs[value].kind if value < num else self.instructions[value - num].kind
 
+    def is_full(self, value: int) -> bool:
+        """Whether a value has an element for each of the space."""
+        return self.kind_of(value) is Kind.FULL
+
+
+def is_by_elements(program: FusedProgram) -> bool:
+    """Whether a program makes each element of numbers and of elements at the same place."""
+    kinds = {program.kind_of(v) for v in range(program.num_values)}
+    is_random = any([i.op == "philox" for i in program.instructions])
+    return kinds <= {Kind.FULL, Kind.SCALAR} and not is_random
+
 
 def joined(kinds: list[Kind]) -> Kind:
     """Return the kind of an elementwise result: operands of lesser kinds are broadcast."""

@@ -107,7 +107,7 @@ def assign_storage(graph: Graph) -> Storage:
             layout[value] = dense_layout(types[value])
             root[value] = value
         for output, over in written:
-            if over < len(node.inputs):
+            if output < len(node.outputs) and over < len(node.inputs):
                 root[node.outputs[output]] = root[node.inputs[over]]
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 

@@ -126,6 +126,9 @@ class HostCosts:
     def collective_ns(self, size_bytes):
         return 50_000.0 + size_bytes / 5.0
 
+    def joined_updates(self, num_full):
+        return 1
+
 
 class Target(HostCosts):
     """A device whose kernels write over their first operand, want scratch and take time as told."""

@@ -12,6 +12,7 @@ from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
+from actors.kernels.cuda.joined_updates import CudaJoinedUpdates
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.movement import movement_kernels
@@ -39,6 +40,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaEmbeddingUpdate(gpu),
+        CudaJoinedUpdates(gpu),
         CudnnAttention(gpu),
         CudnnAttentionGrad(gpu),
         CudaAttention(gpu),

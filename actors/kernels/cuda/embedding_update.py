@@ -26,7 +26,7 @@ from actors.kernels.cuda.walks import made_for_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.scratch import Piece, size_bytes
 from compiler.errors import InternalError
-from compiler.fusion.program import GRADIENT, FusedProgram, Kind
+from compiler.fusion.program import GRADIENT, FusedProgram, is_by_elements
 from compiler.types import TensorType, numpy_dtype
 
 _PICKS, _NUM_PARTS = words.PARTIALS, words.NUM_COLUMN_CHUNKS
@@ -51,7 +51,7 @@ class CudaEmbeddingUpdate:
         table, dy, ids, *rest = inputs
         sums = sums_of(dy, ids, table.shape[0])
         is_dense = all([x.is_dense for x in (table, *rest, *outputs)])
-        if sums is None or not is_dense or not _is_by_elements(fused_program(attrs, "program")):
+        if sums is None or not is_dense or not is_by_elements(fused_program(attrs, "program")):
             return None
         moved = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
         own_ns = self.gpu.call_ns + self.gpu.bytes_ns(moved)
@@ -92,13 +92,6 @@ class CudaEmbeddingUpdate:
             block[words.operand(position)] = address
         call = RunKernel(text, text.kernels[0], sums.num * parts, threads, tuple(block))
         return (*calls, call)
-
-
-def _is_by_elements(program: FusedProgram) -> bool:
-    """Whether a program makes each element of numbers and of elements at the same place."""
-    kinds = {program.kind_of(v) for v in range(program.num_values)}
-    is_random = any([i.op == "philox" for i in program.instructions])
-    return kinds <= {Kind.FULL, Kind.SCALAR} and not is_random
 
 
 def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
