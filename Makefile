@@ -34,6 +34,10 @@ OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
 	$(patsubst %,tests/compiler/test_%.py,ops ops_simplify bfloat16 gradients) \
 	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
 
+# Torch, which tests/oracle compares with; 1.2 GB.
+ORACLE_VENV := .venv-oracle
+ORACLE_STAMP := $(ORACLE_VENV)/.installed
+
 # What the packages of the extras [cuda] and [cudnn] can prove without a GPU; 2 GB, in a folder of their own.
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
@@ -56,7 +60,7 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test devices oldest cuda check lint types contracts model soak bench bench-env clean
+.PHONY: help demo test devices oldest cuda oracle oracle-store check lint types contracts model soak bench bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +84,14 @@ oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 
 cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
 	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda tests/actors $(ARGS)
+
+oracle: $(ORACLE_STAMP) ## functions and layers against torch itself; natively and on cuda, emulated, too
+	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --torch tests/oracle $(ARGS)
+	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --native -k float32 tests/oracle $(ARGS)
+	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --device cuda -k float32 tests/oracle $(ARGS)
+
+oracle-store: $(ORACLE_STAMP) ## store what torch computes, for tests without it
+	PYTHONPATH=tests/shared $(ORACLE_VENV)/bin/python tests/oracle/store.py
 
 check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
 	$(PYTEST) -m "not slow" $$($(BIN)/python tests/affected.py) $(ARGS)
@@ -110,7 +122,7 @@ bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 bench-env: $(BENCH_STAMPS) ## an environment for each rival of `actorflow bench`
 
 clean: ## remove .venv, caches and build products; runs and checkpoints stay
-	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(OLD_VENV) $(CUDA_VENV) $(ORACLE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -151,6 +163,13 @@ $(CUDA_STAMP): pyproject.toml
 	@$(PYTHON) -m venv --clear $(CUDA_VENV)
 	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable ".[test,cuda,cudnn]"
+	@touch $@
+
+$(ORACLE_STAMP): pyproject.toml
+	@echo "make: installing actorflow with torch into $(ORACLE_VENV)"
+	@$(PYTHON) -m venv --clear $(ORACLE_VENV)
+	@$(ORACLE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(ORACLE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

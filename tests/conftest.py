@@ -22,6 +22,9 @@ def pytest_addoption(parser):
         help="let every job that names no device run there, such as sim or cuda, which the host"
         " emulates; for tests/system. On several, as sim:0,sim:1, nodes are scattered over them",
     )
+    parser.addoption(
+        "--torch", action="store_true", help="compare with torch itself; for tests/oracle"
+    )
     parser.addoption("--sim-seed", default="0", help="how late simulated and emulated devices are")
 
 

@@ -91,18 +91,20 @@ def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple
 
 
 def _over_last_axis(node: Node, types: list[TensorType]) -> list[Node]:
-    """Return an argmax over the last axis, in front of which the axis is moved there."""
+    """Return an argmax over the last axis, in front of which the axis is moved there.
+
+    The argmax comes last, for it may be an output of the job, which no view is.
+    """
     x, axis = types[node.inputs[0]], node.attrs.int_("axis")
     if all([n == 1 for n in x.shape[axis + 1 :]]):
         return [node]
     perm = (*[own for own in range(x.rank) if own != axis], axis)
-    shape = tuple([x.shape[own] for own in perm])
-    turned = new_value(types, TensorType(x.dtype, shape))
-    places = new_value(types, TensorType(DType.INT64, shape[:-1]))
-    over = Attrs({"axis": x.rank - 1, "keepdims": False})
-    as_wanted = Attrs({"shape": types[node.outputs[0]].shape})
+    over = (*types[node.outputs[0]].shape, x.shape[axis])
+    turned = new_value(types, TensorType(x.dtype, tuple([x.shape[own] for own in perm])))
+    shown = new_value(types, TensorType(x.dtype, over))
+    last = Attrs({"axis": len(over) - 1, "keepdims": False})
     return [
         replace(node, op=TRANSPOSE, outputs=(turned,), attrs=Attrs({"perm": perm})),
-        replace(node, inputs=(turned,), outputs=(places,), attrs=over),
-        replace(node, op=RESHAPE, inputs=(places,), attrs=as_wanted),
+        replace(node, op=RESHAPE, inputs=(turned,), outputs=(shown,), attrs=Attrs({"shape": over})),
+        replace(node, inputs=(shown,), attrs=last),
     ]

@@ -4,7 +4,7 @@ import pytest
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.fusion.stage_reductions import stage_reductions
 from compiler.graph import GraphBuilder, Output
-from compiler.ops.reduce import MAX, MEAN, SUM
+from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT
 from compiler.passes.check import check
@@ -28,6 +28,17 @@ def staged(b, evaluate, feeds, **results):
         np.testing.assert_allclose(got[name], array, 1e-12)
         assert got[name].shape == array.shape
     return [n.op.name for n in after.nodes if n.op is not INPUT]
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_argmax_over_another_axis_is_the_last_node_for_it_may_be_an_output(
+    b, evaluate, axis, keepdims
+):
+    x = input_of(b, "x", (3, 4, 5))
+    places = b.one(ARGMAX, x, axis=axis, keepdims=keepdims)
+    feeds = {"x": np.random.default_rng(0).normal(size=(3, 4, 5))}
+    assert staged(b, evaluate, feeds, y=places)[-1] == "argmax"
 
 
 CASES = [

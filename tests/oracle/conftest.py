@@ -1,0 +1,34 @@
+"""Cases against torch: against what is stored of it, or against torch itself with --torch.
+
+A file of cases is called test_NAME.py and has CASES; each becomes a test in float32 and float64.
+"""
+
+import oracle
+import pytest
+
+
+def pytest_generate_tests(metafunc):
+    if {"case", "dtype"} <= {*metafunc.fixturenames}:
+        cases = metafunc.module.CASES
+        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+        metafunc.parametrize("dtype", ["float32", "float64"])
+
+
+@pytest.fixture
+def agrees(request):
+    """Return a function that holds a case against torch, in a dtype."""
+    name = request.module.__name__.rpartition("test_")[2]
+
+    def run(case, dtype):
+        known = oracle.stored(name)
+        assert case.name in known, f"nothing is stored of {case.name!r}: make oracle-store"
+        if request.config.getoption("--torch"):
+            import torch
+
+            expected = oracle.torchs(case, torch)
+            oracle.compare(case, dtype, expected)
+            oracle.check_stored(known[case.name], expected)
+        else:
+            oracle.check(case, dtype, known[case.name])
+
+    return run

@@ -1,0 +1,260 @@
+"""Functions and layers of jobs against torch: values and gradients, as a user's job computes them.
+
+A `Case` says a function once for us and once for torch, with argument sets for both. One job
+computes the outputs of all its argument sets and, by `af.grad`, the gradients of a weighted sum of
+them. Torch computes the same in float64. What it computed is stored, two numbers a tensor, so that
+tests need no torch: the sum of its elements times some fixed weights, and the sum of the absolute
+terms, which is what an error is held against. One wrong element shows in it.
+
+`--torch` computes anew, compares element by element, and stores what came; see `make oracle`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "oracle"
+
+Arrays = tuple[np.ndarray, ...]
+
+SHAPES = (
+    *((), (1,), (5,), (0,), (3, 4), (1, 7), (4, 1), (33,), (2, 3, 4), (2, 0, 3)),
+    *((1, 1, 1), (2, 1, 5), (16, 65), (129,), (3, 0), (2, 3, 1, 4), (8, 32), (1, 40), (40, 1)),
+    (5, 3, 17),
+)
+"""Twenty shapes for functions of any shape: none, one and some elements along their axes."""
+
+PAIRS = (
+    *(((), ()), ((3,), ()), ((), (4,)), ((5,), (5,)), ((3, 4), (4,)), ((4,), (3, 4))),
+    *(((3, 1), (1, 4)), ((2, 3, 4), (3, 1)), ((1,), (6,)), ((0,), (1,)), ((2, 0), (1,))),
+    *(((2, 1, 5), (3, 1)), ((7, 1), (7, 9)), ((1, 1), (1, 1)), ((33,), (33,))),
+    *(
+        ((4, 1, 3), (2, 1)),
+        ((16, 65), (65,)),
+        ((16, 65), (16, 1)),
+        ((5, 1), (0,)),
+        ((2, 2), (2, 2)),
+    ),
+)
+"""Twenty pairs of shapes that broadcast."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of tensors, ours and torch's, and the arguments to try.
+
+    `torchs` gets the module torch first. Floats among the arguments are differentiated, unless the
+    function `has_gradient` not. `exact`: integers and bools, equal element by element.
+    """
+
+    name: str
+    ours: Callable[..., Any]
+    torchs: Callable[..., Any]
+    sets: Sequence[Arrays]
+    has_gradient: bool = True
+    tolerance: float = 1e-5
+    gradient_tolerance: float = 1e-4
+
+
+def seeded(*what: object) -> np.random.Generator:
+    """Return a generator that is the same in every process."""
+    return np.random.default_rng(crc32(repr(what).encode()))
+
+
+def floats(
+    *shapes: tuple[int, ...], low: float = -3.0, high: float = 3.0, key: object = 0
+) -> Arrays:
+    """Return arrays of float64 in a range, far enough from one another to have no ties."""
+    rng = seeded(shapes, low, high, key)
+    return tuple([rng.uniform(low, high, shape) for shape in shapes])
+
+
+def unary(low: float = -3.0, high: float = 3.0, shapes: Sequence[Any] = SHAPES) -> list[Arrays]:
+    """Return argument sets of one tensor."""
+    return [floats(shape, low=low, high=high, key=i) for i, shape in enumerate(shapes)]
+
+
+def binary(low: float = -3.0, high: float = 3.0, pairs: Sequence[Any] = PAIRS) -> list[Arrays]:
+    """Return argument sets of two tensors that broadcast."""
+    return [floats(*pair, low=low, high=high, key=i) for i, pair in enumerate(pairs)]
+
+
+def weights(shape: tuple[int, ...]) -> np.ndarray:
+    """Return what elements are multiplied by in the sum that is compared and differentiated."""
+    return seeded("weights", shape).uniform(0.5, 1.5, shape)
+
+
+def turned(array: np.ndarray, number: int) -> tuple[np.ndarray, str]:
+    """Return an array as a job is fed it, and how the job looks at it: odd strides are views."""
+    way = ("plain", "turned", "sliced")[number % 3]
+    if way == "turned" and array.ndim > 1:
+        return np.ascontiguousarray(array.T), way
+    if way == "sliced" and array.ndim and array.size:
+        wide = np.full(
+            (*array.shape[:-1], 2 * array.shape[-1]), np.nan if array.dtype.kind == "f" else 0
+        )
+        wide = wide.astype(array.dtype)
+        wide[..., ::2] = array
+        return wide, way
+    return array, "plain"
+
+
+def seen(tensor: Any, way: str) -> Any:
+    """Look at what was fed as `turned` says."""
+    if way == "turned":
+        return tensor.permute(*range(len(tensor.shape))[::-1])
+    return tensor[..., ::2] if way == "sliced" else tensor
+
+
+def listed(made: Any) -> list[Any]:
+    """Return the tensors of a result."""
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
+    """Return the outputs and gradients of all argument sets, by name, as a job computes them."""
+    ways: dict[str, str] = {}
+    fed: dict[str, np.ndarray] = {}
+    for number, arrays in enumerate(case.sets):
+        for place, array in enumerate(arrays):
+            typed = array.astype(dtype) if array.dtype.kind == "f" else array
+            key = f"{number}.{place}"
+            fed[key], ways[key] = turned(np.asarray(typed), number + place)
+
+    def compute(model: nn.Module, batch: Any) -> dict[str, Any]:
+        found = {}
+        for number, arrays in enumerate(case.sets):
+            given = [batch[f"{number}.{place}"] for place in range(len(arrays))]
+            args = [seen(t, ways[f"{number}.{place}"]) for place, t in enumerate(given)]
+            made = listed(case.ours(*args))
+            found |= {f"{number}.out{i}": tensor for i, tensor in enumerate(made)}
+            wanted = [i for i, t in enumerate(args) if t.dtype.is_float]
+            flows = [t for t in made if t.dtype.is_float]
+            if not (case.has_gradient and wanted and flows):
+                continue
+            total = None
+            for tensor in flows:
+                own = weights(tensor.shape).astype(dtype)
+                term = (tensor.to(dtype) * own).sum()
+                total = term if total is None else total + term
+            grads = af.grad(total, [args[i] for i in wanted], allow_unused=True)
+            found |= {
+                f"{number}.grad{i}": grad
+                for i, grad in zip(wanted, grads, strict=True)
+                if grad is not None
+            }
+        return found
+
+    job = af.job(train=False)(compute)
+    model = nn.Module()
+    try:
+        return {name: np.asarray(made) for name, made in job.step(model, fed).items()}
+    finally:
+        job.close(model)
+
+
+def torchs(case: Case, torch: Any) -> dict[str, np.ndarray]:
+    """Return the same by torch, floats in float64."""
+    found = {}
+    for number, arrays in enumerate(case.sets):
+        args = [torch.tensor(a) for a in arrays]
+        wanted = [i for i, t in enumerate(args) if t.dtype.is_floating_point]
+        for i in wanted:
+            args[i].requires_grad_(case.has_gradient)
+        made = listed(case.torchs(torch, *args))
+        found |= {f"{number}.out{i}": t.detach().numpy() for i, t in enumerate(made)}
+        flows = [t for t in made if t.dtype.is_floating_point and t.requires_grad]
+        if not (case.has_gradient and wanted and flows):
+            continue
+        total = sum([(t * torch.tensor(weights(tuple(t.shape)))).sum() for t in flows])
+        grads = torch.autograd.grad(total, [args[i] for i in wanted], allow_unused=True)
+        for i, grad in zip(wanted, grads, strict=True):
+            found[f"{number}.grad{i}"] = (
+                torch.zeros_like(args[i]) if grad is None else grad
+            ).numpy()
+    return found
+
+
+def projected(array: np.ndarray) -> list[float]:
+    """Return the two numbers that are stored of a tensor, and what is not finite of it."""
+    wide = np.asarray(array, np.float64)
+    own = seeded("projection", wide.shape).uniform(0.5, 1.5, wide.shape)
+    finite = np.where(np.isfinite(wide), wide, 0.0) * own
+    odd = [int(np.isnan(wide).sum()), int((wide == np.inf).sum()), int((wide == -np.inf).sum())]
+    sums = [float(f"{s:.14g}") for s in (finite.sum(), np.abs(finite).sum())]
+    return [*sums, *(odd if any(odd) else ())]
+
+
+def check(case: Case, dtype: str, expected: dict[str, list[float]]) -> None:
+    """Hold what a job computes against what is stored of torch."""
+    got = ours(case, dtype)
+    for name, (total, size, *odd) in expected.items():
+        if name not in got:
+            assert size == 0.0, f"{case.name}: {name} has no gradient here, and one in torch"
+            continue
+        own_total, own_size, *own_odd = projected(got[name])
+        limit = _tolerance(case, name, dtype) * max(size, own_size, 1e-3)
+        where = f"{case.name} {name} in {dtype}"
+        assert own_odd == odd, f"{where}: {own_odd} NaN, inf, -inf; torch has {odd}"
+        assert abs(own_total - total) <= limit, f"{where}: {own_total}, torch has {total}"
+
+
+def compare(case: Case, dtype: str, expected: dict[str, np.ndarray]) -> None:
+    """Hold what a job computes against torch's own arrays, element by element."""
+    got = ours(case, dtype)
+    for name, array in expected.items():
+        if name not in got:
+            assert not array.any(), f"{case.name}: {name} has no gradient here, and one in torch"
+            continue
+        where = f"{case.name} {name} in {dtype}"
+        assert got[name].shape == array.shape, f"{where}: {got[name].shape}, torch {array.shape}"
+        if array.dtype.kind != "f":
+            np.testing.assert_array_equal(got[name], array, err_msg=where)
+            continue
+        finite = np.abs(array[np.isfinite(array)])
+        scale = float(finite.max()) if finite.size else 1.0
+        bound = _tolerance(case, name, dtype)
+        np.testing.assert_allclose(got[name], array, rtol=bound, atol=bound * scale, err_msg=where)
+
+
+def _tolerance(case: Case, name: str, dtype: str) -> float:
+    if dtype == "float64":
+        return 1e-10
+    return case.gradient_tolerance if ".grad" in name else case.tolerance
+
+
+def check_stored(known: dict[str, list[float]], expected: dict[str, np.ndarray]) -> None:
+    """Hold what is stored against what torch computes now."""
+    assert known.keys() == expected.keys(), "other arguments are stored: make oracle-store"
+    for name, array in expected.items():
+        total, size, *odd = projected(array)
+        assert [size, *odd] == pytest.approx([*known[name][1:]], 1e-9), f"{name}: make oracle-store"
+        assert abs(total - known[name][0]) <= 1e-9 * size, f"{name}: make oracle-store"
+
+
+def stored(name: str) -> dict[str, dict[str, list[float]]]:
+    """Return what is stored for a file of cases."""
+    file = FOLDER / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def store(name: str, cases: Sequence[Case], torch: Any) -> None:
+    """Store what torch computes for a file of cases."""
+    FOLDER.mkdir(exist_ok=True)
+    rows = [
+        f"{json.dumps(case.name)}: "
+        + json.dumps({key: projected(a) for key, a in torchs(case, torch).items()})
+        for case in cases
+    ]
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
