@@ -188,7 +188,10 @@ class Lease:
         if self.left is None and live is not None:
             is_free = self.is_free
             names = self._names if is_free else {cell: self._names[cell] for cell in cells}
-            values = self._values(live, [name for name in names.values() if name in live])
+            wanted = [name for name in names.values() if name in live]
+            if is_free and live.can_be_lost:  # all of it, to begin with again after a failure
+                wanted = list(live.names)
+            values = self._values(live, wanted)
             with _LOCK:
                 if is_free and self.is_free and num_steps == self._num_steps:
                     self.end(values)

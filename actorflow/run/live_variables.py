@@ -21,6 +21,7 @@ from actors.errors import ActorFailed
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
+from compiler.placement import HOST
 from compiler.plan import Actor, ActorKind, Plan
 from compiler.types import RegisterId
 from compiler.verify import edges_of
@@ -60,6 +61,10 @@ class LiveVariables:
         self._lock = threading.Lock()
         self.pending: Mapping[str, Array] = {}
         """What was written and is not in the arena yet."""
+        self.can_be_lost = any([arena.device.kind is not HOST.kind for arena in plan.arenas])
+        """Whether some lie in the memory of a device, which a failure takes along."""
+        self.last_read: Mapping[str, Array] | None = None
+        """All variables as they were read last, where they can be lost: what is left then."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._registers
@@ -90,6 +95,8 @@ class LiveVariables:
         visit = Visit(self._between_updates(wanted), lambda: copies.update(self._copy(wanted)))
         self._loop.visit(visit)
         if visit.wait():
+            if self.can_be_lost and len(copies) == len(self._registers):
+                self.last_read = copies
             return copies
         if not self._loop.is_still:
             raise CompileError(
@@ -108,6 +115,8 @@ class LiveVariables:
         if known:
             with self._lock:
                 self.pending = {**self.pending, **known}
+                if self.last_read is not None:
+                    self.last_read = {**self.last_read, **known}
             self._loop.visit(Visit(self._between_steps, self._apply))
 
     def whole(self) -> dict[str, Array] | None:

@@ -164,8 +164,9 @@ class Runner:
 
         A step that fails changes nothing: a refused batch never reaches the plan, and a launch that
         raises comes before the first update. Only where updates had begun, or where a device other
-        than the host failed and its memory is lost with it, do the variables go back
-        to those before the plan was opened, and a line of the log says so.
+        than the host failed and its memory is lost with it, do the variables go back to those
+        before the plan was opened, on such a device to those that were read last between steps (of
+        a model, by any look at a parameter). A line of the log says so.
         """
         batches = batches_of_step(batch, batches_per_step(self.plan), f"plan {self.plan.name!r}")
         if self._stepping is not None:
@@ -259,9 +260,12 @@ class Runner:
         variables = run.whole_variables()
         if variables is None:
             why = f"a step of plan {self.plan.name!r} failed inside its updates"
+            left = run.variables.last_read
             if lost_with := run.variables.lost_with:
                 why = f"the variables of plan {self.plan.name!r} went with a device: {lost_with}"
-            logger.warning("%s; the variables go back to those before the run", why)
+                self.given = {**self.given, **(left or {})}
+            then = "that were read last" if lost_with and left else "before the run"
+            logger.warning("%s; the variables go back to those %s", why, then)
         else:
             self.given = variables
         self._open = self._live = None

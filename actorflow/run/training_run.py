@@ -211,9 +211,11 @@ class Run:
         """Say on an error what is left where the variables went with a device."""
         if self.bound.variables.lost_with:
             kept = "no checkpoint was to be written" if self._saver is None else self._saver.newest
+            is_read = self.variables.last_read is not None
+            left = "the values that were read last" if is_read else "its values from before the run"
             error.add_note(
-                f"the variables lay in the memory of the device and are lost; {kept}. The model has"
-                " its values from before the run"
+                "the variables lay in the memory of the device and are lost;"
+                f" {kept}. The model has {left}"
             )
 
     @property

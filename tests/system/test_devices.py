@@ -183,12 +183,36 @@ def test_a_step_that_fails_on_a_device_takes_the_steps_before_along():
     before = bytes_of(stepped.variables())
     good, bad = (next(ids(bad_at)) for bad_at in (None, 0))
     stepped.step(good)
-    assert bytes_of(stepped.variables()) != before
     with pytest.raises(ActorFailed, match="99"):
         stepped.step(bad)
     assert bytes_of(stepped.variables()) == before
     stepped.step(good)
     stepped.close()
+
+
+def test_a_step_that_fails_on_a_device_goes_back_to_what_was_read_between_steps(caplog):
+    """Parameters, moments and counters, as of one step: to go on is to go on from there."""
+    good, bad = (next(ids(bad_at)) for bad_at in (None, 0))
+
+    def trained(*batches):
+        table = Table()
+        for batch in batches:
+            if batch is None:
+                table.state()
+            elif batch is bad:
+                with pytest.raises(ActorFailed, match="99") as caught:
+                    look_up.step(table, batch)
+                assert any(
+                    "has the values that were read last" in n for n in caught.value.__notes__
+                )
+            else:
+                look_up.step(table, batch)
+        return table.state()
+
+    straight, back = trained(good, good, good), trained(good, good, None, good, bad, good)
+    for name, array in straight.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+    assert "the variables go back to those that were read last" in caplog.text
 
 
 def test_what_nobody_may_need_is_scribbled_over_in_a_run(plans, monkeypatch):

@@ -40,6 +40,8 @@ def numbers_of(cells):
 class FakeRun:
     """Has every variable but `c`; `finished` is what a step made."""
 
+    can_be_lost = False
+
     def __init__(self, **finished):
         self.finished = {name: array(number) for name, number in finished.items()}
         self.pending = {}
