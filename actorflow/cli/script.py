@@ -53,6 +53,8 @@ def tell_error(error: Exception) -> None:
             shown = cause.with_traceback(_without_ours(cause.__traceback__))
             traceback.print_exception(shown, chain=False)
         print(f"actorflow: {error}{_leading_line(error, trace)}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
 
 
 def _within_script(trace: TracebackType | None) -> TracebackType | None:

@@ -110,3 +110,9 @@ def test_a_cycle_of_causes_is_walked_once(failing):
         "first.__cause__, second.__cause__ = second, first\nraise second\n"
     )
     assert failing("run", text) == "actorflow: two (script.py:5)\n"
+
+
+def test_notes_on_an_error_follow_its_message(failing):
+    text = "import actorflow as af\nerror = af.CompileError('no')\n"
+    text += "error.add_note('but')\nraise error\n"
+    assert failing("run", text) == "actorflow: no (script.py:4)\nbut\n"
