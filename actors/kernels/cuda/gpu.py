@@ -16,6 +16,15 @@ from compiler.types import DType
 
 _HERE = Path(__file__).parent
 
+_NARROW_RATES = {1: 0.25, 2: 0.5, 4: 0.8}
+"""The share of the rates of memory that neighbours reach who move so many bytes at a time; all of
+it from 8 bytes on. An estimate: nobody has measured it on a card."""
+
+
+def narrowness(access_bytes: int) -> float:
+    """Return how many times as long bytes take of which a thread moves so many at a time."""
+    return 1 / _NARROW_RATES.get(access_bytes, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -16,7 +16,7 @@ from actors.kernels.codegen.phases import Schedule, weight
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
 from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit
 from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
-from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.cuda.gpu import Gpu, narrowness
 from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, batch_of, is_random, is_single
 from actors.kernels.cuda.runs import WIDEST, access_bytes
 from actors.kernels.cuda.views import DeviceView, DeviceViews, carve
@@ -103,10 +103,23 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int
     """
     plan, elements = made_for_device(program).schedule, float(walk.num_rows * walk.columns)
     sums = 2 * 8 * walk.num_teams * walk.columns * len(plan.column_sums)
-    again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns
-    work_ns = max(gpu.bytes_ns(moved_bytes + sums), elements * weight(program) / gpu.flops_per_ns)
+    longer = _narrowness(program, walk)
+    again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns * longer
+    bytes_ns = gpu.bytes_ns(moved_bytes + sums) * longer
+    work_ns = max(bytes_ns, elements * weight(program) / gpu.flops_per_ns)
     num_kernels = len(text_of(program, is_cut=walk.is_cut).kernels)
     return num_kernels * gpu.call_ns + again_ns + work_ns
+
+
+def _narrowness(program: FusedProgram, walk: TeamWalk) -> float:
+    """Return how much longer operands take than at 16 bytes at once, if they begin evenly."""
+    values = (*range(len(program.inputs)), *program.outputs)
+    is_wide = way_of(program, walk, (0,) * len(values)) == WIDE
+    full = [v for v in values if program.kind_of(v) is Kind.FULL]
+    sizes = [program.dtype_of(v).itemsize for v in full]
+    batch = batch_of(program) if is_wide else 1
+    times = [size * narrowness(access_bytes(size, batch)) for size in sizes]
+    return sum(times) / sum(sizes) if sizes else 1.0
 
 
 def _bytes_again(program: FusedProgram, plan: Schedule) -> int:

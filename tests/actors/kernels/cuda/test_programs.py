@@ -188,3 +188,16 @@ def test_operands_between_elements_have_no_views():
     odd = DeviceView(0, TensorType(DType.FLOAT32, (2, 2)), (10, 4))
     assert matrix_views((odd,)) is None
     assert np.prod(odd.shape) == 4
+
+
+def test_elements_that_are_moved_one_by_one_are_said_to_take_longer():
+    def took(columns):
+        """Bytes of bfloat16 with a bias, so that rows stay rows."""
+        b = Builder()
+        x, bias = b.input(Kind.FULL, DType.BFLOAT16), b.input(Kind.COLUMN, DType.BFLOAT16)
+        program = b.program(b.op("add", x, bias))
+        size = 2 * 2 * columns * 65_536
+        return program_ns(GPU, program, walk(program, 65_536, columns), size) / size
+
+    assert took(3072) == pytest.approx(1 / GPU.bytes_per_ns, rel=0.05)
+    assert took(3073) == pytest.approx(2 / GPU.bytes_per_ns, rel=0.05)
