@@ -19,7 +19,8 @@ from actors.kernels.codegen.stages import structs
 from actors.kernels.codegen.values import indented
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.loops import PhaseWriter
+from actors.kernels.cuda.loops import NARROW, WIDE, PhaseWriter
+from actors.kernels.cuda.runs import WIDEST
 from actors.kernels.cuda.stages import scalars_function
 from actors.kernels.cuda.views import DeviceView, PlacedView, on_device
 from actors.kernels.cuda.walks import made_for_device
@@ -30,8 +31,9 @@ from compiler.fusion.program import FusedProgram, is_by_elements
 _WORDS = 512
 """What every driver takes by value: 4,096 bytes."""
 
-_SKIP, _COUNT, _PIECE, _NUMBERS = 0, 1, 2, 3
-"""Words: where it says whether to do nothing; how many members; elements of a block; numbers."""
+_SKIP, _COUNT, _PIECE, _WAY, _NUMBERS = 0, 1, 2, 3, 4
+"""Words: where it says whether to do nothing; how many members; elements of a block; how these are
+moved (`loops`); numbers."""
 
 _MOST_NUMBERS = 16
 _MEMBERS = _NUMBERS + _MOST_NUMBERS
@@ -100,6 +102,8 @@ class CudaJoinedUpdates:
             num_blocks += -(-size // piece)
         if not num_blocks:
             return ()
+        is_odd = any([view.address % WIDEST for view in views[:shared]])
+        block[_WAY] = NARROW if is_odd else WIDE
         text = _text(program, over)
         return (RunKernel(text, text.kernels[0], num_blocks, _THREADS, tuple(block)),)
 
@@ -154,7 +158,8 @@ def _body(program: FusedProgram, over: tuple[int, ...], num_phases: int) -> list
         "    else low = middle;",
         "}",
         f"const af_word *own = w + {_MEMBERS} + {size} * low;",
-        f"af_word a[{words.operand(len(program.inputs) + len(program.outputs))}];",
+        f"af_word a[{words.way(program, 0) + 1}];",
+        f"a[{words.way(program, 0)}].i = w[{_WAY}].i;",
     ]
     place = {i: f"own[{_ADDRESSES + k}]" for k, i in enumerate(full)}
     place |= {i: f"w[{_NUMBERS + k}]" for k, i in enumerate(numbers)}

@@ -5,7 +5,8 @@ import pytest
 
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.joined_updates import CudaJoinedUpdates, most_joined
+from actors.kernels.cuda.joined_updates import _WAY, CudaJoinedUpdates, most_joined
+from actors.kernels.cuda.loops import NARROW, WIDE
 from actors.kernels.kernel import Operand
 from compiler.attrs import Attrs
 from compiler.fusion.updates import update
@@ -120,3 +121,16 @@ def test_a_gradient_that_is_not_dense_is_not_taken():
     members[0][1] = members[0][1].T.copy().T
     given = [Operand(typed(x), 0, x.strides) for x in in_order((0,), members, scalars)]
     assert JOINED.query(attrs, tuple(given), tuple(given[:1])) is None
+
+
+def test_updates_go_16_bytes_at_a_time_where_all_members_begin_so(emulated_run):
+    attrs, members, scalars = case("adamw_update", SHAPES)
+    inputs = in_order(attrs["over"], members, scalars)
+    results = [typed(x) for x in inputs[: len(members) * len(attrs["over"])]]
+    found = {}
+    for offset_bytes, way in ((0, WIDE), (4, NARROW)):
+        given = {"in_place": tuple([(k, k) for k in range(len(results))])}
+        made = emulated_run(JOINED, attrs, inputs, results, offset_bytes=offset_bytes, **given)
+        assert made.calls[0].words[_WAY] == way
+        found[way] = [x.tobytes() for x in made.outputs]
+    assert found[WIDE] == found[NARROW]
