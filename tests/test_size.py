@@ -14,11 +14,11 @@ MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 18_500,
-    "actors": 35_500,
-    "compiler": 20_200,
+    "actorflow": 21_500,
+    "actors": 38_500,
+    "compiler": 22_700,
     "memory": 3_650,
-    "tests": 63_900,
+    "tests": 69_000,
     "benchmarks": 10_500,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""

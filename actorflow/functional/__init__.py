@@ -1,61 +1,42 @@
 """Functions on tensors. Names, arguments and semantics are torch's, else numpy's.
 
 - `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
-- `shape`: cutting, joining and moving elements.
-- `linear`, `attention`, `norm`: what layers compute; `loss`: what is minimised.
+- `shape`: cutting, joining and moving elements; `reduce`: over axes.
+- `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
+- `names`, `methods`: what arguments are called, and which functions tensors have as methods.
+
+Each file says in its `__all__` what it hands on.
 """
 
-from actorflow.functional.activation import gelu, relu, sigmoid, silu, softmax, tanh
-from actorflow.functional.attention import attention
-from actorflow.functional.elementwise import (
-    cos,
-    exp,
-    log,
-    maximum,
-    minimum,
-    sin,
-    sqrt,
-    square,
-    where,
+from actorflow.functional import (
+    activation,
+    attending,
+    dense,
+    elementwise,
+    loss,
+    normalisation,
+    random,
+    reduce,
+    shape,
 )
-from actorflow.functional.linear import embedding, linear
-from actorflow.functional.loss import cross_entropy, mse_loss
-from actorflow.functional.norm import layer_norm
-from actorflow.functional.random import dropout
-from actorflow.functional.reduce import amax, argmax, max, mean, sum
-from actorflow.functional.shape import cat, chunk, concat, split
+from actorflow.functional.activation import *
+from actorflow.functional.attending import *
+from actorflow.functional.dense import *
+from actorflow.functional.elementwise import *
+from actorflow.functional.loss import *
+from actorflow.functional.normalisation import *
+from actorflow.functional.random import *
+from actorflow.functional.reduce import *
+from actorflow.functional.shape import *
 
-__all__ = [
-    "amax",
-    "argmax",
-    "attention",
-    "cat",
-    "chunk",
-    "concat",
-    "cos",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "exp",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "log",
-    "max",
-    "maximum",
-    "mean",
-    "minimum",
-    "mse_loss",
-    "relu",
-    "sigmoid",
-    "silu",
-    "sin",
-    "softmax",
-    "split",
-    "sqrt",
-    "square",
-    "sum",
-    "tanh",
-    "where",
-]
+__all__: list[str] = []
+__all__ += activation.__all__
+__all__ += attending.__all__
+__all__ += dense.__all__
+__all__ += elementwise.__all__
+__all__ += loss.__all__
+__all__ += normalisation.__all__
+__all__ += random.__all__
+__all__ += reduce.__all__
+__all__ += shape.__all__

@@ -10,6 +10,8 @@ from compiler.errors import CompileError
 from compiler.ops import activation
 from compiler.ops import softmax as softmax_ops
 
+__all__ = ["gelu", "relu", "sigmoid", "silu", "softmax", "tanh"]
+
 
 def relu(x: Tensor) -> Tensor:
     """Return max(x, 0)."""

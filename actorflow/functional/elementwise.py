@@ -7,6 +7,8 @@ from compiler.fusion.expressions import Expression
 from compiler.ops import binary, elementwise
 from compiler.types import DType
 
+__all__ = ["cos", "exp", "log", "maximum", "minimum", "sin", "sqrt", "square", "where"]
+
 
 def exp(x: Tensor) -> Tensor:
     """Return e to the power of x."""

@@ -11,6 +11,8 @@ from compiler.errors import CompileError
 from compiler.ops import binary, loss
 from compiler.types import DType
 
+__all__ = ["cross_entropy", "mse_loss"]
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of integer labels, a scalar.

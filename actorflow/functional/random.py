@@ -13,6 +13,8 @@ from compiler.errors import CompileError
 from compiler.fusion.expressions import Expression
 from compiler.ops import random
 
+__all__ = ["dropout"]
+
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero elements with probability p and scale the rest by 1/(1-p).

@@ -11,6 +11,8 @@ from actorflow.tensor import Tensor, apply, as_tensor, checked_axis, integers
 from compiler.ops import reduce
 from compiler.registry import Op
 
+__all__ = ["amax", "argmax", "max", "mean", "sum"]
+
 Dims = int | Sequence[int] | None
 """An axis, several, or None for all."""
 

@@ -11,6 +11,8 @@ from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops import slicing
 
+__all__ = ["cat", "chunk", "concat", "split"]
+
 
 @with_numpy_names
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

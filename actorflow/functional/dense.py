@@ -10,6 +10,8 @@ from compiler.errors import CompileError
 from compiler.ops import embedding as embedding_ops
 from compiler.types import DType
 
+__all__ = ["embedding", "linear"]
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias.

@@ -7,6 +7,8 @@ import math
 from actorflow.functional.activation import softmax
 from actorflow.tensor import Tensor, as_tensor
 
+__all__ = ["attention"]
+
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
     """Scaled dot-product attention (Vaswani et al., 2017): softmax(q kT / sqrt(d)) v.
