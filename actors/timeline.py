@@ -64,17 +64,20 @@ def write_chrome_trace(
     stream_names: tuple[str, ...] = (),
     has_arrows: bool = False,
     more: MoreEvents | None = None,
+    title: str = "",
 ) -> None:
     """Write firings as JSON for chrome://tracing or Perfetto, one track per stream.
 
     A firing tells what it waited for last, and how long its actor had been idle by then.
     `has_arrows` draws an arrow for every message that carries tokens, to each firing that reads
     them. Rows may come from a `Timeline` or a `SimulatedRun`. `more` returns further events, from
-    the time that is 0 in the picture.
+    the time that is 0 in the picture. `title` stands above all tracks.
     """
     rows = tuple(rows)
     origin = min([row[2] for row in rows], default=0)
     events: list[dict[str, Any]] = []
+    if title:
+        events.append({"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}})
     for stream in sorted(set(table.streams)):
         name = stream_names[stream] if stream_names else f"stream {stream}"
         track = {"ph": "M", "pid": 0, "tid": stream}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from actorflow.compile.gpus import is_cuda
+from actorflow.run.devices import devices_of
 from actorflow.settings import SettingsError
 from actors.launch_trace import LaunchTrace
 from actors.table import MachineTable
@@ -39,6 +41,16 @@ class TraceFile:
                 stream_names=tuple(stream.name for stream in plan.streams),
                 has_arrows=True,
                 more=partial(self.launches.events, plan),
+                title=_title(plan),
             )
         except OSError as error:
             warn(f"ACTORFLOW_TRACE: cannot write {self._path}: {error.strerror}")
+
+
+def _title(plan: Plan) -> str:
+    """Return what the times of a trace are of: on a GPU not those of an ordinary run."""
+    devices = devices_of(plan)
+    title = f"plan {plan.name!r} on {', '.join(map(str, devices))}"
+    if not any([is_cuda(device) for device in devices]):
+        return title
+    return f"{title}: launches of a GPU one by one, each waited for, without graphs"

@@ -78,6 +78,10 @@ def test_graphs_single_launches_and_watched_ones_give_the_same_bits(plan, settin
     trace = tmp_path / "trace.json"
     assert fit(plan, replace(settings, trace=trace, sim_seed=6)) == expected
     events = json.loads(trace.read_text())["traceEvents"]
+    (title,) = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert title.endswith(
+        "on cuda:0: launches of a GPU one by one, each waited for, without graphs"
+    )
     kernels = {e["args"]["kernel"] for e in events if e.get("cat") == "launch"}
     assert {launch.kernel for actor in plan.actors for launch in actor.launches} <= kernels
 

@@ -30,6 +30,8 @@ def test_trace_writes_every_firing_as_a_chrome_trace(run_python, tmp_path):
     assert all(e["dur"] >= 0 for e in firings)
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"compute", "data", "metrics"} <= names
+    (title,) = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert title.startswith("plan 'train' on ")
 
 
 @pytest.mark.host("a device has further passes")
