@@ -162,7 +162,7 @@ class _CudaEmitter:
             "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;",
             f"const int64_t j0 = AF_BLOCK * a[{words.CHUNK_COLUMNS}].i;",
             f"const int64_t j1 = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
-            "const _Bool is_first = AF_BLOCK == 0 && lane == 0;",
+            *(["const _Bool is_first = AF_BLOCK == 0 && lane == 0;"] if index == 0 else []),
             *self.stages.places_in_scratch("0"),
             *self.stages.places_of_totals(),
         ]
@@ -178,13 +178,12 @@ class _CudaEmitter:
         text.append("}")
         is_last = index == len(self.plan.phases) - 1
         text += [f"NAME_flush({sums});"] if self.stages.single and is_last else []
-        body = [*self._start(), *text, "(void)exchange, (void)sums, (void)is_first;"]
+        body = [*self._start(), *text, "(void)exchange, (void)sums;"]
         return self._kernel(f"columns{index}", PIECE_THREADS, body)
 
     def _last_kernel(self) -> list[str]:
         text = [
             "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;",
-            "const _Bool is_first = 0;",
             f"for (int64_t r = a[{words.FIRST_ROW}].i; r < {_ROWS}; r++) {{",
             "    NAME_row row[1];",
             *indented(self._row_until(len(self.plan.phases))),
