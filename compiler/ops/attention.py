@@ -37,7 +37,9 @@ the gradient, in float32 where y is bfloat16. Floats; equal leading axes, S >= 1
 0), causal.
 
 Causal: S >= T, and key j counts for query i only when j <= i + (S - T): NaN in a key or value that
-a query does not see changes nothing of that query, nor of its gradient.
+a query does not see changes nothing of that query, nor of its gradient. Not so the other way round:
+NaN in a query can reach the gradients of all keys and values of its head, as in torch: there a
+weight of 0 meets it in a product.
 """
 
 ATTENTION_GRAD = define("attention_grad")
