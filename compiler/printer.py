@@ -26,7 +26,8 @@ def summarise(plan: Plan) -> list[str]:
     for actor in plan.actors:
         stream = plan.streams[actor.stream]
         place = "own thread" if stream.has_thread else f"stream {stream.name}"
-        work = f", {len(actor.launches)} launches" if actor.launches else ""
+        count = len(actor.launches)
+        work = f", {count} launch{'es' if count > 1 else ''}" if count else ""
         reads = " + ".join(_port(plan, p.register, p.rate) for p in actor.inputs)
         makes = " + ".join(_port(plan, p.register, p.rate) for p in actor.outputs)
         lines.append(f"  {actor.name:<10} {reads or '-'} -> {makes or '-'}  ({place}{work})")

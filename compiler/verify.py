@@ -4,7 +4,8 @@ Checked: ids and ranges; every view inside its register; the balance equations o
 solution; one period of the token game completes with the slots given; recomputed from the launches
 themselves, no two tensors that are live together overlap in an arena while the actors run one after
 the other, and none while they do not, because actors that share bytes are in order
-(`compiler.shared_bytes`); each version has one maker, and every read, of a launch as of a sink,
+(`compiler.shared_bytes`); what copies a block of bytes copies its operands and nothing else
+(`compiler.blocks`); each version has one maker, and every read, of a launch as of a sink,
 finds the version that it names (`compiler.versions`).
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from compiler.accounting import account, slots_in
+from compiler.blocks import check_blocks
 from compiler.errors import CompileError, InternalError
 from compiler.lowering.carried import Carried, CarriedCount
 from compiler.places import Extent, extents_of
@@ -33,6 +35,7 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     check_references(plan)
     extents = extents_of(plan.views)
     _check_ranges(plan, extents)
+    check_blocks(plan, extents)
     carried = play_chains(plan, extents)
     _check_memory(plan, _accessed_intervals(plan))
     check_shared_bytes(plan)

@@ -14,7 +14,17 @@ from actorflow.initialise import INITIALISERS
 from compiler.errors import PlanFormatError
 from compiler.ops.sources import ROLES, SCRATCH
 from compiler.placement import DeviceKind
-from compiler.plan import PORTED, Actor, ActorKind, Field, Plan, Port, RegisterKind, Variable
+from compiler.plan import (
+    PORTED,
+    Actor,
+    ActorKind,
+    Field,
+    Plan,
+    Port,
+    RegisterKind,
+    Variable,
+    View,
+)
 from compiler.types import DType, TensorType
 
 _COUNTER = TensorType(DType.INT64, ())
@@ -164,12 +174,21 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
         raise PlanFormatError(f"a snapshot leaves out {lost}, which the steps use")
     names = {plan.views[f.view]: f.name for f in _fields_of(plan, writer.inputs)}
     if "snapshot.fetch" in actors:
-        ways = {x.inputs[0]: plan.views[x.outputs[0]] for x in actors["snapshot.fetch"].launches}
-        names = {plan.views[view]: names.get(end, "") for view, end in ways.items()}
-    for launch in snapshot.launches:
-        came = homes.get(plan.views[launch.inputs[0]].register)
-        if came is None or names.get(plan.views[launch.outputs[0]]) != came:
+        ways = _ways(plan, actors["snapshot.fetch"])
+        names = {start: names.get(end, "") for start, end in ways}
+    for start, end in _ways(plan, snapshot):
+        came = homes.get(start.register)
+        if came is None or names.get(end) != came:
             raise PlanFormatError(f"a snapshot writes {came!r} under another name")
+
+
+def _ways(plan: Plan, copier: Actor) -> list[tuple[View, View]]:
+    """Return what copies of an actor go from and to, tensor by tensor."""
+    return [
+        (plan.views[start], plan.views[end])
+        for launch in copier.launches
+        for start, end in zip(launch.inputs, launch.outputs, strict=False)
+    ]
 
 
 def _check_staged(snapshot: Actor, fetch: Actor | None, writer: Actor) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 
 import compiler.ops.standard  # noqa: F401  # fills the columns
@@ -243,8 +244,8 @@ def _check_bytes(inputs: Views, outputs: Views, scratch: View | None, pairs: Pai
     Two registers that are used by one launch live at once, so they share none (`compiler.verify`).
     """
     written = outputs if scratch is None else (*outputs, scratch)
-    registers = [view.register for view in written]
-    if len(set(registers)) == len(registers) and not {v.register for v in inputs} & {*registers}:
+    registers = {view.register for view in written}
+    if _lie_in_turn(written) and not {v.register for v in inputs} & registers:
         return
     for position, view in enumerate(written):
         for other in written[:position]:
@@ -256,6 +257,12 @@ def _check_bytes(inputs: Views, outputs: Views, scratch: View | None, pairs: Pai
             is_whole = _is_dense(given) and given.extent == view.extent
             if (position, index) not in pairs or not is_whole:
                 raise PlanFormatError(f"writes output {position} over bytes of its input {index}")
+
+
+def _lie_in_turn(views: Views) -> bool:
+    """Whether of each register every view ends before the next begins."""
+    ranges = sorted([(view.register, *view.extent) for view in views])
+    return all([a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(ranges)])
 
 
 def _is_shared(one: View, other: View) -> bool:

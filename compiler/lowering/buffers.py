@@ -18,7 +18,7 @@ from compiler.lowering.storage import Storage, call_of, dense_layout, is_dense
 from compiler.ops.copies import is_copy, place_number, places
 from compiler.ops.shape import COPY
 from compiler.registry import is_comm
-from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo, Target
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo
 from compiler.types import TensorType, ValueId
 
 
@@ -104,16 +104,12 @@ def copy_info(hardware: Hardware, start: int, end: int, type_: TensorType) -> Ke
     device whose stream copies has no kernel for it.
     """
     device, _ = hardware.copy_stream(start, end)
-    info, link = dense_copy(hardware.targets[device], type_), hardware.link(end, start)
+    operand = CallOperand(type_, dense_layout(type_))
+    info = hardware.targets[device].query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
+    link = hardware.link(end, start)
     if link is None:
         return replace(info, in_place=())
     return replace(info, in_place=(), duration_ns=link.in_ns(type_.size_bytes))
-
-
-def dense_copy(target: Target, type_: TensorType) -> KernelInfo:
-    """Return the kernel that copies a dense tensor. Raises LookupError when there is none."""
-    operand = CallOperand(type_, dense_layout(type_))
-    return target.query(KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,)))
 
 
 def assign_buffers(

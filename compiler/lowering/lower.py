@@ -31,7 +31,7 @@ from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.chain_actors import ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.ports import add_sink, add_source, place_outputs
-from compiler.lowering.snapshots import add_snapshots
+from compiler.lowering.snapshots import add_snapshots, copy_variables
 from compiler.lowering.state import StateRegisters
 from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.sources import INPUT
@@ -85,11 +85,12 @@ class _Lowering:
         sink = add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
         if len([chain for chain in program.chains if not chain.is_beside]) > 1:
             self._tell_of_steps(sink, begun, ended, outputs)
-        add_snapshots(train, self.options, ended.update_gates)
+        snapshot = add_snapshots(train, self.options, ended.update_gates)
         chains = [train]
         if evaluation is not None:
             chains.append(self._add_evaluation(evaluation, train, begun, ended))
         self._share_bytes(chains)
+        copy_variables(train, snapshot)
         self.actors.emit()
         return self.plan.finish(
             self.options.name,

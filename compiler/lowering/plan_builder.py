@@ -152,6 +152,11 @@ class PlanBuilder:
             self._views.append(View(register, offset_bytes, type_, strides))
         return index
 
+    def address(self, view: int) -> int:
+        """Return where a view begins in its arena, in slot 0, once everything is placed."""
+        shown = self._views[view]
+        return self._offsets[shown.register][0] + shown.offset_bytes
+
     def version(self) -> Version:
         """Return a number for a value that something is going to make."""
         self._num_versions += 1

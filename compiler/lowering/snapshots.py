@@ -5,25 +5,29 @@ stream out of it, in one of two ways. A device that holds all and may take what 
 within its memory first, which takes it a moment between two steps; from there they go out beside
 the next steps. Where its bytes have a budget, or there are several devices, they go out straight
 away, and the next change of a variable waits for that.
+
+**Neighbours go as one.** The copies are made once everything has its place: what is filled has the
+variables in the order of their addresses, and those that lie side by side are one launch. It names
+the version of each variable that it reads, and of each copy that it leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from compiler.attrs import AttrValue
-from compiler.lowering.buffers import copy_info, dense_copy
+from compiler.attrs import Attrs
 from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.chains import COMPUTE, StreamKey
-from compiler.ops.copies import COPY_TO, place_number
-from compiler.ops.shape import COPY
-from compiler.ops.sources import SCRATCH, VARIABLE
+from compiler.lowering.plan_builder import PlanBuilder
+from compiler.lowering.state import is_kept
+from compiler.lowering.storage import dense_layout
+from compiler.ops.copies import COPY_BLOCK, place_number
 from compiler.options import CompileOptions
 from compiler.placement import HOST_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Launch, RegisterKind
-from compiler.registry import Op
-from compiler.target import Hardware, KernelInfo
+from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo
 from compiler.types import RegisterId, TensorType, Version
 
 SNAPSHOTS_PER_PERIOD = 4
@@ -67,30 +71,72 @@ class Kept:
     place: int
 
 
-def add_snapshots(chains: ChainActors, options: CompileOptions, gates: Sequence[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A stage of a plan: the actor that makes its copies, and the register that they fill."""
+
+    stage: Stage
+    copier: int
+    register: RegisterId
+
+
+_Pair = tuple[Kept, Kept]
+"""A variable, and what a copy leaves of it."""
+
+
+def add_snapshots(
+    chains: ChainActors, options: CompileOptions, gates: Sequence[int]
+) -> tuple[Filled, ...]:
     """Add what copies the variables every so many steps, and the sink that writes them.
 
     `gates` are the actors that let no step change a variable while a snapshot has their credits.
+    Returns what `copy_variables` fills, stage by stage: nothing where no snapshots are taken.
     """
     plan, actors = chains.plan, chains.actors
     every = snapshot_rate(options, chains.program.step_ns)
     if not every:
-        return
+        return ()
     kept = _kept_variables(chains)
-    first, *later = _stages(kept, plan.hardware, options)
-    copier = actors.add(first.actor, ActorKind.COPY, plan.stream_of(first.stream), is_flushed=True)
-    reason = f"{every}: one credit per step between two snapshots"
-    for gate in gates:
-        actors.credits("updated", gate, {copier: every}, every, reason)
-    register, kept = _fill(first, copier, kept, chains)
-    for stage in later:
-        before = copier
-        copier = actors.add(stage.actor, ActorKind.COPY, plan.stream_of(stage.stream))
-        actors.consume(copier, register, before)
-        register, kept = _fill(stage, copier, kept, chains)
-    plan.fields += [Field(row.name, register, row.view, row.source, row.version) for row in kept]
+    types = [variable.type for variable in kept]
+    filled: list[Filled] = []
+    for stage in _stages(kept, plan.hardware, options):
+        is_first = not filled
+        copier = actors.add(
+            stage.actor, ActorKind.COPY, plan.stream_of(stage.stream), is_flushed=is_first
+        )
+        if is_first:
+            reason = f"{every}: one credit per step between two snapshots"
+            for gate in gates:
+                actors.credits("updated", gate, {copier: every}, every, reason)
+        else:
+            actors.consume(copier, filled[-1].register, filled[-1].copier)
+        register = plan.register(
+            stage.register,
+            RegisterKind.DATA,
+            plan.stack(types, stage.place)[1],
+            reason="1: a second snapshot waits until the first is written",
+            place=stage.place,
+        )
+        actors.produce(copier, register)
+        filled.append(Filled(stage, copier, register))
     writer = actors.add("checkpoint", ActorKind.SINK, plan.port("checkpoint"))
-    actors.consume(writer, register, copier)
+    actors.consume(writer, filled[-1].register, filled[-1].copier)
+    return tuple(filled)
+
+
+def copy_variables(chains: ChainActors, filled: Sequence[Filled]) -> None:
+    """Give the actors of a snapshot their copies, and the sink its fields: all has its place."""
+    if not filled:
+        return
+    plan, kept = chains.plan, _kept_variables(chains)
+    for one in filled:
+        pairs = _copied(plan, one, kept)
+        launches = [_launch(plan, one.stage, block) for block in _blocks(plan, pairs)]
+        chains.actors.drafts[one.copier].launches = tuple(launches)
+        made = {variable.name: copy for variable, copy in pairs}
+        kept = tuple([made[variable.name] for variable in kept])
+    register = filled[-1].register
+    plan.fields += [Field(row.name, register, row.view, row.source, row.version) for row in kept]
 
 
 def _stages(kept: Sequence[Kept], hardware: Hardware, options: CompileOptions) -> tuple[Stage, ...]:
@@ -114,7 +160,7 @@ def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
     """Return the variables of a program as they are between two steps, but for scratch."""
     graph, plan = chains.program.graph, chains.plan
     between = {variable.name: variable.between for variable in plan.variables}
-    nodes = [n for n in graph.nodes if n.op is VARIABLE and n.attrs.str_("role") != SCRATCH]
+    nodes = [node for node in graph.nodes if is_kept(node)]
     return tuple(
         [
             Kept(
@@ -131,47 +177,67 @@ def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
     )
 
 
-def _fill(
-    stage: Stage, copier: int, kept: Sequence[Kept], chains: ChainActors
-) -> tuple[RegisterId, tuple[Kept, ...]]:
-    """Have an actor make the copies of a stage; return what it fills, and what is there then."""
-    plan = chains.plan
-    offsets, size = plan.stack([variable.type for variable in kept], stage.place)
-    reason = "1: a second snapshot waits until the first is written"
-    register = plan.register(
-        stage.register, RegisterKind.DATA, size, reason=reason, place=stage.place
+def _copied(plan: PlanBuilder, filled: Filled, kept: Sequence[Kept]) -> tuple[_Pair, ...]:
+    """Return the variables in the order of their addresses, each with its copy."""
+    # What has no elements lies at the beginning, as something else does, and is no end of it.
+    in_order = sorted(kept, key=lambda v: (v.place, plan.address(v.view), v.type.size_bytes))
+    offsets, _ = plan.stack([variable.type for variable in in_order], filled.stage.place)
+    pairs: list[_Pair] = []
+    for variable, offset in zip(in_order, offsets, strict=True):
+        view = plan.view(filled.register, variable.type, offset)
+        copy = replace(variable, view=view, version=plan.version(), place=filled.stage.place)
+        pairs.append((variable, copy))
+    return tuple(pairs)
+
+
+def _blocks(plan: PlanBuilder, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, ...]]:
+    """Yield the runs of variables that lie as their copies do, one right after another."""
+    begun = 0
+    for index, neighbours in enumerate(pairwise(pairs), start=1):
+        (here, there), (next_here, next_there) = neighbours
+        steps = [
+            plan.address(after.view) - plan.address(before.view)
+            for before, after in ((here, next_here), (there, next_there))
+        ]
+        if here.place != next_here.place or steps[0] != steps[1]:
+            yield tuple(pairs[begun:index])
+            begun = index
+    yield tuple(pairs[begun:])
+
+
+def _launch(plan: PlanBuilder, stage: Stage, block: Sequence[_Pair]) -> Launch:
+    """Return the copy of neighbours."""
+    first, last = block[0], block[-1]
+    size_bytes = plan.address(last[1].view) + last[1].type.size_bytes
+    size_bytes -= plan.address(first[1].view)
+    attrs = (("size_bytes", size_bytes),)
+    info = _block_info(plan.hardware, stage, [variable for variable, _ in block], size_bytes)
+    names = [first[0].name, last[0].name] if len(block) > 1 else [first[0].name]
+    return Launch(
+        info.kernel,
+        COPY_BLOCK.name,
+        attrs,
+        tuple([variable.view for variable, _ in block]),
+        tuple([copy.view for _, copy in block]),
+        None,
+        " to ".join(names),
+        first[0].source,
+        info.duration_ns,
+        reads=tuple([variable.version for variable, _ in block]),
+        writes=tuple([copy.version for _, copy in block]),
     )
-    launches: list[Launch] = []
-    made: list[Kept] = []
-    for variable, offset in zip(kept, offsets, strict=True):
-        op, attrs, info = _copy(plan.hardware, stage, variable)
-        view, version = plan.view(register, variable.type, offset), plan.version()
-        made.append(replace(variable, view=view, version=version, place=stage.place))
-        launches.append(
-            Launch(
-                info.kernel,
-                op.name,
-                attrs,
-                (variable.view,),
-                (view,),
-                None,
-                variable.name,
-                variable.source,
-                info.duration_ns,
-                reads=(variable.version,),
-                writes=(version,),
-            )
-        )
-    chains.actors.drafts[copier].launches = tuple(launches)
-    chains.actors.produce(copier, register)
-    return register, tuple(made)
 
 
-def _copy(
-    hardware: Hardware, stage: Stage, variable: Kept
-) -> tuple[Op, tuple[tuple[str, AttrValue], ...], KernelInfo]:
-    """Return op, attributes and kernel of a copy: a plain one where no device's memory is left."""
-    start, end = variable.place, stage.place
-    if start == end or not hardware.is_apart(start):
-        return COPY, (), dense_copy(hardware.targets[stage.stream.device], variable.type)
-    return COPY_TO, (("bucket", 0), ("to", end)), copy_info(hardware, start, end, variable.type)
+def _block_info(
+    hardware: Hardware, stage: Stage, block: Sequence[Kept], size_bytes: int
+) -> KernelInfo:
+    """Return the kernel that copies a block, and how long that takes: over a link, the link's."""
+    operands = tuple([CallOperand(v.type, dense_layout(v.type)) for v in block])
+    attrs = Attrs({"size_bytes": size_bytes})
+    target = hardware.targets[stage.stream.device]
+    info = target.query(KernelCall(COPY_BLOCK.name, attrs, operands, operands))
+    start, end = block[0].place, stage.place
+    link = None if start == end else hardware.link(end, start)
+    if link is None:
+        return info
+    return replace(info, duration_ns=link.in_ns(size_bytes))

@@ -6,7 +6,7 @@ from compiler.errors import InternalError
 from compiler.graph import Node
 from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.ops.sources import CONSTANT, VARIABLE
+from compiler.ops.sources import CONSTANT, SCRATCH, VARIABLE
 from compiler.plan import Constant, PlainValue, RegisterKind, Variable
 from compiler.types import RegisterId, ValueId, Version
 
@@ -23,15 +23,18 @@ class StateRegisters:
         """Give the variables and constants of a program a home, where their nodes say.
 
         The program that comes first is the one that steps; another one reads between its steps.
+        What a snapshot copies comes first: registers that live as long lie in this order, and
+        neighbours are copied as one.
         """
         graph = chains.program.graph
         written = {w.variable: w.value for w in graph.writes}
-        for node in graph.nodes:
+        homeless = [node for node in graph.nodes if node.op in (VARIABLE, CONSTANT)]
+        for node in sorted(homeless, key=lambda node: not is_kept(node)):
+            value = node.outputs[0]
             if node.op is VARIABLE:
-                value = node.outputs[0]
                 chains.home[value] = (self._variable(chains, node, written.get(value)), 0)
-            elif node.op is CONSTANT:
-                chains.home[node.outputs[0]] = (self._constant(chains, node), 0)
+            else:
+                chains.home[value] = (self._constant(chains, node), 0)
 
     def _variable(self, chains: ChainActors, node: Node, written: ValueId | None) -> RegisterId:
         """Return the register of a variable, which holds `written` at the end of a step."""
@@ -73,6 +76,11 @@ class StateRegisters:
         version = chains.versions.of(node.outputs[0])
         self._plan.constants.append(Constant(self._plan.view(register, type_), data, version))
         return register
+
+
+def is_kept(node: Node) -> bool:
+    """Whether a node is a variable that means something between two steps: not scratch."""
+    return node.op is VARIABLE and node.attrs.str_("role") != SCRATCH
 
 
 def _pairs(value: object) -> tuple[tuple[str, PlainValue], ...]:

@@ -21,17 +21,26 @@ from compiler.facts import fact
 from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.signature import Array, Types, typed
-from compiler.registry import Cost, cost, define, is_exact, is_source, view, writes
+from compiler.registry import Cost, cost, define, infer_type, is_exact, is_source, view, writes
 from compiler.registry import recompute as may_repeat
 from compiler.types import ValueId
 
 COPY_TO = define("copy_to")
 """x -> x in place `to`; with a second input, over that variable. Attrs: to, bucket."""
 
+COPY_BLOCK = define("copy_block")
+"""x, ... -> x, ...: neighbours in memory, there and here alike, as one copy. Attrs: size_bytes.
+
+The block has so many bytes, from the first tensor to the end of the last; what lies between two of
+them is nobody's. No graph has it: lowering makes it of what it has given places, and
+`compiler.blocks` proves those.
+"""
+
 writes.register(COPY_TO, ((0, 1),))
 is_exact.register(COPY_TO, True)
 may_repeat.register(COPY_TO, False)
 typed(COPY_TO, "x, variable? = x -> x")
+infer_type.register(COPY_BLOCK, lambda inputs, attrs: inputs)
 
 
 def is_copy(node: Node) -> bool:

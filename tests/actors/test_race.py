@@ -73,8 +73,8 @@ def test_a_race_tells_both_accesses_the_bytes_and_the_missing_edge(job_plan):
     accesses = {race.first.actor: race.first, race.second.actor: race.second}
     assert accesses["step"].is_write
     assert not accesses["snapshot"].is_write
-    assert accesses["snapshot"].op == "copy"
-    assert accesses["snapshot"].scope == "up.weight"
+    assert accesses["snapshot"].op == "copy_block"
+    assert accesses["snapshot"].scope == "up.weight to adam_v/down.bias"
     assert "plans.py:" in accesses["snapshot"].source
     assert race.is_same_stream
     assert race.missing == ("step", "snapshot")

@@ -8,6 +8,8 @@ import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.attrs import Attrs
 from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
 from compiler.lowering.storage import assign_storage
+from compiler.ops.binary import ADD, MUL
+from compiler.ops.reduce import SUM
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
 from compiler.ops.update import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
 from compiler.passes import outputs
@@ -55,6 +57,20 @@ def adam(b, loss, weights, every=1):
         state = tuple([variable(b, f"{name}{i}", shape, role="optimizer") for name in "mv"])
         b.updates.append(UpdateRule(ADAMW_UPDATE, w, state, (rate, step), attrs))
     accumulate(b, every)
+
+
+def weighted_sum(shapes, every=1):
+    """Return a graph that trains variables of some shapes by AdamW on their sum, times an input."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=())
+    weights = [variable(b, f"w{i}", shape) for i, shape in enumerate(shapes)]
+    total = x
+    for weight, shape in zip(weights, shapes, strict=True):
+        axes = tuple(range(len(shape)))
+        summed = b.one(SUM, weight, axes=axes, keepdims=False) if shape else weight
+        total = b.one(ADD, total, b.one(MUL, summed, x))
+    adam(b, total, weights, every)
+    return b.freeze()
 
 
 class Net:

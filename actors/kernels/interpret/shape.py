@@ -52,7 +52,12 @@ class CopyKernel:
 
 
 def can_copy(op: str, inputs: Operands, outputs: Operands) -> bool:
-    """Whether an op is copies of views, operands lying so: a reshape only sees dense ones anew."""
+    """Whether an op is copies of views, operands lying so.
+
+    A reshape only sees dense ones anew, and a block is made of such.
+    """
+    if op == "copy_block":
+        return all([x.is_dense for x in (*inputs, *outputs)])
     return op != "reshape" or inputs[0].is_dense or outputs[0].is_dense
 
 
@@ -68,6 +73,18 @@ def _work(target: Array, source: Array) -> Work:
 
 def _copied(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     return [[(outputs[0], inputs[0])]]
+
+
+def _copied_as_one(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
+    """Neighbours in memory, and the bytes between them, as one copy of bytes."""
+    size = integer(attrs, "size_bytes")
+    target, source = [_bytes_from(operands[0], size) for operands in (outputs, inputs)]
+    return [[(target, source)]]
+
+
+def _bytes_from(first: Array, size_bytes: int) -> Array:
+    """Return so many bytes of the memory that an array lies in, from where it begins."""
+    return as_strided(first.reshape(-1)[:1].view(np.uint8), (size_bytes,), (1,))
 
 
 def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
@@ -103,6 +120,7 @@ def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
 
 SHAPE_KERNELS = (
     CopyKernel("copy", _copied),
+    CopyKernel("copy_block", _copied_as_one),
     CopyKernel("reshape", _reshaped),
     CopyKernel("pad", _padded),
     CopyKernel("concat", _joined),

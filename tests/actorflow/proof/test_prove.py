@@ -209,9 +209,12 @@ def test_a_snapshot_that_leaves_its_device_as_another_variable_is_refused(tmp_pa
     plan = on_device.compile(TwoLayers(), rows, every=2)
     prove(plan)
     fetch = next(a for a in plan.actors if a.name == "snapshot.fetch")
-    one, other = [i for i, x in enumerate(fetch.launches) if x.scope.endswith("weight")]
-    launches = list(fetch.launches)
-    for k, taken in ((one, fetch.launches[other]), (other, fetch.launches[one])):
-        launches[k] = replace(launches[k], inputs=taken.inputs, reads=taken.reads)
-    refused(with_row(plan, "actors", fetch.id, launches=tuple(launches)), "under another name")
+    (copy,) = fetch.launches
+    one, other = [i for i, f in enumerate(plan.fields) if f.name.endswith("weight")]
+    fields = list(plan.fields)
+    for k, name in ((one, fields[other].name), (other, fields[one].name)):
+        fields[k] = replace(fields[k], name=name)
+    refused(replace(plan, fields=tuple(fields)), "under another name")
+    turned = replace(copy, inputs=copy.inputs[::-1], reads=copy.reads[::-1])
+    refused(with_row(plan, "actors", fetch.id, launches=(turned,)), "not of that|makes|do not lie")
     refused(with_row(plan, "actors", fetch.id, name="fetched"), "reads something else")

@@ -13,8 +13,8 @@ from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
-    "attention attention_grad concat copy embedding embedding_grad embedding_update fused matmul "
-    "max mean pad region reshape sum"
+    "attention attention_grad concat copy copy_block embedding embedding_grad embedding_update "
+    "fused matmul max mean pad region reshape sum"
 )
 
 

@@ -34,7 +34,7 @@ ELSEWHERE = {
     ),
     "dropout": "multiplies, as torch's does",
     **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment", "count"), "moves"),
-    **dict.fromkeys(("copy", "copy_to", "stop_gradient"), "moves"),
+    **dict.fromkeys(("copy", "copy_block", "copy_to", "stop_gradient"), "moves"),
     **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
 }
 

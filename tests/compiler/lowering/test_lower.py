@@ -53,7 +53,8 @@ def test_a_training_job_becomes_three_actors_and_five_with_snapshots(sketch, fak
     snapshot = saved.actors[3]
     assert snapshot.inputs[0].rate == 7
     assert snapshot.is_flushed
-    assert len(snapshot.launches) == len(saved.variables)
+    (copy,) = snapshot.launches
+    assert len(copy.inputs) == len(copy.outputs) == len(saved.variables)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1e-3, 10), (1e-9, 1), (1.0, MAX_SNAPSHOT_RATE)])
