@@ -23,6 +23,7 @@ from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
 from actorflow.gradients import grad  # noqa: E402
 from actorflow.jobs import Job, job  # noqa: E402
+from actorflow.loss_scale import LossScale  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
@@ -88,6 +89,7 @@ __all__ = [
     "ForkedRun",
     "InternalError",
     "Job",
+    "LossScale",
     "NonFiniteLoss",
     "OutOfMemory",
     "Plan",

@@ -20,7 +20,12 @@ from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
-INITIALISERS = {"zeros": None, "ones": None, "seed": None, "uniform": "bound", "normal": "std"}
+INITIALISERS = {
+    **dict.fromkeys(("zeros", "ones", "seed")),
+    "constant": "value",
+    "uniform": "bound",
+    "normal": "std",
+}
 """The kinds of initialisers, each with the number that it needs besides."""
 
 _BLOCK_ELEMENTS = 1 << 16
@@ -48,7 +53,8 @@ def initial_value(
 
     Who has a slice takes it of this one, so that ranks of any number begin with the same bits.
 
-    Specs: kind "zeros", "ones", "seed" (the seed itself), "uniform" with bound, "normal" with std.
+    Specs: kind "zeros", "ones", "seed" (the seed itself), "constant" with value, "uniform" with
+    bound, "normal" with std.
     Raises CompileError for an unknown kind.
     """
     spec = dict(init)
@@ -60,6 +66,8 @@ def initial_value(
         return np.ones(type_.shape, dtype)
     if kind == "seed":
         return np.full(type_.shape, seed, dtype)
+    if kind == "constant":
+        return np.full(type_.shape, _number(spec, "value", name), dtype)
     generator = np.random.Generator(np.random.Philox(key=_key(seed, name)))
     if kind == "uniform":
         bound = _number(spec, "bound", name)

@@ -96,7 +96,7 @@ class Job:
         `evaluation` it evaluates between steps. The plan of one of several ranks averages its
         gradients over them: it can be printed and simulated, and runs where there is a transport.
         With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
-        counters; all gradients of a step are alive at once then.
+        counters; all gradients of a step are alive at once then. A job in float16 always does so.
         Raises CompileError with the user's line.
         """
         check_count("num_ranks", num_ranks)
@@ -290,7 +290,7 @@ class Job:
             options = replace(
                 options,
                 verify=settings.verify,
-                skips_broken_steps=skips,
+                skips_broken_steps=skips or self.options.scaling is not None,
                 gpu=gpu,
                 deterministic=bool(gpu) and self.options.deterministic,
             )

@@ -47,7 +47,8 @@ def encoded(array: Array, dtype: DType) -> bytes:
     """Return the bytes of a dense value of a dtype that holds these numbers."""
     if dtype is DType.BFLOAT16:
         return to_bits(array).tobytes()
-    return np.asarray(array).astype(numpy_dtype(dtype)).tobytes()
+    with np.errstate(over="ignore"):
+        return np.asarray(array).astype(numpy_dtype(dtype)).tobytes()
 
 
 def decoded(data: bytes, dtype: DType) -> Array:

@@ -13,6 +13,12 @@ from compiler.plan import PlainValue
 SKIPPED = "skipped"
 """The counter of steps that were skipped, and the output that shows it."""
 
+LOSS_SCALE = "loss_scale"
+"""What the loss is multiplied by, if it is: an output, and state where it follows the steps."""
+
+GOOD_STEPS = "loss_scale/good_steps"
+"""The counter of steps in a row that were not skipped, since the scale was changed."""
+
 _OF_CUDA = ("gpu", "deterministic")
 """Options that no plan without a CUDA device has."""
 
@@ -35,7 +41,7 @@ class CompileOptions:
     lies between articulation points of the forward graph, always. `offload`: what may live in the
     memory of the host; "auto", what the budget asks for, where the device has a link; "none"; or
     "optimizer", all optimizer state. `precision`: what products read and what lies between them is,
-    "fp32" or "bf16"; `evaluate_precision` the same for the graph that evaluates.
+    "fp32", "bf16" or "fp16"; `evaluate_precision` the same for the graph that evaluates.
     `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
     the counters. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
     choose by a fixed rule there; both are recorded only where they are given. `verify`: run the

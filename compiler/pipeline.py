@@ -39,6 +39,7 @@ from compiler.passes import (
     collectives,
     fuse_attention,
     insert_copies,
+    loss_scale,
     outputs,
     place,
     precision,
@@ -51,7 +52,13 @@ from compiler.passes.check import check
 from compiler.plan import Plan
 from compiler.rewrites import AnyPass, BudgetPass, DevicePass, Pass, check_order
 from compiler.target import Hardware
+from compiler.types import DType
 from compiler.verify import verify_plan
+
+
+def _is_scaled(options: CompileOptions) -> bool:
+    return options.is_training and options.precision == "fp16"
+
 
 PASSES: tuple[AnyPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
@@ -62,12 +69,20 @@ PASSES: tuple[AnyPass, ...] = (
         ("gradients",),
     ),
     Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
+    Pass("unscale", loss_scale.unscale, ("minimal",), ("gradients without scale",), _is_scaled),
     Pass(
         "skip_updates",
         skip_updates.run,
-        ("minimal",),
+        ("minimal", "gradients without scale"),
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
+    ),
+    Pass(
+        "rescale",
+        loss_scale.rescale,
+        ("updates that a broken step skips",),
+        ("a scale after the step",),
+        _is_scaled,
     ),
     DevicePass(
         "collectives",
@@ -90,10 +105,21 @@ PASSES: tuple[AnyPass, ...] = (
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
+    Pass(
+        "half_precision",
+        partial(precision.run, low=DType.FLOAT16),
+        ("minimal",),
+        ("products in float16",),
+        lambda options: options.precision == "fp16",
+    ),
     DevicePass(
         "place",
         place.run,
-        ("updates of rows", "products in bfloat16"),  # what runs, but for fusion
+        (
+            "updates of rows",
+            "products in bfloat16",
+            "products in float16",
+        ),  # what runs, but for fusion
         ("a device for every node",),
         lambda options: len(options.devices) > 1,
     ),
@@ -110,6 +136,7 @@ PASSES: tuple[AnyPass, ...] = (
         (
             "minimal",
             "updates that a broken step skips",
+            "a scale after the step",
             "copies between devices",
             "gradients of all ranks",
         ),
@@ -119,7 +146,7 @@ PASSES: tuple[AnyPass, ...] = (
         "outputs",
         outputs.run,
         # From here on no value is replaced by another: bytes are given to what there is.
-        ("rates", "updates of rows", "products in bfloat16"),
+        ("rates", "updates of rows", "products in bfloat16", "products in float16"),
         ("owned outputs",),
     ),
     Pass("update_programs", update_programs, ("owned outputs",), ("programs of updates",)),

@@ -57,8 +57,12 @@ def _devices(plan: Plan) -> str:
 
 def _in_precision(plan: Plan) -> str:
     """Return in what the products compute, where that is not float32."""
-    is_low = dict(plan.options).get("precision") == "bf16"
-    return " in bf16" if is_low else ""
+    precision = plan.option("precision", "fp32")
+    is_slow = precision == "fp16" and not any(
+        [a.device.kind is DeviceKind.CUDA for a in plan.arenas]
+    )
+    why = " (float32 inside, slower than fp32: the host has no arithmetic of it)" if is_slow else ""
+    return "" if precision == "fp32" else f" in {precision!s}{why}"
 
 
 def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:

@@ -88,6 +88,9 @@ _ITEMSIZE = {
     d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8 for d in DType
 }
 
+HALVES = (DType.BFLOAT16, DType.FLOAT16)
+"""Floats of 16 bits: kernels compute them in float32."""
+
 _NUMPY = {d: np.dtype(np.uint16 if d is DType.BFLOAT16 else d.value) for d in DType}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actorflow.keywords import Choice, Count, check_fields
+from actorflow.loss_scale import LossScale, is_scale
 from actorflow.optim import Optimizer
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
@@ -61,8 +62,14 @@ class JobOptions:
             What lives there is no part of memory_budget. A job on the host itself gains nothing.
         precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
             it, while parameters, their gradients and updates, norms, softmax and losses stay
-            float32. Outputs and checkpoints are float32 as ever: a run may go on in the other
-            precision. An evaluation computes in the precision of its own job.
+            float32. Outputs and checkpoints are float32 as ever: a run may go on in another
+            precision. An evaluation computes in the precision of its own job. Or "fp16": float16 in
+            place of bfloat16, with a loss scale.
+        loss_scale: what the loss of a job with precision="fp16" is multiplied by, and its gradients
+            are divided by, so that small ones are not lost: `af.LossScale(...)`, which is what
+            there is by default, follows how steps go, and a number stays. A step that overflows is
+            skipped. The outputs `loss_scale` and `skipped` tell the scale of a step and the steps
+            skipped before it.
         deterministic: True chooses the library of each matrix product by a fixed rule. False, by
             default, chooses the one that was measured to be the fastest on this machine; another
             machine, or `--tune`, may then choose another, whose last bits differ.
@@ -81,8 +88,16 @@ class JobOptions:
     memory_budget: str | int | None = None
     recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
     offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
-    precision: str = field(default="fp32", metadata={"rule": Choice(("fp32", "bf16"))})
+    precision: str = field(default="fp32", metadata={"rule": Choice(("fp32", "bf16", "fp16"))})
+    loss_scale: LossScale | float | None = None
     deterministic: bool = field(default=False, metadata={"rule": Choice((True, False))})
+
+    @property
+    def scaling(self) -> LossScale | float | None:
+        """What the loss is multiplied by; None where it is not."""
+        if not self.train or self.precision != "fp16":
+            return None
+        return LossScale() if self.loss_scale is None else self.loss_scale
 
     @property
     def budget_bytes(self) -> int:
@@ -130,6 +145,7 @@ class JobOptions:
                 f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
                 f" accumulate={self.accumulate} out"
             )
+        self._check_scale(f"{where}: loss_scale of job {job!r}")
         try:
             self._check_gpu(self.placed_on)
         except (ValueError, CompileError) as error:
@@ -138,6 +154,24 @@ class JobOptions:
             _ = self.budget_bytes
         except ValueError as error:
             raise CompileError(f"{where}: memory_budget of job {job!r}: {error}") from None
+
+    def _check_scale(self, what: str) -> None:
+        if self.loss_scale is None:
+            return
+        if not is_scale(self.loss_scale):
+            raise CompileError(
+                f"{what} must be af.LossScale(...), or a finite number above 0 for a scale that"
+                f" stays, got {self.loss_scale!r}"
+            )
+        if not self.train:
+            raise CompileError(
+                f"{what}: the job does not train, so it has no gradients; leave it out"
+            )
+        if self.precision != "fp16":
+            raise CompileError(
+                f"{what}: only precision='fp16' needs one, as {self.precision} has the range of"
+                " float32; leave it out, or ask for that precision"
+            )
 
     def _check_gpu(self, devices: tuple[Device, ...]) -> None:
         if self.gpu is None:

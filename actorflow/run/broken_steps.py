@@ -2,7 +2,8 @@
 
 The policy "raise" ends the run, "warn" trains on, and "skip" goes with a plan whose steps drop
 their own updates where they are broken (the pass `skip_updates`): the host learns of it when later
-steps have begun, and only counts and tells.
+steps have begun, and only counts and tells. A plan with a loss scale skips under any policy, since
+that is how it finds the scale; it ends where no scale helps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from actorflow.logs import is_worth_a_line, once
 from actorflow.trace.tracer import find_source
 from compiler.errors import ActorflowError, CompileError
-from compiler.options import SKIPPED
+from compiler.options import LOSS_SCALE, SKIPPED
 from compiler.plan import Plan
 from compiler.types import DType, TensorType
 
@@ -25,6 +26,9 @@ RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 
 MAX_SKIPPED_IN_A_ROW = 100
 """Steps that may be skipped one after the other: a run that skips all of them trains nothing."""
+
+MAX_OVERFLOWS_IN_A_ROW = 20
+"""The same where a loss is scaled: by then the scale is a millionth of what it was."""
 
 _COUNTER = TensorType(DType.INT64, ())
 _NOTE = "non_finite.json"
@@ -61,6 +65,12 @@ def skips(plan: Plan) -> bool:
     return is_counted and bool(plan.option("skips_broken_steps"))
 
 
+def is_scaled(plan: Plan) -> bool:
+    """Whether the plan's steps multiply the loss, and skip those that overflow."""
+    is_shown = LOSS_SCALE in [f.name for f in plan.fields]
+    return is_shown and skips(plan) and plan.option("precision") == "fp16"
+
+
 class BrokenSteps:
     """Looks at the outputs of every step of a run, in order, on one thread.
 
@@ -69,6 +79,7 @@ class BrokenSteps:
         line: the user's line of the loss.
         warn: receives what is to be said.
         skipped: steps that were skipped before this run; None for a plan that skips none.
+        scaled: whether the plan's steps find a loss scale by skipping.
         directory: of the run, which notes the step that ends it; None for no note.
     """
 
@@ -79,9 +90,11 @@ class BrokenSteps:
         warn: Callable[[str], object],
         *,
         skipped: int | None = None,
+        scaled: bool = False,
         directory: Path | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy = SKIP if scaled else policy
+        self._is_scaled = scaled
         self._line = line
         self._warn = warn
         self._before = self._total = skipped
@@ -89,6 +102,7 @@ class BrokenSteps:
         self._warn_once = once(warn)
         self._in_a_row = 0
         self._last = (0, 0.0)  # step and its loss
+        self._scale = self._largest_scale = 0.0
 
     @property
     def num_skipped(self) -> int:
@@ -105,6 +119,9 @@ class BrokenSteps:
             self._count(outputs[SKIPPED])
         loss = float(outputs["loss"])
         self._last = (step, loss)
+        if self._is_scaled:
+            self._scale = float(outputs[LOSS_SCALE])
+            self._largest_scale = max(self._scale, self._largest_scale)
         if not math.isfinite(loss) and self._policy != SKIP:
             self._report(step, f"loss is {loss} at step {step}")
 
@@ -127,6 +144,9 @@ class BrokenSteps:
                 self._report(step, f"{what} at step {step}")
             return
         count = self.num_skipped
+        if self._is_scaled:
+            what += f" at a loss scale of {self._scale:g}"
+            self._check_scale(step, what)
         if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteLoss(
                 f"the last {self._in_a_row} steps up to {step} were all skipped, so nothing is"
@@ -138,6 +158,18 @@ class BrokenSteps:
                 f"step {step} is skipped: {what} ({self._line}); parameters and optimizer state"
                 f" stay as they were; {count} skipped in this run"
             )
+
+    def _check_scale(self, step: int, what: str) -> None:
+        """Raise NonFiniteLoss where another scale will not help."""
+        has_fallen = self._scale < 1 <= self._largest_scale
+        if self._in_a_row < MAX_OVERFLOWS_IN_A_ROW and not has_fallen:
+            return
+        raise NonFiniteLoss(
+            f"steps overflow float16 whatever the loss scale: {self._in_a_row} in a row up to"
+            f" {step} were skipped; of step {step}, {what} ({self._line}). Look at the data and at"
+            " what the job computes from it, lower the learning rate, give precision='bf16', which"
+            " has the range of float32, or loss_scale=af.LossScale(init_scale=...)"
+        )
 
     def _report(self, step: int, what: str) -> None:
         text = (

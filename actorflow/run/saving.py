@@ -23,7 +23,7 @@ from actorflow.logs import is_worth_a_line
 from actorflow.run.broken_steps import WARN, NonFiniteLoss
 from actorflow.run.plan_facts import saved_variables, written_variables
 from compiler.errors import CompileError
-from compiler.options import SKIPPED
+from compiler.options import GOOD_STEPS, LOSS_SCALE, SKIPPED
 from compiler.plan import ActorKind, Plan
 
 if TYPE_CHECKING:
@@ -240,9 +240,10 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
 def expected_of(plan: Plan) -> Expected:
     """Return what a checkpoint must hold for a plan.
 
-    Whether steps may be skipped is a choice of each run: the count of them is not asked for.
+    Whether steps may be skipped, and losses scaled, is a choice of each run: what there is of it is
+    not asked for.
     """
     saved = saved_variables(plan)
     tensors = {v.name: str(whole_type(plan, v)) for v in plan.state if v.name in saved}
     counter = STEP if STEP in tensors else ""
-    return Expected(tensors, frozenset((SKIPPED,)), counter)
+    return Expected(tensors, frozenset((SKIPPED, LOSS_SCALE, GOOD_STEPS)), counter)

@@ -17,7 +17,7 @@ from actorflow.compile.native import is_native
 from actorflow.data import DataError, DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.logs import logger
-from actorflow.run.broken_steps import BrokenSteps, skips
+from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
 from actorflow.run.devices import as_run, open_devices, said_of
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
@@ -364,6 +364,7 @@ def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
         line,
         options.warn,
         skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
+        scaled=is_scaled(plan),
         directory=options.directory,
     )
 

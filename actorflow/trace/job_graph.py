@@ -7,6 +7,7 @@ from typing import Any
 
 from actorflow.compile.job_options import JobOptions
 from actorflow.functional.counters import batches_of, seed_of, step_of
+from actorflow.loss_scale import scaled
 from actorflow.nn.module import Module
 from actorflow.tensor import Tensor
 from actorflow.trace.devices import place_traced
@@ -17,6 +18,7 @@ from compiler.fusion.stated import forget
 from compiler.gc_pause import collector_paused
 from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.ops.update import INCREMENT
+from compiler.options import LOSS_SCALE
 from compiler.placement import HOST, Device
 from compiler.types import TensorType
 
@@ -78,6 +80,9 @@ def _add_update(
     trace: Trace, job: str, where: SourceLocation, options: JobOptions, model: Module, loss: Tensor
 ) -> None:
     b = trace.builder
+    if options.scaling is not None:
+        _check_scale_name(trace, where, job)
+        loss = scaled(trace, loss, options.scaling)
     b.objective = loss._value_in(trace)
     trained = {}
     for name, parameter in model.named_parameters():
@@ -109,6 +114,15 @@ def _add_update(
     b.writes.append(Write(step, counted))
     if options.accumulate > 1:
         b.accumulation = Accumulation(options.accumulate, batches_of(trace)._value_in(trace))
+
+
+def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
+    names = [output.name for output in trace.builder.outputs]
+    if LOSS_SCALE in names or trace.has_variable(LOSS_SCALE):
+        raise CompileError(
+            f"{where}: job {job!r} computes in float16 and returns {LOSS_SCALE!r} itself: what its"
+            " loss is multiplied by. Give the output, or parameter, of the job's own another name"
+        )
 
 
 def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]:

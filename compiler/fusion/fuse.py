@@ -57,8 +57,8 @@ MAX_FULL_INPUTS = 10
 """Tensors read at once: with the outputs, about what the prefetchers of a core follow."""
 
 
-Sort = tuple[Phase, int, bool, bool]
-"""What all members have in common: phase, device, whether they run once a step, and are rare."""
+Sort = tuple[Phase, int, bool]
+"""What all members have in common: phase, device, and whether they run once a step."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Clu
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
     rates, waits = needed_per_step(graph), waiting_nodes(members)
-    sorts = [(n.phase, n.device, rates[i], members.is_rare(i)) for i, n in enumerate(graph.nodes)]
+    sorts = [(n.phase, n.device, rates[i]) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]

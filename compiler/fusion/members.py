@@ -30,11 +30,7 @@ from compiler.graph import Graph, Node
 from compiler.lowering.storage import Storage, assign_storage, call_of
 from compiler.ops.shape import BROADCAST_TO, RESHAPE, STOP_GRADIENT, TRANSPOSE
 from compiler.registry import Op, writes
-from compiler.types import DType, ValueId
-
-RARE = (DType.FLOAT16,)
-"""Dtypes that generated code does not know. Ops on them become kernels of their own, so that they
-take no others along to numpy."""
+from compiler.types import ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +124,6 @@ class Members:
         if space is None:
             space = self._spaces[id(found)] = _natural_space(found)
         return space
-
-    def is_rare(self, index: int) -> bool:
-        """Whether a node has operands of which generated code knows nothing."""
-        node = self.graph.nodes[index]
-        return any([self.graph.types[v].dtype in RARE for v in (*node.inputs, *node.outputs)])
 
     def fit(self, index: int, space: Space, made: dict[ValueId, Kind]) -> Member | None:
         """Return a node as a member in a space, or None where it does not fit.

@@ -29,7 +29,7 @@ from compiler.fusion.check import ProgramError, check_program
 from compiler.fusion.program import FusedProgram, Kind, Place
 from compiler.row_values import Bounds
 from compiler.rows import Structure, structure
-from compiler.types import DType, TensorType
+from compiler.types import HALVES, DType, TensorType
 
 Types = tuple[TensorType, ...]
 
@@ -189,7 +189,7 @@ class _Checker:
     def _expect_dtypes(self, step: Step) -> None:
         dtypes = {self._dtype(v) for v in step.reads}
         made = self._dtype(step.makes[0])
-        is_upcast = dtypes == {DType.BFLOAT16} and made is DType.FLOAT32
+        is_upcast = dtypes in [{half} for half in HALVES] and made is DType.FLOAT32
         _expect(made.is_float and (dtypes == {made} or is_upcast), "floats of one type")
 
     def _check_program(self, step: Step) -> None:

@@ -21,7 +21,7 @@ from compiler.attrs import Attrs
 from compiler.graph import Graph, Node, new_value
 from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
 from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.types import DType, TensorType, ValueId
+from compiler.types import HALVES, TensorType, ValueId
 
 
 def stage_reductions(graph: Graph) -> Graph:
@@ -68,7 +68,7 @@ def _staged(node: Node, types: list[TensorType]) -> list[Node]:
             last.insert(0, axis)
         elif last:
             break
-    is_short = x.dtype in (DType.BFLOAT16, DType.FLOAT16)
+    is_short = x.dtype in HALVES
     if is_short or not {*wide} & {*axes} - {*last}:
         return [node]
     first, others = _split(node, tuple(last), types)

@@ -27,13 +27,13 @@ from compiler.ops.signature import (
 )
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 from compiler.rules import gradient
-from compiler.types import DType, TensorType
+from compiler.types import HALVES, DType, TensorType
 
 ATTENTION = define("attention")
 """q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T].
 
 y = softmax(scale q kT) v; lse is the log of the sum of exponentials of a row of scores, kept for
-the gradient, in float32 where y is bfloat16. Floats; equal leading axes, S >= 1. Attrs: scale (>
+the gradient, in float32 where y has 16 bits. Floats; equal leading axes, S >= 1. Attrs: scale (>
 0), causal.
 
 Causal: S >= T, and key j counts for query i only when j <= i + (S - T): NaN in a key or value that
@@ -68,7 +68,7 @@ def _attention_grad_type(inputs: Types, attrs: Attrs) -> Types:
 
 
 def _statistics_dtype(dtype: DType) -> DType:
-    return DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype
+    return DType.FLOAT32 if dtype in HALVES else dtype
 
 
 def _expect_attention(q: TensorType, k: TensorType, v: TensorType, attrs: Attrs) -> None:

@@ -19,12 +19,12 @@ from compiler.ops.signature import (
     expect_inputs,
 )
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type
-from compiler.types import DType, TensorType, ValueId
+from compiler.types import HALVES, DType, TensorType, ValueId
 
 MATMUL = define("matmul")
 """a [..., M, K], b [..., K, N] -> [..., M, N]. Floats; leading axes broadcast as in np.matmul.
 
-Attrs: out_dtype, optional: "float32" lets a product of bfloat16 operands keep the sums, which are
+Attrs: out_dtype, optional: "float32" lets a product of 16-bit floats keep the sums, which are
 float32 in any case, as they are.
 """
 
@@ -52,7 +52,7 @@ def _result_dtype(dtype: DType, attrs: Attrs) -> DType:
     if "out_dtype" not in attrs:
         return dtype
     wanted = attrs.str_("out_dtype")
-    known = [dtype, DType.FLOAT32] if dtype is DType.BFLOAT16 else [dtype]
+    known = [dtype, DType.FLOAT32] if dtype in HALVES else [dtype]
     for candidate in known:
         if candidate.value == wanted:
             return candidate

@@ -1,7 +1,7 @@
-"""How wide each op computes when a job asks for bfloat16: the lists, in one place.
+"""How wide each op computes when a job asks for 16-bit floats: the lists, in one place.
 
 After torch's autocast on the CPU (Micikevicius et al., Mixed Precision Training, 2018, section 3):
-products read bfloat16, what only moves or bends single elements takes what comes, and all else
+products read low values, what only moves or bends single elements takes what comes, and all else
 (sums, means, exponentials, softmax, norms, losses, updates) stays in float32. An op of another
 file says so itself, where it is registered; one that says nothing stays in float32.
 """
@@ -30,9 +30,9 @@ class Width(Enum):
     """What an op does with float32 inputs in a job that computes in bfloat16."""
 
     LOW = "low"
-    """Reads bfloat16; its outputs are what its types say."""
+    """Reads low values; its outputs are what its types say."""
     FOLLOW = "follow"
-    """Computes in bfloat16 where its inputs are, and somebody reads the result so."""
+    """Computes in the low type where its inputs are, and somebody reads the result so."""
     HIGH = "high"
     """Reads and makes float32."""
 
@@ -42,17 +42,19 @@ class Precision:
     """The width of an op.
 
     `kept` are positions of inputs that a LOW op reads in float32 all the same. With
-    `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads bfloat16.
+    `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads a low value.
+    `needs_range`: it makes numbers so much larger that float16, which ends at 65,504, will not do.
     """
 
     width: Width
     kept: tuple[int, ...] = ()
     chooses_output: bool = False
+    needs_range: bool = False
 
 
 precision = OpAttr[Precision](
     "precision",
-    "how wide the op computes where a job asks for bfloat16; read by the precision pass",
+    "how wide the op computes where a job asks for 16-bit floats; read by the precision pass",
     default=Precision(Width.HIGH),
 )
 
@@ -65,14 +67,15 @@ FOLLOWING = (
     *(slicing.SLICE, slicing.PAD, slicing.CONCAT),
     *(binary.ADD, binary.SUB, binary.MUL, binary.DIV, binary.MAXIMUM, binary.MINIMUM),
     binary.WHERE,
-    *(elementwise.NEG, elementwise.ABS, elementwise.SQUARE),
+    *(elementwise.NEG, elementwise.ABS),
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(grad_op(activation.GELU), grad_op(activation.SILU)),
     DROPOUT,
     COPY_TO,
 )
-"""The ops that take what comes. Comparisons do not: bfloat16 or not, the answer is the same."""
+"""The ops that take what comes. Comparisons do not: low or not, the answer is the same."""
 
 for _op in FOLLOWING:
     precision.register(_op, Precision(Width.FOLLOW))
+precision.register(elementwise.SQUARE, Precision(Width.FOLLOW, needs_range=True))

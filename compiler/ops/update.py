@@ -9,6 +9,8 @@ Each is its program; see `compiler.fusion.updates`. They have no gradient.
 
 from __future__ import annotations
 
+import numpy as np
+
 from compiler.attrs import Attrs
 from compiler.fusion.expressions import Expression
 from compiler.fusion.updates import update_op
@@ -89,7 +91,33 @@ Overwriting at the first batch, in place of zeros after the last, saves a pass o
 makes what a cut step left in them harmless.
 """
 
-_COUNTERS = (INCREMENT, COUNT, ACCUMULATE)
+
+def _rescale(
+    scale: Value, good: Value, broken: Value,
+    *, growth_factor: float, backoff_factor: float, growth_interval: int,
+) -> tuple[Value, Value]:  # fmt: skip
+    done = good + 1
+    is_whole, is_long = broken == 0, done >= growth_interval
+    grown = scale * growth_factor
+    grown = (grown <= float(np.finfo(np.float32).max)).where(grown, scale)
+    changed = is_whole.where(is_long.where(grown, scale), scale * backoff_factor)
+    return changed, is_whole.where(is_long.where(0, done), 0)
+
+
+RESCALE = update_op(
+    "rescale",
+    "scale: float, good = int64, broken = int64 -> scale, good",
+    _rescale,
+    skippable=False,
+)
+"""scale [], good [], broken [] -> scale', good', over both: torch.amp.GradScaler's update.
+
+good is int64 and counts the steps in a row that were not broken, since the scale was changed. After
+a broken one the scale is multiplied by `backoff_factor`, after `growth_interval` good ones by
+`growth_factor`, unless that is infinite. Attrs: growth_factor, backoff_factor, growth_interval.
+"""
+
+_COUNTERS = (INCREMENT, COUNT, ACCUMULATE, RESCALE)
 
 
 def is_update(node: Node) -> bool:

@@ -1,12 +1,13 @@
-"""Let products read bfloat16, and what lies between them live in it; all else stays float32.
+"""Let products read 16-bit floats, and what lies between them live so; all else stays float32.
 
     y = matmul(x, w)  ->  y = matmul(cast(x), cast(w)), or with out_dtype float32
 
-What each op does is a column (`compiler.ops.precision`). Which values become bfloat16 is decided in
-two walks. Forward: products make bfloat16, and so does an op that follows, when its inputs of full
-size are so; narrower ones, a bias, come along, as a weight does, but a constant only when
-bfloat16 has its number. Backward: a value that nobody reads in bfloat16 stays float32. A weight's
-gradient, logits and the branches of a residual sum so leave their product unrounded.
+What each op does is a column (`compiler.ops.precision`). Low is bfloat16 or float16, one for the
+job. Which values become low is decided in two walks. Forward: products make low values, and so does
+an op that follows, when its inputs of full size are so; narrower ones, a bias, come along, as a
+weight does, but a constant only when the low type has its number. Backward: a value that nobody
+reads as low stays float32. A weight's gradient, logits and the branches of a residual sum so leave
+their product unrounded.
 
 A value is rounded at most once per batch, where it is made or where it is first wanted: all its
 readers share the cast, forward and backward. Roundings stand before views that do not make a value
@@ -24,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from compiler.attrs import Attrs
-from compiler.bfloat16 import encoded, rounded
+from compiler.bfloat16 import decoded, encoded
 from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.elementwise import cast_to
 from compiler.ops.precision import Precision, Width, precision
@@ -36,20 +37,22 @@ from compiler.types import DType, TensorType, ValueId
 _UNKNOWN = ValueId(-1)
 
 
-def run(graph: Graph) -> Graph:
-    """Return the graph with its products in bfloat16. O(nodes)."""
-    widths = tuple([_width_of(graph, node) for node in graph.nodes])
+def run(graph: Graph, low: DType = DType.BFLOAT16) -> Graph:
+    """Return the graph with its products in a type of 16 bits. O(nodes)."""
+    widths = tuple([_width_of(graph, node, low) for node in graph.nodes])
     if not any([width.width is Width.LOW for width in widths]):
         return graph
-    is_low = _read_as_low(graph, widths, _made_as_low(graph, widths))
-    return prune(_PrecisionCopy(graph, widths, is_low).run())
+    is_low = _read_as_low(graph, widths, _made_as_low(graph, widths, low))
+    return prune(_PrecisionCopy(graph, widths, is_low, low).run())
 
 
-def _width_of(graph: Graph, node: Node) -> Precision:
+def _width_of(graph: Graph, node: Node, low: DType) -> Precision:
     """Return what the column says of a node; one with floats of another width is left alone."""
     fact = precision.get(node.op)
     if fact.width is Width.HIGH:
         return fact
+    if fact.needs_range and low is DType.FLOAT16:
+        return Precision(Width.HIGH)
     floats = [graph.types[v].dtype for v in node.inputs if graph.types[v].dtype.is_float]
     is_ours = bool(floats) and all([dtype is DType.FLOAT32 for dtype in floats])
     return fact if is_ours else Precision(Width.HIGH)
@@ -60,22 +63,23 @@ def _float_inputs(graph: Graph, node: Node) -> list[ValueId]:
 
 
 def _low_inputs(graph: Graph, node: Node, fact: Precision) -> list[ValueId]:
-    """Return the inputs that a LOW op reads in bfloat16."""
+    """Return the inputs that a LOW op reads as low."""
     is_float = [graph.types[v].dtype is DType.FLOAT32 for v in node.inputs]
     return [v for i, v in enumerate(node.inputs) if is_float[i] and i not in fact.kept]
 
 
-def _made_as_low(graph: Graph, widths: tuple[Precision, ...]) -> list[bool]:
-    """Return, per value, whether it would be bfloat16 if somebody reads it so."""
+def _made_as_low(graph: Graph, widths: tuple[Precision, ...], low: DType) -> list[bool]:
+    """Return, per value, whether it would be low if somebody reads it so."""
     is_low = [False] * len(graph.types)
     fits: dict[ValueId, bool] = {}
     for node, fact in zip(graph.nodes, widths, strict=True):
         if node.op is CONSTANT and graph.types[node.outputs[0]].dtype is DType.FLOAT32:
             array = constant_array(node)
-            fits[node.outputs[0]] = bool(np.array_equal(array, rounded(array), equal_nan=True))
+            kept = decoded(encoded(array, low), low).reshape(array.shape)
+            fits[node.outputs[0]] = bool(np.array_equal(array, kept, equal_nan=True))
         elif fact.width is Width.LOW:
-            for value, type_ in zip(node.outputs, _low_types(graph, node, fact), strict=True):
-                is_low[value] = type_.dtype is DType.BFLOAT16
+            for value, type_ in zip(node.outputs, _low_types(graph, node, fact, low), strict=True):
+                is_low[value] = type_.dtype is low
         elif fact.width is Width.FOLLOW:
             if view.has(node.op) and node.inputs[0] in fits:
                 fits[node.outputs[0]] = fits[node.inputs[0]]
@@ -86,21 +90,21 @@ def _made_as_low(graph: Graph, widths: tuple[Precision, ...]) -> list[bool]:
     return is_low
 
 
-def _low_types(graph: Graph, node: Node, fact: Precision) -> tuple[TensorType, ...]:
-    """Return the output types of a LOW op on bfloat16 inputs."""
-    low = _low_inputs(graph, node, fact)
+def _low_types(graph: Graph, node: Node, fact: Precision, low: DType) -> tuple[TensorType, ...]:
+    """Return the output types of a LOW op on low inputs."""
+    lowered = _low_inputs(graph, node, fact)
     types = [graph.types[v] for v in node.inputs]
     for index, value in enumerate(node.inputs):
-        if value in low and index not in fact.kept:
-            types[index] = replace(types[index], dtype=DType.BFLOAT16)
+        if value in lowered and index not in fact.kept:
+            types[index] = replace(types[index], dtype=low)
     return infer_type.get(node.op)(tuple(types), node.attrs)
 
 
 def _deciding(graph: Graph, node: Node, fits: dict[ValueId, bool]) -> list[ValueId]:
     """Return the inputs that decide what a following op computes in.
 
-    Those as large as the result, and all where none is; a constant always, unless bfloat16 has its
-    numbers: then never.
+    Those as large as the result, and all where none is; a constant always, unless the low type
+    has its numbers: then never.
     """
     voting = [v for v in _float_inputs(graph, node) if not fits.get(v, False)]
     size = graph.types[node.outputs[0]].num_elements
@@ -109,7 +113,7 @@ def _deciding(graph: Graph, node: Node, fits: dict[ValueId, bool]) -> list[Value
 
 
 def _read_as_low(graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]) -> list[bool]:
-    """Return `is_low` without the values that nobody reads in bfloat16, where there is a choice."""
+    """Return `is_low` without the values that nobody reads as low, where there is a choice."""
     is_wanted = [False] * len(graph.types)
     for node, fact in zip(reversed(graph.nodes), reversed(widths), strict=True):
         if fact.width is Width.LOW:
@@ -129,7 +133,10 @@ def _read_as_low(graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]
 class _PrecisionCopy:
     """One copy of a graph; a float32 value of the old one has up to two in the new one."""
 
-    def __init__(self, graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]) -> None:
+    def __init__(
+        self, graph: Graph, widths: tuple[Precision, ...], is_low: list[bool], low: DType
+    ) -> None:
+        self.low_type = low
         self.graph = graph
         self.widths = widths
         self.is_low = is_low
@@ -158,7 +165,7 @@ class _PrecisionCopy:
             kept, attrs = fact.kept, node.attrs
             inputs = tuple(
                 [
-                    self._as(v, DType.FLOAT32 if i in kept else DType.BFLOAT16)
+                    self._as(v, DType.FLOAT32 if i in kept else self.low_type)
                     for i, v in enumerate(node.inputs)
                 ]
             )
@@ -177,7 +184,7 @@ class _PrecisionCopy:
         """Return a float32 value in the new graph as it is wanted, any other as it is."""
         if self.graph.types[value].dtype is not DType.FLOAT32:
             return self.wide[value]
-        known, other = (self.low, self.wide) if dtype is DType.BFLOAT16 else (self.wide, self.low)
+        known, other = (self.low, self.wide) if dtype is self.low_type else (self.wide, self.low)
         passed: list[Node] = []
         while known[value] == _UNKNOWN:
             node = self.graph.nodes[self.producers[value]]

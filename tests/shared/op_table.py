@@ -120,6 +120,16 @@ def accumulated(total, x, step, every):
     return np.where(step % every == 0, 0, total) + x
 
 
+RESCALE = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 3}
+
+
+def rescaled(scale, good, broken, growth_factor, backoff_factor, growth_interval):
+    if broken:
+        return scale * backoff_factor, np.array(0)
+    is_long = good + 1 == growth_interval
+    return scale * growth_factor if is_long else scale, np.array(0) if is_long else good + 1
+
+
 def decayed(p, g, lr, weight_decay):
     return p - lr * (g + weight_decay * p)
 
@@ -351,5 +361,9 @@ ROWS_OF_OPS = (
     row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
     row("increment", lambda x: x + 1, ONE),
     *[row("count", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
+    *[
+        row("rescale", rescaled, np.array(8.0), np.array(good), np.array(broken), **RESCALE)
+        for good, broken in ((0, 0), (1, 0), (2, 0), (2, 1), (0, 1))
+    ],
     *updates(),
 )  # fmt: skip

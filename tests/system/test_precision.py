@@ -206,13 +206,15 @@ def test_an_evaluation_computes_in_the_precision_of_its_own_job(
     assert found[1] < found[0]
 
 
-@pytest.mark.parametrize("word", ["fp16", "BF16", "bfloat16", None, 16])
+@pytest.mark.parametrize("word", ["float16", "BF16", "bfloat16", None, 16])
 def test_other_words_are_refused_with_the_choices_and_the_line(word):
     with pytest.raises(CompileError) as caught:
         make_job(word)
     message = str(caught.value)
     assert "test_precision.py:" in message
-    assert f"precision of job 'train' must be 'fp32' or 'bf16', got {word!r}" in message
+    assert (
+        f"precision of job 'train' must be one of 'fp32', 'bf16', 'fp16', got {word!r}" in message
+    )
 
 
 def test_a_user_is_told_that_bfloat16_is_chosen_for_a_job():

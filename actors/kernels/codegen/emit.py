@@ -20,7 +20,7 @@ depends on another.
 from __future__ import annotations
 
 from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.expressions import expression, sum_type_of, takes
+from actors.kernels.codegen.expressions import expression, sum_type_of
 from actors.kernels.codegen.loops import REDUCTIONS, num_rows_at_once, phase_lines
 from actors.kernels.codegen.phases import LoopPhase, Schedule, schedule
 from actors.kernels.codegen.stages import (
@@ -43,10 +43,7 @@ _MOST_RANDOM = 6
 
 
 def is_taken(program: FusedProgram) -> bool:
-    """Return whether there is C for every instruction and type of a program."""
-    dtypes = [program.dtype_of(v) for v in range(program.num_values)]
-    if not all([takes(dtype) for dtype in dtypes]):
-        return False
+    """Return whether there is C for every instruction of a program."""
     num_random = [i.op for i in program.instructions].count("philox")
     return num_random <= _MOST_RANDOM and all([_has_form(program, i) for i in program.instructions])
 

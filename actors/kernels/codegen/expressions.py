@@ -49,11 +49,6 @@ def is_float(dtype: DType) -> bool:
     return dtype in _FLOATS
 
 
-def takes(dtype: DType) -> bool:
-    """Return whether C has this element type; compilers of hosts have no float16 in common."""
-    return dtype is not DType.FLOAT16
-
-
 def type_of(dtype: DType) -> str:
     """Return the type in which values of a dtype are computed."""
     if dtype is DType.FLOAT64:

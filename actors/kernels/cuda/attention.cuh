@@ -264,17 +264,3 @@ AF_KERNEL NAME_rounded(AF_ARGUMENTS(NAME_rounded) arguments) {
     for (int64_t i = AF_BLOCK * AF_NUM_THREADS + AF_THREAD; i < a->count; i += step)
         a->out[i] = NAME_TO(a->sums[i]);
 }
-
-/* A row's lse as a library has it: in float32. */
-typedef struct {
-    const NAME_LSE *lse;
-    float *out;
-    int64_t count;
-} NAME_widened_arguments;
-
-AF_KERNEL NAME_widened(AF_ARGUMENTS(NAME_widened) arguments) {
-    const NAME_widened_arguments *a = &arguments;
-    const int64_t step = AF_NUM_BLOCKS * AF_NUM_THREADS;
-    for (int64_t i = AF_BLOCK * AF_NUM_THREADS + AF_THREAD; i < a->count; i += step)
-        a->out[i] = (float)NAME_FROM_LSE(a->lse[i]);
-}

@@ -12,9 +12,9 @@ from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.views import DeviceView
 from actors.protocol import Array
-from compiler.types import DType
+from compiler.types import HALVES, DType
 
-_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded", "widened")
+_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded")
 _THREADS = 256
 _WARP = 32
 _SHORT_ROWS = 4
@@ -122,17 +122,9 @@ class AttentionRows:
 
     def rounded(self, sums: DeviceView, out: DeviceView) -> DeviceCalls:
         """Bring dense sums to their type."""
-        return self._run_elements("rounded", sums, out)
-
-    def widened(self, lse: DeviceView, out: DeviceView) -> DeviceCalls:
-        """Bring dense lse to float32."""
-        return self._run_elements("widened", lse, out)
-
-    def _run_elements(self, kernel: str, source: DeviceView, out: DeviceView) -> DeviceCalls:
         count = out.type.num_elements
-        most = self._gpu.num_sms * _WAVES
-        blocks = min(-(-count // _THREADS), most)
-        return self._run(kernel, blocks, (source.address, out.address, count))
+        blocks = min(-(-count // _THREADS), self._gpu.num_sms * _WAVES)
+        return self._run("rounded", blocks, (sums.address, out.address, count))
 
     def _heads(self) -> list[Word]:
         return [len(self._extents), *_padded(self._extents)]
@@ -173,8 +165,8 @@ def _padded(column: list[int]) -> list[int]:
 def attention_text(dtype: DType) -> KernelText:
     """Return the kernels for a type of elements."""
     kept, from_kept, to_kept = _STORED[dtype]
-    # A row's lse of bfloat16 is float32: of 8 bits it would be off by the logarithm of 1.03.
-    lse, from_lse, to_lse = _STORED[DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype]
+    # A row's lse of 16-bit floats is float32: of 8 bits it would be off by the logarithm of 1.03.
+    lse, from_lse, to_lse = _STORED[DType.FLOAT32 if dtype in HALVES else dtype]
     real = "double" if dtype is DType.FLOAT64 else "float"
     defined = {
         "T": kept,

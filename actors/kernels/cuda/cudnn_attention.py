@@ -19,15 +19,14 @@ import numpy as np
 
 from actors.kernels.attributes import flag, number
 from actors.kernels.axes import Axis, walk
-from actors.kernels.cuda.attention_rows import AttentionRows
-from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, RunAttention
+from actors.kernels.cuda.calls import DeviceCalls, RunAttention
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, Extents, SdpaCall, SdpaTensor
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands
 from actors.kernels.scratch import Piece, size_bytes
 from compiler.errors import InternalError
-from compiler.types import DType, TensorType, contiguous_strides
+from compiler.types import HALVES, DType, contiguous_strides
 
 CUDNN = "cudnn."
 """How the names of kernels begin that need the package of cuDNN."""
@@ -35,7 +34,6 @@ CUDNN = "cudnn."
 MOST_WIDTH = 128
 """What every GPU takes; more depends on the generation."""
 
-_DTYPES = (DType.BFLOAT16, DType.FLOAT16)
 _WIDTH_STEP, _ALIGNMENT = 8, 16
 _MOST_HEADS = 65_535
 """Blocks along the second and third axis of a grid."""
@@ -64,7 +62,7 @@ class CudnnAttention:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what the library takes; scratch is small."""
         sdpa = _asked(attrs, FORWARD, (*inputs, *outputs), FORWARD)
-        return None if sdpa is None else _needs(self.gpu, sdpa, outputs[1].type.dtype)
+        return None if sdpa is None else _needs(self.gpu, sdpa)
 
     def bind(
         self,
@@ -73,9 +71,9 @@ class CudnnAttention:
         outputs: tuple[PlacedView, ...],
         workspace: DeviceView | None,
     ) -> DeviceCalls:
-        """Return the call, and one that rounds lse where that is narrower."""
+        """Return the call."""
         views = on_device((*inputs, *outputs))
-        return _calls(self.gpu, attrs, (FORWARD, FORWARD), views, workspace)
+        return _call(attrs, (FORWARD, FORWARD), views, workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class CudnnAttentionGrad:
         if self.gpu.capability[0] != _HOPPER:
             return None
         sdpa = _asked(attrs, _GRADIENT, (*inputs, *outputs), BACKWARD)
-        return None if sdpa is None else _needs(self.gpu, sdpa, inputs[5].type.dtype)
+        return None if sdpa is None else _needs(self.gpu, sdpa)
 
     def bind(
         self,
@@ -100,9 +98,9 @@ class CudnnAttentionGrad:
         outputs: tuple[PlacedView, ...],
         workspace: DeviceView | None,
     ) -> DeviceCalls:
-        """Return the call, after one that widens lse where that is narrower."""
+        """Return the call."""
         views = on_device((*inputs, *outputs))
-        return _calls(self.gpu, attrs, (_GRADIENT, BACKWARD), views, workspace)
+        return _call(attrs, (_GRADIENT, BACKWARD), views, workspace)
 
 
 def _asked(
@@ -122,7 +120,7 @@ def _sdpa(
     matrices = {name: named[name] for name in wanted if name != "lse"}
     dtype, rows = named["q"].type.dtype, lse.shape[-1]
     widths = [x.shape[-1] for x in matrices.values()]
-    if dtype not in _DTYPES or any([w % _WIDTH_STEP or not 0 < w <= MOST_WIDTH for w in widths]):
+    if dtype not in HALVES or any([w % _WIDTH_STEP or not 0 < w <= MOST_WIDTH for w in widths]):
         return None
     if not all([x.type.num_elements for x in matrices.values()]) or not lse.is_dense:
         return None
@@ -174,18 +172,17 @@ def _is_taken(tensor: SdpaTensor) -> bool:
     return inner == 1 and all([stride > 0 and stride % step == 0 for stride in outer])
 
 
-def _pieces(sdpa: SdpaCall, lse: DType) -> tuple[Piece, ...]:
-    """Return the library's scratch, and lse in float32 where the op has it narrower."""
+def _pieces(sdpa: SdpaCall) -> tuple[Piece, ...]:
+    """Return the library's scratch."""
     b, h, rows, width = sdpa.tensors[0].shape
     size = _FORWARD_BYTES
     if sdpa.is_backward:
         whole = -(-rows // _ROW_TILE) * _ROW_TILE
         size = 4 * b * h * whole * (width + 1) + _MARGIN_BYTES
-    widened = 0 if lse is DType.FLOAT32 else b * h * rows
-    return Piece((size,), np.dtype(np.uint8)), Piece((widened,), np.dtype(np.float32))
+    return (Piece((size,), np.dtype(np.uint8)),)
 
 
-def _needs(gpu: Gpu, sdpa: SdpaCall, lse: DType) -> KernelNeeds:
+def _needs(gpu: Gpu, sdpa: SdpaCall) -> KernelNeeds:
     q, k, v = sdpa.tensors[:3]
     b, h, rows, width = q.shape
     hidden = rows * (rows - 1) // 2 if sdpa.causal else 0
@@ -193,41 +190,24 @@ def _needs(gpu: Gpu, sdpa: SdpaCall, lse: DType) -> KernelNeeds:
     num_products = 3 * width + 2 * v.shape[3] if sdpa.is_backward else width + v.shape[3]
     flops = 2.0 * b * h * visible * num_products
     moved = sum([math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in sdpa.tensors])
-    num_calls = (3 if sdpa.is_backward else 1) + (lse is not DType.FLOAT32)
+    num_calls = 3 if sdpa.is_backward else 1
     duration = max(gpu.product_ns(q.dtype, flops) / _RATE, gpu.bytes_ns(moved))
-    return KernelNeeds(
-        size_bytes(_pieces(sdpa, lse)), duration_ns=duration + num_calls * gpu.call_ns
-    )
+    return KernelNeeds(size_bytes(_pieces(sdpa)), duration_ns=duration + num_calls * gpu.call_ns)
 
 
-def _calls(
-    gpu: Gpu,
+def _call(
     attrs: Attrs,
     names: tuple[tuple[str, ...], tuple[str, ...]],
     views: tuple[DeviceView, ...],
     workspace: DeviceView | None,
 ) -> DeviceCalls:
-    """Return the library's call, and what brings lse from or to its type."""
+    """Return the library's call."""
     order, wanted = names
     named = dict(zip(order, views, strict=True))
     sdpa = _sdpa(attrs, named, wanted)
     if sdpa is None:
         raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
-    lse = named["lse"]
-    pieces = _pieces(sdpa, lse.dtype)
-    scratch, widened = carve(workspace, pieces)
-    addresses = {name: view.address for name, view in named.items()}
-    before: tuple[DeviceCall, ...] = ()
-    after: tuple[DeviceCall, ...] = ()
-    if widened:
-        type_ = TensorType(DType.FLOAT32, lse.shape)
-        wide = DeviceView(widened, type_, contiguous_strides(lse.shape, 4))
-        rows = AttentionRows(gpu, named["q"].dtype, (), ())
-        if sdpa.is_backward:
-            before = rows.widened(lse, wide)
-        else:
-            after = rows.rounded(wide, lse)
-        addresses["lse"] = widened
-    places = tuple([addresses[name] for name in wanted])
-    call = RunAttention(sdpa, places, scratch, pieces[0].size_bytes)
-    return (*before, call, *after)
+    pieces = _pieces(sdpa)
+    (scratch,) = carve(workspace, pieces)
+    places = tuple([named[name].address for name in wanted])
+    return (RunAttention(sdpa, places, scratch, pieces[0].size_bytes),)

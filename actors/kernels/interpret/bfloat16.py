@@ -17,7 +17,7 @@ from actors.kernels.kernel import Operands
 from actors.kernels.scratch import Piece
 from actors.kernels.work import BytePass, Work, over_blocks
 from actors.protocol import Array, Arrays, Launch
-from compiler.types import DType
+from compiler.types import HALVES, DType
 
 _BITS = np.dtype(np.uint32)
 _FLOAT = np.dtype(np.float32)
@@ -31,6 +31,11 @@ _ONE, _SIXTEEN, _QUIET, _ALMOST_HALF = (np.array(n, _BITS) for n in (1, 16, 0x40
 def has_bfloat16(operands: Operands) -> bool:
     """Return whether an operand is bfloat16, which arithmetic on its uint16 would get wrong."""
     return any([operand.type.dtype is DType.BFLOAT16 for operand in operands])
+
+
+def has_halves(operands: Operands) -> bool:
+    """Return whether an operand is of 16-bit floats, in which numpy is slow or at a loss."""
+    return any([operand.type.dtype in HALVES for operand in operands])
 
 
 def widening(bits: Array, out: Array) -> list[Launch]:

@@ -1,8 +1,8 @@
 """The kernel "numpy.region": the steps of a region by numpy, chunk after chunk.
 
-It takes the calls that native kernels do not. bfloat16 is computed in float32, as in "numpy.fused".
-A region that is cut by its kernel has chunks that stay in cache, but where a program looks at all
-rows.
+It takes the calls that native kernels do not. Floats of 16 bits are computed in float32, as in
+"numpy.fused". A region that is cut by its kernel has chunks that stay in cache, but where a program
+looks at all rows.
 
 numpy's product cannot add to its output. The first chunk writes a sum of products; the others add a
 product of `PRODUCT_BYTES` at a time, so that scratch does not hold the sum twice.
@@ -33,7 +33,7 @@ from actors.kernels.codegen.region_arrays import (
     unread,
 )
 from actors.kernels.indices import checked, index_pieces
-from actors.kernels.interpret.bfloat16 import has_bfloat16
+from actors.kernels.interpret.bfloat16 import has_halves
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.fused import NumpyFusedKernel
 from actors.kernels.interpret.matmul import Window, merged_rows
@@ -58,7 +58,7 @@ from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 from compiler.fusion.program import Kind
 from compiler.fusion.region import Region, Step, StepKind
-from compiler.types import DType
+from compiler.types import HALVES, DType
 
 PRODUCT_BYTES = 4 << 20
 """Bytes of a product that is added to a sum: between 1 and 8 MiB the time is the same, and the
@@ -80,7 +80,7 @@ class NumpyRegionKernel:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every region on operands whose rows are evenly spaced."""
         region = _widened_region(region_of(attrs, "region"))
-        if has_bfloat16((*inputs, *outputs)) or not _takes_outputs(region, outputs):
+        if has_halves((*inputs, *outputs)) or not _takes_outputs(region, outputs):
             return None
         check_once(region, tuple([x.type for x in inputs]))
         steps = _planned(_cut(region), unread(inputs), unread(outputs))
@@ -131,13 +131,13 @@ def _lies_by_rows(out: Operand, rows: int) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _widened_region(region: Region) -> Region:
-    """Return a region that computes in float32 where it says bfloat16: so `upcast` calls it."""
+    """Return a region that computes in float32 where it says less: so `upcast` calls it."""
     found: Region = _widened(region)
     return found
 
 
 def _widened(part: Any) -> Any:
-    if part is DType.BFLOAT16:
+    if part in HALVES:
         return DType.FLOAT32
     if isinstance(part, tuple):
         return tuple([_widened(x) for x in part])

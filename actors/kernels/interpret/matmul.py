@@ -21,7 +21,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.axes import Axis, walk
-from actors.kernels.interpret.bfloat16 import has_bfloat16
+from actors.kernels.interpret.bfloat16 import has_halves
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
 from actors.kernels.scratch import Piece
 from actors.kernels.work import CALLS_PER_PRODUCT, BytePass, MatrixProduct, Work, item_weight
@@ -141,7 +141,7 @@ class MatmulKernel:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every number; scratch is what must be packed."""
         (a, b), (out,) = inputs, outputs
-        if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_bfloat16(inputs):
+        if a.type.dtype is not b.type.dtype or a.type.dtype is DType.BOOL or has_halves(inputs):
             return None
         plan = arrange(*[Window(x.shape, x.strides_bytes, x.dtype) for x in (a, b, out)])
         return cost.needs(inputs, outputs, _work(plan), scratch.size_bytes(plan.pieces))

@@ -11,7 +11,7 @@ import numpy as np
 from actors.protocol import Array, Arrays, Launch
 from compiler.fusion.program import Instruction
 from compiler.fusion.ufuncs import UFUNCS
-from compiler.types import DType, numpy_dtype
+from compiler.types import HALVES, DType, numpy_dtype
 
 _REDUCTIONS: dict[str, np.ufunc] = {
     "row_sum": np.add,
@@ -24,8 +24,7 @@ _ROUNDINGS = ("floor", "ceil", "round")
 
 def held_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the type in which values are computed: short floats in float32."""
-    is_short = dtype in (DType.BFLOAT16, DType.FLOAT16)
-    return np.dtype(np.float32) if is_short else numpy_dtype(dtype)
+    return np.dtype(np.float32) if dtype in HALVES else numpy_dtype(dtype)
 
 
 def step_calls(

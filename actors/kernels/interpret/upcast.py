@@ -1,21 +1,22 @@
-"""Kernels of bfloat16 operands by way of float32: what runs where no kernel reads them itself.
+"""Kernels of 16-bit floats by way of float32: what runs where no kernel reads them itself.
 
-Operands of bfloat16 are cast into scratch, a kernel of the op computes there, and results are
-rounded where they are wanted in bfloat16. Each number is rounded once, as by a kernel that computes
-in float32 inside; only the scratch, four bytes an element, tells the two apart.
+Operands of bfloat16 and float16 are cast into scratch, a kernel of the op computes there, and
+results are rounded where they are wanted so. Each number is rounded once, as by a kernel that
+computes in float32 inside; only the scratch, four bytes an element, tells the two apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.interpret.bfloat16 import (
-    has_bfloat16,
+    has_halves,
     narrowing,
     narrowing_pieces,
     narrowing_work,
@@ -34,14 +35,15 @@ from actors.kernels.kernel import (
 from actors.kernels.scratch import Piece
 from actors.kernels.work import Work
 from actors.protocol import Array, Arrays, Launch
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.types import HALVES, DType, TensorType, contiguous_strides, numpy_dtype
 
-_FLOAT = numpy_dtype(DType.FLOAT32)
+_FLOAT, _BITS = numpy_dtype(DType.FLOAT32), numpy_dtype(DType.BFLOAT16)
+_HALVES = tuple([numpy_dtype(half) for half in HALVES])
 
 
 @dataclass(frozen=True, slots=True)
 class WidenedKernel:
-    """A kernel, called on float32 copies of its bfloat16 operands."""
+    """A kernel, called on float32 copies of its 16-bit operands."""
 
     inner: Kernel
 
@@ -56,10 +58,10 @@ class WidenedKernel:
         return self.inner.op
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take calls with bfloat16 operands that the kernel takes in float32."""
+        """Take calls with 16-bit operands that the kernel takes in float32."""
         operands = (*inputs, *outputs)
-        if not has_bfloat16(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
-            return None  # to numpy the two are one
+        if not has_halves(operands) or any([x.type.dtype is DType.UINT16 for x in operands]):
+            return None  # to numpy bfloat16 is one with it
         wide = [_widened(x) for x in operands]
         count = len(inputs)
         needs = self.inner.query(attrs, tuple(wide[:count]), tuple(wide[count:]))
@@ -83,7 +85,7 @@ class WidenedKernel:
                 copy = next(copies)
                 # With the dots: x[()] would be a number, and no view on one.
                 own: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
-                calls += widening(x[own], copy)
+                calls += _casts_up(x[own], copy)
                 wide_inputs.append(np.broadcast_to(copy, x.shape))
             else:
                 wide_inputs.append(x)
@@ -95,7 +97,7 @@ class WidenedKernel:
         rounding = tuple(copies)
         for wide, out in zip(wide_outputs, outputs, strict=True):
             if _is_low(out):
-                calls += narrowing(wide, out, rounding)
+                calls += _casts_down(wide, out, rounding)
         return in_sequence(calls)
 
 
@@ -107,19 +109,31 @@ def upcast(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 
 def _is_low(array: Array) -> bool:
-    return array.dtype == numpy_dtype(DType.BFLOAT16)
+    return array.dtype in _HALVES
+
+
+def _casts_up(low: Array, wide: Array) -> list[Launch]:
+    """Return the launches that make float32 of an array; numpy knows float16 itself."""
+    return widening(low, wide) if low.dtype == _BITS else [partial(np.copyto, wide, low)]
+
+
+def _casts_down(wide: Array, low: Array, rounding: Arrays) -> list[Launch]:
+    """Return the launches that round an array of float32; from 65,520 on float16 is infinite."""
+    if low.dtype == _BITS:
+        return narrowing(wide, low, rounding)
+    return [partial(np.copyto, low, wide, casting="same_kind")]
 
 
 def _operands(arrays: Arrays) -> Operands:
     """Return arrays as `query` saw them; uint16 is bfloat16 here."""
-    dtypes = [DType.BFLOAT16 if _is_low(x) else DType(x.dtype.name) for x in arrays]
+    dtypes = [DType.BFLOAT16 if x.dtype == _BITS else DType(x.dtype.name) for x in arrays]
     pairs = zip(arrays, dtypes, strict=True)
     return tuple([Operand(TensorType(dtype, x.shape), 0, x.strides) for x, dtype in pairs])
 
 
 def _widened(x: Operand) -> Operand:
-    """Return a bfloat16 operand as its float32 copy lies, another as it is."""
-    if x.type.dtype is not DType.BFLOAT16:
+    """Return a 16-bit operand as its float32 copy lies, another as it is."""
+    if x.type.dtype not in HALVES:
         return replace(x, offset_bytes=0)
     own = _own_shape(x.shape, x.strides_bytes)
     dense = contiguous_strides(own, _FLOAT.itemsize)
@@ -135,19 +149,19 @@ def _own_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, .
 
 
 def _pieces(inputs: Operands, outputs: Operands) -> tuple[Piece, ...]:
-    """Return a float32 copy of each bfloat16 operand, and what rounding the outputs needs."""
-    low = [x for x in (*inputs, *outputs) if has_bfloat16((x,))]
+    """Return a float32 copy of each 16-bit operand, and what rounding the outputs needs."""
+    low = [x for x in (*inputs, *outputs) if has_halves((x,))]
     copies = [Piece(_own_shape(x.shape, x.strides_bytes), _FLOAT) for x in low]
-    rounded = [x.type.num_elements for x in outputs if has_bfloat16((x,))]
+    rounded = [x.type.num_elements for x in outputs if has_halves((x,))]
     return (*copies, *(narrowing_pieces(max(rounded)) if rounded else ()))
 
 
 def _casts(inputs: Operands, outputs: Operands) -> Work:
     work = Work(calls=0.0)
     for x in inputs:
-        if has_bfloat16((x,)):
+        if has_halves((x,)):
             work = work.then(widening_work(x.type.num_elements))
     for x in outputs:
-        if has_bfloat16((x,)):
+        if has_halves((x,)):
             work = work.then(narrowing_work(x.type.num_elements))
     return work

@@ -127,6 +127,22 @@ AF_INLINE uint16_t af_to_bf16(float x) {
     return (uint16_t)(x != x ? (bits >> 16) | 0x40u : rounded);
 }
 
+/* float16 by bits, as not every compiler has the type. The product with 2^112 makes normal numbers
+ * of those that are not, too; so does the sum with 1/2, whose last place is that of the smallest. */
+AF_INLINE float af_from_f16(uint16_t x) {
+    const uint32_t magnitude = (uint32_t)(x & 0x7fffu) << 13, sign = (uint32_t)(x & 0x8000u) << 16;
+    const uint32_t finite = af_bits_of(af_float_of(magnitude) * 0x1p112f);
+    return af_float_of(sign | (magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite));
+}
+AF_INLINE uint16_t af_to_f16(float x) {
+    const uint32_t bits = af_bits_of(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t small = af_bits_of(af_float_of(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+    const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u; /* from 65520 on */
+    const uint32_t rounded = magnitude < 0x38800000u ? small : normal;
+    return (uint16_t)((bits >> 16 & 0x8000u) | (magnitude >= 0x477ff000u ? large : rounded));
+}
+
 /* Remainders with the sign of the divisor; of integers by 0: 0. */
 AF_INLINE int64_t af_mod_int(int64_t a, int64_t b) {
     if (b == 0 || b == -1) return 0;

@@ -190,14 +190,27 @@ def test_rows_given_by_a_caller_make_the_launch(native, groups):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_program_without_c_is_declined(native, groups):
+def test_every_number_of_float16_is_stored_as_it_was_loaded(kernel, groups):
     b = groups.Builder()
-    x = b.input(FULL, DType.FLOAT16)
-    program = b.program(b.op("add", x, x))
-    array = np.zeros((2, 2), np.float16)
-    attrs = {"program": program, "rows": 2, "columns": 2}
-    x = operand(array)
-    assert KERNEL.query(attrs, (x,), (x,)) is None
+    program = b.program(b.op("neg", b.op("neg", b.input(FULL, DType.FLOAT16))))
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    ((made,), _) = groups.run(kernel, program, 256, 256, [numbers])
+    np.testing.assert_array_equal(made, numbers)
+    is_number = ~np.isnan(numbers)
+    np.testing.assert_array_equal(np.signbit(made[is_number]), np.signbit(numbers[is_number]))
+
+
+def test_rounding_to_float16_is_that_of_numpy(kernel, groups):
+    b = groups.Builder()
+    program = b.program(b.cast(b.input(), DType.FLOAT16))
+    steps = [np.arange(0, 1 << 32, 104_729, dtype=np.uint32)]
+    for edge in (0x33000000, 0x38800000, 0x477FF000, 0x7F800000):
+        steps.append(np.arange(edge - 9, edge + 9, dtype=np.uint32))
+    numbers = np.concatenate(steps).view(np.float32)[None]
+    with np.errstate(all="ignore"):
+        expected = numbers.astype(np.float16)
+        ((made,), _) = groups.run(kernel, program, *numbers.shape, [numbers])
+    np.testing.assert_array_equal(made, expected)
 
 
 def test_more_random_bits_than_the_stack_holds_are_declined(groups):

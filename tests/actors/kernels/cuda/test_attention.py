@@ -87,7 +87,7 @@ def types_of(dtype, *shapes):
 
 
 def statistics(dtype):
-    return "float32" if dtype == "bfloat16" else dtype
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
 def forward(emulated_run, dtype, q, k, v, attrs, strides=None, **more):
