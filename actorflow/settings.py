@@ -16,6 +16,8 @@ from compiler.placement import HOST, Device, distinct_devices
 _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_EMULATED_GPUS = 8
+"""As many as there are in one machine, as a rule."""
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -56,7 +58,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "how late the streams of simulated devices are"),
     EnvVar("ACTORFLOW_GPU", "the one here", "GPU that jobs on cuda are planned for, such as h200"),
-    EnvVar("ACTORFLOW_CUDA", "", "emulated runs plans for cuda on the host, to test them, slowly"),
+    EnvVar(
+        "ACTORFLOW_CUDA",
+        "",
+        "emulated runs plans for cuda on the host, slowly, as 8 GPUs; emulated:2 as two",
+    ),
     EnvVar(
         "ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's attention for cuda, 0 none"
     ),
@@ -72,13 +78,13 @@ class Settings:
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
     off, `threads` is None for all cores, `stall_seconds` is 0 for never, `gpu` is empty for the one
-    that is here, `cudnn` is None for where it is installed. `warnings` are texts for the user:
-    unknown names, and a cache that has no place.
+    that is here, `emulated_gpus` is 0 where the host acts none, `cudnn` is None for where it is
+    installed. `warnings` are texts for the user: unknown names, and a cache that has no place.
     """
 
     devices: tuple[Device, ...] = (HOST,)
     gpu: str = ""
-    cuda_emulated: bool = False
+    emulated_gpus: int = 0
     cudnn: bool | None = None
     sync: bool = False
     dump: Path | None = None
@@ -113,7 +119,7 @@ class Settings:
         return cls(
             devices=devices_named(environ.get("ACTORFLOW_DEVICE", ""), "ACTORFLOW_DEVICE"),
             gpu=environ.get("ACTORFLOW_GPU", "").strip(),
-            cuda_emulated=_is_emulated(environ, "ACTORFLOW_CUDA"),
+            emulated_gpus=_emulated(environ, "ACTORFLOW_CUDA"),
             cudnn=_flag_or_auto(environ, "ACTORFLOW_CUDNN"),
             sync=_flag(environ, "ACTORFLOW_SYNC"),
             dump=_path(environ, "ACTORFLOW_DUMP"),
@@ -213,12 +219,17 @@ def devices_named(text: str, said: str) -> tuple[Device, ...]:
         raise SettingsError(f"{said}: {error}") from None
 
 
-def _is_emulated(environ: Mapping[str, str], name: str) -> bool:
-    value = environ.get(name, "").strip().lower()
-    if value in ("", "emulated"):
-        return bool(value)
+def _emulated(environ: Mapping[str, str], name: str) -> int:
+    word, colon, count = environ.get(name, "").strip().lower().partition(":")
+    if not word and not colon:
+        return 0
+    if word == "emulated" and not colon:
+        return _EMULATED_GPUS
+    if word == "emulated" and count.isascii() and count.isdigit() and int(count) > 0:
+        return int(count)
     raise SettingsError(
-        f"{name}: expected 'emulated', or nothing for the GPU that is here, came {environ[name]!r}"
+        f"{name}: expected 'emulated', 'emulated:2' for as many GPUs, or nothing for those that are"
+        f" here, came {environ[name]!r}"
     )
 
 

@@ -127,7 +127,7 @@ def _processor(device: str) -> str:
     """
     if device == "host":
         return processor()
-    if Settings.from_env(os.environ).cuda_emulated:
+    if Settings.from_env(os.environ).emulated_gpus:
         raise DeviceError(
             "bench: --device cuda measures a GPU, and ACTORFLOW_CUDA=emulated runs on the host:"
             " take it out of the environment"

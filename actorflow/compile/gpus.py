@@ -84,7 +84,7 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
         return gpu_called(named).name
     if settings.gpu:
         return gpu_called(settings.gpu, "ACTORFLOW_GPU").name
-    if settings.cuda_emulated:
+    if settings.emulated_gpus:
         return EMULATED
     return _gpu_here(ours[0]).name
 

@@ -41,7 +41,7 @@ def as_run(plan: Plan, settings: Settings) -> Plan:
 
     A right plan gives the same bits with it, so that whoever runs there has a proof.
     """
-    acted = [DeviceKind.SIM, *([DeviceKind.CUDA] if settings.cuda_emulated else [])]
+    acted = [DeviceKind.SIM, *([DeviceKind.CUDA] if settings.emulated_gpus else [])]
     return poison(plan, acted) if any([_indices(plan, kind) for kind in acted]) else plan
 
 
@@ -63,7 +63,7 @@ def said_of(plan: Plan, settings: Settings) -> str:
     """
     simulated = [f"sim:{index}" for index in _indices(plan, DeviceKind.SIM)]
     names = [f"the simulated device {', '.join(simulated)}"] if simulated else []
-    if settings.cuda_emulated:
+    if settings.emulated_gpus:
         gpus = _indices(plan, DeviceKind.CUDA)
         acted = settings.gpu.lower() or gpu_of(plan)
         names += [f"cuda:{index}, emulated by the host as {acted}" for index in gpus]

@@ -40,9 +40,9 @@ def open_gpus(
     gpu, is_deterministic = gpu_of(plan), bool(plan.option("deterministic", False))
     kernels: dict[str, CudaKernel] = {**catalogue.binders(gpu)}
     drivers: list[CudaDriver]
-    if settings.cuda_emulated:
+    if settings.emulated_gpus:
         kernels |= CUDA_POISON_KERNELS
-        toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule)
+        toolchain, cuda = _toolchain(settings), EmulatedCuda(schedule, settings.emulated_gpus)
         # Whoever names a GPU wants to see what would happen there, be the plan for it or not.
         acted = gpu_called(settings.gpu, "ACTORFLOW_GPU") if settings.gpu else gpu_named(gpu)
         seed = settings.sim_seed
@@ -50,7 +50,7 @@ def open_gpus(
     else:
         _check_packages(plan)
         drivers = _real_drivers(plan, indices, settings)
-    if settings.gpu or not settings.cuda_emulated:
+    if settings.gpu or not settings.emulated_gpus:
         for index, driver in zip(indices, drivers, strict=True):
             _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
     reports = Reports()

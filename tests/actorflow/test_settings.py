@@ -37,7 +37,7 @@ def test_every_variable_is_read():
     assert settings == Settings(
         devices=(Device(DeviceKind.SIM, 1),),
         gpu="h200",
-        cuda_emulated=True,
+        emulated_gpus=8,
         cudnn=False,
         sync=True,
         dump=Path("out/dump"),
@@ -102,6 +102,10 @@ def test_a_cache_without_a_home_is_off_and_says_so():
     )
 
 
+def test_the_host_acts_as_many_gpus_as_are_named():
+    assert Settings.from_env({**HOME, "ACTORFLOW_CUDA": "emulated:2"}).emulated_gpus == 2
+
+
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
 def test_flags_that_are_true(text):
     assert Settings.from_env({**HOME, "ACTORFLOW_VERIFY": text}).verify is True
@@ -123,8 +127,14 @@ def test_flags_that_are_false(text):
         (
             "ACTORFLOW_CUDA",
             "emulate",
-            "ACTORFLOW_CUDA: expected 'emulated', or nothing for the GPU that is here, came"
-            " 'emulate'",
+            "ACTORFLOW_CUDA: expected 'emulated', 'emulated:2' for as many GPUs, or nothing for"
+            " those that are here, came 'emulate'",
+        ),
+        (
+            "ACTORFLOW_CUDA",
+            "emulated:0",
+            "ACTORFLOW_CUDA: expected 'emulated', 'emulated:2' for as many GPUs, or nothing for"
+            " those that are here, came 'emulated:0'",
         ),
         (
             "ACTORFLOW_LOG",

@@ -64,7 +64,7 @@ def compiled(monkeypatch):
 def settings(native_toolchain, built_kernels, monkeypatch):
     """Of an emulated GPU; kernels are built once for all tests."""
     monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: native_toolchain)
-    return replace(Settings.from_env(os.environ), cuda_emulated=True)
+    return replace(Settings.from_env(os.environ), emulated_gpus=8)
 
 
 def kernels_of(plan):
@@ -121,7 +121,7 @@ def test_unless_it_is_said_it_is_used_where_its_packages_are(compiled, monkeypat
 def test_where_its_packages_are_missing_a_plan_with_it_is_refused(compiled, settings, monkeypatch):
     monkeypatch.setattr(cudnn, "why_not", lambda: "its packages are missing")
     with pytest.raises(DeviceError) as caught:
-        fit(compiled("1"), replace(settings, cuda_emulated=False))
+        fit(compiled("1"), replace(settings, emulated_gpus=0))
     assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and here its packages" in str(
         caught.value
     )

@@ -64,7 +64,7 @@ def plan():
 def settings(native_toolchain, built_kernels, monkeypatch):
     """Of an emulated GPU; kernels are built once for all tests."""
     monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: native_toolchain)
-    return replace(Settings.from_env(os.environ), cuda_emulated=True)
+    return replace(Settings.from_env(os.environ), emulated_gpus=8)
 
 
 def fit(plan, settings, steps=7, **options):

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from actors.device.cuda.driver import OLDEST_CUDA, CudaError
-from actors.device.cuda.faults import forked
+from actors.device.cuda.faults import absent, forked
 from compiler.errors import DeviceError
 
 INSTALL = "python -m pip install 'actorflow[cuda]'"
@@ -52,7 +52,7 @@ class CupyCalls:
         try:
             count = runtime.getDeviceCount()
             if self._index >= count:
-                raise DeviceError(f"there is no {device} here, but {count} GPUs, counted from 0")
+                raise absent(device, count)
             runtime.setDevice(self._index)
         except self._errors as error:
             if error.status == _NOT_INITIALIZED:

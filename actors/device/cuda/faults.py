@@ -50,6 +50,11 @@ def forked(device: str) -> DeviceError:
     )
 
 
+def absent(device: str, count: int) -> DeviceError:
+    """Return what to raise for a GPU beyond the last of those that are here."""
+    return DeviceError(f"there is no {device} here, but {count} GPUs, counted from 0")
+
+
 def explained(error: CudaError, device: Device) -> ActorflowError:
     """Return what to raise for a call that failed while a plan was loaded or memory was read."""
     if is_out_of_memory(error):

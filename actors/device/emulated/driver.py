@@ -21,7 +21,7 @@ from random import Random
 from typing import TypeVar
 
 from actors.device.cuda.driver import CudaError, GpuSeen, TriedWays
-from actors.device.cuda.faults import forked
+from actors.device.cuda.faults import absent, forked
 from actors.device.emulated import attention, kernels, products
 from actors.device.emulated.captures import Captures
 from actors.device.emulated.library_call import library_call
@@ -52,8 +52,9 @@ inherits that, and can use CUDA no more."""
 class EmulatedCuda:
     """What the drivers of one run have in common: when things happen, and all addresses."""
 
-    def __init__(self, schedule: LateSchedule) -> None:
+    def __init__(self, schedule: LateSchedule, num_gpus: int = 8) -> None:
         self.schedule = schedule
+        self.num_gpus = num_gpus
         self.memory = EmulatedMemory()
         self._made: list[object] = []
 
@@ -83,7 +84,7 @@ class EmulatedDriver:
         memory_bytes: How much memory it has; what the description says if None.
         product_bytes: Workspace that each product of the library wants.
 
-    Raises DeviceError in a child that was forked from a process with such a driver.
+    Raises DeviceError for one beyond the last, and in a forked child of a process with any.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class EmulatedDriver:
     ) -> None:
         self._cuda = cuda
         self._device = Device(DeviceKind.CUDA, index)
+        if index >= cuda.num_gpus:
+            raise absent(str(self._device), cuda.num_gpus)
         if not _users:
             _users.append(os.getpid())
         if _users[0] != os.getpid():
@@ -149,8 +152,7 @@ class EmulatedDriver:
         """Copy at once: no stream is waited for, since none here waits for this."""
         with self._outside_capture("copy"):
             for address in (target, source):
-                block = self._cuda.memory.find(address, 1)
-                if block is not None:
+                if self._cuda.memory.find(address, 1) is not None:
                     self._inside(address, size_bytes, "copy")
             ctypes.memmove(target, source, size_bytes)
 

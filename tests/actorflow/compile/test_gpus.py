@@ -37,7 +37,7 @@ def test_the_job_names_its_gpu_before_the_environment_and_that_before_the_machin
     here(GpuListed("NVIDIA A100", "GPU-2", (8, 0), 80 << 30))
     assert gpu_for((CUDA,), "h200", Settings(gpu="a100")) == "h200"
     assert gpu_for((CUDA,), None, Settings(gpu="H200")) == "h200"
-    assert gpu_for((CUDA,), None, Settings(cuda_emulated=True)) == "h200"
+    assert gpu_for((CUDA,), None, Settings(emulated_gpus=8)) == "h200"
 
 
 def test_the_gpu_that_is_here_is_known_by_what_its_driver_says(here):

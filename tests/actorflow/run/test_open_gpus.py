@@ -27,7 +27,7 @@ def opened(settings, *indices):
 
 
 def test_the_host_acts_as_the_gpu_that_the_plan_is_for(native_toolchain):
-    one, two = opened(Settings(cuda_emulated=True), 0, 2)
+    one, two = opened(Settings(emulated_gpus=8), 0, 2)
     assert (one.device, two.device) == (Device(DeviceKind.CUDA, 0), Device(DeviceKind.CUDA, 2))
     assert one.has_kernel("poison")
     seen = one._kept.driver.seen()
@@ -36,11 +36,17 @@ def test_the_host_acts_as_the_gpu_that_the_plan_is_for(native_toolchain):
 
 
 def test_the_host_acts_as_the_gpu_that_the_environment_names(native_toolchain, caplog):
-    (one,) = opened(Settings(cuda_emulated=True, gpu="H100"), 0)
+    (one,) = opened(Settings(emulated_gpus=8, gpu="H100"), 0)
     assert one._kept.driver.seen().name == gpu_named("h100").says
     assert "compiled for NVIDIA H200, and cuda:0 is NVIDIA H100" in caplog.text
     with pytest.raises(DeviceError, match=r"and cuda:0 is NVIDIA A100.*9\.0, and it has 8\.0;"):
-        opened(Settings(cuda_emulated=True, gpu="a100"), 0)
+        opened(Settings(emulated_gpus=8, gpu="a100"), 0)
+
+
+def test_the_host_acts_no_more_gpus_than_are_named(native_toolchain):
+    opened(Settings(emulated_gpus=8), 0, 7)
+    with pytest.raises(DeviceError, match=r"^there is no cuda:2 here, but 2 GPUs, counted from 0$"):
+        opened(Settings(emulated_gpus=2), 0, 2)
 
 
 def test_a_real_gpu_gets_a_folder_for_what_is_built(monkeypatch, tmp_path):
@@ -138,4 +144,4 @@ def test_a_gpu_that_is_too_small_is_named_with_both_sizes(here):
 def test_emulation_needs_a_c_compiler(monkeypatch):
     monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: None)
     with pytest.raises(DeviceError, match="ACTORFLOW_CUDA=emulated builds kernels for the host"):
-        opened(Settings(cuda_emulated=True), 0)
+        opened(Settings(emulated_gpus=8), 0)

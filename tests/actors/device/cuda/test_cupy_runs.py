@@ -233,7 +233,7 @@ def test_a_run_asks_a_gpu_for_what_gives_the_bits_of_the_emulation(acted, tmp_pa
     settings = replace(Settings.from_env(os.environ), cache=None)
     found = []
     for is_emulated in (True, False, False):
-        runner = Runner(plan, settings=replace(settings, cuda_emulated=is_emulated))
+        runner = Runner(plan, settings=replace(settings, emulated_gpus=8 * is_emulated))
         options = {"checkpoint": tmp_path / str(len(found)), "every": 3, "progress": False}
         result = runner.fit(rows(), steps=7, **options)
         found.append((result.metrics, {n: v.tobytes() for n, v in result.variables.items()}))
