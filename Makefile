@@ -26,6 +26,9 @@ ON_CUDA := $(patsubst %,tests/system/test_%.py,\
 	smoke accumulate evaluation resume runner skipped_steps offload) \
 	--deselect tests/system/test_resume.py::test_kills_at_any_moment_change_nothing
 
+# What jobs computed there, of one state of the code.
+RECORDS = build/late-gpus/$(shell git describe --always --dirty)
+
 # The oldest numpy that pyproject.toml allows, and what can tell it from a new one.
 OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
@@ -60,7 +63,8 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test devices oldest cuda oracle oracle-store check lint types contracts model soak bench bench-env clean
+.PHONY: help demo test devices late-gpus oldest cuda oracle oracle-store check lint types contracts model soak bench \
+	bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +82,14 @@ devices: $(DEV_STAMP) ## jobs scattered over two simulated devices, and on one, 
 	$(PYTEST) -q --device sim:0,sim:1 tests/system $(ARGS)
 	set -e; for seed in $(SEEDS); do \
 		$(PYTEST) -q --device sim --sim-seed $$seed $(ON_DEVICES) $(ARGS); done
+
+late-gpus: $(DEV_STAMP) ## every job of tests/system on an emulated GPU, late as each of 50 seeds, bits compared; goes on where it was stopped
+	set -e; for seed in $(SEEDS); do \
+		test -e $(RECORDS)/cuda-$$seed/whole || { \
+			echo "== seed $$seed"; \
+			$(PYTEST) -q --device cuda --sim-seed $$seed --record=$(RECORDS) --hypothesis-seed 0 tests/system $(ARGS); \
+			touch $(RECORDS)/cuda-$$seed/whole; }; done
+	$(BIN)/python tests/recorder/same_bits.py $(RECORDS)
 
 oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)

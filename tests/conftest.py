@@ -3,12 +3,16 @@
 import os
 import threading
 import warnings
+from pathlib import Path
 from random import Random
 
 import pytest
+import recorder
 
 from actors.kernels.native import runtime, toolchain
 from compiler.passes import place
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser):
@@ -26,6 +30,12 @@ def pytest_addoption(parser):
         "--torch", action="store_true", help="compare with torch itself; for tests/oracle"
     )
     parser.addoption("--sim-seed", default="0", help="how late simulated and emulated devices are")
+    parser.addoption(
+        "--record",
+        type=Path,
+        help="=FOLDER: write what jobs compute there, by hash (see tests/recorder/same_bits.py);"
+        " where a whole run is there, without the tests that ran no job on a device",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -39,17 +49,34 @@ def pytest_collection_modifyitems(config, items):
         for name, where in skipped.items():
             for mark in item.iter_markers(name):
                 item.add_marker(pytest.mark.skip(reason=f"{where}: {mark.args[0]}"))
+    if (folder := _recorded(config)) is not None:
+        whole = sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/whole"))
+        if whole and not (folder / "whole").exists():
+            wanted = recorder.tests_on_devices(whole[0].parent)
+            left_out = [i for i in items if not {i.nodeid, i.nodeid.partition("::")[0]} & wanted]
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+
+def _recorded(config):
+    """Return the folder of this device and seed, for what jobs compute; None without --record."""
+    folder = config.getoption("--record")
+    if folder is None:
+        return None
+    return folder / f"{config.getoption('--device') or 'host'}-{config.getoption('--sim-seed')}"
 
 
 @pytest.fixture(scope="session")
-def built_kernels(tmp_path_factory, worker_id):
+def built_kernels(tmp_path_factory, worker_id, request):
     """The folder of what the C compiler built, for all tests: each function is built once.
 
-    Tests that run side by side, each in a process of its own, share it.
+    Tests that run side by side, each in a process of its own, share it, and so do recorded runs.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "built-kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if (record := _recorded(request.config)) is not None:
+        folder = record.parent.resolve() / "kernels"
+    folder.mkdir(mode=0o700, exist_ok=True, parents=True)
     return folder
 
 
@@ -98,6 +125,22 @@ def _kernels_of_numpy(request):
             patch.setenv("ACTORFLOW_DEVICE", request.config.getoption("--device"))
             patch.setenv("ACTORFLOW_SIM_SEED", request.config.getoption("--sim-seed"))
             patch.setenv("ACTORFLOW_CUDA", "emulated")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _jobs_are_recorded(request, worker_id, _kernels_of_numpy):
+    """Write down what jobs compute, also in programs that tests start."""
+    folder = _recorded(request.config)
+    with pytest.MonkeyPatch.context() as patch:
+        if folder is not None:
+            folder.mkdir(exist_ok=True, parents=True)
+            patch.setenv(recorder.FILE, str(folder.resolve() / f"{worker_id}.jsonl"))
+            patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{recorder.PATH}")
+            from actorflow.run.training_run import Run  # all that runs jobs, for who records them
+
+            recorder.install(Run, patch)
         yield
 
 

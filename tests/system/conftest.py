@@ -80,7 +80,7 @@ def run_python(tmp_path):
     def run(code, *arguments, check=True, **env):
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(code))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+        environment = {**os.environ, **env}
         done = subprocess.run(
             [sys.executable, str(script), *arguments],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100,
@@ -99,7 +99,7 @@ class Program:
         self.process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            env={**os.environ, **env},
             **{
                 "stdin": subprocess.PIPE,
                 "stdout": subprocess.PIPE,

@@ -21,6 +21,7 @@ def loss_of(model, batch):
     return model.layer(batch.x).mean()
 
 
+@pytest.mark.no_gpu("it is about how the host's kernels are chosen")
 def test_a_deterministic_job_stays_so_while_another_thread_compiles(native, monkeypatch):
     """The other thread asks for its own choice in the middle of the deterministic compilation."""
     fixed = af.job(loss_of, optimizer=af.optim.SGD(0.1), deterministic=True)

@@ -90,7 +90,7 @@ def start(tmp_path_factory):
             script.write_text(code)
         dropped = ("ACTORFLOW_", "CC")
         environ = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        environ |= {"PYTHONPATH": str(ROOT), "ACTORFLOW_VERIFY": "1", **settings}
+        environ |= {"ACTORFLOW_VERIFY": "1", **settings}
         return subprocess.Popen(
             [sys.executable, str(script)],
             cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,7 +1,6 @@
 """A plan is enough: another process trains from the file without the model's code."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def actorflow(tmp_path):
         program = "import sys; from actorflow.cli.main import main; sys.exit(main())"
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+            cwd=tmp_path,
             capture_output=True, text=True, timeout=100,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr

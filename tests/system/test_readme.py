@@ -35,7 +35,7 @@ def test_the_folders_of_the_house_are_there():
 
 def printed_first():
     """What the demo says of its plan with numpy's kernels, which are the same on every machine."""
-    environment = {**os.environ, "ACTORFLOW_NATIVE": "0", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "ACTORFLOW_NATIVE": "0"}
     demo = "examples/char_gpt.py"
     done = subprocess.run(
         [sys.executable, "-m", "actorflow", "plan", demo],

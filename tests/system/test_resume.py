@@ -56,7 +56,7 @@ def start(tmp_path):
     """Start the job on a run directory; the caller waits for it or kills it."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 
     def begin(run, steps, *more):
         return subprocess.Popen(
