@@ -48,6 +48,7 @@ _STATES = {
 }
 
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_STRIDE = 3, 4, 7, 8, 11, 12
+_AUX_TYPE, _BIAS_TYPE, _UNSET = 22, 26, -1
 _COMPUTE_TYPE, _SCALE_TYPE = 0, 1
 _TYPE, _ORDER, _ROWS, _COLUMNS, _COLUMN_STRIDE, _BATCH, _BATCH_STRIDE = range(7)
 _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
@@ -140,8 +141,11 @@ class CublasLt:
         ]
         if product.bias:
             attributes.append((_BIAS, _U64, product.bias))
+        if product.bias_dtype is not None:
+            attributes.append((_BIAS_TYPE, _I32, _TYPES[product.bias_dtype]))
         if product.aux:
             attributes += [(_AUX, _U64, product.aux), (_AUX_STRIDE, _I64, product.aux_stride)]
+            attributes.append((_AUX_TYPE, _I32, _TYPES[product.d.dtype]))
         self._set("MatmulDesc", call, attributes)
         sides = (product.a, product.b, product.d)
         layouts = tuple([self._layout(destroys, side, product.batch) for side in sides])
@@ -175,6 +179,9 @@ class CublasLt:
         by_columns = {self._get("MatrixLayout", h, _ORDER, _I32) for h in made.layouts}
         if len(batches) != 1 or by_columns != {_BY_COLUMNS}:
             raise CudaError("the matrices of a product differ", code=7, call="cublasLt read back")
+        if said(_AUX, _U64) and said(_AUX_TYPE, _I32) != _TYPES[d.dtype]:
+            raise CudaError("aux is of another type", code=7, call="cublasLt read back")
+        bias_type = said(_BIAS_TYPE, _I32)
         compute = said(_COMPUTE_TYPE, _I32)
         return LtProduct(
             a,
@@ -187,6 +194,7 @@ class CublasLt:
             compute=next(dtype for dtype, number in _COMPUTE.items() if number == compute),
             epilogue=LtEpilogue(said(_EPILOGUE, _U32)),
             bias=said(_BIAS, _U64),
+            bias_dtype=None if bias_type == _UNSET else _DTYPES[bias_type],
             aux=said(_AUX, _U64),
             aux_stride=said(_AUX_STRIDE, _I64),
             is_deterministic=wanted(_REDUCTIONS) == 0,
@@ -286,7 +294,7 @@ class CublasLt:
         """
         spans = [x.span_bytes(product.batch) for x in (product.a, product.b, product.d)]
         beside = [
-            product.d.dtype.itemsize * max(product.d.rows, product.d.columns),
+            product.bias_type.itemsize * max(product.d.rows, product.d.columns),
             product.d.dtype.itemsize * max(product.aux_stride, 1) * product.d.columns,
         ]
         a, b, d, bias, aux, workspace = trial.scratch((*spans, *beside, workspace_bytes))

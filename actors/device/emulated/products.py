@@ -3,11 +3,11 @@
 Where cuBLASLt is installed the record is what its own descriptors say, read back: they can be made
 without a GPU.
 
-Epilogues are cuBLASLt's. A bias has an entry for each row of d, in d's element type, and lies
-dense; aux is a matrix like d with a stride of its own. BIAS adds the bias, GELU is the tanh form of
-what was added, GELU_AUX_BIAS also stores what goes into it. DGELU_BGRAD multiplies by the slope of
-GELU at aux, and puts the sums of d's rows into the bias. BGRAD_A and BGRAD_B put there the sums of
-op(a) and op(b) over the inner extent.
+Epilogues are cuBLASLt's. A bias has an entry for each row of d, in d's element type where it says
+no other, and lies dense; aux is a matrix like d with a stride of its own. BIAS adds the bias, GELU
+is the tanh form of what was added, GELU_AUX and GELU_AUX_BIAS also store what goes into it. DGELU
+multiplies by the slope of GELU at aux, and DGELU_BGRAD puts the sums of d's rows into the bias.
+BGRAD_A and BGRAD_B put there the sums of op(a) and op(b) over the inner extent.
 """
 
 from __future__ import annotations
@@ -21,21 +21,39 @@ from typing import Any
 import numpy as np
 
 from actors.device.cuda.cublaslt import LIBRARY, CublasLt
+from actors.device.cuda.driver import CudaError
 from actors.device.emulated.library_call import LibraryOperand
 from actors.kernels.cuda.libraries import find_library
-from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
+from actors.kernels.cuda.product import (
+    AUX_BYTES,
+    AUX_ELEMENTS,
+    LtEpilogue,
+    LtLayout,
+    LtProduct,
+)
 from actors.protocol import Array
 from compiler.types import DType, numpy_dtype
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 _WITH_BIAS = (LtEpilogue.BIAS, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
-_WITH_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS, LtEpilogue.GELU_AUX_BIAS)
+_WITH_AUX = (LtEpilogue.GELU_AUX, LtEpilogue.GELU_AUX_BIAS)
+_WITH_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS, *_WITH_AUX)
+_WITH_SLOPE = (LtEpilogue.DGELU, LtEpilogue.DGELU_BGRAD)
+_INVALID = 7
+"""cuBLAS's status of an invalid value."""
+
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 def described(product: LtProduct, workspace_bytes: int) -> LtProduct:
-    """Return a product as the library's descriptors say it; as it is where there is no library."""
+    """Return a product as the library's descriptors say it; as it is where there is no library.
+
+    Raises CudaError for an aux that lies as the library does not take it.
+    """
+    if product.aux % AUX_BYTES or product.aux_stride % AUX_ELEMENTS:
+        where = f"aux at {product.aux:#x}, columns {product.aux_stride} elements apart"
+        raise CudaError(where, code=_INVALID, call="cublasLtMatmulAlgoGetHeuristic")
     library = _library()
     if library is None:
         return product
@@ -67,11 +85,11 @@ class ChosenProduct:
             found.append(LibraryOperand(name, address, size, layout.alignment))
         if product.bias:
             size = _bias(product).nbytes
-            found.append(LibraryOperand("bias", product.bias, size, product.d.dtype.itemsize))
+            found.append(LibraryOperand("bias", product.bias, size, product.bias_type.itemsize))
         if product.aux:
             aux = replace(product.d, column_stride=product.aux_stride, batch_stride=0)
             size = aux.span_bytes(1)
-            found.append(LibraryOperand("aux", product.aux, size, product.d.dtype.itemsize))
+            found.append(LibraryOperand("aux", product.aux, size, AUX_BYTES))
         return tuple([operand for operand in found if operand.size_bytes])
 
     def lies_over_itself(self, a: int, b: int, c: int, d: int) -> bool:
@@ -93,18 +111,19 @@ def run(product: LtProduct, a: int, b: int, c: int, d: int) -> None:
         out = out + product.beta * widened(_matrix(product.d, product.batch, c), product.d.dtype)
     epilogue = product.epilogue
     if epilogue in _WITH_BIAS:
-        out = out + widened(_bias(product), product.d.dtype)[:, None]
-    if epilogue is LtEpilogue.GELU_AUX_BIAS:
+        out = out + widened(_bias(product), product.bias_type)[:, None]
+    if epilogue in _WITH_AUX:
         store(_aux(product), out, product.d.dtype)
     if epilogue in _WITH_GELU:
         out = 0.5 * out * (1 + np.tanh(_ROOT * (out + _CUBE * out**3)))
-    if epilogue is LtEpilogue.DGELU_BGRAD:
+    if epilogue in _WITH_SLOPE:
         out = out * _gelu_slope(widened(_aux(product), product.d.dtype))
-        store(_bias(product), out.sum((0, 2)), product.d.dtype)
+    if epilogue is LtEpilogue.DGELU_BGRAD:
+        store(_bias(product), out.sum((0, 2)), product.bias_type)
     if epilogue is LtEpilogue.BGRAD_A:
-        store(_bias(product), left.sum((0, 2)), product.d.dtype)
+        store(_bias(product), left.sum((0, 2)), product.bias_type)
     if epilogue is LtEpilogue.BGRAD_B:
-        store(_bias(product), right.sum((0, 1)), product.d.dtype)
+        store(_bias(product), right.sum((0, 1)), product.bias_type)
     store(_matrix(product.d, product.batch, d), out, product.d.dtype)
 
 
@@ -137,7 +156,7 @@ def _operand(
 def _bias(product: LtProduct) -> Array:
     is_of_columns = product.epilogue is LtEpilogue.BGRAD_B
     size = product.d.columns if is_of_columns else product.d.rows
-    return array_at(product.bias, product.d.dtype, (size,), (1,))
+    return array_at(product.bias, product.bias_type, (size,), (1,))
 
 
 def _aux(product: LtProduct) -> Array:

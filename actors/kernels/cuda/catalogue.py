@@ -20,7 +20,7 @@ from actors.kernels.cuda.reduce import reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
-GENERATION = 1
+GENERATION = 2
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 _WITH_CUDNN = "with-cudnn"

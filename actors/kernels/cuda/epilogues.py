@@ -1,26 +1,35 @@
 """What the library can do to a product before it stores it, found in the program that reads it.
 
-    y = a @ b; h = y + bias; out = h + residual
+    y = a @ b; h = y + bias; out = h + residual     BIAS, and beta 1 with the residual as c
+    h = a @ b + bias; g = gelu(h)                   GELU_BIAS; GELU_AUX_BIAS where h is kept too
+    dh = (a @ b) * gelu'(h); db = column_sum(dh)    DGELU_BGRAD; DGELU where db is summed behind it
 
-is one product with the epilogue BIAS, and beta 1 with the residual as c. It saves writing the
-product and reading it again. A value is then rounded once, where product and program round twice.
+It saves writing the product and reading it again. A value is then rounded once, where product and
+program round twice. What else such a program makes a program behind the product does: the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from actors.kernels.cuda.calls import RunProduct
+from actors.kernels.cuda.calls import DeviceCalls, RunProduct
+from actors.kernels.cuda.gelu_forms import gelu_gradient, gelu_operand
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.product import LtEpilogue, alignment_of
+from actors.kernels.cuda.product import AUX_BYTES, AUX_ELEMENTS, LtEpilogue, alignment_of
 from actors.kernels.cuda.products import PlannedProduct, plan_product
-from actors.kernels.cuda.views import DeviceView
-from compiler.fusion.program import FusedProgram, Kind
+from actors.kernels.cuda.program_steps import ProgramStep
+from actors.kernels.cuda.views import DeviceView, carve
+from actors.kernels.scratch import Piece, size_bytes
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.types import DType, TensorType, contiguous_strides
 
 _TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 """Of results that the library adds a bias to."""
+
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +40,99 @@ class AddedTerms:
     residual: int | None
 
 
-def added_terms(program: FusedProgram, product: int, rows: int) -> AddedTerms | None:
-    """Return what a program adds to its operand `product`, if it does nothing else.
+@dataclass(frozen=True, slots=True)
+class RestOfProgram:
+    """What is left of a program, and which of that one's operands it reads and makes."""
+
+    program: FusedProgram
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How the library finishes a product, by places among a program's operands: inputs, outputs.
+
+    `out` is what it stores; `bias` it reads, or makes where it is a gradient; `aux` likewise.
+    """
+
+    epilogue: LtEpilogue
+    product: int
+    out: int
+    bias: int | None = None
+    residual: int | None = None
+    aux: int | None = None
+    rest: RestOfProgram | None = None
+
+    @property
+    def dense(self) -> tuple[int, ...]:
+        """The operands that the library reads or writes."""
+        places = (self.out, self.bias, self.residual, self.aux)
+        return tuple([place for place in places if place is not None])
+
+    def in_place(self, pairs: Pairs, num_inputs: int) -> Pairs:
+        """Return those pairs (output, input) of a program that may share bytes here as well.
+
+        What the library writes lies over nothing that it reads but c. The product itself, which
+        then never exists, lies where `out` will be, so that other outputs may lie over inputs.
+        """
+        made = [p - num_inputs for p in (self.aux, self.out) if p is not None and p >= num_inputs]
+        read = [p for p in (self.aux, self.residual) if p is not None and p < num_inputs]
+        out = self.out - num_inputs
+        return tuple(
+            [
+                (o, x)
+                for o, x in pairs
+                if (o == out if x == self.product else o not in made or x not in read)
+                or (o, x) == (out, self.residual)
+            ]
+        )
+
+
+@functools.lru_cache(maxsize=512)
+def finishes(program: FusedProgram, product: int, rows: int) -> tuple[Finish, ...]:
+    """Return the ways in which the library can finish a product that is an input of a program.
+
+    The one that leaves the least to do is the first.
+    """
+    if any([i.op == "check_index" for i in program.instructions]):
+        return ()
+    found = _sum(program, product, rows)
+    return tuple(_gradients(program, product, rows)) if found is None else (found,)
+
+
+def _sum(program: FusedProgram, product: int, rows: int) -> Finish | None:
+    """Return the way to add something, and to take GELU of it, if the program does no more."""
+    first, outputs = len(program.inputs), program.outputs
+    for out, value in enumerate(outputs):
+        x = gelu_operand(program, value)
+        kept = [n for n, other in enumerate(outputs) if other == x and n != out]
+        terms = added_terms(program, value if x is None else x, product, rows)
+        if terms is None or len(outputs) != 1 + len(kept):
+            continue
+        if x is not None:
+            epilogue = (_GELU_AUX if kept else _GELU)[terms.bias is not None]
+            aux = first + kept[0] if kept else None
+            return Finish(epilogue, product, first + out, terms.bias, terms.residual, aux)
+        if terms != AddedTerms(None, None):
+            epilogue = LtEpilogue.NONE if terms.bias is None else LtEpilogue.BIAS
+            return Finish(epilogue, product, first + out, terms.bias, terms.residual)
+    return None
+
+
+_GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS)
+_GELU_AUX = (LtEpilogue.GELU_AUX, LtEpilogue.GELU_AUX_BIAS)
+"""Without a bias, and with one."""
+
+
+def added_terms(program: FusedProgram, value: int, product: int, rows: int) -> AddedTerms | None:
+    """Return what is added to a program's operand `product` to make a value; None if more is done.
 
     That is a row for all rows, and a matrix with as many `rows`; one of each at most, all of one
-    type.
+    type, and all that the program reads.
     """
-    if len(program.outputs) != 1 or program.dtype_of(program.outputs[0]) not in _TYPES:
+    dtype, leaves = program.dtype_of(value), _leaves(program, value)
+    if dtype not in _TYPES or leaves is None or sorted(leaves) != [*range(len(program.inputs))]:
         return None
-    leaves = _leaves(program, program.outputs[0])
-    if leaves is None or sorted(leaves) != list(range(len(program.inputs))):
-        return None
-    dtype = program.dtype_of(program.outputs[0])
     entries = {place: program.inputs[place] for place in leaves}
     if any([e.dtype is not dtype or e.every != 1 for e in entries.values()]):
         return None
@@ -50,17 +140,16 @@ def added_terms(program: FusedProgram, product: int, rows: int) -> AddedTerms | 
     bias = [place for place, entry in entries.items() if entry.kind is Kind.COLUMN]
     residual = [place for place in full if place != product]
     is_all = product in full and len(full) + len(bias) == len(leaves)
-    if not is_all or max(len(bias), len(residual)) > 1 or len(leaves) == 1:
+    if not is_all or max(len(bias), len(residual)) > 1:
         return None
     return AddedTerms(bias[0] if bias else None, residual[0] if residual else None)
 
 
 def _leaves(program: FusedProgram, value: int) -> list[int] | None:
     """Return the inputs that a value is the sum of; None where it is no sum of inputs."""
-    own = value - len(program.inputs)
-    if own < 0:
+    instruction = _made_by(program, value)
+    if instruction is None:
         return [value]
-    instruction = program.instructions[own]
     if instruction.op != "add":
         return None
     found = [_leaves(program, operand) for operand in instruction.operands]
@@ -68,56 +157,156 @@ def _leaves(program: FusedProgram, value: int) -> list[int] | None:
     return None if None in found else known
 
 
+def _made_by(program: FusedProgram, value: int) -> Instruction | None:
+    own = value - len(program.inputs)
+    return None if own < 0 else program.instructions[own]
+
+
+def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[Finish]:
+    """Yield the ways through the slope of GELU: with the sums over rows, and without."""
+    first = len(program.inputs)
+    for number, value in enumerate(program.outputs):
+        found = gelu_gradient(program, value)
+        if found is None or found.dy != product or found.x >= first:
+            continue
+        x, y = program.inputs[found.x], program.inputs[product]
+        is_plain = x.kind is Kind.FULL and x.every == 1 and x.count in (0, rows)
+        if not is_plain or y.kind is not Kind.FULL or x.dtype not in _TYPES:
+            continue
+        others = [n for n in range(len(program.outputs)) if n != number]
+        sums = [n for n in others if _is_sum_of(program, program.outputs[n], value)]
+        for bias in (*sums[:1], None):
+            left = [n for n in others if n != bias]
+            rest = _rest(program, left, product, number) if left else None
+            if left and rest is None:
+                continue
+            epilogue = LtEpilogue.DGELU if bias is None else LtEpilogue.DGELU_BGRAD
+            place = None if bias is None else first + bias
+            yield Finish(epilogue, product, first + number, place, aux=found.x, rest=rest)
+        return
+
+
+def _is_sum_of(program: FusedProgram, total: int, value: int) -> bool:
+    """Whether a value is the sum of another one over all rows, in its type or in float32."""
+    made = _made_by(program, total)
+    if made is None or made.op != "column_sum":
+        return False
+    (summed,) = made.operands
+    cast = _made_by(program, summed)
+    is_wider = cast is not None and (cast.op, cast.operands) == ("cast", (value,))
+    return summed == value or (is_wider and program.dtype_of(summed) is DType.FLOAT32)
+
+
+def _rest(program: FusedProgram, left: list[int], product: int, known: int) -> RestOfProgram | None:
+    """Return what makes some outputs where another one is known; None if it needs the product."""
+    first, given = len(program.inputs), program.outputs[known]
+    needed, todo = set[int](), [program.outputs[n] for n in left]
+    while todo:
+        value = todo.pop()
+        made = None if value == given else _made_by(program, value)
+        if value not in needed:
+            needed.add(value)
+            todo += () if made is None else made.operands
+    if product in needed:
+        return None
+    read = sorted([v for v in needed if v < first])
+    steps = sorted([v for v in needed if v >= first and v != given])
+    numbers = {v: n for n, v in enumerate([*read, *([given] if given in needed else []), *steps])}
+    inputs = [program.inputs[v] for v in read]
+    if given in needed:
+        inputs.append(ProgramInput(program.dtype_of(given), Kind.FULL))
+    made_again = [program.instructions[v - first] for v in steps]
+    instructions = tuple(
+        [replace(i, operands=tuple([numbers[v] for v in i.operands])) for i in made_again]
+    )
+    outputs = tuple([numbers[program.outputs[n]] for n in left])
+    operands = [*read, *([first + known] if given in needed else []), *[first + n for n in left]]
+    return RestOfProgram(FusedProgram(tuple(inputs), instructions, outputs), tuple(operands))
+
+
 @dataclass(frozen=True, slots=True)
-class ProductWithTerms:
-    """out = a @ b + residual + bias as one call of the library."""
+class FinishedProduct:
+    """out = finish(a @ b) as one call of the library, and the rest of the program behind it."""
 
     gpu: Gpu
     planned: PlannedProduct
+    finish: Finish
     operands: tuple[DeviceView, DeviceView, DeviceView]
-    bias: DeviceView | None
-    residual: DeviceView | None
+    views: tuple[DeviceView, ...]
+    rest: ProgramStep | None
 
     def duration_ns(self) -> float:
         """Return an estimate."""
-        added = [term.type.size_bytes for term in (self.bias, self.residual) if term is not None]
-        return self.planned.duration_ns() + self.gpu.bytes_ns(sum(added))
+        beside = [p for p in self.finish.dense if p != self.finish.out]
+        added = self.gpu.bytes_ns(sum([self.views[p].type.size_bytes for p in beside]))
+        rest = 0.0 if self.rest is None else self.rest.duration_ns()
+        return self.planned.duration_ns() + added + rest
 
-    def call(self, scratch: tuple[int, ...]) -> RunProduct:
-        """Return the call, with the addresses of the plan's pieces."""
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the library takes the addresses, which only `bind` knows."""
+        return self.finish.aux is None or not self.views[self.finish.aux].address % AUX_BYTES
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Scratch: of the product, or of the program behind it."""
+        rest = () if self.rest is None else self.rest.pieces
+        return max(self.planned.pieces, rest, key=size_bytes)
+
+    def calls(self, space: DeviceView | None) -> DeviceCalls:
+        """Return the calls, with scratch for the pieces of one after the other."""
+        rest = () if self.rest is None else self.rest.calls(space)
+        return (self._product(carve(space, self.planned.pieces)), *rest)
+
+    def _product(self, scratch: tuple[int, ...]) -> RunProduct:
+        finish, views = self.finish, self.views
         plain = self.planned.calls(self.operands, scratch)
         (call,) = [call for call in plain if isinstance(call, RunProduct)]
-        product = call.product
-        if self.bias is not None:
-            product = replace(product, epilogue=LtEpilogue.BIAS, bias=self.bias.address)
-        if self.residual is not None:
-            alignment = min(product.d.alignment, alignment_of(self.residual.address))
+        product = replace(call.product, epilogue=finish.epilogue)
+        if finish.bias is not None:
+            bias = views[finish.bias]
+            other = None if bias.dtype is product.d.dtype else bias.dtype
+            product = replace(product, bias=bias.address, bias_dtype=other)
+        if finish.aux is not None:
+            stride = product.d.column_stride
+            product = replace(product, aux=views[finish.aux].address, aux_stride=stride)
+        if finish.residual is not None:
+            residual = views[finish.residual].address
+            alignment = min(product.d.alignment, alignment_of(residual))
             product = replace(product, beta=1.0, d=replace(product.d, alignment=alignment))
-            call = replace(call, c=self.residual.address)
+            call = replace(call, c=residual)
         return replace(call, product=product)
 
 
-def product_with_terms(
+def finished_products(
     gpu: Gpu,
     program: FusedProgram,
     factors: tuple[DeviceView, DeviceView],
     place: int,
     extents: tuple[int, int],
     views: Sequence[DeviceView],
-) -> ProductWithTerms | None:
-    """Return the one product that a product and its reader are; None where they are not.
+) -> tuple[FinishedProduct, ...]:
+    """Return the ways in which the library can make what a product and its reader make.
 
-    The product is input `place` of the program, whose inputs and outputs lie as `views`: what is
-    added and the result densely, for the library takes them alike.
+    The product is input `place` of the program, whose inputs and outputs lie as `views`: what the
+    library reads and makes densely, for it takes them alike.
     """
-    terms = added_terms(program, place, extents[0])
-    if terms is None or not all([view.is_dense for n, view in enumerate(views) if n != place]):
-        return None
-    dtype = views[-1].dtype
-    strides = contiguous_strides(extents, dtype.itemsize)
-    out = DeviceView(views[-1].address, TensorType(dtype, extents), strides)
-    planned = plan_product(gpu, *[view.as_operand for view in (*factors, out)])
-    if planned is None or not planned.is_plain:
-        return None
-    bias, residual = [None if p is None else views[p] for p in (terms.bias, terms.residual)]
-    return ProductWithTerms(gpu, planned, (*factors, out), bias, residual)
+    found = []
+    for finish in finishes(program, place, extents[0]):
+        if not all([views[n].is_dense for n in finish.dense]):
+            continue
+        if finish.aux is not None and extents[1] % AUX_ELEMENTS:
+            continue
+        dtype = views[finish.out].dtype
+        strides = contiguous_strides(extents, dtype.itemsize)
+        out = DeviceView(views[finish.out].address, TensorType(dtype, extents), strides)
+        planned = plan_product(gpu, *[view.as_operand for view in (*factors, out)])
+        if planned is None or not planned.is_plain:
+            continue
+        rest = None
+        if finish.rest is not None:
+            own = tuple([views[n] for n in finish.rest.operands])
+            rest = ProgramStep(gpu, finish.rest.program, extents, own, (0, extents[0]))
+        operands = (*factors, out)
+        found.append(FinishedProduct(gpu, planned, finish, operands, tuple(views), rest))
+    return tuple(found)

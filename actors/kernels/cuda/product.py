@@ -15,6 +15,9 @@ from compiler.types import DType
 MOST_ALIGNMENT = 256
 """The library tells addresses apart up to here."""
 
+AUX_BYTES, AUX_ELEMENTS = 16, 8
+"""What the address and the stride of aux are multiples of."""
+
 
 class LtEpilogue(Enum):
     """What the library does to a result before it stores it; the numbers are its own."""
@@ -23,7 +26,9 @@ class LtEpilogue(Enum):
     BIAS = 4
     GELU = 32
     GELU_BIAS = 36
+    GELU_AUX = 160
     GELU_AUX_BIAS = 164
+    DGELU = 192
     DGELU_BGRAD = 208
     BGRAD_A = 256
     BGRAD_B = 512
@@ -60,8 +65,9 @@ class LtProduct:
     """d = epilogue(op(a) op(b) + beta c) for each of `batch` places; c lies as d does.
 
     op transposes where asked. `compute` is the type of the sums, and of beta. `bias` and `aux` are
-    byte addresses of what the epilogue reads or writes; 0 for none. `aux` is a matrix as d is, with
-    columns `aux_stride` elements apart.
+    byte addresses of what the epilogue reads or writes; 0 for none. `bias_dtype` is d's if None.
+    `aux` is a matrix as d is, with columns `aux_stride` elements apart, a multiple of
+    `AUX_ELEMENTS`, at a multiple of `AUX_BYTES`.
     """
 
     a: LtLayout
@@ -74,6 +80,7 @@ class LtProduct:
     compute: DType = DType.FLOAT32
     epilogue: LtEpilogue = LtEpilogue.NONE
     bias: int = 0
+    bias_dtype: DType | None = None
     aux: int = 0
     aux_stride: int = 0
     is_deterministic: bool = False
@@ -84,11 +91,17 @@ class LtProduct:
         return self.a.rows if self.transpose_a else self.a.columns
 
     @property
+    def bias_type(self) -> DType:
+        """The element type of the bias, or of its gradient."""
+        return self.bias_dtype or self.d.dtype
+
+    @property
     def key(self) -> str:
         """What a choice of algorithm depends on: all but addresses, of which the alignment."""
         turned = f"{'T' if self.transpose_a else 'N'}{'T' if self.transpose_b else 'N'}"
         sums = f"{self.compute.value} beta {self.beta:g}"
-        finish = f"{self.epilogue.name} {alignment_of(self.bias)} {alignment_of(self.aux)}"
+        bias = f"{self.bias_type.value} {alignment_of(self.bias)}"
+        finish = f"{self.epilogue.name} {bias} {alignment_of(self.aux)}"
         return "; ".join(
             [
                 f"{turned} {self.batch}",

@@ -30,7 +30,7 @@ from actors.kernels.codegen.region_arrays import (
 )
 from actors.kernels.codegen.spaces import in_place_pairs
 from actors.kernels.cuda.calls import DeviceCall, LaunchCalls, OneOf
-from actors.kernels.cuda.epilogues import ProductWithTerms, product_with_terms
+from actors.kernels.cuda.epilogues import FinishedProduct, finished_products
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.products import PlannedProduct, plan_product
@@ -141,6 +141,7 @@ class _CudaSteps:
             for chunk in self._kinds_of_chunks()
             for step in self.region.steps
         ]
+        sizes += [scratch.size_bytes(product.pieces) for product in self._finished()]
         return (Piece((max(sizes, default=0),), np.dtype(np.uint8)), *self._pieces)
 
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
@@ -151,7 +152,9 @@ class _CudaSteps:
     def _in_place(self, step: Step) -> tuple[tuple[int, int], ...]:
         """Return the outputs of a program with what each may lie over, rows apart or not.
 
-        Of two values in one place the rows are the same: it is asked as if they lay densely.
+        Of two values in one place the rows are the same: it is asked as if they lay densely. What
+        the library may do in the program's place is asked, too: the ways differ in bits, so none
+        may depend on where a plan puts something.
         """
         views = []
         for value in (*step.reads, *step.makes):
@@ -161,7 +164,10 @@ class _CudaSteps:
             shape = self._extents if self.region.is_wide(value) else lies.shape
             views.append(MatrixView(lies.dtype, shape, contiguous_strides(shape, 1)))
         made = _schedule_of(step)
-        return in_place_pairs(made.program, made.schedule, self.region.rows, views)
+        pairs = in_place_pairs(made.program, made.schedule, self.region.rows, views)
+        for product in self._finished():
+            pairs = product.finish.in_place(pairs, len(step.reads))
+        return pairs
 
     @property
     def _extents(self) -> tuple[int, int]:
@@ -172,10 +178,10 @@ class _CudaSteps:
         return list({last - first: (first, last) for first, last in self.region.chunks()}.values())
 
     def duration_ns(self) -> float:
-        """Return an estimate: all steps of all chunks, and the copies; or the one product."""
-        joined = self._joined()
-        if joined is not None:
-            return joined.duration_ns()
+        """Return an estimate: all steps of all chunks, and the copies; or a finished product."""
+        ways = [product.duration_ns() for product in self._finished()]
+        if ways:
+            return min(ways)
         counts = Counter([last - first for first, last in self.region.chunks()])
         steps = [
             counts[last - first] * self._step_ns(step, first, last)
@@ -187,24 +193,26 @@ class _CudaSteps:
 
     def calls(self) -> LaunchCalls:
         """Return the calls in order."""
-        joined, plain = self._joined(), tuple(self._plain_calls())
-        if joined is None:
+        plain = tuple(self._plain_calls())
+        finished = [product for product in self._finished() if product.is_aligned]
+        if not finished:
             return plain
-        return (OneOf(((joined.call(carve(self._space, joined.planned.pieces)),), plain)),)
+        ways = [product.calls(self._space) for product in finished]
+        return (OneOf((*ways, plain)),)
 
-    def _joined(self) -> ProductWithTerms | None:
-        """Return the one product that the region is, if its program just adds something to it."""
+    def _finished(self) -> tuple[FinishedProduct, ...]:
+        """Return ways in which the library finishes the one product of the region itself."""
         steps, program = self.region.steps, self.region.steps[-1].program
         if [step.kind for step in steps] != _PRODUCT_AND_PROGRAM or program is None or self.copied:
-            return None
+            return ()
         (made,), step = steps[0].makes, steps[1]
         is_held = self.region.is_wide(made) and self.region.num_reads(made) == 1
         if len(self.region.chunks()) > 1 or not is_held or made not in step.reads:
-            return None
+            return ()
         views = [_view(self.arrays.arrays[value]) for value in (*step.reads, *step.makes)]
         (a, b, _), _ = self._product(steps[0], 0, self.region.rows)
         place = step.reads.index(made)
-        return product_with_terms(self.gpu, program, (a, b), place, self._extents, views)
+        return finished_products(self.gpu, program, (a, b), place, self._extents, views)
 
     def _plain_calls(self) -> Iterator[DeviceCall]:
         """Yield the calls of all steps."""

@@ -1,5 +1,6 @@
 """Descriptors of the real library say what the record of a product says."""
 
+import ctypes
 import dataclasses
 import gc
 
@@ -52,6 +53,9 @@ RECORDS = {
     "bias": product(BF16, epilogue=LtEpilogue.BIAS, bias=0x1000),
     "gelu": product(BF16, epilogue=LtEpilogue.GELU_AUX_BIAS, bias=64, aux=0x2000, aux_stride=8),
     "dgelu": product(BF16, epilogue=LtEpilogue.DGELU_BGRAD, bias=64, aux=1 << 40, aux_stride=16),
+    "dgelu alone": product(BF16, epilogue=LtEpilogue.DGELU, aux=1 << 40, aux_stride=16),
+    "gelu alone": product(F32, epilogue=LtEpilogue.GELU_AUX, aux=1 << 40, aux_stride=16),
+    "bias in float32": product(BF16, epilogue=LtEpilogue.BIAS, bias=0x1000, bias_dtype=F32),
     "sums": product(epilogue=LtEpilogue.BGRAD_B, bias=0x100),
 }
 
@@ -61,6 +65,14 @@ RECORDS = {
 def test_descriptors_read_back_as_the_record_they_were_made_of(library, name):
     made = library.describe(RECORDS[name], 32 << 20)
     assert library.read_back(made) == RECORDS[name]
+
+
+@pytest.mark.cuda
+def test_an_aux_of_another_type_is_told_when_it_is_read_back(library):
+    made = library.describe(RECORDS["gelu"], 0)
+    library._set("MatmulDesc", made.product, [(22, ctypes.c_int32, 0)])
+    with pytest.raises(CudaError, match="aux is of another type"):
+        library.read_back(made)
 
 
 @pytest.mark.cuda

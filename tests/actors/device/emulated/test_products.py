@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from actors.device.cuda.driver import CudaError
 from actors.device.emulated import products
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
 from compiler.types import DType, numpy_dtype
@@ -91,14 +92,16 @@ def slope(x, step=1e-6):
     return (gelu(x + step) - gelu(x - step)) / (2 * step)
 
 
-def with_epilogue(epilogue, dtype, *, bias_size=5):
+def with_epilogue(epilogue, dtype, *, bias_size=5, bias_dtype=None):
     """Run a product of float32 or bf16 with an epilogue; returns (a b, d, bias, aux)."""
     rng = np.random.default_rng(2)
     a, b, d = (Matrix(rng, dtype, 1, *shape) for shape in ((5, 11), (11, 7), (5, 7)))
-    bias, aux = Matrix(rng, dtype, 1, bias_size, 1, 0), Matrix(rng, dtype, 1, 5, 7, 2)
+    bias = Matrix(rng, bias_dtype or dtype, 1, bias_size, 1, 0)
+    aux = Matrix(rng, dtype, 1, 5, 7, 2)
     record = LtProduct(
         a.layout, b.layout, d.layout, False, False,
         epilogue=epilogue, bias=bias.address, aux=aux.address, aux_stride=aux.layout.column_stride,
+        bias_dtype=bias_dtype,
     )  # fmt: skip
     given = [x.values for x in (bias, aux)]
     products.run(record, a.address, b.address, d.address, d.address)
@@ -120,11 +123,36 @@ def test_epilogues_are_those_of_the_library(dtype):
     a, b, d, bias, _, (_, aux) = with_epilogue(LtEpilogue.DGELU_BGRAD, dtype)
     np.testing.assert_allclose(d, (a @ b) * slope(aux[0]), **close)
     np.testing.assert_allclose(bias.values[0, :, 0], d.sum(1), rtol=0.05, atol=0.05)
+    a, b, d, _, _, (_, aux) = with_epilogue(LtEpilogue.DGELU, dtype)
+    np.testing.assert_allclose(d, (a @ b) * slope(aux[0]), **close)
+    a, b, d, _, aux, _ = with_epilogue(LtEpilogue.GELU_AUX, dtype)
+    np.testing.assert_allclose(aux.values[0], a @ b, **close)
+    np.testing.assert_allclose(d, gelu(a @ b), **close)
     a, b, d, bias, _, _ = with_epilogue(LtEpilogue.BGRAD_A, dtype)
     np.testing.assert_allclose(d, a @ b, **close)
     np.testing.assert_allclose(bias.values[0, :, 0], a.sum(1), **close)
     a, b, d, bias, _, _ = with_epilogue(LtEpilogue.BGRAD_B, dtype, bias_size=7)
     np.testing.assert_allclose(bias.values[0, :, 0], b.sum(0), **close)
+
+
+def test_a_bias_may_have_a_type_of_its_own():
+    a, b, _, bias, _, (_, aux) = with_epilogue(
+        LtEpilogue.DGELU_BGRAD, DType.BFLOAT16, bias_dtype=DType.FLOAT32
+    )
+    wanted = ((a @ b) * slope(aux[0])).sum(1)
+    np.testing.assert_allclose(bias.values[0, :, 0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("aux", "stride"), [(8, 8), (16, 12), (16, 4)])
+def test_an_aux_that_lies_as_the_library_does_not_take_it_is_refused(aux, stride):
+    layout = LtLayout(DType.BFLOAT16, 8, 8, 8)
+    record = LtProduct(
+        layout, layout, layout, False, False,
+        epilogue=LtEpilogue.GELU_AUX, aux=aux, aux_stride=stride,
+    )  # fmt: skip
+    with pytest.raises(CudaError, match=f"columns {stride} elements apart"):
+        products.described(record, 0)
+    assert products.described(replace(record, aux=16, aux_stride=16), 0).aux_stride == 16
 
 
 def test_an_inner_extent_of_nothing_gives_zeros():

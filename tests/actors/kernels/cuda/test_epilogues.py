@@ -10,7 +10,7 @@ from fused_programs import Builder
 
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import RunKernel, RunProduct
-from actors.kernels.cuda.epilogues import AddedTerms, added_terms
+from actors.kernels.cuda.epilogues import AddedTerms, added_terms, finishes
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.product import LtEpilogue
 from actors.kernels.cuda.region import CudaRegion
@@ -96,12 +96,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_sum_with_a_row_and_a_matrix_is_found(name):
     program, terms = TAKEN[name]
-    assert added_terms(program, 0, ROWS) == terms
+    assert added_terms(program, program.outputs[0], 0, ROWS) == terms
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_else_is_taken_for_one(name):
-    assert added_terms(REFUSED[name], 0, ROWS) is None
+    assert finishes(REFUSED[name], 0, ROWS) == ()
 
 
 def region_of(program, dtype, shape=(ROWS, COLUMNS)):
@@ -171,7 +171,7 @@ CASES = {
 def test_a_product_and_what_is_added_is_one_call(emulated_run, name):
     program, dtype = CASES[name]
     (call,) = run(emulated_run, program, dtype).calls
-    terms = added_terms(program, 0, ROWS)
+    terms = added_terms(program, program.outputs[0], 0, ROWS)
     assert isinstance(call, RunProduct)
     assert (call.product.epilogue is LtEpilogue.BIAS) == (terms.bias is not None)
     assert (call.product.beta == 1.0, call.c != call.d) == (terms.residual is not None,) * 2
@@ -257,9 +257,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(emulated_run, monkeypatch, name):
-    right = epilogues.ProductWithTerms.call
+    right = epilogues.FinishedProduct._product
     monkeypatch.setattr(
-        epilogues.ProductWithTerms, "call", lambda *given: FAULTS[name](right(*given))
+        epilogues.FinishedProduct, "_product", lambda *given: FAULTS[name](right(*given))
     )
     with pytest.raises(AssertionError):
         run(emulated_run, residual(), F32, seeds=(0,))
