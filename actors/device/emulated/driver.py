@@ -259,9 +259,8 @@ class EmulatedDriver:
     ) -> None:
         """Put a kernel on a stream; its argument block is read now."""
         kernel = self._cuda.found(function, kernels.BuiltKernel)
-        wrong = kernels.wrong_grid(self._gpu, num_blocks, num_threads, shared_bytes)
-        if not wrong and num_words < kernel.num_words:
-            wrong = f"{num_words} words of arguments, it reads {kernel.num_words}"
+        grid = num_blocks, num_threads
+        wrong = kernels.wrong_launch(kernel, self._gpu, grid, shared_bytes, num_words)
         if wrong:
             raise CudaError(f"{kernel.name}: {wrong}", code=INVALID_VALUE, call="launch_later")
         block = ctypes.create_string_buffer(ctypes.string_at(words, 8 * num_words), 8 * num_words)

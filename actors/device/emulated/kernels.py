@@ -29,6 +29,9 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fno-math-errno",
     "-Werror=implicit-function-declaration",
+    "-ftree-vrp",  # without it the next finds nothing
+    "-Werror=array-bounds",
+    "-Werror=uninitialized",
     "-fvisibility=hidden",
     "-fPIC",
     "-shared",
@@ -37,8 +40,11 @@ FLAGS = (
 
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parents[1] / "kernels" / "cuda"
+_BOUND = re.compile(r"AF_KERNEL_UP_TO\((\d+)\)\s+(\w+)\(")
 _INCLUDE = re.compile(r'^#include "(device\.cuh|emulated\.h)"$', re.MULTILINE)
 _MAX_THREADS, _WARP = 1024, 32
+_MOST_WORDS = 32_764 // 8
+"""Of arguments, from Volta on (CUDA Programming Guide, on parameters of kernels)."""
 _TROUBLE = (
     "",
     "thread {thread} ended while others of its block wait at line {other_line}",
@@ -63,6 +69,7 @@ class BuiltKernel:
     name: str
     address: int
     num_words: int
+    max_threads: int
     has_exchanges: bool
 
 
@@ -99,11 +106,13 @@ def load(texts: Sequence[KernelText], toolchain: Toolchain) -> None:
         library = _loaded(_file_of(missing), replace(toolchain, flags=FLAGS))
         library.af_enter(ctypes.c_void_p(_fibers(toolchain).af_machine_address()))
         for text in missing:
+            bounds = {name: int(bound) for bound, name in _BOUND.findall(text.text)}
             for name in text.kernels:
                 _state.built[name] = BuiltKernel(
                     name,
                     ctypes.cast(library[f"af_call_{name}"], ctypes.c_void_p).value or 0,
                     ctypes.c_int64.in_dll(library, f"af_words_of_{name}").value,
+                    bounds.get(name, _MAX_THREADS),
                     text.has_exchanges,
                 )
 
@@ -178,12 +187,23 @@ def _loaded(text: str, toolchain: Toolchain) -> ctypes.PyDLL:
     return _state.libraries[-1]
 
 
-def wrong_grid(gpu: Gpu, num_blocks: int, num_threads: int, shared_bytes: int) -> str:
-    """Return what no GPU would launch about a grid; nothing where it is right."""
-    if not 0 < num_threads <= _MAX_THREADS or num_threads % _WARP:
-        return f"{num_threads} threads are no whole warps, or more than {_MAX_THREADS}"
+def wrong_launch(
+    kernel: BuiltKernel,
+    gpu: Gpu,
+    grid: tuple[int, int],
+    shared_bytes: int,
+    num_words: int,
+) -> str:
+    """Return why no GPU would launch a kernel so; `grid` is blocks and threads. "" if one would."""
+    num_blocks, num_threads = grid
+    if not 0 < num_threads <= kernel.max_threads or num_threads % _WARP:
+        return f"{num_threads} threads are no whole warps, or more than {kernel.max_threads}"
     if not 0 < num_blocks < 1 << 31:
         return f"{num_blocks} blocks"
     if shared_bytes > gpu.shared_bytes:
         return f"{shared_bytes} bytes of shared memory, a block has {gpu.shared_bytes}"
+    if num_words < kernel.num_words:
+        return f"{num_words} words of arguments, it reads {kernel.num_words}"
+    if kernel.num_words > _MOST_WORDS:
+        return f"it reads {kernel.num_words} words of arguments, a launch has {_MOST_WORDS}"
     return ""

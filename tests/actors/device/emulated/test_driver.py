@@ -237,6 +237,33 @@ def test_a_launch_that_cannot_be_is_refused(driver, wrong):
     driver.synchronize()
 
 
+@pytest.mark.parametrize(
+    ("sort", "num_words", "num_threads", "is_taken"),
+    [
+        ("AF_KERNEL", 4095, 1024, True),
+        ("AF_KERNEL", 4096, 1024, False),
+        ("AF_KERNEL_UP_TO(256)", 1, 256, True),
+        ("AF_KERNEL_UP_TO(256)", 1, 288, False),
+    ],
+)
+def test_a_launch_has_the_arguments_and_threads_that_its_kernel_may_have(
+    driver, sort, num_words, num_threads, is_taken
+):
+    body = "if (AF_THREAD < 0) *(int32_t *)arguments.w[0].p = 0;"
+    struct = f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;\n"
+    kernel = f"{sort} NAME(AF_ARGUMENTS(NAME) arguments) {{ {body} }}\n"
+    text = KernelText.of("limits", struct + kernel, ("NAME",), "of a test")
+    driver.load([text])
+    block, stream = (ctypes.c_uint64 * num_words)(), driver.make_stream("s")
+    given = (driver.function(text, text.kernels[0]), 1, num_threads, 0)
+    words = (ctypes.addressof(block), num_words, stream)
+    if is_taken:
+        driver.launch_later(*given, *words)
+        driver.synchronize()
+    else:
+        fails(1, driver.launch_later, *given, *words)
+
+
 def test_handles_are_what_they_were_made_as(driver):
     stream, event = driver.make_stream("s"), driver.make_event()
     for call in (

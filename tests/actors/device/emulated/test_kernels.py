@@ -5,6 +5,7 @@ import pytest
 
 from actors.device.emulated import kernels
 from actors.device.emulated.kernels import KernelTrouble
+from actors.kernels.native.toolchain import CompilerError
 
 SUM = """
     AF_SHARED(double, partial, 32);
@@ -166,6 +167,19 @@ def test_what_would_hang_or_mean_nothing_is_trouble(run_text, name, seed):
     with pytest.raises(KernelTrouble, match=message):
         run_text(body, (), num_blocks=2, seed=seed)
     assert sums(run_text, SUM, seed)  # the next kernel finds everything in order
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "af_word b[2]; b[0] = b[1] = a[0]; *(int64_t *)a[0].p = b[2].i;",
+        "int32_t x; *(int64_t *)a[0].p = x + 1;",
+    ],
+)
+def test_what_is_read_behind_an_array_or_before_it_is_written_is_refused(run_text, body):
+    """On a GPU each thread finds something of its own there, and no compiler warns."""
+    with pytest.raises(CompilerError, match=r"array-bounds|uninitialized"):
+        run_text(body, (0,))
 
 
 def test_a_text_that_says_its_threads_do_not_meet_must_keep_that(run_text):
