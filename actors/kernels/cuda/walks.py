@@ -174,6 +174,8 @@ def _walk(
     if plan.column_sums:
         size = len(plan.column_sums) * columns * 8
         teams = min(rows, max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms)))
+    # A block has no more teams than there are rows: each has a place for its sums, used or not.
+    threads = min(threads, max(_WARP, team, _power_of_2(teams * pieces * team)))
     blocks = min(-(-teams * pieces * team // threads), max(pieces, fitting // threads))
     return walk(team, threads, blocks, pieces=pieces)
 

@@ -201,3 +201,9 @@ def test_elements_that_are_moved_one_by_one_are_said_to_take_longer():
 
     assert took(3072) == pytest.approx(1 / GPU.bytes_per_ns, rel=0.05)
     assert took(3073) == pytest.approx(2 / GPU.bytes_per_ns, rel=0.05)
+
+
+def test_a_block_has_no_more_teams_than_rows_so_that_small_sums_take_little_scratch():
+    found = walk(sums_of_columns(), 16, 24)
+    assert found.num_teams == 16
+    assert size_bytes(program_pieces(sums_of_columns(), found)) == 16 * 24 * 8
