@@ -174,9 +174,11 @@ PASSES: tuple[AnyPass, ...] = (
         ("cheap values made where they are read",),
         ("operands that a fused kernel can read",),
     ),
-    Pass(
+    DevicePass(
         "fuse",
-        partial(fuse_launches, ends_at_saved=True),
+        lambda graph, hardware: fuse_launches(
+            graph, ends_at_saved=True, finishes=hardware.product_finishes
+        ),
         ("operands that a fused kernel can read",),
         ("fused kernels",),
     ),

@@ -142,6 +142,11 @@ class Target(Protocol):
         """Choose a kernel. Raises LookupError when the device has none for this op."""
         ...
 
+    @property
+    def product_finishes(self) -> tuple[str, ...]:
+        """Ops that the kernel of a product goes on with, and puts out what they are of as well."""
+        ...
+
     def joined_updates(self, num_full: int) -> int:
         """Return how many updates, with so many operands of full size each, one launch may do.
 
@@ -203,6 +208,10 @@ class Hardware:
     def wide_values(self, number: int) -> WideValues:
         """Return which values a device's kernels are to see some rows at a time."""
         return self.targets[number].wide_values
+
+    def product_finishes(self, number: int) -> tuple[str, ...]:
+        """Return the ops that a device's products go on with; none on the host's side."""
+        return () if number == HOST_SIDE else self.targets[number].product_finishes
 
     def message_ns(self, producer: int, consumer: int) -> float:
         """Return what a wait of one device's stream for another stream, of any device, costs.

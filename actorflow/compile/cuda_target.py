@@ -22,6 +22,9 @@ class CudaTarget:
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 2,048 rows, a product of 16 waves of tiles on an H200. Computed, not measured."""
 
+    product_finishes = ("gelu",)
+    """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""
+
     def __init__(self, device: Device, gpu: str, *, uses_cudnn: bool = False) -> None:
         self._device = device
         self._gpu = gpu_named(gpu)

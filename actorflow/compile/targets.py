@@ -40,6 +40,9 @@ class HostTarget:
 
     wide_values = WIDE_IN_CACHE
 
+    product_finishes = ()
+    """A product ends at what is kept: a cache has it for what comes next."""
+
     @property
     def fingerprint(self) -> str:
         """Kernel libraries and versions."""
@@ -78,6 +81,7 @@ class SimTarget:
     link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
 
     wide_values = WIDE_IN_CACHE
+    product_finishes = ()
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 
 from compiler.fusion.dense_operands import dense_operands
 from compiler.fusion.emit import emit_kernels
+from compiler.fusion.finished import FinishesOf, finished_values, no_finishes
 from compiler.fusion.members import Member, Members
 from compiler.fusion.narrow_broadcasts import narrow_broadcasts
 from compiler.fusion.program import Kind
@@ -130,18 +131,23 @@ def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
     return fuse_launches(dense_operands(cheap), ends_at_saved=ends_at_saved)
 
 
-def fuse_launches(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
+def fuse_launches(
+    graph: Graph, *, ends_at_saved: bool = False, finishes: FinishesOf = no_finishes
+) -> Graph:
     """Return the graph with clusters in place of the ops that they compute. O(n log n).
 
     `ends_at_saved` ends forward clusters at whole tensors that the backward pass keeps: what is
-    computed of these may then run again from them alone, without the products before them.
+    computed of these may then run again from them alone, without the products before them. It does
+    not end those that kernels of products go on from, as their devices' `finishes` say.
     """
     members = Members(graph)
-    found = find_clusters(members, ends_at_saved=ends_at_saved)
+    found = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
     return emit_kernels(members, [(cluster.space, cluster.members) for cluster in found])
 
 
-def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Cluster, ...]:
+def find_clusters(
+    members: Members, *, ends_at_saved: bool = False, finishes: FinishesOf = no_finishes
+) -> tuple[Cluster, ...]:
     """Return the clusters of a graph: which nodes, in which space. O(n log n)."""
     graph, storage = members.graph, members.storage
     made_by, order = launch_of_values(graph), sort_launches(graph)
@@ -151,6 +157,7 @@ def find_clusters(members: Members, *, ends_at_saved: bool = False) -> tuple[Clu
             old_readers.setdefault(writer, []).append(reader)
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
+    kept -= finished_values(members, finishes) if kept else frozenset()
     rates, waits = needed_per_step(graph), waiting_nodes(members)
     sorts = [(n.phase, n.device, rates[i]) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)

@@ -138,6 +138,7 @@ class HostCosts:
     """What made-up targets say of streams and memory: as much as the host."""
 
     message_ns, alignment, link, wide_values = 20_000.0, 64, None, WIDE_IN_CACHE
+    product_finishes = ()
 
     def collective_ns(self, size_bytes):
         return 50_000.0 + size_bytes / 5.0
