@@ -64,10 +64,12 @@ AF_KERNEL NAME_chunks(AF_ARGUMENTS(NAME_chunks) arguments) {
     double total = 0;
     for (int64_t i = first; i < last; i += NAME_AT_ONCE) {
         double rows[NAME_AT_ONCE];
+        AF_UNROLL /* rows are registers only where each k is a constant */
         for (int64_t k = 0; k < NAME_AT_ONCE; k++) {
             const int64_t place = a->positions[af_min(i + k, last - 1)];
             rows[k] = NAME_FROM(*(const NAME_ROW *)(dy + NAME_offset(a, place)));
         }
+        AF_UNROLL
         for (int64_t k = 0; k < NAME_AT_ONCE && i + k < last; k++) {
             if (keys[i + k] != key) {
                 if (is_cut)
