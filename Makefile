@@ -44,6 +44,10 @@ ORACLE_STAMP := $(ORACLE_VENV)/.installed
 # What the packages of the extras [cuda] and [cudnn] can prove without a GPU; 2 GB, in a folder of their own.
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
+ABOUT_CUDA := tests/actors tests/benchmarks/gpu/test_usage_gpt2.py tests/system/test_texts_of_a_gpu.py
+
+# The versions of NVRTC whose registers are kept in tests/data/gpt2_kernels.json.
+NVRTCS := 13.0 13.5
 
 # The stamps tell what is installed; a changed pyproject.toml installs anew.
 RUN_STAMP := $(VENV)/.installed-run
@@ -95,7 +99,13 @@ oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
 	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)
 
 cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
-	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda tests/actors $(ARGS)
+	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda $(ABOUT_CUDA) $(ARGS)
+
+golden: $(CUDA_STAMP) ## registers and spills of GPT-2's kernels anew, by each NVRTC whose numbers are kept
+	set -e; for version in $(NVRTCS); do \
+		$(CUDA_VENV)/bin/python -m pip install --quiet --no-deps --upgrade \
+			--target $(CUDA_VENV)/nvrtc-$$version "nvidia-cuda-nvrtc==$$version.*"; \
+		PYTHONPATH=$(CUDA_VENV)/nvrtc-$$version $(CUDA_VENV)/bin/python benchmarks/gpu/usage_gpt2.py; done
 
 oracle: $(ORACLE_STAMP) ## functions and layers against torch itself; natively and on cuda, emulated, too
 	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --torch tests/oracle $(ARGS)
