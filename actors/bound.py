@@ -11,6 +11,7 @@ from actors.device.executor import Executor
 from actors.device.protocol import DeviceFailure, DeviceFault
 from actors.protocol import Array, Chain, HostPort, Token
 from actors.table import MachineTable
+from compiler.bfloat16 import to_bits
 from compiler.errors import ActorflowError, InternalError
 from compiler.placement import DeviceKind
 from compiler.plan import PORTED, Actor, Plan, RegisterKind
@@ -22,10 +23,12 @@ class VariableMemory:
     Nothing may write a variable meanwhile: ask between steps.
     """
 
-    __slots__ = ("_executor", "_numbers", "_views")
+    __slots__ = ("_executor", "_numbers", "_rounded", "_views")
 
     def __init__(self, plan: Plan, views: Views, executor: Executor) -> None:
         self._numbers = {v.name: v.view for v in plan.variables}
+        rounded = [v for v in plan.variables if v.role == "rounded"]
+        self._rounded = {dict(v.init)["of"]: v.view for v in rounded}
         self._views = views
         self._executor = executor
 
@@ -43,10 +46,12 @@ class VariableMemory:
     def write(self, name: str, array: Array) -> None:
         """Give a variable new values: an array of its type, or one that broadcasts to it.
 
-        Waits and raises as `read` does.
+        What is that variable in bfloat16 gets them, too. Waits and raises as `read` does.
         """
         self._executor.synchronize()
         self._views.write(self._numbers[name], array)
+        if name in self._rounded:
+            self._views.write(self._rounded[name], to_bits(array))
 
     @property
     def lost_with(self) -> str:

@@ -44,6 +44,7 @@ from compiler.passes import (
     place,
     precision,
     rates,
+    round_in_updates,
     simplify,
     skip_updates,
     sparse_update,
@@ -150,6 +151,16 @@ PASSES: tuple[AnyPass, ...] = (
         ("owned outputs",),
     ),
     Pass("update_programs", update_programs, ("owned outputs",), ("programs of updates",)),
+    DevicePass(
+        "round_in_updates",
+        round_in_updates.run,
+        ("programs of updates", "products in bfloat16"),
+        ("weights rounded by their updates",),
+        # What a cast may make again later, a variable keeps; and a rank has slices of variables.
+        lambda options: (
+            options.precision == "bf16" and options.num_ranks == 1 and not options.asks_for_less
+        ),
+    ),
     Pass(
         "stage_reductions",
         stage_reductions,

@@ -355,8 +355,8 @@ class Plan:
 
     @property
     def state(self) -> tuple[Variable, ...]:
-        """The variables that mean something between two steps: all but scratch."""
-        return tuple([v for v in self.variables if v.role != "scratch"])
+        """The variables that mean something of their own between two steps."""
+        return tuple([v for v in self.variables if v.role not in ("scratch", "rounded")])
 
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""

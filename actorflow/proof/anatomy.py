@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actorflow.initialise import INITIALISERS
 from compiler.errors import PlanFormatError
-from compiler.ops.sources import ROLES, SCRATCH
+from compiler.ops.sources import ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
 from compiler.plan import (
     PORTED,
@@ -204,6 +205,9 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
     type_ = plan.views[variable.view].type
     spec = dict(variable.init)
     kind = spec.get("kind")
+    if variable.role == ROUNDED:
+        _check_rounded(plan, variable)
+        return
     if variable.role not in ROLES or type_.dtype is DType.BFLOAT16:
         raise PlanFormatError(f"variable {variable.name!r} is {type_} with role {variable.role!r}")
     if variable.name in ("step", "batches") and type_ != _COUNTER:
@@ -217,6 +221,17 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
     is_number = isinstance(number, (int, float)) and math.isfinite(number) and 0 <= number < 1e30
     if not is_number or (needed is not None and not type_.dtype.is_float):
         raise PlanFormatError(f"variable {variable.name!r} starts as {kind} with {number!a:.40}")
+
+
+def _check_rounded(plan: Plan, variable: Variable) -> None:
+    """Check that a copy of a variable in bfloat16 says of which, and is alone with that."""
+    type_, name = plan.views[variable.view].type, dict(variable.init).get("of")
+    found = [v for v in plan.state if v.name == name and v.slice_of is None]
+    types = [plan.views[v.view].type for v in found]
+    others = [v for v in plan.variables if v.role == ROUNDED and dict(v.init).get("of") == name]
+    is_right = types == [replace(type_, dtype=DType.FLOAT32)] and type_.dtype is DType.BFLOAT16
+    if not is_right or len(others) != 1 or variable.slice_of is not None:
+        raise PlanFormatError(f"variable {variable.name!r} is {type_}, and rounds {name!a:.40}")
 
 
 def _fields_of(plan: Plan, ports: tuple[Port, ...]) -> list[Field]:

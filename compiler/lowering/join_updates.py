@@ -18,22 +18,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from compiler.attrs import Attrs, AttrValue
-from compiler.fusion.program import is_by_elements
-from compiler.fusion.updates import update
+from compiler.fusion.lone_updates import LoneUpdate, joined, lone_update
 from compiler.graph import Graph, Node
 from compiler.lowering.buffers import Buffers, assign_buffers, draft_launches
-from compiler.lowering.storage import Storage, assign_storage, is_dense
-from compiler.ops.fused import FUSED, program_of
-from compiler.ops.joined_updates import JOINED_UPDATES, MOST_WRITTEN, member_operands
-from compiler.ops.sources import VARIABLE
-from compiler.ops.update import is_update
+from compiler.lowering.storage import Storage, assign_storage
+from compiler.ops.joined_updates import MOST_WRITTEN
 from compiler.rates import needed_per_step
-from compiler.registry import runs_as
 from compiler.target import Hardware
 from compiler.types import ValueId
-
-_OF_SHAPES = ("columns", "members", "program", "rows", "shapes")
 
 
 def join_updates(graph: Graph, hardware: Hardware) -> Graph:
@@ -49,40 +41,30 @@ def join_updates(graph: Graph, hardware: Hardware) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _UpdateKind:
-    """What updates of one launch have in common: `most` of them are one."""
+class _WaitingUpdate:
+    """An update that may wait, and what it has in common with others: `most` are one launch."""
 
+    alone: LoneUpdate
     key: tuple[object, ...]
-    over: tuple[int, ...]
     most: int
 
 
-def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _UpdateKind]:
-    """Return the kind of every update that may wait for others, by its node."""
+def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
+    """Return every update that may wait for others, by its node."""
     if all([target.joined_updates(1) <= 1 for target in hardware.targets]):
         return {}
-    storage, per_step = assign_storage(graph), needed_per_step(graph)
-    found: dict[int, _UpdateKind] = {}
+    per_step = needed_per_step(graph)
+    found: dict[int, _WaitingUpdate] = {}
     for index, node in enumerate(graph.nodes):
-        # Counters and sums over batches stay alone: by their ops rates are told apart.
-        if not is_update(node) or not update.has(node.op) or runs_as.get(node.op) != FUSED.name:
+        alone = lone_update(graph, node)
+        if alone is None:
             continue
-        program = program_of(node.attrs)
-        own = node.inputs[: len(program.inputs)]
-        full = [v for i, v in enumerate(own) if program.is_full(i)]
-        numbers = [v for i, v in enumerate(own) if not program.is_full(i)]
-        over = dict(node.writes)
-        is_whole = all([is_dense(graph.types[v], storage.layout[v]) for v in full])
-        if not (is_by_elements(program) and is_whole and len(over) == len(program.outputs)):
-            continue
-        most = hardware.targets[node.device].joined_updates(len(full))
-        most = min(most, MOST_WRITTEN // len(over))
-        said = Attrs({k: v for k, v in node.attrs.items() if k not in _OF_SHAPES})
-        types = tuple([graph.types[v].dtype for v in own])
-        shared = (*numbers, *node.inputs[len(own) :])
-        key = (node.op, said, types, shared, node.device, per_step[index], node.phase)
+        most = hardware.targets[node.device].joined_updates(len(alone.full))
+        most = min(most, MOST_WRITTEN // len(alone.over))
         if most > 1:
-            found[index] = _UpdateKind(key, tuple([over[k] for k in range(len(over))]), most)
+            same = node.device, per_step[index], node.phase
+            key = (alone.program, alone.over, alone.rule, alone.numbers, *same)
+            found[index] = _WaitingUpdate(alone, key, most)
     return found
 
 
@@ -92,7 +74,7 @@ class _UpdateOrder:
 
     graph: Graph
     hardware: Hardware
-    kinds: dict[int, _UpdateKind]
+    kinds: dict[int, _WaitingUpdate]
     nodes: list[Node] = field(default_factory=list)
     waiting: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     storage: Storage = field(init=False)
@@ -133,45 +115,17 @@ class _UpdateOrder:
         self.made, self.read = set(), set()
 
     def _put(self, own: Sequence[int]) -> None:
-        """Put some updates of a kind as one node."""
+        """Put some updates of a kind as one node, with the line of the first."""
         nodes = [self.graph.nodes[index] for index in own]
         self.held -= sum([self.live.held_by(node) for node in nodes])
-        self.nodes.append(_joined(nodes, self.kinds[own[0]].over, self._names(nodes)))
-
-    def _names(self, nodes: Sequence[Node]) -> tuple[str, ...]:
-        makers = self.graph.producers()
-        found = [self.graph.nodes[makers[node.inputs[0]]] for node in nodes]
-        return tuple([n.attrs.str_("name") for n in found if n.op is VARIABLE])
-
-
-def _joined(nodes: Sequence[Node], over: tuple[int, ...], names: tuple[str, ...]) -> Node:
-    """Return one node for updates of a kind, with the line of the first."""
-    first = nodes[0]
-    if len(nodes) == 1:
-        return first
-    program = program_of(first.attrs)
-    places = member_operands(program, over, len(nodes))
-    inputs = {
-        place: value
-        for node, member in zip(nodes, places, strict=True)
-        for place, value in zip(member, node.inputs, strict=False)
-    }
-    own = tuple([inputs[place] for place in range(len(inputs))])
-    attrs: dict[str, AttrValue] = {
-        "program": program,
-        "over": over,
-        "count": len(nodes),
-        "members": (f"{len(nodes)} x {first.op}",),
-        "variables": names,
-    }
-    return replace(
-        first,
-        op=JOINED_UPDATES,
-        inputs=(*own, *first.inputs[len(program.inputs) :]),
-        outputs=tuple([value for node in nodes for value in node.outputs]),
-        attrs=Attrs(attrs),
-        after=tuple(dict.fromkeys([value for node in nodes for value in node.after])),
-    )
+        if len(nodes) == 1:
+            self.nodes.append(nodes[0])
+            return
+        outputs = tuple([value for node in nodes for value in node.outputs])
+        after = tuple(dict.fromkeys([value for node in nodes for value in node.after]))
+        first = replace(nodes[0], after=after)
+        updates = [self.kinds[index].alone for index in own]
+        self.nodes.append(joined(self.graph, first, updates, outputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _stages(kept: Sequence[Kept], hardware: Hardware, options: CompileOptions) -
 
 
 def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
-    """Return the variables of a program as they are between two steps, but for scratch."""
+    """Return the variables of a program as they are between two steps, but for what is no state."""
     graph, plan = chains.program.graph, chains.plan
     between = {variable.name: variable.between for variable in plan.variables}
     nodes = [node for node in graph.nodes if is_kept(node)]

@@ -6,7 +6,7 @@ from compiler.errors import InternalError
 from compiler.graph import Node
 from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.ops.sources import CONSTANT, SCRATCH, VARIABLE
+from compiler.ops.sources import CONSTANT, UNSAVED, VARIABLE
 from compiler.plan import Constant, PlainValue, RegisterKind, Variable
 from compiler.types import RegisterId, ValueId, Version
 
@@ -79,8 +79,8 @@ class StateRegisters:
 
 
 def is_kept(node: Node) -> bool:
-    """Whether a node is a variable that means something between two steps: not scratch."""
-    return node.op is VARIABLE and node.attrs.str_("role") != SCRATCH
+    """Whether a node is a variable that means something of its own between two steps."""
+    return node.op is VARIABLE and node.attrs.str_("role") not in UNSAVED
 
 
 def _pairs(value: object) -> tuple[tuple[str, PlainValue], ...]:

@@ -33,8 +33,14 @@ CONSTANT = define("constant")
 SCRATCH = "scratch"
 """The role of a variable whose value means nothing between two steps: it is never saved."""
 
-ROLES = ("parameter", "optimizer", "counter", SCRATCH)
-"""What a variable is for: trained, state of an optimizer, a count of steps, or scratch."""
+ROUNDED = "rounded"
+"""The role of a variable that is another one, `of` its init, in bfloat16: it is never saved."""
+
+ROLES = ("parameter", "optimizer", "counter", SCRATCH, ROUNDED)
+"""What a variable is for: trained, state of an optimizer, a count of steps, scratch, or a copy."""
+
+UNSAVED = (SCRATCH, ROUNDED)
+"""Roles of what is no state: it means nothing between two steps, or follows from another one."""
 
 for _op in (INPUT, VARIABLE, CONSTANT):
     is_source.register(_op, True)

@@ -19,11 +19,13 @@ EVERYTHING = CompileOptions(
     num_ranks=2,
 )
 IN_FLOAT16 = replace(EVERYTHING, precision="fp16")
+FREE = replace(EVERYTHING, memory_budget=0, num_ranks=1)
 
 
 def wanting(*steps):
     """Return options that want as much as can be, and these passes among it."""
-    return EVERYTHING if all(step.is_wanted(EVERYTHING) for step in steps) else IN_FLOAT16
+    choices = EVERYTHING, IN_FLOAT16, FREE
+    return next(one for one in choices if all(step.is_wanted(one) for step in steps))
 
 
 def swapped(index):

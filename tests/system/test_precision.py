@@ -103,7 +103,7 @@ def test_losses_of_ten_steps_stay_beside_those_of_torch_autocast(numpys_kernels)
 
 def test_parameters_and_optimizer_state_are_float32_and_products_read_bfloat16(numpys_kernels):
     plan = make_job("bf16").compile(make_model(), tokens())
-    assert {str(plan.views[v.view].type.dtype) for v in plan.variables} == {"float32", "int64"}
+    assert {str(plan.views[v.view].type.dtype) for v in plan.state} == {"float32", "int64"}
     products = [launch for launch in launches_of(plan) if "matmul" in launch.made_of]
     assert len(products) == 3 * 9
     for launch in products:  # a fused kernel's first two operands are those of its product

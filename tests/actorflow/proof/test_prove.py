@@ -94,6 +94,7 @@ def test_slots_that_never_come_round_together_are_refused(plan, edit):
         ("fields", {"source": 10**6}, r"fields\[0\].source is 1000000"),
         ("variables", {"view": 10**6}, r"variables\[0\].view is 1000000"),
         ("variables", {"role": "tenant"}, "with role 'tenant'|account"),
+        ("variables", {"role": "rounded"}, "rounds None|account"),
         ("variables", {"init": (("kind", "evil"),)}, "has initialiser 'evil'"),
         ("variables", {"init": (("kind", "normal"), ("std", -1.0))}, "starts as normal with -1.0"),
         ("constants", {"data": b""}, "has 0 bytes for a view of"),

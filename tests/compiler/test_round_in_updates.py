@@ -1,0 +1,93 @@
+"""Which casts of parameters their updates write; the program still makes what it made."""
+
+import numpy as np
+import pytest
+from graphs import Target, variable
+
+from compiler.fusion.interpreter import evaluate
+from compiler.fusion.spaces import Space
+from compiler.fusion.update_programs import update_programs
+from compiler.graph import GraphBuilder, Output, Write
+from compiler.ops.elementwise import CAST, NEG
+from compiler.ops.fused import program_of
+from compiler.ops.shape import TRANSPOSE
+from compiler.ops.update import MOMENTUM_UPDATE
+from compiler.passes import round_in_updates
+from compiler.passes.check import check
+from compiler.target import one_device
+from compiler.types import DType
+
+RULE = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+
+
+class Joining(Target):
+    """Joins so many updates."""
+
+    def __init__(self, most):
+        super().__init__("joining")
+        self.most = most
+
+    def joined_updates(self, num_full):
+        return self.most
+
+
+def trained(*, is_output=False, casts=1, is_turned=False):
+    """Return the graph of one weight that is cast, and updated."""
+    b = GraphBuilder()
+    w, m, lr = [variable(b, name, s) for name, s in (("w", (3, 4)), ("m", (3, 4)), ("lr", ()))]
+    low = [b.one(CAST, w, dtype="bfloat16") for _ in range(casts)]
+    grad = b.one(NEG, b.one(CAST, low[0], dtype="float32"))
+    if is_turned:
+        grad = b.one(TRANSPOSE, b.one(NEG, b.one(TRANSPOSE, grad, perm=(1, 0))), perm=(1, 0))
+    b.outputs.append(Output("low", low[0] if is_output else b.one(NEG, low[0])))
+    for old, new in zip((w, m), b.emit(MOMENTUM_UPDATE, (w, grad, m, lr), RULE), strict=True):
+        b.writes.append(Write(old, new))
+    return update_programs(b.freeze())
+
+
+def rounded(graph, most=10):
+    made = round_in_updates.run(graph, one_device(Joining(most)))
+    check(made, "round_in_updates")
+    return made
+
+
+def names_of(graph):
+    return [str(node.op) for node in graph.nodes]
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_cast_becomes_a_variable_that_the_update_writes(is_turned):
+    graph = trained(is_turned=is_turned)
+    made = rounded(graph)
+    (cast,) = [
+        n for n in graph.nodes if n.op is CAST and graph.types[n.outputs[0]].dtype.itemsize == 2
+    ]
+    (own,) = [n for n in made.nodes if n.outputs == cast.outputs]
+    assert own.attrs["role"] == "rounded"
+    assert own.attrs["init"] == (("kind", "rounded"), ("of", "w"))
+    (node,) = [n for n in made.nodes if str(n.op) == "joined_updates"]
+    assert node.inputs[2] == cast.outputs[0]
+    assert [w for w in made.writes if w.variable == cast.outputs[0]] == [
+        Write(cast.outputs[0], node.outputs[2])
+    ]
+    assert made.types[node.outputs[2]].dtype is DType.BFLOAT16
+
+
+def test_the_program_makes_what_it_made_and_the_first_of_it_rounded():
+    (node,) = [n for n in trained().nodes if n.op is MOMENTUM_UPDATE]
+    alone = program_of(node.attrs)
+    program = round_in_updates.with_rounded(alone)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=12).astype(np.float32) for _ in range(3)] + [np.float32(0.1)]
+    old = evaluate(alone, Space(1, 12), tuple(arrays))
+    *new, low = evaluate(program, Space(1, 12), (*arrays, np.full(12, np.nan, np.float32)))
+    for one, other in zip(old, new, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(low, old[0], rtol=2.0**-8)
+    assert not (low.reshape(-1).view(np.uint32) & 0xFFFF).any()
+
+
+@pytest.mark.parametrize(("case", "most"), [({"is_output": True}, 10), ({"casts": 2}, 10), ({}, 1)])
+def test_what_is_no_cast_of_one_reader_and_other_devices_stay_as_they_are(case, most):
+    graph = trained(**case)
+    assert names_of(rounded(graph, most)) == names_of(graph)
