@@ -7,7 +7,6 @@ twice, with the same bits.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -77,25 +76,38 @@ def run(found: Findings, place: Place) -> None:
     with found.part("all texts are built"):
         driver.load(list(_texts(called)))
     stream = device.make_stream("check")
-    worst: dict[str, float] = defaultdict(float)
-    wrong: dict[str, list[str]] = defaultdict(list)
+    found.metric("calls", len(called))
+    failed, has_failed = "", False
+    for name in dict.fromkeys([call.name for call in called]):
+        own = [call for call in called if call.name == name]
+        if failed:
+            found.check(name, False, f"not tried, after {failed}")
+            continue
+        worst, wrong, is_fault = _tried(device, stream, own)
+        found.check(name, not wrong, "; ".join(wrong[:3]) or f"{worst:.3g}", 1.0)
+        failed = name if is_fault else ""
+        has_failed = has_failed or (bool(wrong) and own[0].uses_cudnn)
+    place.tell(CUDNN_HOLDS, not (failed or has_failed))
+
+
+def _tried(device: CudaDevice, stream, called: list[Called]) -> tuple[float, list[str], bool]:
+    """Return the worst of some calls by what is allowed, what is wrong, and if the device failed.
+
+    What a call raises is wrong with it: the others want their verdict, too.
+    """
+    worst, wrong = 0.0, []
     for call in called:
         try:
             error = _error(call, _outputs(device, stream, call))
-            worst[call.name] = max(worst[call.name], error)
-            if error > 1.0:
-                wrong[call.name].append(f"{_shapes(call)}: {error:.3g} of what is allowed")
-        except Exception as trouble:  # the other kernels want their verdict too
-            wrong[call.name].append(f"{_shapes(call)}: {type(trouble).__name__}: {trouble}")
-            if isinstance(trouble, DeviceFault):  # which is the end of the device here
-                untried = [c for c in called if c.name not in wrong and c.name not in worst]
-                wrong |= {c.name: [f"not tried, after {call.name}"] for c in untried}
-                break
-    place.tell(CUDNN_HOLDS, not any([wrong[call.name] for call in called if call.uses_cudnn]))
-    found.metric("calls", len(called))
-    found.metric("worst_of_allowed", max(worst.values(), default=0.0))
-    for name in dict.fromkeys([call.name for call in called]):
-        found.check(name, not wrong[name], "; ".join(wrong[name][:3]) or f"{worst[name]:.3g}", 1.0)
+        except Exception as trouble:
+            wrong.append(f"{_shapes(call)}: {type(trouble).__name__}: {trouble}")
+            if isinstance(trouble, DeviceFault):  # which is the end of it in this process
+                return worst, wrong, True
+            continue
+        worst = max(worst, error)
+        if error > 1.0:
+            wrong.append(f"{_shapes(call)}: {error:.3g} of what is allowed")
+    return worst, wrong, False
 
 
 def _called(row: Row, dtype: DType) -> Called:

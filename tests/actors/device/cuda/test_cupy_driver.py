@@ -169,6 +169,30 @@ CUDADriverError
 """
 
 
+_TAKEN = [
+    ("malloc", 64), ("free", 0), ("hostAlloc", 64, 3), ("freeHost", 0), ("memcpy", 1, 2, 3, 4),
+    ("memcpyAsync", 1, 2, 3, 4, 5), ("memset", 1, 2, 3), ("memsetAsync", 1, 2, 3, 4),
+    ("memGetInfo",), ("setDevice", 0), ("getDeviceProperties", 0), ("streamCreateWithFlags", 1),
+    ("streamSynchronize", 0), ("streamDestroy", 1), ("streamWaitEvent", 1, 2), ("eventCreate",),
+    ("eventCreateWithFlags", 3), ("eventRecord", 1, 2), ("eventSynchronize", 1),
+    ("eventElapsedTime", 1, 2), ("eventDestroy", 1), ("streamBeginCapture", 5, 1),
+    ("streamEndCapture", 5), ("graphInstantiate", 5), ("graphDestroy", 5), ("graphUpload", 5, 6),
+    ("graphLaunch", 5, 6), ("graphExecDestroy", 5),
+]  # fmt: skip
+
+
+@pytest.mark.cuda
+def test_cupy_takes_every_call_as_it_is_made():
+    """Without a driver its calls fail with CUDA's code, and not because of what they are given."""
+    runtime = pytest.importorskip("cupy_backends.cuda.api.runtime", reason="cupy is not installed")
+    if runtime.driverGetVersion():
+        pytest.skip("there is a driver here")
+    for name, *given in _TAKEN:
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorInsufficientDriver"):
+            getattr(runtime, name)(*given)
+    assert runtime.eventQuery(1) == 35  # which alone returns its code
+
+
 # -- calls ---------------------------------------------------------------------------------------
 
 
