@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +38,38 @@ class Trained:
 
 def run(found: Findings, place: Place) -> None:
     steps = FEW if place.is_emulated else STEPS
-    for row, precision in proven_rows(is_tiny=place.is_emulated):
-        name = f"{row.name} {precision}"
-        with found.part(f"{name}: {steps} steps"):
-            here = trained(row, precision, "host", steps)
-            there = trained(row, precision, "cuda", steps)
-            apart = _apart(here, there)
-            found.within(f"{name}: losses of {steps} steps by the host's", apart, LIMITS[precision])
-            if row.name in _WHOLE:
-                _same_bits(found, place, row, precision, steps, there)
+    rows = proven_rows(is_tiny=place.is_emulated)
+    # The host is the slower one by far: it has all rows at once, a few cores each.
+    os.environ["OPENBLAS_NUM_THREADS"] = "2"
+    workers = max(1, min(len(rows), (os.cpu_count() or 1) // 2))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        hosts = [pool.submit(_on_host, place.is_emulated, n, steps) for n in range(len(rows))]
+        pairs = {
+            n: pool.submit(_on_host, place.is_emulated, n, steps, accumulate=2)
+            for n, (row, precision) in enumerate(rows)
+            if _has_variants(row, precision)
+        }
+        for number, (row, precision) in enumerate(rows):
+            name = f"{row.name} {precision}"
+            with found.part(f"{name}: {steps} steps"):
+                there = trained(row, precision, "cuda", steps)
+                if row.name in _WHOLE:
+                    _same_bits(found, place, row, precision, steps, there)
+                if number in pairs:
+                    _variants(found, name, row, precision, steps, there, pairs[number])
+                apart = _apart(hosts[number].result(), there)
+                said = f"{name}: losses of {steps} steps by the host's"
+                found.within(said, apart, LIMITS[precision])
+
+
+def _on_host(is_tiny: bool, number: int, steps: int, **options: object) -> Trained:
+    """Train a row on the host, in a process of its own."""
+    row, precision = proven_rows(is_tiny=is_tiny)[number]
+    return trained(row, precision, "host", steps, **options)
+
+
+def _has_variants(row: Row, precision: str) -> bool:
+    return row.family == "gpt2" and precision == "bf16" and row.name in _WHOLE
 
 
 def _same_bits(
@@ -57,9 +82,6 @@ def _same_bits(
             f"{name}: a graph and launch by launch have the same bits",
             trained(row, precision, "cuda", steps) == there,
         )
-    if row.family == "gpt2" and precision == "bf16":
-        with found.part(f"{name}: its variants"):
-            _variants(found, name, row, precision, steps, there)
     folder = place.shared / f"run-{row.name}-{precision}"
     with found.part(f"{name}: resumed"):
         first = trained(row, precision, "cuda", steps // 2, folder)
@@ -71,14 +93,22 @@ def _same_bits(
 
 
 def _variants(
-    found: Findings, name: str, row: Row, precision: str, steps: int, there: Trained
+    found: Findings,
+    name: str,
+    row: Row,
+    precision: str,
+    steps: int,
+    there: Trained,
+    pair: Future[Trained],
 ) -> None:
     """Compare what comes of launches that run twice, and of gradients of several batches."""
-    again = trained(row, precision, "cuda", steps, recompute="blocks")
-    found.check(f"{name}: with all blocks run twice, the same bits", again == there)
-    pair = [trained(row, precision, where, steps, accumulate=2) for where in ("host", "cuda")]
-    apart = _apart(*pair)
-    found.within(f"{name}: losses of two batches a step by the host's", apart, LIMITS[precision])
+    with found.part(f"{name}: blocks run twice"):
+        again = trained(row, precision, "cuda", steps, recompute="blocks")
+        found.check(f"{name}: with all blocks run twice, the same bits", again == there)
+    with found.part(f"{name}: two batches a step"):
+        apart = _apart(pair.result(), trained(row, precision, "cuda", steps, accumulate=2))
+        said = f"{name}: losses of two batches a step by the host's"
+        found.within(said, apart, LIMITS[precision])
 
 
 def _apart(here: Trained, there: Trained) -> float:
