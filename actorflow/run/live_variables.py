@@ -21,6 +21,7 @@ from actors.errors import ActorFailed
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
+from compiler.ops.sources import SCRATCH
 from compiler.placement import HOST
 from compiler.plan import Actor, ActorKind, Plan
 from compiler.types import RegisterId
@@ -193,7 +194,9 @@ class LiveVariables:
             is_growing = not further <= evaluates
             evaluates |= further
         kernels = [int(a.id) for a in actors if a.kind in _KERNELS]
-        state = set(self._registers.values())
+        # One that reads weights in bfloat16 alone is part of a step, too.
+        kept = [v for v in self._plan.variables if v.role != SCRATCH]
+        state = {self._plan.views[v.view].register for v in kept}
         within = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
         steps = [a for a in within if not self._touched(actors[a]).isdisjoint(state)]
         per_step = gcd(*[repetitions[a] for a in steps])

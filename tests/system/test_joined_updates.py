@@ -11,6 +11,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.cuda_target import CudaTarget
+from actorflow.run.live_variables import LiveVariables
 
 
 class Narrow(nn.Module):
@@ -178,3 +179,21 @@ def test_broken_steps_and_evaluations_leave_them_what_they_are(apart):
     together = rows()
     apart()
     np.testing.assert_equal(together, rows())
+
+
+class WithoutBias(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(5, 7, bias=False), nn.Linear(7, 3, bias=False)
+
+    def __call__(self, x):
+        return self.down(af.tanh(self.up(x)))
+
+
+def test_who_reads_rounded_weights_alone_is_within_a_step_too():
+    """Or a value that is loaded would come while it reads them."""
+    plan = af.job(loss, **BF16, accumulate=2).compile(WithoutBias(), data())
+    own = {plan.views[v.view].register for v in plan.state}
+    (gradient,) = [actor for actor in plan.actors if actor.name == "gradient"]
+    assert not {plan.views[x].register for y in gradient.launches for x in y.inputs} & own
+    (steps, *_) = LiveVariables(plan, None, None)._between_steps.rounds
+    assert dict(steps)[gradient.id] == 2
