@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (run.out / "check.log").write_bytes(b"")
         _write(run, result)
         for number, section in enumerate(chosen):
-            ended = _run(run, section, chosen[number + 1 :])
+            later = [s for s in chosen[number + 1 :] if not run.why_skipped(s)]
+            ended = _run(run, section, later)
             print(f"{ended.name:10s} {ended.status.value:8s} {ended.seconds:6.1f} s  {ended.why}")
             sys.stdout.flush()
             result = replace(result, sections=(*result.sections, ended))

@@ -32,6 +32,11 @@ _ALIKE, _ALIKE_NS = 1.02, 2000.0
 """How much longer one may take that counts as being as fast: of short products the time that is
 seen is that of the host, which puts them on the stream one by one."""
 
+_LEAST_TRIED = 1 << 24
+"""Multiplications of a product from which on one algorithm can be told from another: shorter ones
+take the first that runs, and none of the others has to be loaded, which takes longer than all of
+their runs."""
+
 _TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _DTYPES = {number: dtype for dtype, number in _TYPES.items()}
 _COMPUTE = {DType.FLOAT32: 68, DType.FLOAT64: 70}
@@ -287,7 +292,9 @@ class CublasLt:
     def _fastest(
         self, product: LtProduct, found: Sequence[bytes], workspace_bytes: int, trial: Trial
     ) -> bytes:
-        """Return the fastest algorithm of those that run. Raises CudaError when none does.
+        """Return the fastest algorithm of those that run; of a short product the first of them.
+
+        Raises CudaError when none does.
 
         Of some that take about as long it is the first, which the library thinks most of. What an
         epilogue writes goes to scratch too: the plan's memory may hold variables by now.
@@ -300,6 +307,8 @@ class CublasLt:
         a, b, d, bias, aux, workspace = trial.scratch((*spans, *beside, workspace_bytes))
         tried = replace(product, bias=bias if product.bias else 0, aux=aux if product.aux else 0)
         made = self.describe(tried, workspace_bytes)
+        results = product.batch * product.d.rows * product.d.columns
+        is_short = results * product.inner < _LEAST_TRIED
         times: list[tuple[float, bytes]] = []
         failed: CudaError | None = None
         for algorithm in found:
@@ -311,6 +320,8 @@ class CublasLt:
                 failed = error
                 continue
             times.append((took, algorithm))
+            if is_short:
+                break
         if not times and failed is not None:
             raise failed
         return first_of_fastest(times)

@@ -80,11 +80,16 @@ def cubin(text: KernelText, arch: str, folder: Path | None) -> bytes:
         with contextlib.suppress(OSError, DamagedFile):
             if distrust_of_file(kept) is None:
                 return read_sealed(kept)
+    return _kept(text, arch, folder).cubin
+
+
+def _kept(text: KernelText, arch: str, folder: Path | None) -> _Built:
+    """Build a text, and keep what comes of it where that can be."""
     built = _build(text, arch)
-    if kept is not None:
+    if folder is not None:
         with contextlib.suppress(OSError):
-            replace_sealed(kept, built.cubin)
-    return built.cubin
+            replace_sealed(folder / _name_of(text, arch), built.cubin)
+    return built
 
 
 def cubins(
@@ -95,9 +100,9 @@ def cubins(
         return tuple(pool.map(lambda text: cubin(text, arch, folder), texts))
 
 
-def usage(text: KernelText, arch: str) -> dict[str, KernelUsage]:
-    """Return what each kernel of a text uses. Raises as `cubin`."""
-    log = _build(text, arch).log
+def usage(text: KernelText, arch: str, folder: Path | None = None) -> dict[str, KernelUsage]:
+    """Return what each kernel of a text uses; it is compiled anew, and kept. Raises as `cubin`."""
+    log = _kept(text, arch, folder).log
     found = {}
     for part in re.split(r"Compiling entry function ", log)[1:]:
         name = part.split("'")[1]

@@ -17,6 +17,12 @@ from compiler.types import DType
 F32, F64, F16, BF16 = DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16
 
 
+@pytest.fixture
+def all_tried(monkeypatch):
+    """Let products of any length be timed."""
+    monkeypatch.setattr(cublaslt, "_LEAST_TRIED", 0)
+
+
 @pytest.fixture(scope="module")
 def library():
     try:
@@ -129,6 +135,7 @@ class NoRoom(NoTrial):
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("all_tried")
 def test_where_there_is_no_room_to_try_the_first_is_taken_and_not_kept(library, monkeypatch):
     offering(library, monkeypatch, FIRST, SECOND)
     choices = ProductChoices(None, "here")
@@ -175,6 +182,7 @@ FIRST, SECOND, THIRD = (bytes([n] * 64) for n in (1, 2, 3))
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("all_tried")
 def test_the_fastest_by_the_median_of_three_is_kept(library, monkeypatch, tmp_path):
     offering(library, monkeypatch, FIRST, SECOND, THIRD)
     trial = Trials({FIRST: [5e4, 5e4, 1e4], SECOND: [9e4, 3e4, 3e4]}, refused=(THIRD,))
@@ -185,6 +193,7 @@ def test_the_fastest_by_the_median_of_three_is_kept(library, monkeypatch, tmp_pa
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("all_tried")
 @pytest.mark.parametrize(("first", "second"), [(4e3, 2.5e3), (1.015e7, 1e7)])
 def test_of_algorithms_that_take_about_as_long_the_first_is_kept(
     library, monkeypatch, first, second
@@ -196,10 +205,20 @@ def test_of_algorithms_that_take_about_as_long_the_first_is_kept(
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("all_tried")
 def test_where_every_algorithm_fails_the_error_is_the_last_one(library, monkeypatch):
     offering(library, monkeypatch, FIRST, SECOND)
     with pytest.raises(CudaError, match="not supported"):
         library.choose(product(), 0, Trials({}, (FIRST, SECOND)), ProductChoices(None, "here"))
+
+
+@pytest.mark.cuda
+def test_a_short_product_takes_the_first_that_runs(library, monkeypatch):
+    offering(library, monkeypatch, FIRST, SECOND, THIRD)
+    trial = Trials({SECOND: [9e4] * 3, THIRD: [1e4] * 3}, refused=(FIRST,))
+    choices = ProductChoices(None, "here")
+    assert library.choose(product(), 0, trial, choices).algorithm == SECOND
+    assert len(trial.runs) == 4
 
 
 @pytest.mark.cuda
