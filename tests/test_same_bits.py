@@ -33,7 +33,7 @@ train.step(nn.Linear(2, 2), {"x": np.ones((4, 2), np.float32)})
 def result(name, step, digest):
     return {
         "test": name, "job": "train", "what": "step", "step": step, "hash": digest,
-        "numbers": {"loss": step / 7}, "is_late": name == "on a device", "precision": "fp32",
+        "numbers": {"loss": step / 7}, "is_late": name != "on the host", "precision": "fp32",
     }  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def recorded(tmp_path):
 @pytest.mark.parametrize(
     ("of_seed_1", "code", "said"),
     [
-        ([("a", 1, "x"), ("a", 2, "y")], 0, "2 results, 0 of them not in all seeds, 0 differ"),
-        ([("a", 1, "x")], 0, "not in all: 1 of a"),
+        ([("a", 1, "x"), ("a", 2, "y")], 0, "2 results, 0 not with every seed, 0 differ"),
+        ([("a", 1, "x")], 0, "not with every seed: 1 of a"),
         ([("a", 1, "x"), ("a", 2, "z")], 1, "DIFFER: a train step 2"),
     ],
 )

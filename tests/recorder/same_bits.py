@@ -25,11 +25,16 @@ NEAR, NEAR_OF_BF16 = 1e-5, 2e-2
 
 
 def compare_bits(runs):
-    """Return (keys that differ, keys in some runs only, number of keys) of runs on a device."""
+    """Return (keys that differ, keys in some runs only, number of keys) of runs on a device.
+
+    A test is compared among the runs that have it.
+    """
     keys = sorted({*chain(*runs)})
+    tests = [{key[0] for key in run} for run in runs]
     differ, partly = [], []
     for key in keys:
-        found = [frozenset(run.get(key, ())) for run in runs]
+        there = [run for run, own in zip(runs, tests, strict=True) if key[0] in own]
+        found = [frozenset(run.get(key, ())) for run in there]
         most = max(found, key=len)
         if any(not hashes <= most for hashes in found):
             differ.append(key)
@@ -69,14 +74,18 @@ def main():
     is_wrong = False
     for device, folders in devices.items():
         runs = [recorder.read(folder) for folder in folders]
+        wanted = set.union(*[recorder.tests_on_devices(folder) for folder in folders])
+        runs = [{key: found[key] for key in found if key[0] in wanted} for found in runs]
+        by_test = Counter(chain(*[{key[0] for key in found} for found in runs]))
         differ, partly, count = compare_bits(runs)
-        tests = {key[0] for key in chain(*runs)}
+        whole = sum([number == len(runs) for number in by_test.values()])
         print(
-            f"{device}: {len(runs)} seeds, {len(tests)} tests with jobs, {count} results,"
-            f" {len(partly)} of them not in all seeds, {len(differ)} differ"
+            f"{device}: {len(runs)} seeds, {len(by_test)} tests with jobs there, {whole} of them"
+            f" with every seed; {count} results, {len(partly)} not with every seed,"
+            f" {len(differ)} differ"
         )
         for test, number in Counter(key[0] for key in partly).items():
-            print(f"  not in all: {number} of {test}")
+            print(f"  not with every seed: {number} of {test}")
         for key in differ:
             print("  DIFFER:", *key)
         is_wrong |= bool(differ)
