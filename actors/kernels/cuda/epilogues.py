@@ -56,7 +56,6 @@ class Finish:
     """
 
     epilogue: LtEpilogue
-    product: int
     out: int
     bias: int | None = None
     residual: int | None = None
@@ -72,20 +71,12 @@ class Finish:
     def in_place(self, pairs: Pairs, num_inputs: int) -> Pairs:
         """Return those pairs (output, input) of a program that may share bytes here as well.
 
-        What the library writes lies over nothing that it reads but c. The product itself, which
-        then never exists, lies where `out` will be, so that other outputs may lie over inputs.
+        What the library writes lies over nothing that it reads but c.
         """
         made = [p - num_inputs for p in (self.aux, self.out) if p is not None and p >= num_inputs]
         read = [p for p in (self.aux, self.residual) if p is not None and p < num_inputs]
-        out = self.out - num_inputs
-        return tuple(
-            [
-                (o, x)
-                for o, x in pairs
-                if (o == out if x == self.product else o not in made or x not in read)
-                or (o, x) == (out, self.residual)
-            ]
-        )
+        of_c = (self.out - num_inputs, self.residual)
+        return tuple([p for p in pairs if p[0] not in made or p[1] not in read or p == of_c])
 
 
 @functools.lru_cache(maxsize=512)
@@ -96,12 +87,15 @@ def finishes(program: FusedProgram, product: int, rows: int) -> tuple[Finish, ..
     """
     if any([i.op == "check_index" for i in program.instructions]):
         return ()
-    found = _sum(program, product, rows)
-    return tuple(_gradients(program, product, rows)) if found is None else (found,)
+    found = tuple(_sums(program, product, rows))
+    return found or tuple(_gradients(program, product, rows))
 
 
-def _sum(program: FusedProgram, product: int, rows: int) -> Finish | None:
-    """Return the way to add something, and to take GELU of it, if the program does no more."""
+def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[Finish]:
+    """Yield the ways to add something, and to take GELU of it, if the program does no more.
+
+    What is kept beside its GELU may also be made alone, and GELU of it by a program.
+    """
     first, outputs = len(program.inputs), program.outputs
     for out, value in enumerate(outputs):
         x = gelu_operand(program, value)
@@ -109,16 +103,20 @@ def _sum(program: FusedProgram, product: int, rows: int) -> Finish | None:
         terms = added_terms(program, value if x is None else x, product, rows)
         if terms is None or len(outputs) != 1 + len(kept):
             continue
+        has_bias = terms.bias is not None
         if x is not None:
-            epilogue = (_GELU_AUX if kept else _GELU)[terms.bias is not None]
+            epilogue = (_GELU_AUX if kept else _GELU)[has_bias]
             aux = first + kept[0] if kept else None
-            return Finish(epilogue, product, first + out, terms.bias, terms.residual, aux)
-        if terms != AddedTerms(None, None):
-            epilogue = LtEpilogue.NONE if terms.bias is None else LtEpilogue.BIAS
-            return Finish(epilogue, product, first + out, terms.bias, terms.residual)
-    return None
+            yield Finish(epilogue, first + out, terms.bias, terms.residual, aux)
+        if terms != AddedTerms(None, None) and (x is None or kept):
+            number = out if x is None else kept[0]
+            place = first + number
+            rest = None if x is None else _rest(program, [out], product, number)
+            yield Finish(_PLAIN[has_bias], place, terms.bias, terms.residual, rest=rest)
+        return
 
 
+_PLAIN = (LtEpilogue.NONE, LtEpilogue.BIAS)
 _GELU = (LtEpilogue.GELU, LtEpilogue.GELU_BIAS)
 _GELU_AUX = (LtEpilogue.GELU_AUX, LtEpilogue.GELU_AUX_BIAS)
 """Without a bias, and with one."""
@@ -182,7 +180,7 @@ def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[Finis
                 continue
             epilogue = LtEpilogue.DGELU if bias is None else LtEpilogue.DGELU_BGRAD
             place = None if bias is None else first + bias
-            yield Finish(epilogue, product, first + number, place, aux=found.x, rest=rest)
+            yield Finish(epilogue, first + number, place, aux=found.x, rest=rest)
         return
 
 

@@ -154,7 +154,8 @@ class _CudaSteps:
 
         Of two values in one place the rows are the same: it is asked as if they lay densely. What
         the library may do in the program's place is asked, too: the ways differ in bits, so none
-        may depend on where a plan puts something.
+        may depend on where a plan puts something. A product that then never exists lies where its
+        finished one will be, so that other outputs may lie over inputs.
         """
         views = []
         for value in (*step.reads, *step.makes):
@@ -165,8 +166,12 @@ class _CudaSteps:
             views.append(MatrixView(lies.dtype, shape, contiguous_strides(shape, 1)))
         made = _schedule_of(step)
         pairs = in_place_pairs(made.program, made.schedule, self.region.rows, views)
-        for product in self._finished():
+        finished = self._finished()
+        for product in finished:
             pairs = product.finish.in_place(pairs, len(step.reads))
+        if finished:
+            (held,), out = self.region.steps[0].makes, finished[0].finish.out - len(step.reads)
+            pairs = tuple([(o, x) for o, x in pairs if step.reads[x] != held or o == out])
         return pairs
 
     @property

@@ -4,7 +4,6 @@ import ctypes
 import importlib.util
 import os
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -420,26 +419,6 @@ def test_a_product_that_there_is_no_room_to_warm_is_used_cold(driver, monkeypatc
         return
     with pytest.raises(CudaError):
         driver.make_product(PRODUCT, 1024)
-
-
-@pytest.mark.parametrize("code", [0, 2, 719])
-def test_a_way_is_chosen_once_but_where_there_is_no_room_to_try(driver, monkeypatch, code):
-    monkeypatch.setattr(cupy_driver, "CublasLt", Library)
-    monkeypatch.setattr(cupy_driver.LibraryTrial, "fastest_way", lambda clock, ways: ways)
-    tried = []
-
-    def trial():
-        tried.append(code)
-        if code:
-            raise CudaError("no", code=code, call="malloc")
-        return nullcontext(1)
-
-    if code == 719:
-        with pytest.raises(CudaError):
-            driver.choose_way("key", trial)
-        return
-    assert [driver.choose_way("key", trial) for _ in range(2)] == [int(not code)] * 2
-    assert len(tried) == (2 if code else 1)
 
 
 def test_a_missing_library_is_named_with_how_to_install_it(driver, monkeypatch):

@@ -1,8 +1,13 @@
 """Of some ways to do the same the first of the fastest is found, by a clock that tells what it is
 told."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from actors.device.cuda.choices import ProductChoices
+from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError, TriedWays
 from actors.device.cuda.library_trial import LibraryTrial
 
@@ -50,3 +55,23 @@ def test_a_way_that_the_library_refuses_when_it_runs_is_left_out():
         fastest(clock, failing("cublasLtMatmul"))
     with pytest.raises(CudaError, match="not supported"):
         fastest(clock, failing("launchKernel"), clock.taking(*[5.0] * 4))
+
+
+@pytest.mark.parametrize("code", [0, 2, 719])
+def test_a_way_is_chosen_once_but_where_there_is_no_room_to_try(code):
+    clock, tried, kept = Clock(), [], ProductChoices(None, "a GPU")
+    driver = SimpleNamespace(_product_choices=lambda: kept, _ask=clock)
+
+    def trial():
+        tried.append(code)
+        if code:
+            raise CudaError("no", code=code, call="malloc")
+        slow, fast = (clock.taking(*[t] * 4) for t in (3.0, 2.0))
+        return nullcontext(TriedWays(lambda stream: None, (slow, fast)))
+
+    if code == 719:
+        with pytest.raises(CudaError):
+            CupyDriver.choose_way(driver, "key", trial)
+        return
+    assert [CupyDriver.choose_way(driver, "key", trial) for _ in range(2)] == [int(not code)] * 2
+    assert len(tried) == (2 if code else 1)
