@@ -6,6 +6,7 @@ gone the driver is closed, and all that it made goes with it.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import weakref
@@ -62,13 +63,21 @@ a thread, and the collector may find a block of any device at any moment, on tha
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Keep this thread from freeing memory meanwhile, which a capture does not survive."""
+    """Keep this thread from freeing memory meanwhile, which a capture does not survive.
+
+    The collector rests, too: what it finds may be a graph of cuDNN, which lies in cycles and gives
+    back what it has of the device at once, unseen by us.
+    """
     late: list[Callable[[], object]] = []
     _captures.late = late
+    is_collecting = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
         _captures.late = None
+        if is_collecting:
+            gc.enable()
         for give in late:
             give()
 

@@ -153,3 +153,16 @@ def test_a_forked_child_is_refused_and_frees_nothing_of_its_parent(make_device, 
 
     assert child_says(drop) == "0"
     assert drop() == 1
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_nothing_is_collected_within_a_capture(was_on):
+    """A graph of a library that is dropped there gives back memory, and breaks the capture."""
+    before = gc.isenabled()
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with capturing():
+            assert not gc.isenabled()
+        assert gc.isenabled() is was_on
+    finally:
+        (gc.enable if before else gc.disable)()
