@@ -104,7 +104,7 @@ class CudaJoinedUpdates:
             return ()
         is_odd = any([view.address % WIDEST for view in views[:shared]])
         block[_WAY] = NARROW if is_odd else WIDE
-        text = _text(program, over)
+        text = joined_text(program, over)
         return (RunKernel(text, text.kernels[0], num_blocks, _THREADS, tuple(block)),)
 
 
@@ -124,7 +124,7 @@ def _piece(gpu: Gpu, elements: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
+def joined_text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
     """Return the kernel of a program whose outputs lie over operands."""
     plan = made_for_device(program).schedule
     writer = PhaseWriter(program, plan)

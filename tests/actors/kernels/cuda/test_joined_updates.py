@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+from emulated_run import type_of
 
+from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.joined_updates import _WAY, CudaJoinedUpdates, most_joined
+from actors.kernels.cuda.joined_updates import _WAY, CudaJoinedUpdates, joined_text, most_joined
 from actors.kernels.cuda.loops import NARROW, WIDE
 from actors.kernels.kernel import Operand
 from compiler.attrs import Attrs
+from compiler.bfloat16 import to_bits
 from compiler.fusion.updates import update
+from compiler.passes.round_in_updates import with_rounded
 from compiler.registry import find_op, infer_type, reference
 from compiler.types import DType, TensorType
 
@@ -134,3 +138,40 @@ def test_updates_go_16_bytes_at_a_time_where_all_members_begin_so(emulated_run):
         assert made.calls[0].words[_WAY] == way
         found[way] = [x.tobytes() for x in made.outputs]
     assert found[WIDE] == found[NARROW]
+
+
+def test_an_update_writes_its_variable_in_bfloat16_with_the_bits_of_a_cast(emulated_run):
+    attrs, members, scalars = case("adamw_update", SHAPES)
+    over, program = attrs["over"], with_rounded(attrs["program"])
+    rounded = attrs | {"program": program, "over": (*over, len(attrs["program"].inputs))}
+    alone = joined(emulated_run, attrs, members, scalars)
+    inputs = [
+        array
+        for member in members
+        for array in (*[member[i] for i in over], np.full(member[0].shape, 7, np.uint16))
+    ]
+    count, every = len(inputs), len(over) + 1
+    given = (*inputs, *[member[1] for member in members], *scalars)
+    results = [type_of(x) for x in inputs]
+    pairs = tuple([(k, k) for k in range(count)])
+    found = emulated_run(JOINED, rounded, given, results, in_place=pairs).outputs
+    for number in range(len(members)):
+        *own, low = found[number * every : (number + 1) * every]
+        for got, expected in zip(own, alone[number * len(over) :], strict=False):
+            np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(low, to_bits(own[0]))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+def test_the_kernel_keeps_all_in_registers(arch):
+    if not nvrtc.is_here():
+        pytest.skip("NVRTC is not installed: it comes with actorflow[cuda]")
+    attrs, _, _ = case("adamw_update", SHAPES)
+    for program, over in (
+        (attrs["program"], attrs["over"]),
+        (with_rounded(attrs["program"]), (*attrs["over"], len(attrs["program"].inputs))),
+    ):
+        (used,) = nvrtc.usage(joined_text(program, over), arch=arch).values()
+        assert (used.spilled_bytes, used.stack_bytes) == (0, 0)
+        assert used.registers <= 96
