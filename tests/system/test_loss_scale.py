@@ -267,8 +267,8 @@ def test_a_loss_that_no_scale_mends_ends_the_run_and_names_the_step():
         fit(make_job(loss_scale=8.0), batches)
 
 
-def make_gpt():
-    model = GPT(29, 16, 32, layers=2, heads=4)
+def make_gpt(layers=2):
+    model = GPT(29, 16, 32, layers=layers, heads=4)
     rng = np.random.default_rng(1)
     for name, parameter in model.named_parameters():
         shape = parameter.type.shape
@@ -291,15 +291,39 @@ def gpt_job(precision, **options):
     return train
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
-def test_twenty_losses_stay_nearer_to_float32_than_those_of_bfloat16(native, monkeypatch):
-    monkeypatch.setenv("ACTORFLOW_NATIVE", native)
+def test_twenty_losses_stay_nearer_to_float32_than_those_of_bfloat16(numpys_kernels):
     exact, bf16, fp16 = (
         losses_of_fit(gpt_job(p), make_gpt(), tokens(), 20) for p in ("fp32", "bf16", "fp16")
     )
     apart = [np.abs(np.subtract(x, exact)).max() for x in (fp16, bf16)]
     assert 0 < apart[0] < apart[1] < 2e-2
     assert fp16[-1] < fp16[0]
+
+
+def test_in_generated_c_twenty_losses_stay_near_those_of_numpys_kernels(monkeypatch):
+    found = []
+    for native in ("0", "1"):  # one layer: each of its functions takes the compiler a while
+        monkeypatch.setenv("ACTORFLOW_NATIVE", native)
+        found.append(losses_of_fit(gpt_job("fp16"), make_gpt(layers=1), tokens(), 20))
+    np.testing.assert_allclose(found[1], found[0], atol=5e-3)
+    assert found[0] != found[1]
+
+
+ASKED = [
+    {"recompute": "blocks"},
+    {"offload": "optimizer"},
+    {"streams": 2},
+    {"metrics_every": 4},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_what_a_job_is_asked_for_changes_no_bit(asked, numpys_kernels):
+    batches, scaling = make_batches(8, large=(2, 6)), af.LossScale(growth_interval=2)
+    plain, rows = fit(make_job("adamw", loss_scale=scaling), batches)
+    result, others = fit(make_job("adamw", loss_scale=scaling, **asked), batches)
+    assert others == rows
+    assert_same(plain.variables, result.variables)
 
 
 @pytest.mark.host("the devices are in the test")
@@ -355,7 +379,7 @@ def test_products_read_float16_and_parameters_and_their_gradients_are_float32(nu
 
 
 @pytest.mark.host("the device is in the text")
-def test_a_plan_says_that_the_host_computes_float16_in_float32():
+def test_a_plan_says_that_the_host_computes_float16_in_float32(numpys_kernels):
     plan = gpt_job("fp16").compile(make_gpt(), tokens())
     assert (
         " on host:0 in fp16 (float32 inside, slower than fp32: the host has" in summarise(plan)[0]

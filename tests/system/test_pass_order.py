@@ -16,7 +16,11 @@ from compiler.options import CompileOptions
 from compiler.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
-EVERYTHING = CompileOptions("job", precision="bf16", skips_broken_steps=True, memory_budget=1)
+ASKED = [
+    CompileOptions("job", precision=low, skips_broken_steps=True, memory_budget=1)
+    for low in ("bf16", "fp16")
+]
+"""Options that want every pass, together."""
 
 pytestmark = pytest.mark.host("the orders are those of passes without devices")
 
@@ -37,6 +41,7 @@ TRANSFORMER = partial(GPT, VOCAB, SEQ, WIDTH, dropout=0.1)
 JOBS = {
     "transformer": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2)}),
     "in bfloat16": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "precision": "bf16"}),
+    "in float16": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "precision": "fp16"}),
     "accumulating": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "accumulate": 2}),
     "lookups": (Lookups, {"optimizer": af.optim.SGD(1e-1)}),
 }
@@ -44,7 +49,8 @@ JOBS = {
 
 def is_allowed(passes):
     try:
-        check_order(passes, EVERYTHING, pipeline.LOWERING_NEEDS)
+        for options in ASKED:
+            check_order(passes, options, pipeline.LOWERING_NEEDS)
     except af.InternalError:
         return False
     return True
