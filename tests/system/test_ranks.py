@@ -156,6 +156,7 @@ def test_ranks_train_alike_and_as_one_with_all_batches(meeting, options):
         ({"accumulate": 3}, {}),
         ({"streams": 2, "accumulate": 2}, {"on_nan": "skip", "every": 4}),
         ({"precision": "bf16"}, {"on_nan": "skip"}),
+        ({"precision": "fp16", "accumulate": 2}, {}),
         ({"device": "sim", "memory_budget": "2500KiB"}, {}),
     ],
     ids=str,

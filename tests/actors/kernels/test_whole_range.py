@@ -33,6 +33,8 @@ ELSEWHERE = {
         "no float comes out",
     ),
     "dropout": "multiplies, as torch's does",
+    "rescale": "one number, in the table of ops up to the largest",
+    "joined_updates": "made of updates",
     **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment", "count"), "moves"),
     **dict.fromkeys(("copy", "copy_block", "copy_to", "stop_gradient"), "moves"),
     **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
