@@ -165,7 +165,9 @@ class _Prover:
             if position in over and not is_copy and inputs[over[position]] != view:
                 raise PlanFormatError(f"writes output {position} not over its own input")
             is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
-            is_token = register.id in taken and (position in over or view in inputs)
+            # In another shape, perhaps: that it is the same bytes is asked with the kernel's pairs.
+            is_read = (view.register, view.extent) in [(x.register, x.extent) for x in inputs]
+            is_token = register.id in taken and (position in over or is_read)
             is_over = is_token or (position in over and register.kind is RegisterKind.VARIABLE)
             if not (is_free or is_over):
                 raise PlanFormatError(
