@@ -61,10 +61,11 @@ class Run:
     def limit_s(self, section: Section, later: Sequence[Section]) -> float:
         """Return how long a section may take: its own time is safe from those before it.
 
-        One that has others' spare time takes twice its own at most.
+        One that has others' spare time takes twice its own at most, and the last of all what is
+        left: without a GPU, texts compile on however few cores there are.
         """
-        kept = sum([s.seconds for s in later])
-        return max(1.0, min(2 * section.seconds, self.ends - REPORT_S - time.monotonic() - kept))
+        left = self.ends - REPORT_S - time.monotonic() - sum([s.seconds for s in later])
+        return max(1.0, min(2 * section.seconds, left) if later else left)
 
     def why_skipped(self, section: Section) -> str:
         """Return why a section is not run; empty for one that is."""
