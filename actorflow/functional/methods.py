@@ -12,7 +12,7 @@ _NAMES = (
     *("maximum", "minimum"),
     *("relu", "sigmoid", "softmax", "tanh"),
     *("amax", "argmax", "max", "mean", "sum"),
-    *("chunk", "split"),
+    *("chunk", "flatten", "split", "unflatten"),
 )
 
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}

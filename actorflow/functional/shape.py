@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from actorflow.functional.names import with_numpy_names
@@ -11,7 +12,7 @@ from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops import slicing
 
-__all__ = ["cat", "chunk", "concat", "split"]
+__all__ = ["cat", "chunk", "concat", "flatten", "split", "unflatten"]
 
 
 @with_numpy_names
@@ -67,3 +68,35 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     if not extent:
         return split(x, [0] * parts, dim)
     return split(x, -(-extent // parts), dim)
+
+
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Make one axis of those from `start_dim` to `end_dim`, both included."""
+    x = as_tensor(x)
+    if not x.ndim:
+        return x.reshape(1)
+    first, last = checked_axis(x, start_dim), checked_axis(x, end_dim)
+    if first > last:
+        raise CompileError(
+            f"{find_source()}: flatten needs start_dim before end_dim, got {start_dim} and"
+            f" {end_dim} for {x.type}"
+        )
+    shape = x.shape
+    return x.reshape(*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
+
+
+@with_numpy_names
+def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Make several axes of `sizes`, of which one may be -1, of one."""
+    x = as_tensor(x)
+    axis, parts = checked_axis(x, dim), integers(sizes, what="a size")
+    known = math.prod([size for size in parts if size != -1])
+    extent = x.shape[axis]
+    if parts.count(-1) == 1 and known > 0:
+        parts = tuple([extent // known if size == -1 else size for size in parts])
+    if any([size < 0 for size in parts]) or math.prod(parts) != extent:
+        raise CompileError(
+            f"{find_source()}: cannot unflatten axis {axis} of {x.type} into {list(sizes)}: its"
+            f" extent is {extent}, and sizes multiply to it, one of them perhaps -1"
+        )
+    return x.reshape(*x.shape[:axis], *parts, *x.shape[axis + 1 :])
