@@ -67,8 +67,9 @@ Array = np.ndarray[Any, Any]
 class Job:
     """A function of (model, batch) that can be compiled and run.
 
-    A training job returns its loss, a float scalar, or a dict of scalars with the key "loss". Other
-    jobs return a tensor ("output") or a dict of tensors.
+    A training job returns its loss, a float scalar, or a dict of tensors with the key "loss". Other
+    jobs return a tensor ("output") or a dict of tensors. Whoever hears of a step gets numbers for
+    scalars and arrays for all else, of which progress lines and files have the numbers.
     """
 
     def __init__(self, function: Function, options: JobOptions) -> None:

@@ -187,10 +187,7 @@ class _Checked:
 
 def _trains(graph: Graph) -> str:
     batches = 1 if graph.accumulation is None else graph.accumulation.every
-    return (
-        f"{'no' if graph.objective is None else 'an'} objective, {len(graph.updates)} updates,"
-        f" {batches} batches"
-    )
+    return f"{len(graph.objectives())} objectives, {len(graph.updates)} updates, {batches} batches"
 
 
 def _outputs(graph: Graph) -> list[str]:

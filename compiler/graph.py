@@ -92,6 +92,7 @@ class UpdateRule:
     """How the optimizer changes one variable, before autodiff knows the gradient.
 
     The update node reads `(variable, gradient, *state, *scalars)` and writes `(variable, *state)`.
+    `objective` is what the gradient is of; optimizers leave it to the job.
     """
 
     op: Op
@@ -99,6 +100,7 @@ class UpdateRule:
     state: tuple[ValueId, ...]
     scalars: tuple[ValueId, ...]
     attrs: Attrs
+    objective: ValueId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,13 @@ class Write:
 class Graph:
     """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
 
-    `objective`, `updates` and `accumulation` are what autodiff consumes; afterwards they are None
-    and empty, and the gradients, sums and update nodes are ordinary nodes with `writes`.
+    `updates` and `accumulation` are what autodiff consumes; afterwards they are empty and None, and
+    the gradients, sums and update nodes are ordinary nodes with `writes`.
     """
 
     nodes: tuple[Node, ...]
     types: tuple[TensorType, ...]
     outputs: tuple[Output, ...]
-    objective: ValueId | None = None
     updates: tuple[UpdateRule, ...] = ()
     writes: tuple[Write, ...] = ()
     accumulation: Accumulation | None = None
@@ -149,12 +150,16 @@ class Graph:
                 column[value] = index
         return tuple(column)
 
+    def objectives(self) -> tuple[ValueId, ...]:
+        """Return what gradients are taken of, each once, in the order of the updates."""
+        named = [rule.objective for rule in self.updates if rule.objective is not None]
+        return tuple(dict.fromkeys(named))
+
     @fact
     def roots(self) -> tuple[ValueId, ...]:
-        """Return the values that must be computed: outputs, objective, written values."""
+        """Return the values that must be computed: outputs, objectives, written values."""
         values = [o.value for o in self.outputs] + [w.value for w in self.writes]
-        if self.objective is not None:
-            values.append(self.objective)
+        values += self.objectives()
         for rule in self.updates:
             values += [rule.variable, *rule.state, *rule.scalars]
         if self.accumulation is not None:
@@ -219,7 +224,6 @@ class GraphBuilder:
         self.types: list[TensorType] = []
         self._producers: list[int] = []
         self.outputs: list[Output] = []
-        self.objective: ValueId | None = None
         self.updates: list[UpdateRule] = []
         self.writes: list[Write] = []
         self.accumulation: Accumulation | None = None
@@ -317,7 +321,6 @@ class GraphBuilder:
             tuple(self.nodes),
             tuple(self.types),
             tuple(self.outputs),
-            self.objective,
             tuple(self.updates),
             tuple(self.writes),
             self.accumulation,
@@ -329,13 +332,13 @@ class GraphBuilder:
         For passes that copy its nodes one by one; `new_id` has the value here of each value there.
         """
         self.outputs = [Output(o.name, new_id[o.value]) for o in graph.outputs]
-        self.objective = None if graph.objective is None else new_id[graph.objective]
         self.updates = [
             replace(
                 u,
                 variable=new_id[u.variable],
                 state=tuple([new_id[v] for v in u.state]),
                 scalars=tuple([new_id[v] for v in u.scalars]),
+                objective=None if u.objective is None else new_id[u.objective],
             )
             for u in graph.updates
         ]
@@ -351,7 +354,7 @@ class GraphBuilder:
         b = GraphBuilder()
         b.nodes, b.types = list(graph.nodes), list(graph.types)
         b._producers = list(graph.producers())
-        b.outputs, b.objective = list(graph.outputs), graph.objective
+        b.outputs = list(graph.outputs)
         b.updates, b.writes = list(graph.updates), list(graph.writes)
         b.accumulation = graph.accumulation
         return b

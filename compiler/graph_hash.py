@@ -19,12 +19,14 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         if node.device:
             row.append(node.device)
         nodes.append(row)
-    rules = [(u.op.name, u.variable, u.state, u.scalars, u.attrs.packed) for u in graph.updates]
+    rules = [
+        (u.op.name, u.variable, u.state, u.scalars, u.attrs.packed, u.objective)
+        for u in graph.updates
+    ]
     body = [
         nodes,
         [(t.dtype.value, t.shape) for t in graph.types],
         [(o.name, o.value) for o in graph.outputs],
-        graph.objective,
         rules,
         [(w.variable, w.value) for w in graph.writes],
         None if graph.accumulation is None else astuple(graph.accumulation),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from actorflow.keywords import Choice, Count, check_fields
 from actorflow.loss_scale import LossScale, is_scale
 from actorflow.optim import Optimizer
+from actorflow.patterns import Patterns, wrong_patterns
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -29,10 +30,13 @@ class JobOptions:
     Args:
         optimizer: changes the model's parameters; a training job needs one.
         train: False for a job that only computes its outputs.
-        seed: of initialisers and random ops.
+        trainable: patterns over paths of parameters, such as ["head.*", "!*.bias"]: only these are
+            trained by this job, and others read as if frozen (`actorflow.patterns`).
+        seed: of initialisers and random ops; the same seed gives the same run, bit by bit. It is no
+            part of the plan: another seed costs no compilation.
         max_plans: input signatures per model before a CompileError says that shapes keep changing.
         accumulate: batches per step; the update uses the mean of their gradients, and the outputs
-            of a step are the means of theirs.
+            of a step are the means of theirs, element by element.
         metrics_every: steps whose outputs reach the listener together, so that a listener costs
             one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
             on them (the check for NaN) is up to so many steps late.
@@ -77,6 +81,7 @@ class JobOptions:
 
     optimizer: Optimizer | None = None
     train: bool = True
+    trainable: Patterns | None = None
     seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
     max_plans: int = field(default=4, metadata={"rule": Count(1, 1 << 30)})
     accumulate: int = field(default=1, metadata=_TOGETHER)
@@ -145,6 +150,7 @@ class JobOptions:
                 f"{where}: job {job!r} does not train, so it has no gradients to accumulate; leave"
                 f" accumulate={self.accumulate} out"
             )
+        self._check_trainable(f"{where}: trainable of job {job!r}")
         self._check_scale(f"{where}: loss_scale of job {job!r}")
         try:
             self._check_gpu(self.placed_on)
@@ -154,6 +160,14 @@ class JobOptions:
             _ = self.budget_bytes
         except ValueError as error:
             raise CompileError(f"{where}: memory_budget of job {job!r}: {error}") from None
+
+    def _check_trainable(self, what: str) -> None:
+        if self.trainable is None:
+            return
+        if wrong := wrong_patterns(self.trainable):
+            raise CompileError(f"{what} must be {wrong}")
+        if not self.train:
+            raise CompileError(f"{what}: the job does not train; leave it out")
 
     def _check_scale(self, what: str) -> None:
         if self.loss_scale is None:

@@ -165,7 +165,7 @@ def _foreign_gradients(graph: Graph) -> list[str]:
     They are functions over tensors, of any file, and read what they like.
     """
     found: list[str] = []
-    for node in graph.nodes if graph.objective is not None else ():
+    for node in graph.nodes if graph.updates else ():
         if not gradient.has(node.op) or gradient.where(node.op).startswith(_OURS):
             continue
         if definition.has(node.op):

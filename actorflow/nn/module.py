@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -54,6 +54,18 @@ class Module:
         for path, item in _walk(self, prefix):
             if isinstance(item, Parameter):
                 yield path, item
+
+    def freeze(self) -> Self:
+        """Exclude all parameters of this module from every optimizer; return it."""
+        for _, parameter in self.named_parameters():
+            parameter.freeze()
+        return self
+
+    def unfreeze(self) -> Self:
+        """Undo `freeze`, of single parameters too; return it."""
+        for _, parameter in self.named_parameters():
+            parameter.unfreeze()
+        return self
 
     def num_parameters(self) -> int:
         """Number of scalars in all parameters."""

@@ -74,8 +74,13 @@ class Parameter(Tensor):
         return copy
 
     def freeze(self) -> Parameter:
-        """Exclude this parameter from the optimizer; return it."""
+        """Exclude this parameter from every optimizer; return it."""
         self.is_frozen = True
+        return self
+
+    def unfreeze(self) -> Parameter:
+        """Undo `freeze`; return it."""
+        self.is_frozen = False
         return self
 
     def _value_in(self, trace: Trace) -> ValueId:

@@ -43,7 +43,7 @@ def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
     actors = {actor.name: actor for actor in plan.actors}
     _check_ports(plan, actors)
     steps, batches = _counts(plan)
-    _check_metrics(plan, actors["metrics"], steps * batches, batches)
+    _check_metrics(plan, actors["metrics"], steps * batches)
     flushed = {"snapshot", "metrics"} if steps > 1 else {"snapshot"}
     for actor in plan.actors:
         if actor.is_flushed != (actor.name in flushed):
@@ -103,7 +103,7 @@ def _counts(plan: Plan) -> tuple[int, int]:
     return plan.int_option("metrics_every", 1), plan.int_option("accumulate", 1)
 
 
-def _check_metrics(plan: Plan, sink: Actor, rate: int, batches: int) -> None:
+def _check_metrics(plan: Plan, sink: Actor, rate: int) -> None:
     fields = _fields_of(plan, sink.inputs)
     for port in sink.inputs:
         is_data = plan.registers[port.register].kind is RegisterKind.DATA
@@ -111,7 +111,7 @@ def _check_metrics(plan: Plan, sink: Actor, rate: int, batches: int) -> None:
             raise PlanFormatError(f"metrics takes {port.rate} at a time, the options say {rate}")
     for field in fields:
         type_ = plan.views[field.view].type
-        if type_.dtype is DType.BFLOAT16 or (batches > 1 and type_.rank):
+        if type_.dtype is DType.BFLOAT16:
             raise PlanFormatError(f"output {field.name!r} of {type_} cannot be handed on")
     watched = [f for f in fields if f.name == "loss"]
     if plan.option("is_training"):

@@ -7,7 +7,7 @@ Nothing here decides when: that is the plan's and the machine's part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,15 +200,16 @@ class DataPort:
 class MetricsPort:
     """Hands each step's outputs to a listener.
 
-    The outputs of a step of several batches are the means of its scalars; those of a step that the
-    end of the data cut short are dropped, for it updated nothing. An evaluation is such a step.
+    The outputs of a step of several batches are the means of theirs, element by element; those of a
+    step that the end of the data cut short are dropped, for it updated nothing. An evaluation is
+    such a step, of which only the scalars are told.
 
     Args:
         on_step: called as (step, outputs) on this port's thread.
         first_step: number of the step before the first one.
         watch: called before `on_step`, to refuse or to complete the outputs; None for nobody.
         batches_per_step: tokens that make one step.
-        is_mean: whether outputs are means also where one token makes a step.
+        is_evaluation: outputs are means of scalars, also where one token makes a step.
     """
 
     def __init__(
@@ -218,11 +219,11 @@ class MetricsPort:
         *,
         watch: Callable[[int, dict[str, Any]], None] | None = None,
         batches_per_step: int = 1,
-        is_mean: bool = False,
+        is_evaluation: bool = False,
     ) -> None:
         self._on_step = on_step
         self._batches_per_step = batches_per_step
-        self._is_mean = is_mean or batches_per_step > 1
+        self._is_evaluation = is_evaluation
         self._step = first_step
         self._watch = watch
 
@@ -234,25 +235,30 @@ class MetricsPort:
         def read() -> None:
             for batches in steps:
                 self._step += 1
-                outputs = _means(batches) if self._is_mean else _outputs(batches[0])
+                outputs = self._of_step(batches)
                 if self._watch is not None:
                     self._watch(self._step, outputs)
                 self._on_step(self._step, outputs)
 
         return read
 
+    def _of_step(self, tokens: tuple[Token, ...]) -> dict[str, Any]:
+        first = tokens[0]
+        if self._batches_per_step == 1 and not self._is_evaluation:
+            return {n: v.item() if v.ndim == 0 else v.copy() for n, v in first.items()}
+        told = [n for n, v in first.items() if v.ndim == 0 or not self._is_evaluation]
+        return {name: _mean([t[name] for t in tokens]) for name in told}
+
     def close(self) -> None:
         """Nothing blocks here."""
 
 
-def _outputs(token: Token) -> dict[str, Any]:
-    return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
-
-
-def _means(tokens: tuple[Token, ...]) -> dict[str, Any]:
-    """Return the mean of every output that is a scalar."""
-    scalars = [name for name, view in tokens[0].items() if view.ndim == 0]
-    return {name: _sum([float(t[name]) for t in tokens]) / len(tokens) for name in scalars}
+def _mean(views: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Return the mean of some outputs: a float for scalars, else an array of floats."""
+    if views[0].ndim == 0:
+        return _sum([float(view) for view in views]) / len(views)
+    total = np.sum(np.stack(views), 0, np.float64) / len(views)
+    return total.astype(views[0].dtype) if views[0].dtype.kind == "f" else total
 
 
 def _sum(values: list[float]) -> float:

@@ -327,7 +327,7 @@ class Run:
             if on_result is not None and number <= data.num_whole:
                 on_result(before + number * every, means)
 
-        metrics = MetricsPort(tell, 0, batches_per_step=batches, is_mean=True)
+        metrics = MetricsPort(tell, 0, batches_per_step=batches, is_evaluation=True)
         return {"eval_data": data, "eval_metrics": metrics}
 
     def _on_source_end(self) -> None:

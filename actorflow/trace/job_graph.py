@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from actorflow.compile.job_options import JobOptions
 from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.loss_scale import scaled
 from actorflow.nn.module import Module
+from actorflow.nn.parameter import Parameter
+from actorflow.patterns import chosen
 from actorflow.tensor import Tensor
 from actorflow.trace.devices import place_traced
 from actorflow.trace.tracer import Trace, current_trace, recording, source_of
@@ -83,16 +86,14 @@ def _add_update(
     if options.scaling is not None:
         _check_scale_name(trace, where, job)
         loss = scaled(trace, loss, options.scaling)
-    b.objective = loss._value_in(trace)
+    objective = loss._value_in(trace)
     trained = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _trainable(where, job, options, model):
         if name in RESERVED:
             raise CompileError(
                 f"{parameter.source}: a parameter cannot be called {name!r}: the engine counts"
                 " under that name; give the attribute another"
             )
-        if parameter.is_frozen:
-            continue
         if not trace.has_variable(name):
             raise CompileError(
                 f"{parameter.source}: parameter {name!r} is not used by job {job!r}, so"
@@ -103,17 +104,30 @@ def _add_update(
     if not trained:
         raise CompileError(
             f"{where}: job {job!r} has an optimizer, but its model has no parameter to train; do"
-            " not freeze all of them, or give @af.job(train=False) to compute outputs only"
+            " not freeze all of them, nor leave all out with trainable=, or give"
+            " @af.job(train=False) to compute outputs only"
         )
     seed_of(trace)
     step = step_of(trace)._value_in(trace)
     if options.optimizer is not None:
-        b.updates = list(options.optimizer.rules(trace, trained))
+        rules = options.optimizer.rules(trace, trained)
+        b.updates = [replace(rule, objective=objective) for rule in rules]
     with trace.scope("optimizer"):
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))
     if options.accumulate > 1:
         b.accumulation = Accumulation(options.accumulate, batches_of(trace)._value_in(trace))
+
+
+def _trainable(
+    where: SourceLocation, job: str, options: JobOptions, model: Module
+) -> list[tuple[str, Parameter]]:
+    """Return the parameters that a job trains, by path."""
+    named = dict(model.named_parameters())
+    if options.trainable is not None:
+        what = f"{where}: trainable of job {job!r}"
+        named = {path: named[path] for path in chosen(options.trainable, list(named), what)}
+    return [(path, parameter) for path, parameter in named.items() if not parameter.is_frozen]
 
 
 def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
@@ -134,12 +148,6 @@ def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]
                 f"job {job!r} returned {type(value).__name__} as {key!r}; return a tensor,"
                 " or a dict of tensors"
             )
-        if is_training and value.shape != ():
-            what = "the loss" if key == "loss" else f"metric {key!r}"
-            raise CompileError(
-                f"{_line(value)}: {what} of job {job!r} must be a scalar, it is"
-                f" {value.type}; reduce it with .mean() or .sum()"
-            )
     if not outputs:
         raise CompileError(f"job {job!r} returned nothing")
     if is_training:
@@ -148,12 +156,17 @@ def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]
                 f"job {job!r} returned {sorted(outputs)}; a training job's dict needs the"
                 " key 'loss'"
             )
-        if not outputs["loss"].dtype.is_float:
-            loss = outputs["loss"]
-            raise CompileError(
-                f"{_line(loss)}: the loss of job {job!r} must be a float scalar, it is {loss.type}"
-            )
+        _check_loss(job, outputs["loss"])
     return outputs
+
+
+def _check_loss(job: str, loss: Tensor) -> None:
+    if loss.shape != () or not loss.dtype.is_float:
+        mend = "; reduce it with .mean() or .sum()" if loss.shape else ""
+        raise CompileError(
+            f"{_line(loss)}: the loss of job {job!r} must be a float scalar, it is"
+            f" {loss.type}{mend}"
+        )
 
 
 def _line(tensor: Tensor) -> str:

@@ -1,12 +1,15 @@
-"""The gradients of the objective, and from update rules the nodes that change variables.
+"""The gradients of the objectives, and from update rules the nodes that change variables.
 
 `compiler.gradients` differentiates; each update is on the device of its variable.
 
-A step of several batches divides the objective's own gradient by their number, adds the gradients
+Each rule is of one objective: what another one would add to a gradient is never made. All are taken
+at the variables as they are before the step.
+
+A step of several batches divides an objective's own gradient by their number, adds the gradients
 of each up in scratch variables, and updates from those. The gradients are those of one rank; what
 other ranks add is the business of `compiler.passes.collectives`.
 
-Guarantees: objective None, updates empty, accumulation None, one write per written variable.
+Guarantees: updates empty, accumulation None, one write per written variable.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ def run(graph: Graph) -> Graph:
 
     Raises CompileError naming op and user line.
     """
-    if graph.objective is None:
+    if not graph.updates and graph.accumulation is None:
         return graph
     b = GraphBuilder.continuing(graph)
-    wanted = tuple(rule.variable for rule in graph.updates)
-    gradients = _differentiate(b, graph, graph.objective, wanted)
+    gradients: dict[ValueId, ValueId] = {}
+    for objective in graph.objectives():
+        gradients |= _differentiate(b, graph, objective)
     for rule in graph.updates:
         _emit_update(b, rule, gradients.get(rule.variable))
     if graph.accumulation is not None:
@@ -37,13 +41,12 @@ def run(graph: Graph) -> Graph:
         counter = b.producer_of(batch)
         with b.at("optimizer", counter.source, Phase.UPDATE, counter.device):
             b.writes.append(Write(batch, b.one(INCREMENT, batch)))
-    b.objective, b.updates, b.accumulation = None, [], None
+    b.updates, b.accumulation = [], None
     return b.freeze()
 
 
-def _differentiate(
-    b: GraphBuilder, graph: Graph, objective: ValueId, wanted: tuple[ValueId, ...]
-) -> dict[ValueId, ValueId]:
+def _differentiate(b: GraphBuilder, graph: Graph, objective: ValueId) -> dict[ValueId, ValueId]:
+    wanted = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
     with b.beside(b.producer_of(objective), Phase.BACKWARD):
         seed = scalar(b, share, b.type_of(objective).dtype)
@@ -54,9 +57,9 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
     variable = b.producer_of(rule.variable)
     if grad is None:
         raise CompileError(
-            f"{variable.source}: parameter {variable.attrs['name']!r} has no path to the loss: its"
-            " gradient would always be zero. Use it in the loss, remove it, or freeze it with"
-            " parameter.freeze()"
+            f"{variable.source}: parameter {variable.attrs['name']!r} has no path to the loss that"
+            " trains it: its gradient would always be zero. Use it in the loss, remove it, freeze"
+            " it with parameter.freeze(), or leave it out with trainable="
         )
     with b.at("optimizer", variable.source, Phase.UPDATE, variable.device):
         grad = _collect(b, variable, grad)

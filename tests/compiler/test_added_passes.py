@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from compiler import added_passes
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import Output
+from compiler.graph import Output, UpdateRule
 from compiler.ops.elementwise import ABS, NEG
 from compiler.options import CompileOptions
 from compiler.pipeline import PASSES, compile_graph
@@ -100,7 +101,8 @@ def mistyped(graph):
 
 
 def trained(graph):
-    return replace(graph, objective=graph.outputs[0].value)
+    value = graph.outputs[0].value
+    return replace(graph, updates=(UpdateRule(NEG, value, (), (), Attrs({}), value),))
 
 
 def renamed(graph):
@@ -113,7 +115,7 @@ def renamed(graph):
         (lambda graph: None, "'mine' .* returned None, expected a graph"),
         (lambda graph: 1 / 0, "'mine' .* failed: ZeroDivisionError: division by zero"),
         (unsorted, "'mine' .* returned a broken graph: after mine: neg at .* before it is prod"),
-        (trained, "changed what is trained: no objective, .* became an objective"),
+        (trained, "changed what is trained: 0 objectives, .* became 1 objectives"),
         (renamed, r"changed the outputs: \['y float64\[4, 3\]'\] became \['z float64"),
     ],
 )

@@ -120,9 +120,9 @@ def test_what_would_leave_others_unaligned_stands_last_in_its_bucket():
 def test_what_shows_a_gradient_in_another_form_is_no_second_gradient(sketch):
     b = sketch.b
     x, w = sketch.input("x", (4, 3)), sketch.variable("w", (3, 4))
-    b.objective = b.one(SUM, b.one(MUL, x, b.one(TRANSPOSE, w, perm=(1, 0))), axes=(0, 1),
-                        keepdims=False)  # fmt: skip
-    descend(b, b.objective, [w])
+    loss = b.one(SUM, b.one(MUL, x, b.one(TRANSPOSE, w, perm=(1, 0))), axes=(0, 1),
+                 keepdims=False)  # fmt: skip
+    descend(b, loss, [w])
     graph = met(b.freeze(), NEAR)
     (node,) = [node for node in graph.nodes if node.op is ALL_REDUCE]
     maker = graph.nodes[graph.producers()[node.inputs[0]]]

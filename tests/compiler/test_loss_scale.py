@@ -24,13 +24,13 @@ def scaled(sketch):
     scale = sketch.variable("loss_scale", (), "float32", "counter")
     good = sketch.variable("loss_scale/good_steps", (), "int64", "counter")
     loss = b.one(SUM, b.one(MUL, w, x), axes=(0,), keepdims=False)
-    b.objective = b.one(MUL, loss, loss_scale.cast_to(b, scale, b.type_of(loss).dtype))
+    objective = b.one(MUL, loss, loss_scale.cast_to(b, scale, b.type_of(loss).dtype))
     b.outputs = [Output("loss", loss), Output("loss_scale", scale)]
     news = b.emit(RESCALE, (scale, good, sketch.constant(np.int64(0))), Attrs(SETTINGS))
     b.writes += [Write(old, new) for old, new in zip((scale, good), news, strict=True)]
     m, v = (sketch.variable(name, (3,), role="optimizer") for name in "mv")
     scalars = (sketch.constant(np.float64(0.1)), sketch.variable("step", (), "int64", "counter"))
-    b.updates.append(UpdateRule(ADAMW_UPDATE, w, (m, v), scalars, Attrs(ADAMW)))
+    b.updates.append(UpdateRule(ADAMW_UPDATE, w, (m, v), scalars, Attrs(ADAMW), objective))
     graph = loss_scale.unscale(simplify.run(autodiff.run(b.freeze())))
     return check(loss_scale.rescale(skip_updates.run(check(graph, "unscale"))), "rescale")
 
@@ -92,11 +92,9 @@ def test_an_update_without_a_count_of_steps_gets_none(sketch):
     w, x = sketch.variable("w", (3,)), sketch.input("x", (3,))
     scale = sketch.constant(np.float32(8.0))
     loss = sketch.b.one(SUM, sketch.b.one(MUL, w, x), axes=(0,), keepdims=False)
-    sketch.b.objective = loss
     sketch.b.outputs = [Output("loss", loss), Output("loss_scale", scale)]
-    rule = UpdateRule(
-        SGD_UPDATE, w, (), (sketch.constant(np.float64(0.1)),), Attrs({"weight_decay": 0.0})
-    )
+    rate = sketch.constant(np.float64(0.1))
+    rule = UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}), loss)
     sketch.b.updates.append(rule)
     graph = loss_scale.unscale(autodiff.run(sketch.b.freeze()))
     graph = check(loss_scale.rescale(skip_updates.run(graph)), "rescale")

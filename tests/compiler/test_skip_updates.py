@@ -34,8 +34,8 @@ class Job:
         x = sketch.input("x", (3,))
         a, c = sketch.variable("a", (3,)), sketch.variable("b", (3,))
         terms = b.one(ADD, b.one(SQRT, b.one(MUL, a, x)), b.one(MUL, c, x))
-        b.objective = b.one(SUM, terms, axes=(0,), keepdims=False)
-        b.outputs = [Output("loss", b.objective)]
+        loss = b.one(SUM, terms, axes=(0,), keepdims=False)
+        b.outputs = [Output("loss", loss)]
         attrs, states = OPTIMIZERS[op]
         rate = sketch.constant(np.float64(0.1))
         scalars = (rate, sketch.variable("step", (), "int64", "counter")) if len(states) == 2 else (
@@ -43,7 +43,7 @@ class Job:
         )  # fmt: skip
         for name, value in (("a", a), ("b", c)):
             own = tuple([sketch.variable(f"{s}/{name}", (3,)) for s in states])
-            b.updates.append(UpdateRule(op, value, own, scalars, Attrs(attrs)))
+            b.updates.append(UpdateRule(op, value, own, scalars, Attrs(attrs), loss))
         if every > 1:
             b.accumulation = Accumulation(every, sketch.variable("batches", (), "int64", SCRATCH))
         self.graph = autodiff.run(b.freeze())

@@ -47,13 +47,12 @@ class Job:
         return self.b.one(SUM, self.b.one(SQUARE, rows), axes=(0, 1), keepdims=False)
 
     def graph(self, objective, decay=0.0, op=SGD_UPDATE, states=(), every=1):
-        self.b.objective = objective
         self.b.outputs = [Output("loss", objective)]
         attrs = {"weight_decay": decay}
         if op is MOMENTUM_UPDATE:
             attrs |= {"momentum": 0.9, "nesterov": False}
         rate = self.s.constant(np.float64(0.1))
-        self.b.updates = [UpdateRule(op, self.table, states, (rate,), Attrs(attrs))]
+        self.b.updates = [UpdateRule(op, self.table, states, (rate,), Attrs(attrs), objective)]
         if every > 1:
             batch = self.s.variable("batches", (), "int64", SCRATCH)
             self.b.accumulation = Accumulation(every, batch)

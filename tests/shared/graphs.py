@@ -38,24 +38,22 @@ def accumulate(b, every):
 
 def descend(b, loss, weights, rate=0.1, decay=0.0, every=1):
     """Let plain descent train weights on a loss, which is an output; the rate may be a value."""
-    b.objective = loss
     b.outputs.append(Output("loss", loss))
     rate = scalar(b, rate, b.type_of(loss).dtype) if isinstance(rate, float) else rate
     attrs = Attrs({"weight_decay": decay})
-    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), attrs) for w in weights]
+    b.updates = [UpdateRule(SGD_UPDATE, w, (), (rate,), attrs, loss) for w in weights]
     accumulate(b, every)
 
 
 def adam(b, loss, weights, every=1):
     """Let AdamW train weights on a loss; it is an output. Moments are called m0, v0, m1, ..."""
-    b.objective = loss
     b.outputs.append(Output("loss", loss))
     rate, step = scalar(b, 0.1, b.type_of(loss).dtype), counter(b)
     attrs = Attrs({"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01})
     for i, w in enumerate(weights):
         shape = b.type_of(w).shape
         state = tuple([variable(b, f"{name}{i}", shape, role="optimizer") for name in "mv"])
-        b.updates.append(UpdateRule(ADAMW_UPDATE, w, state, (rate, step), attrs))
+        b.updates.append(UpdateRule(ADAMW_UPDATE, w, state, (rate, step), attrs, loss))
     accumulate(b, every)
 
 

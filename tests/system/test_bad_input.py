@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_scalar_is_an_error_with_the_users_line(mlp):
     def train(model, batch):
         return model(batch.x)
 
-    with pytest.raises(af.CompileError, match=r"must be a scalar, it is float32\[4, 5\]"):
+    with pytest.raises(af.CompileError, match=r"must be a float scalar, it is float32\[4, 5\]"):
         train.fit(mlp(), Source(good), steps=1, progress=False)
 
 

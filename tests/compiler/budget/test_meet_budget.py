@@ -37,8 +37,8 @@ def graph(sketch):
     weights = [sketch.variable(f"w{i}", (N, N), "float32") for i in range(8)]
     for weight in weights:
         h = b.one(EXP, b.one(MATMUL, h, weight))
-    b.objective = b.one(SUM, h, axes=(0, 1), keepdims=False)
-    b.outputs = [Output("loss", b.objective)]
+    loss = b.one(SUM, h, axes=(0, 1), keepdims=False)
+    b.outputs = [Output("loss", loss)]
     rate = sketch.variable("rate", (), "float32", role="counter")
     attrs = Attrs({"momentum": 0.9, "nesterov": False, "weight_decay": 0.0})
     b.updates = [
@@ -48,6 +48,7 @@ def graph(sketch):
             (sketch.variable(f"momentum/w{i}", (N, N), "float32", role="optimizer"),),
             (rate,),
             attrs,
+            loss,
         )
         for i, weight in enumerate(weights)
     ]

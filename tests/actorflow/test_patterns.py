@@ -1,0 +1,51 @@
+"""Parameters by patterns over their paths."""
+
+import pytest
+
+from actorflow.patterns import chosen, wrong_patterns
+from compiler.errors import CompileError
+
+PATHS = ("body.0.weight", "body.0.bias", "head.weight", "head.bias", "scale")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ("*", PATHS),
+        ("head.*", ("head.weight", "head.bias")),
+        (["head.*"], ("head.weight", "head.bias")),
+        (["head.*", "!*.bias"], ("head.weight",)),
+        (["!*.bias"], ("body.0.weight", "head.weight", "scale")),
+        (["!*.bias", "head.bias"], ("body.0.weight", "head.weight", "head.bias", "scale")),
+        ("body.?.weight", ("body.0.weight",)),
+        (["*", "!*"], ()),
+    ],
+    ids=str,
+)
+def test_the_last_pattern_that_matches_a_path_decides(patterns, expected):
+    assert chosen(patterns, PATHS, "here") == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("head.wieght", "there is 'head.weight'"),
+        ("head", r"write 'head\.\*' for what is below"),
+        ("!haed.bias", "there is 'head.bias'"),
+        ("qqqqqq", "there is 'body.0.weight', 'body.0.bias', 'head.weight'"),
+        ("Head.*", "there is "),
+    ],
+)
+def test_a_pattern_that_matches_nothing_names_what_is_near(pattern, near):
+    with pytest.raises(CompileError, match=f"here: pattern '{pattern[:2]}.*' matches no .*{near}"):
+        chosen(["scale", pattern], PATHS, "here")
+
+
+@pytest.mark.parametrize("given", [[], (), "", "!", ["head.*", 3], 3, {"a"}, [""]], ids=str)
+def test_what_is_no_pattern_is_told(given):
+    assert "a pattern over paths" in wrong_patterns(given)
+
+
+def test_a_model_without_parameters_has_nothing_near():
+    with pytest.raises(CompileError, match="the model has none"):
+        chosen("*", (), "here")
