@@ -59,13 +59,7 @@ class Tensor:
         self._value = value
 
     def _value_in(self, trace: Trace) -> ValueId:
-        if self._trace is not trace:
-            raise CompileError(
-                f"{find_source()}: a tensor traced at {self._trace.source} is used in another"
-                " trace; tensors live only while their job is traced. Return it from the job"
-                " instead"
-            )
-        return self._value
+        return self._value if self._trace is trace else trace.captured(self)
 
     @property
     def type(self) -> TensorType:

@@ -303,6 +303,21 @@ class GraphBuilder:
         self.nodes.append(node)
         return outputs
 
+    def widen(
+        self, value: ValueId, attrs: Attrs, types: Sequence[TensorType]
+    ) -> tuple[ValueId, ...]:
+        """Give the node that made a value further outputs, and other attributes; return those.
+
+        For a gradient that needs more of a node than whoever emitted it asked for.
+        """
+        index = self._producers[value]
+        made = numbers(len(self.types), len(types))
+        self.types.extend(types)
+        self._producers.extend([index] * len(types))
+        node = self.nodes[index]
+        self.nodes[index] = replace(node, attrs=attrs, outputs=(*node.outputs, *made))
+        return made
+
     def one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
         """Append a node of an op with one output and return that value."""
         return self.emit(op, inputs, Attrs(attrs) if attrs else NO_ATTRS)[0]

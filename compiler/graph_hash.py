@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import astuple
 
+from compiler.body import bodies_in
 from compiler.graph import Graph
 from compiler.rows import packed
 
@@ -16,6 +17,7 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         row: list[object] = [node.op.name, node.inputs, node.outputs, node.attrs.packed]
         if with_sources:
             row += [node.scope, node.source.file, node.source.line]
+            row += [hash_graph(body.graph, with_sources=True) for body in bodies_in(node)]
         if node.device:
             row.append(node.device)
         nodes.append(row)

@@ -35,11 +35,13 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
+    bodies,
     buckets,
     collectives,
     fuse_attention,
     insert_copies,
     loss_scale,
+    narrow_bodies,
     outputs,
     place,
     precision,
@@ -51,14 +53,46 @@ from compiler.passes import (
 )
 from compiler.passes.check import check
 from compiler.plan import Plan
-from compiler.rewrites import AnyPass, BudgetPass, DevicePass, Pass, check_order
-from compiler.target import Hardware
+from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
+from compiler.target import Hardware, one_device
 from compiler.types import DType
 from compiler.verify import verify_plan
 
 
 def _is_scaled(options: CompileOptions) -> bool:
     return options.is_training and options.precision == "fp16"
+
+
+def _compile_bodies(graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+    """Compile the bodies of nodes by the same passes, each as a job of one device."""
+
+    def alone(device: int) -> Hardware:
+        return one_device(hardware.targets[device], hardware.devices[device])
+
+    def options_on(device: int) -> CompileOptions:
+        return CompileOptions(
+            "body",
+            is_training=False,
+            precision=options.precision,
+            devices=(str(hardware.devices[device]),),
+            gpu=options.gpu,
+            deterministic=options.deterministic,
+            verify=options.verify,
+        )
+
+    def prepare(body: Graph, device: int) -> Graph:
+        own = options_on(device)
+        steps = check_order(with_added(PASSES), own, LOWERING_NEEDS)
+        # Its operands lie on the device already: nothing is fed from the host's side.
+        steps = tuple([step for step in steps if step.name != "feed"])
+        return _rewritten(body, steps, alone(device), own, None)
+
+    def lower_body(body: Graph, device: int) -> Plan:
+        plan = lower(body, alone(device), options_on(device), hash_graph(body))
+        verify_plan(plan)
+        return plan
+
+    return bodies.run(graph, prepare, lower_body)
 
 
 PASSES: tuple[AnyPass, ...] = (
@@ -69,7 +103,8 @@ PASSES: tuple[AnyPass, ...] = (
         ("attention by the block",),  # gradients are of the new ops
         ("gradients",),
     ),
-    Pass("simplify", simplify.run, ("gradients",), ("minimal",)),
+    Pass("narrow_bodies", narrow_bodies.run, ("gradients",), ("bodies of what is read",)),
+    Pass("simplify", simplify.run, ("gradients", "bodies of what is read"), ("minimal",)),
     Pass("unscale", loss_scale.unscale, ("minimal",), ("gradients without scale",), _is_scaled),
     Pass(
         "skip_updates",
@@ -205,7 +240,13 @@ PASSES: tuple[AnyPass, ...] = (
         ("wide values by the chunk",),  # regions begin at products that stand alone
         ("products with what reads them",),
     ),
-    Pass("order", order.run, ("owned outputs", "products with what reads them"), ("order",)),
+    JobPass(
+        "bodies",
+        _compile_bodies,
+        ("owned outputs", "products with what reads them"),  # constants are all made
+        ("plans of bodies",),
+    ),
+    Pass("order", order.run, ("owned outputs", "plans of bodies"), ("order",)),
     DevicePass(
         "buckets",
         lambda graph, hardware: buckets.run(graph, hardware.ranks),
@@ -302,7 +343,7 @@ def _rewritten(
     for step in steps:
         if isinstance(step, BudgetPass):
             continue
-        graph = step.apply(graph, hardware)
+        graph = step.apply(graph, hardware, options)
         _look(graph, step.name, options, watch, prefix)
     return graph
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from compiler.errors import InternalError
 from compiler.plan import MAX_BYTES, PORTED, Actor, Join, Plan, Register, RegisterKind, View
+from compiler.sub_plan import sub_plans
 from compiler.types import TensorType
 
 MAX_RANK = 32
@@ -25,6 +26,8 @@ _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 
 def check_references(plan: Plan) -> None:
     """Check a plan. Raises InternalError naming the row. O(size of the plan)."""
+    for inner in sub_plans(plan):
+        check_references(inner.plan)
     _check_ids(plan)
     for index, register in enumerate(plan.registers):
         _check_register(plan, index, register)

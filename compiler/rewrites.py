@@ -31,7 +31,7 @@ class Pass:
     provides: tuple[str, ...]
     is_wanted: Callable[[CompileOptions], bool] = lambda options: True
 
-    def apply(self, graph: Graph, hardware: Hardware) -> Graph:
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
         """Return the rewritten graph, the same one for all hardware."""
         return self.run(graph)
 
@@ -46,9 +46,24 @@ class DevicePass:
     provides: tuple[str, ...]
     is_wanted: Callable[[CompileOptions], bool] = lambda options: True
 
-    def apply(self, graph: Graph, hardware: Hardware) -> Graph:
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
         """Return the graph, rewritten for this hardware."""
         return self.run(graph, hardware)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPass:
+    """A rewrite that depends on what the whole job is compiled for."""
+
+    name: str
+    run: Callable[[Graph, Hardware, CompileOptions], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+        """Return the graph, rewritten for this job."""
+        return self.run(graph, hardware, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class BudgetPass:
         return options.asks_for_less
 
 
-AnyPass = Pass | DevicePass | BudgetPass
+AnyPass = Pass | DevicePass | JobPass | BudgetPass
 
 Rewrite = TypeVar("Rewrite", Pass, AnyPass)
 

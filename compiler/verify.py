@@ -21,6 +21,7 @@ from compiler.places import Extent, extents_of
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.references import check_references
 from compiler.shared_bytes import check_shared_bytes
+from compiler.sub_plan import sub_plans
 from compiler.types import RegisterId
 from compiler.versions import play_chains
 from memory.registers import RateEdge, RatesError, play_period, repetition_vector
@@ -32,6 +33,9 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
 
     Raises CompileError when the plan cannot live, InternalError when it contradicts itself.
     """
+    for inner in sub_plans(plan):
+        inner.check()
+        verify_plan(inner.plan)
     check_references(plan)
     extents = extents_of(plan.views)
     _check_ranges(plan, extents)

@@ -3,6 +3,7 @@
 - `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
 - `shape`: cutting, joining and moving elements; `reduce`: over axes.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
+- `control`: functions that run functions, step by step.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
 - `names`, `methods`: what arguments are called, and which functions tensors have as methods.
 
@@ -12,6 +13,7 @@ Each file says in its `__all__` what it hands on.
 from actorflow.functional import (
     activation,
     attending,
+    control,
     dense,
     elementwise,
     loss,
@@ -22,6 +24,7 @@ from actorflow.functional import (
 )
 from actorflow.functional.activation import *
 from actorflow.functional.attending import *
+from actorflow.functional.control import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.loss import *
@@ -33,6 +36,7 @@ from actorflow.functional.shape import *
 __all__: list[str] = []
 __all__ += activation.__all__
 __all__ += attending.__all__
+__all__ += control.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__
 __all__ += loss.__all__

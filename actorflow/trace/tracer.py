@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import CodeType, FrameType
+from typing import Any
 
 from actorflow.trace.code import OURS, WINGS
 from compiler.attrs import Attrs, PlainValue
@@ -163,6 +164,14 @@ class Trace:
             with self.builder.at(self._scope, line, device=self.regions[0]):
                 self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
         return self._variables[name]
+
+    def captured(self, tensor: Any) -> ValueId:
+        """Return a tensor of another trace as a value of this one. Raises CompileError: none is."""
+        raise CompileError(
+            f"{find_source()}: a tensor traced at {tensor._trace.source} is used in another"
+            " trace; tensors live only while their job, or the function that they are traced in,"
+            " is traced. Return it from there instead"
+        )
 
     def has_variable(self, name: str) -> bool:
         """Whether a variable has been used."""

@@ -28,6 +28,7 @@ from actors.kernels.interpret.upcast import upcast
 from actors.kernels.kernel import Asked, Attrs, Kernel, KernelNeeds, OneOfSeveral, Operands
 from actors.kernels.native import runtime
 from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
+from actors.kernels.scan import SCAN_KERNELS
 from compiler.errors import CompileError
 
 GENERATION = 8
@@ -45,7 +46,12 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     EMBEDDING_UPDATE,
 )
 
-HOST_KERNELS: tuple[Kernel, ...] = (*NATIVE_KERNELS, *NUMPY_KERNELS, *upcast(NUMPY_KERNELS))
+HOST_KERNELS: tuple[Kernel, ...] = (
+    *NATIVE_KERNELS,
+    *NUMPY_KERNELS,
+    *upcast(NUMPY_KERNELS),
+    *SCAN_KERNELS,
+)
 
 _registered: list[Kernel] = []
 

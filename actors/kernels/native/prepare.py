@@ -16,6 +16,7 @@ from actors.kernels.native import runtime
 from actors.kernels.native.kernels import FILES
 from actors.kernels.native.runtime import CFunction
 from compiler.plan import Launch, Plan
+from compiler.sub_plan import sub_plans
 
 
 @runtime_checkable
@@ -37,17 +38,20 @@ def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
 
 def files_of(plan: Plan) -> tuple[str, ...]:
     """Return the C files that the kernels of a plan call, each once, in the order of first use."""
-    names = dict.fromkeys([launch.kernel for actor in plan.actors for launch in actor.launches])
+    plans = [*[inner.plan for inner in sub_plans(plan)], plan]
+    launches = [launch for own in plans for actor in own.actors for launch in actor.launches]
+    names = dict.fromkeys([launch.kernel for launch in launches])
     return tuple(dict.fromkeys([file for name in names for file in FILES.get(name, ())]))
 
 
 def functions_of(plan: Plan, kernels: Mapping[str, object]) -> tuple[CFunction, ...]:
     """Return the generated functions of a plan, each once, in the order of first use."""
     found: dict[str, CFunction] = {}
-    for actor in plan.actors:
-        for launch in actor.launches:
-            for function in _functions(plan, launch, kernels):
-                found.setdefault(function.name, function)
+    for own in (*[inner.plan for inner in sub_plans(plan)], plan):
+        for actor in own.actors:
+            for launch in actor.launches:
+                for function in _functions(own, launch, kernels):
+                    found.setdefault(function.name, function)
     return tuple(found.values())
 
 

@@ -1,0 +1,235 @@
+"""Functions that run functions: loops and choices inside of a plan.
+
+Names, arguments and semantics are those of jax.lax. The function is traced once, so that a plan is
+as long for a thousand steps as for ten. Tensors stand in tuples, lists and dicts of any depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actorflow.literals import checked_size
+from actorflow.tensor import Tensor, as_tensor
+from actorflow.trace.inner import InnerTrace
+from actorflow.trace.tracer import Trace, current_trace, find_source, recording, source_of
+from compiler.attrs import Attrs
+from compiler.errors import CompileError
+from compiler.ops.scan import SCAN
+from compiler.types import TensorType
+
+__all__ = ["map", "scan"]
+
+Tree = Any
+"""A tensor, None, or a tuple, list or dict of trees."""
+
+
+def scan(
+    f: Callable[[Any, Any], Any],
+    init: Tree,
+    xs: Tree = None,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    recompute: bool = False,
+) -> tuple[Any, Any]:
+    """Run `carry, y = f(carry, x)` for each entry x of `xs` along the first axis; jax.lax.scan.
+
+        h, hs = af.scan(cell, h0, x)  # x [steps, batch, n], hs [steps, batch, hidden]
+
+    Parameters and tensors from outside are read in `f` as anywhere. Gradients flow through, of any
+    order. `f` may use no random numbers: draw them outside, as xs.
+
+    Args:
+        f: from (carry, x) to (carry, y); the carry keeps its form and types. Any of them may be
+            None, a tensor, or a tuple, list or dict of such.
+        init: the first carry.
+        xs: tensors with one first axis of the same extent, the steps; or None, with a `length`.
+        length: the number of steps.
+        reverse: go from the last step to the first; the ys stand where the xs do.
+        recompute: keep only the carries of all steps for the gradient, and compute the rest again.
+
+    Returns the last carry, and the ys of all steps, stacked along a new first axis.
+    Raises CompileError with the user's line.
+    """
+    trace = _tracing("af.scan")
+    firsts = [as_tensor(leaf) for leaf in leaves_of(init, "init")]
+    stacks = [as_tensor(leaf) for leaf in leaves_of(xs, "xs")]
+    steps = _length(stacks, length)
+    inner = InnerTrace(trace, "the function of af.scan")
+    with recording(inner):
+        carry = like(init, [inner.operand(t.type) for t in firsts])
+        entry = like(
+            xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks]
+        )
+        new_carry, y = _pair(f, f(carry, entry))
+        news = _same_carry(f, init, firsts, new_carry)
+        made = [as_tensor(leaf) for leaf in leaves_of(y, "y")]
+        body = inner.body([*news, *made])
+    operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
+    attrs = {
+        "body": body,
+        "length": steps,
+        "reverse": bool(reverse),
+        "carries": len(firsts),
+        "xs": len(stacks),
+        "recompute": bool(recompute),
+    }
+    if not body.results:
+        return init, y
+    found = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
+    return like(init, found[: len(firsts)]), like(y, found[len(firsts) :])
+
+
+def map(f: Callable[[Any], Any], xs: Tree) -> Any:
+    """Return `f(x)` for each entry x of `xs` along the first axis, stacked; jax.lax.map.
+
+    One entry at a time: see `scan`, which it is without a carry.
+    """
+    return scan(lambda carry, x: (None, f(x)), None, xs)[1]
+
+
+def leaves_of(tree: Tree, what: str) -> list[Any]:
+    """Return the leaves of a tree in order; dicts by their keys. Raises CompileError for no tree."""
+    if tree is None:
+        return []
+    if isinstance(tree, Mapping):
+        parts = [(f"{what}[{key!r}]", tree[key]) for key in _keys(tree, what)]
+    elif isinstance(tree, (tuple, list)):
+        parts = [(f"{what}[{i}]", item) for i, item in enumerate(tree)]
+    elif isinstance(tree, (str, bytes)) or callable(tree):
+        raise CompileError(
+            f"{find_source()}: {what} is {tree!r:.60}; expected a tensor, None, or a tuple, list or"
+            " dict of them"
+        )
+    else:
+        return [tree]
+    return [leaf for name, part in parts for leaf in leaves_of(part, name)]
+
+
+def like(tree: Tree, leaves: list[Any]) -> Any:
+    """Return a tree of the same form with other leaves."""
+    rest = iter(leaves)
+
+    def build(part: Tree) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, Mapping):
+            made = {key: build(part[key]) for key in _keys(part, "a tree")}
+            return {key: made[key] for key in part}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*[build(item) for item in part])
+        if isinstance(part, (tuple, list)):
+            return type(part)([build(item) for item in part])
+        return next(rest)
+
+    return build(tree)
+
+
+def _keys(tree: Mapping[Any, Any], what: str) -> list[Any]:
+    try:
+        return sorted(tree)
+    except TypeError:
+        raise CompileError(
+            f"{find_source()}: {what} has keys that have no order: {list(tree)!r:.60}"
+        ) from None
+
+
+def form_of(tree: Tree) -> Any:
+    """Return what two trees of the same form have in common."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return "dict", tuple([(key, form_of(tree[key])) for key in _keys(tree, "a tree")])
+    if isinstance(tree, (tuple, list)):
+        return type(tree).__name__, tuple([form_of(item) for item in tree])
+    return "tensor"
+
+
+def _tracing(what: str) -> Trace:
+    trace = current_trace()
+    if trace is None:
+        raise CompileError(
+            f"{find_source()}: {what} was called outside of a job; call it inside a function"
+            " decorated with @af.job"
+        )
+    return trace
+
+
+def _length(stacks: list[Tensor], length: int | None) -> int:
+    """Return the number of steps. Raises CompileError where they are not agreed upon."""
+    found = {}
+    for number, tensor in enumerate(stacks):
+        if not tensor.ndim:
+            raise CompileError(
+                f"{find_source()}: xs of af.scan are cut along their first axis, and tensor"
+                f" {number} of them is {tensor.type}, without any"
+            )
+        found.setdefault(tensor.shape[0], (number, tensor))
+    if len(found) > 1:
+        said = " and ".join([f"{t.type} (number {n})" for n, t in list(found.values())[:2]])
+        raise CompileError(
+            f"{find_source()}: xs of af.scan have first axes of different extents: {said}"
+        )
+    if length is None and not found:
+        raise CompileError(f"{find_source()}: af.scan without xs needs length=, a number of steps")
+    steps = next(iter(found), 0) if length is None else checked_size(length, "length")
+    if steps < 0 or (found and steps not in found):
+        number = "0 or more" if steps < 0 else str(next(iter(found)))
+        raise CompileError(
+            f"{find_source()}: af.scan got length={steps}, expected {number}"
+            + (", the extent of the first axis of xs" if found else "")
+        )
+    return steps
+
+
+def _pair(f: Callable[..., Any], made: Any) -> tuple[Any, Any]:
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        came = f"{len(made)} values" if isinstance(made, (tuple, list)) else type(made).__name__
+        raise CompileError(
+            f"{source_of(f)}: the function of af.scan returns a pair (carry, y), got {came};"
+            " return (carry, None) where there is no y"
+        )
+    return made[0], made[1]
+
+
+def _same_carry(
+    f: Callable[..., Any], init: Tree, firsts: list[Tensor], carry: Tree, what: str = "af.scan"
+) -> list[Tensor]:
+    """Return the leaves of a new carry. Raises CompileError where its form or a type changes."""
+    news = leaves_of(carry, "carry")
+    if form_of(carry) != form_of(init):
+        raise CompileError(
+            f"{source_of(f)}: the carry of {what} keeps its form: it came as"
+            f" {_shown(init)}, and the function returns {_shown(carry)}"
+        )
+    found = [as_tensor(new, old.dtype) for old, new in zip(firsts, news, strict=True)]
+    names = _names(carry, "carry")
+    for name, old, new in zip(names, firsts, found, strict=True):
+        if old.type != new.type:
+            raise CompileError(
+                f"{source_of(f)}: the carry of {what} keeps its types: {name} came as"
+                f" {old.type}, and the function returns {new.type}; convert it with .to(...), or"
+                " give init the type and shape that it ends with"
+            )
+    return found
+
+
+def _names(tree: Tree, what: str) -> list[str]:
+    if tree is None:
+        return []
+    if isinstance(tree, Mapping):
+        return [n for key in _keys(tree, what) for n in _names(tree[key], f"{what}[{key!r}]")]
+    if isinstance(tree, (tuple, list)):
+        return [n for i, item in enumerate(tree) for n in _names(item, f"{what}[{i}]")]
+    return [what]
+
+
+def _shown(tree: Tree) -> str:
+    if tree is None:
+        return "None"
+    if isinstance(tree, Mapping):
+        return "{" + ", ".join([f"{k!r}: {_shown(tree[k])}" for k in _keys(tree, "a tree")]) + "}"
+    if isinstance(tree, (tuple, list)):
+        return "(" + ", ".join([_shown(item) for item in tree]) + ")"
+    return "a tensor"

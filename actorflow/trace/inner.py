@@ -1,0 +1,89 @@
+"""Tracing the function inside a node: a trace within the trace of the job.
+
+What the function reads from outside, tensors, parameters and entries of the batch, becomes an
+operand of the body, the same at every step.
+"""
+
+from __future__ import annotations
+
+from actorflow.tensor import Tensor
+from actorflow.trace.tracer import InitSpec, Trace, find_source
+from compiler.attrs import Attrs
+from compiler.body import Body, closed, operand
+from compiler.errors import CompileError
+from compiler.graph import SourceLocation
+from compiler.registry import Op
+from compiler.types import TensorType, ValueId
+
+
+class InnerTrace(Trace):
+    """A run of the function of a node. `taken` are values of the outer trace, in order of use."""
+
+    def __init__(self, outer: Trace, what: str) -> None:
+        super().__init__({}, {}, {}, is_training=outer.is_training, devices=outer.devices)
+        self.outer = outer
+        self.taken: dict[ValueId, ValueId] = {}
+        self.batches_per_step = outer.batches_per_step
+        self.regions = [0]
+        self._what = what
+        self._scope = outer._scope
+        self._module_paths = outer._module_paths
+
+    def operand(self, type_: TensorType) -> Tensor:
+        """Return a new operand of the body."""
+        with self.builder.at(self._scope, find_source()):
+            return Tensor(self, operand(self.builder, type_))
+
+    def body(self, results: list[Tensor]) -> Body:
+        """Return what was traced, with these results."""
+        return closed(self.builder, [tensor._value_in(self) for tensor in results])
+
+    def captured(self, tensor: Tensor) -> ValueId:
+        """Return a tensor from outside as an operand. Raises CompileError for a closed trace's."""
+        return self._take(tensor._value_in(self.outer))
+
+    def _take(self, value: ValueId) -> ValueId:
+        if value not in self.taken:
+            type_ = self.outer.builder.type_of(value)
+            with self.builder.at(self._scope, self.outer.builder.producer_of(value).source):
+                self.taken[value] = operand(self.builder, type_)
+        return self.taken[value]
+
+    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
+        """Append a node. Raises CompileError where it would leave the device of the whole."""
+        if self.regions[-1] != 0 or op.name == "copy_to":
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on one device, and cannot move to another"
+                " within; say around it where it runs: with af.device(...):"
+            )
+        return super().emit(op, inputs, attrs)
+
+    def batch_input(self, key: str) -> ValueId:
+        """Return an entry of the batch as an operand."""
+        return self._take(self.outer.batch_input(key))
+
+    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
+        """Return the path of a parameter of the job's model."""
+        return self.outer.parameter_name(parameter, source)
+
+    def variable(
+        self,
+        name: str,
+        type_: TensorType,
+        role: str,
+        init: InitSpec,
+        source: SourceLocation | None = None,
+    ) -> ValueId:
+        """Return a variable of the job as an operand."""
+        return self._take(self.outer.variable(name, type_, role, init, source))
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the job uses a variable."""
+        return self.outer.has_variable(name)
+
+    def next_random_key(self) -> int:
+        """Refuse random ops: they would draw the same numbers at every step."""
+        raise CompileError(
+            f"{find_source()}: {self._what} draws random numbers, which would be the same at every"
+            " step; draw them outside, with an axis for the steps, and pass them as xs"
+        )

@@ -1,0 +1,40 @@
+/* A loop over the launches of a step: entries are copied in, the launches made, entries copied out.
+ */
+#include "runtime.h"
+
+typedef struct {
+    char *target;
+    const char *source;
+    int64_t target_step, source_step, bytes;
+} Move;
+
+typedef struct {
+    af_launch step;
+    void *arguments;
+    int64_t num_steps, first, direction;
+    int64_t num_firsts, num_in, num_out;
+    const Move *moves;
+} Loop;
+
+static void move(const Move *moves, int64_t count, int64_t at) {
+    for (int64_t i = 0; i < count; i++) {
+        const Move *m = moves + i;
+        if (m->bytes)
+            memcpy(m->target + at * m->target_step, m->source + at * m->source_step,
+                   (size_t)m->bytes);
+    }
+}
+
+AF_EXPORT int32_t af_scan(void *arguments) {
+    const Loop *loop = arguments;
+    const Move *in = loop->moves + loop->num_firsts, *out = in + loop->num_in;
+    move(loop->moves, loop->num_firsts, 0);
+    for (int64_t i = 0; i < loop->num_steps; i++) {
+        int64_t at = loop->first + i * loop->direction;
+        move(in, loop->num_in, at);
+        int32_t status = loop->step(loop->arguments);
+        if (status) return status;
+        move(out, loop->num_out, at);
+    }
+    return 0;
+}

@@ -1,0 +1,274 @@
+"""A body that runs once for every entry of an axis, and hands its results on from step to step.
+
+    carries..., xs..., constants...  ->  last carries..., ys...
+
+The operands of the body are the carries, an entry of each of the xs, and the constants; its results
+the carries of the next step, and an entry of each of the ys. So a loop is one node, whatever its
+length. Semantics are those of jax.lax.scan.
+
+**Gradient.** Another scan that goes the other way. Its body is the vector-Jacobian product of the
+body, by `emit_gradients`; its carries are the gradients of the carries, and of the constants, which
+are summed over the steps. What it reads of the body going forward, the scan hands out as further ys
+(`GraphBuilder.widen`); with `recompute` only the carries before each step, from which the rest is
+computed once more. Views, and what follows from constants alone, are always made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.attrs import Attrs
+from compiler.body import Body, body_of, closed, copied, operand
+from compiler.fusion.updates import update_op
+from compiler.gradients import emit_gradients
+from compiler.graph import GraphBuilder, Node
+from compiler.ops.binary import ADD
+from compiler.ops.shape import broadcast_value
+from compiler.ops.signature import Array, Types, expect_type
+from compiler.ops.sources import INPUT, scalar
+from compiler.registry import (
+    Cost,
+    OpTypeError,
+    cost,
+    define,
+    infer_type,
+    is_source,
+    reference,
+    view,
+)
+from compiler.rules import Maybe, gradient
+from compiler.sub_plan import SubPlan
+from compiler.types import TensorType, ValueId
+
+SCAN = define("scan")
+"""carries, xs [length, ...], constants -> carries, ys [length, ...].
+
+Attrs: body, length, reverse (from the last entry to the first), carries and xs (how many of each),
+recompute.
+"""
+
+CARRY = update_op("carry", "old, new = old -> old", lambda old, new: new, skippable=False)
+"""old, new -> new, over old: what a body does at the end of a step."""
+
+CARRY_SUM = update_op(
+    "carry_sum", "old: float, more = old -> old", lambda old, more: old + more, skippable=False
+)
+"""old, more -> old + more, over old: a carry that sums up what the steps make."""
+
+
+_NUMBERS = ("length", "carries", "xs")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which operands and results of a scan are what."""
+
+    body: Body
+    length: int
+    carries: int
+    xs: int
+
+    @staticmethod
+    def of(attrs: Attrs) -> Cut:
+        """Return how a scan with these attributes is cut."""
+        return Cut(body_of(attrs), *[attrs.int_(name) for name in _NUMBERS])
+
+    @property
+    def first_constant(self) -> int:
+        """The number of the first operand that is the same at every step."""
+        return self.carries + self.xs
+
+
+
+@infer_type.of(SCAN)
+def _types(inputs: Types, attrs: Attrs) -> Types:
+    length, carries, xs = [attrs.int_(name) for name in _NUMBERS]
+    body = attrs["body"]
+    if isinstance(body, SubPlan):
+        wanted, results = body.operands, body.results
+        if (body.carries, body.xs) != (carries, xs):
+            raise OpTypeError(f"has {carries} carries and {xs} xs, and its plan others")
+        body.check()
+    else:
+        wanted, results = body_of(attrs).operand_types, body_of(attrs).result_types
+    if len(inputs) != len(wanted) or not carries + xs <= len(wanted) or carries > len(results):
+        raise OpTypeError(f"expects {len(wanted)} inputs, got {len(inputs)}")
+    for number, (type_, own) in enumerate(zip(inputs, wanted, strict=True)):
+        is_x = carries <= number < carries + xs
+        expect_type(type_, f"operand {number}", _stacked(own, length) if is_x else own)
+    for number in range(carries):
+        expect_type(results[number], f"carry {number} after a step", wanted[number])
+    return results[:carries] + tuple([_stacked(y, length) for y in results[carries:]])
+
+
+def _stacked(type_: TensorType, length: int) -> TensorType:
+    """Return the type of the entries of all steps."""
+    return TensorType(type_.dtype, (length, *type_.shape))
+
+
+@reference.of(SCAN)
+def _reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+    cut = Cut.of(attrs)
+    held: Sequence[object] = inputs[: cut.carries]
+    xs, constants = inputs[cut.carries : cut.first_constant], inputs[cut.first_constant :]
+    own = cut.body.result_types[cut.carries :]
+    wide = max([x.dtype for x in inputs if x.dtype.kind == "f"], default=np.dtype(np.float64))
+    ys = [
+        np.zeros((cut.length, *t.shape), wide if t.dtype.is_float else t.dtype.value) for t in own
+    ]
+    for step in range(cut.length)[:: -1 if attrs.bool_("reverse") else 1]:
+        made = cut.body(*held, *[x[step] for x in xs], *constants)
+        held = made[: cut.carries]
+        for y, entry in zip(ys, made[cut.carries :], strict=True):
+            y[step] = entry
+    return (*[np.array(array) for array in held], *ys)
+
+
+@cost.of(SCAN)
+def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    body, length = attrs["body"], attrs.int_("length")
+    if not isinstance(body, Body):  # it is planned, and priced, by then
+        return Cost(0.0, float(sum([t.size_bytes for t in (*inputs, *outputs)])))
+    graph, flops, moved = body.graph, 0.0, 0.0
+    for node in graph.nodes:
+        if not is_source.get(node.op):
+            types = [tuple([graph.types[v] for v in own]) for own in (node.inputs, node.outputs)]
+            own_cost = cost.get(node.op)(*types, node.attrs)
+            flops, moved = flops + own_cost.flops, moved + own_cost.bytes
+    return Cost(length * flops, length * moved)
+
+
+# -- gradient --------------------------------------------------------------------------------------
+
+
+@gradient.of(SCAN)
+def _gradient(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
+    node = b.producer_of(node.outputs[0])  # a gradient before may have asked for more of it
+    return _Backward(b, node, grads).emit()
+
+
+class _Backward:
+    """One gradient of a scan: the body of the scan that goes back, and its operands outside."""
+
+    def __init__(self, b: GraphBuilder, node: Node, grads: Maybe) -> None:
+        self.b, self.node, self.cut = b, node, Cut.of(node.attrs)
+        self.grads = (*grads, *[None] * (len(node.outputs) - len(grads)))
+        body = self.cut.body
+        self.operands, self.types = body.operands, body.graph.types
+        self.floats = [i for i, t in enumerate(body.operand_types) if t.dtype.is_float]
+        self.held = [i for i in self.floats if i < self.cut.carries]
+        self.inside = GraphBuilder.continuing(body.graph)
+        self.num_forward = len(body.graph.nodes)
+
+    def emit(self) -> Maybe:
+        """Emit the scan that goes back, and return the gradients of all operands."""
+        cut, inside = self.cut, self.inside
+        ys = [r for r, g in enumerate(self.grads) if r >= cut.carries and g is not None]
+        flows = {r: operand(inside, self.types[cut.body.results[r]]) for r in (*self.held, *ys)}
+        made = self._pulled(flows)
+        summed = [i for i in made if i >= cut.first_constant]
+        entries = [i for i in made if cut.carries <= i < cut.first_constant]
+        sums = [operand(inside, self.types[self.operands[i]]) for i in summed]
+        results = [made[i] if i in made else self._zeros(inside, i) for i in self.held]
+        with inside.beside(self.node):
+            results += [inside.one(ADD, sums[n], made[i]) for n, i in enumerate(summed)]
+        results += [made[i] for i in entries]
+        read = self._read_forward(results)
+        known = {v: i for i, v in enumerate(self.operands) if i >= cut.carries}
+        xs = [v for v in read if known.get(v, cut.first_constant) < cut.first_constant]
+        constants = [v for v in read if v in known and v not in xs]
+        kept = [v for v in read if v not in known]
+        stacked = self._handed_out(kept)
+        body = self._closed(
+            [*[flows[i] for i in self.held], *sums, *[flows[r] for r in ys], *kept, *xs, *constants],
+            results,
+        )
+        outside = [*[self._into(i) for i in self.held], *[self._zeros(self.b, i) for i in summed]]
+        outside += [g for r in ys if (g := self.grads[r]) is not None] + stacked
+        outside += [self.node.inputs[known[v]] for v in (*xs, *constants)]
+        attrs = {
+            **self.node.attrs,
+            "body": body,
+            "reverse": not self.node.attrs.bool_("reverse"),
+            "carries": len(self.held) + len(summed),
+            "xs": len(ys) + len(kept) + len(xs),
+        }
+        gradients = self.b.emit(SCAN, outside, attrs)
+        wanted = dict(zip((*self.held, *summed, *entries), gradients, strict=True))
+        return tuple([wanted.get(i) for i in range(len(self.operands))])
+
+    def _pulled(self, flows: dict[int, ValueId]) -> dict[int, ValueId]:
+        """Emit the gradient of the body; return what comes to each of its operands."""
+        seeds: dict[ValueId, ValueId] = {}
+        for result, flow in flows.items():
+            value = self.cut.body.results[result]
+            with self.inside.beside(self.node):
+                seeds[value] = self.inside.one(ADD, seeds[value], flow) if value in seeds else flow
+        found = emit_gradients(self.inside, seeds, [self.operands[i] for i in self.floats])
+        return {i: found[v] for i in self.floats if (v := self.operands[i]) in found}
+
+    def _read_forward(self, results: Sequence[ValueId]) -> list[ValueId]:
+        """Return what going back has to be given of the body going forward, in order of making."""
+        producers, nodes = self.inside.freeze().producers(), self.inside.nodes
+        remade = self._remade()
+        found: dict[ValueId, None] = {}
+        seen, waiting = set[ValueId](), list(results)
+        while waiting:
+            value = waiting.pop()
+            index = producers[value]
+            if value in seen:
+                continue
+            seen.add(value)
+            is_forward = index < self.num_forward
+            if is_forward and not remade[index]:
+                found[value] = None
+            elif nodes[index].op is not INPUT:
+                waiting += nodes[index].inputs
+        return sorted(found, key=lambda value: (producers[value], value))
+
+    def _remade(self) -> list[bool]:
+        """Return, per node going forward, whether going back computes it once more."""
+        is_constant = set(self.operands[self.cut.first_constant :])
+        remade: list[bool] = []
+        for node in self.inside.nodes[: self.num_forward]:
+            if node.op is not INPUT and all([v in is_constant for v in node.inputs]):
+                is_constant.update(node.outputs)
+            is_again = self.node.attrs.bool_("recompute") or view.has(node.op)
+            remade.append(
+                node.op is not INPUT and (is_again or is_constant.issuperset(node.outputs))
+            )
+        return remade
+
+    def _handed_out(self, kept: Sequence[ValueId]) -> list[ValueId]:
+        """Return values of all steps, stacked; the scan hands out those that it did not yet."""
+        cut, node = self.cut, self.node
+        ys = zip(cut.body.results[cut.carries :], node.outputs[cut.carries :], strict=True)
+        found = dict(ys)
+        more = [v for v in kept if v not in found]
+        if more:
+            b = GraphBuilder.continuing(cut.body.graph)
+            attrs = {**node.attrs, "body": closed(b, (*cut.body.results, *more))}
+            types = [_stacked(self.types[v], cut.length) for v in more]
+            found.update(zip(more, self.b.widen(node.outputs[0], Attrs(attrs), types), strict=True))
+        return [found[v] for v in kept]
+
+    def _closed(self, operands: Sequence[ValueId], results: Sequence[ValueId]) -> Body:
+        """Return the body of the scan that goes back."""
+        new, known = GraphBuilder(), dict[ValueId, ValueId]()
+        with new.beside(self.node):
+            for value in operands:
+                known[value] = operand(new, self.inside.type_of(value))
+        return closed(new, copied(self.inside.freeze(), new, known, results))
+
+    def _into(self, number: int) -> ValueId:
+        """Return what flows into a carry at the end of the scan."""
+        grad = self.grads[number]
+        return self._zeros(self.b, number) if grad is None else grad
+
+    def _zeros(self, b: GraphBuilder, number: int) -> ValueId:
+        type_ = self.types[self.operands[number]]
+        with b.beside(self.node):
+            return broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)

@@ -1,0 +1,61 @@
+"""Leave out of scans what nobody reads: entries of ys, carries, and operands that served those only.
+
+A gradient computes what might be asked for, and a user stacks what she may not use. A carry stays
+where it is read after the last step, or where another result that stays depends on it.
+
+Guarantees: every y of a scan is read, and every operand but carries by its body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.attrs import Attrs
+from compiler.body import narrowed, needed_operands
+from compiler.graph import Graph, Node
+from compiler.ops.scan import SCAN, Cut
+from compiler.prune import prune
+from compiler.types import ValueId
+
+
+def run(graph: Graph) -> Graph:
+    """Return the graph with narrower scans. O(nodes), and those of the bodies per carry."""
+    if not any([node.op is SCAN for node in graph.nodes]):
+        return graph
+    needed: set[ValueId] = set(graph.roots())
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if not any([v in needed for v in node.outputs]):
+            continue
+        if node.op is SCAN:
+            node = _narrowed(node, needed)
+        nodes.append(node)
+        needed.update(node.inputs)
+    return prune(replace(graph, nodes=tuple(nodes[::-1])))
+
+
+def _narrowed(node: Node, needed: set[ValueId]) -> Node:
+    """Return a scan without the results that are not needed, and what these alone read."""
+    cut = Cut.of(node.attrs)
+    results = [i for i, value in enumerate(node.outputs) if value in needed]
+    while True:
+        read = needed_operands(cut.body, results)
+        more = [i for i in read if i < cut.carries and i not in results]
+        if not more:
+            break
+        results = sorted([*results, *more])
+    operands = sorted(read | {i for i in results if i < cut.carries})
+    if len(operands) == len(node.inputs) and len(results) == len(node.outputs):
+        return node
+    attrs = {
+        **node.attrs,
+        "body": narrowed(cut.body, operands, results),
+        "carries": sum([i < cut.carries for i in operands]),
+        "xs": sum([cut.carries <= i < cut.first_constant for i in operands]),
+    }
+    return replace(
+        node,
+        inputs=tuple([node.inputs[i] for i in operands]),
+        outputs=tuple([node.outputs[i] for i in results]),
+        attrs=Attrs(attrs),
+    )
