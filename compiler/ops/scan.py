@@ -249,14 +249,14 @@ class _Backward:
         found = dict(ys)
         more = [v for v in kept if v not in found]
         if more:
-            b = GraphBuilder.continuing(cut.body.graph)
-            attrs = {**node.attrs, "body": closed(b, (*cut.body.results, *more))}
-            types = [_stacked(self.types[v], cut.length) for v in more]
+            body = self._closed(self.operands, (*cut.body.results, *more))
+            attrs = {**node.attrs, "body": body}
+            types = [_stacked(self.inside.type_of(v), cut.length) for v in more]
             found.update(zip(more, self.b.widen(node.outputs[0], Attrs(attrs), types), strict=True))
         return [found[v] for v in kept]
 
     def _closed(self, operands: Sequence[ValueId], results: Sequence[ValueId]) -> Body:
-        """Return the body of the scan that goes back."""
+        """Return a body with these operands and results."""
         new, known = GraphBuilder(), dict[ValueId, ValueId]()
         with new.beside(self.node):
             for value in operands:

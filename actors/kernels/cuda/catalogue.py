@@ -18,6 +18,7 @@ from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.movement import movement_kernels
 from actors.kernels.cuda.reduce import reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
+from actors.kernels.cuda.scan import CudaScan
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 2
@@ -45,6 +46,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudnnAttentionGrad(gpu),
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
+        CudaScan(gpu),
         *movement_kernels(gpu),
         *reduce_kernels(gpu),
     )
