@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from compiler.accounting import chain_launches, slots_in
+from compiler.body import Body
 from compiler.fusion.region import Region
 from compiler.graph import Graph
 from compiler.labels import made_of
 from compiler.placement import DeviceKind
-from compiler.plan import Arena, Plan, RegisterKind
+from compiler.plan import Arena, Launch, Plan, RegisterKind
 from compiler.plan_memory import DeviceMemory, Recomputation
+from compiler.sub_plan import SubPlan, frame_of
 from memory.report import format_bytes, memory_table
 
 
@@ -107,7 +109,7 @@ def print_graph(graph: Graph) -> list[str]:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
         read = ", ".join(f"%{v}" for v in node.inputs)
         op = " + ".join(made_of(node.op.name, node.attrs))
-        attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, bytes)}
+        attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}
         if "program" in attrs:
             attrs = {k: attrs[k] for k in ("rows", "columns")}
         elif isinstance(region := attrs.get("region"), Region):
@@ -118,6 +120,11 @@ def print_graph(graph: Graph) -> list[str]:
         if node.device:
             shown += f" on device {node.device}"
         lines.append(f"{made} = {op}({read}){shown}  # {node.scope} {node.source}")
+        for inner in node.attrs.values():
+            if isinstance(inner, Body):
+                lines += [f"    {line}" for line in print_graph(inner.graph)]
+            elif isinstance(inner, SubPlan):
+                lines += _step_lines(inner)
     lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
     lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)
     return lines
@@ -129,16 +136,31 @@ def print_plan(plan: Plan) -> list[str]:
     for actor in plan.actors:
         if actor.launches:
             lines.append(f"chain of {actor.name}:")
-        for index, launch in enumerate(actor.launches):
-            made = _operands(plan, launch.outputs, launch.writes)
-            read = _operands(plan, launch.inputs, launch.reads)
-            where = plan.sources[launch.source]
-            scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
-            lines.append(
-                f"  {index:>4} {launch.label} [{launch.kernel}]: {made} <- {read}{scratch}"
-                f"  # {where}"
-            )
+        lines += _chain_lines(plan, actor.launches)
     return lines
+
+
+def _chain_lines(plan: Plan, launches: tuple[Launch, ...]) -> list[str]:
+    """Return a line per launch; after one that runs a body, the launches of a step of it."""
+    lines = []
+    for index, launch in enumerate(launches):
+        made = _operands(plan, launch.outputs, launch.writes)
+        read = _operands(plan, launch.inputs, launch.reads)
+        where = plan.sources[launch.source]
+        scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
+        lines.append(
+            f"  {index:>4} {launch.label} [{launch.kernel}]: {made} <- {read}{scratch}  # {where}"
+        )
+        for _, inner in launch.attrs:
+            lines += _step_lines(inner) if isinstance(inner, SubPlan) else ()
+    return lines
+
+
+def _step_lines(inner: SubPlan) -> list[str]:
+    """Return the launches of a step of a body, indented; offsets are those of its own plan."""
+    frame = format_bytes(frame_of(inner.plan).size_bytes)
+    begin = f"       each step, in a frame of {frame}:"
+    return [begin, *[f"      {line}" for line in _chain_lines(inner.plan, inner.launches)]]
 
 
 def memory_lines(plan: Plan, top: int = 10) -> list[str]:

@@ -55,7 +55,8 @@ class SubPlan(Structure):
         """
         if [len(actor.launches) > 0 for actor in self.plan.actors].count(True) > 1:
             raise InternalError("a step of a body is several chains")
-        if len(self.plan.arenas) != 1 or self.plan.constants:
+        elsewhere = [r for r in self.plan.registers if r.size_bytes and r.arena]
+        if elsewhere or self.plan.constants:
             raise InternalError("a body has bytes of its own besides its frame")
         names = [str(i) for i in range(len(self.operands))]
         types = dict(zip(names, self.operands, strict=True))
@@ -119,5 +120,3 @@ def sub_plans(plan: Plan) -> Iterator[SubPlan]:
                     seen.add(value)
                     yield from sub_plans(value.plan)
                     yield value
-
-

@@ -13,7 +13,7 @@ from actorflow.literals import checked_size
 from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.inner import InnerTrace
 from actorflow.trace.tracer import Trace, current_trace, find_source, recording, source_of
-from compiler.attrs import Attrs
+from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.ops.scan import SCAN
 from compiler.types import TensorType
@@ -59,15 +59,13 @@ def scan(
     inner = InnerTrace(trace, "the function of af.scan")
     with recording(inner):
         carry = like(init, [inner.operand(t.type) for t in firsts])
-        entry = like(
-            xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks]
-        )
+        entry = like(xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks])
         new_carry, y = _pair(f, f(carry, entry))
         news = _same_carry(f, init, firsts, new_carry)
         made = [as_tensor(leaf) for leaf in leaves_of(y, "y")]
         body = inner.body([*news, *made])
     operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
-    attrs = {
+    attrs: dict[str, AttrValue] = {
         "body": body,
         "length": steps,
         "reverse": bool(reverse),
@@ -81,7 +79,7 @@ def scan(
     return like(init, found[: len(firsts)]), like(y, found[len(firsts) :])
 
 
-def map(f: Callable[[Any], Any], xs: Tree) -> Any:
+def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name that JAX and lax have
     """Return `f(x)` for each entry x of `xs` along the first axis, stacked; jax.lax.map.
 
     One entry at a time: see `scan`, which it is without a carry.
@@ -90,7 +88,7 @@ def map(f: Callable[[Any], Any], xs: Tree) -> Any:
 
 
 def leaves_of(tree: Tree, what: str) -> list[Any]:
-    """Return the leaves of a tree in order; dicts by their keys. Raises CompileError for no tree."""
+    """Return the leaves of a tree in order, dicts by keys. Raises CompileError for no tree."""
     if tree is None:
         return []
     if isinstance(tree, Mapping):
@@ -158,7 +156,7 @@ def _tracing(what: str) -> Trace:
 
 def _length(stacks: list[Tensor], length: int | None) -> int:
     """Return the number of steps. Raises CompileError where they are not agreed upon."""
-    found = {}
+    found: dict[int, tuple[int, Tensor]] = {}
     for number, tensor in enumerate(stacks):
         if not tensor.ndim:
             raise CompileError(
@@ -175,9 +173,9 @@ def _length(stacks: list[Tensor], length: int | None) -> int:
         raise CompileError(f"{find_source()}: af.scan without xs needs length=, a number of steps")
     steps = next(iter(found), 0) if length is None else checked_size(length, "length")
     if steps < 0 or (found and steps not in found):
-        number = "0 or more" if steps < 0 else str(next(iter(found)))
+        wanted = "0 or more" if steps < 0 else str(next(iter(found)))
         raise CompileError(
-            f"{find_source()}: af.scan got length={steps}, expected {number}"
+            f"{find_source()}: af.scan got length={steps}, expected {wanted}"
             + (", the extent of the first axis of xs" if found else "")
         )
     return steps

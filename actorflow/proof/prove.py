@@ -24,6 +24,7 @@ from compiler.errors import InternalError, OutOfMemory, PlanFormatError
 from compiler.placement import DeviceKind, Memory
 from compiler.plan import PORTED, Actor, Arena, Plan
 from compiler.references import check_references
+from compiler.sub_plan import sub_plans
 from compiler.verify import verify_plan
 from memory.report import format_bytes
 
@@ -54,6 +55,8 @@ def prove(plan: Plan) -> None:
     _check_memory(plan)
     firings = prove_consistent(plan, what)
     with _refusing(what):
+        for inner in sub_plans(plan):
+            check_launches(inner.plan)
         check_launches(plan)
         check_anatomy(plan, firings)
     _newest = weakref.ref(plan)

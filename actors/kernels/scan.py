@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ _COPY_NS_PER_BYTE = 0.1
 
 
 class _Move(NamedTuple):
-    """An entry that is copied in each step: arrays, one of which has the steps as its first axis."""
+    """An entry that each step copies: the one outside has the steps as its first axis."""
 
     target: Array
     source: Array
@@ -146,18 +147,19 @@ def _loop(
     order: range,
 ) -> Launch:
     """Return the loop in Python: all windows are made at load."""
+    nothing: list[tuple[Array, Array]] = []
     steps = [
         (
-            [(m.target, m.source[t]) for m in moves if not m.is_out],
+            [(m.target[None], m.source[t : t + 1]) for m in moves if not m.is_out],
             [(m.target[t : t + 1], m.source) for m in moves if m.is_out],
         )
-        for t in order
+        for t in (order if moves else ())
     ]
 
     def launch() -> None:
         for target, source in firsts:
             np.copyto(target, source)
-        for before, after in steps:
+        for before, after in steps or repeat((nothing, nothing), len(order)):
             for target, source in before:
                 np.copyto(target, source)
             for call in chain:
@@ -180,9 +182,11 @@ def _native_loop(
     (whole,) = chain
     if not isinstance(whole, (JoinedLaunches, NativeLaunch)):
         return None
-    is_joined = isinstance(whole, JoinedLaunches)
-    function = runtime.chain_runner() if is_joined else whole.function
-    argument = whole.address if is_joined else whole.arguments
+    function, argument = (
+        (runtime.chain_runner(), whole.address)
+        if isinstance(whole, JoinedLaunches)
+        else (whole.function, whole.arguments)
+    )
     try:
         loop = runtime.address_in("scan.c", "af_scan")
     except CompilerError:

@@ -26,8 +26,9 @@ from compiler.fusion.updates import update_op
 from compiler.gradients import emit_gradients
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.binary import ADD
+from compiler.ops.rule import array_of, streams
 from compiler.ops.shape import broadcast_value
-from compiler.ops.signature import Array, Types, expect_type
+from compiler.ops.signature import Array, Types, expect_type, typed
 from compiler.ops.sources import INPUT, scalar
 from compiler.registry import (
     Cost,
@@ -38,6 +39,7 @@ from compiler.registry import (
     is_source,
     reference,
     view,
+    writes,
 )
 from compiler.rules import Maybe, gradient
 from compiler.sub_plan import SubPlan
@@ -50,8 +52,13 @@ Attrs: body, length, reverse (from the last entry to the first), carries and xs 
 recompute.
 """
 
-CARRY = update_op("carry", "old, new = old -> old", lambda old, new: new, skippable=False)
+CARRY = define("carry")
 """old, new -> new, over old: what a body does at the end of a step."""
+
+typed(CARRY, "old, new = old -> old")
+writes.register(CARRY, ((0, 0),))
+streams(CARRY)
+array_of(CARRY)(lambda attrs, old, new: new.copy())
 
 CARRY_SUM = update_op(
     "carry_sum", "old: float, more = old -> old", lambda old, more: old + more, skippable=False
@@ -74,13 +81,13 @@ class Cut:
     @staticmethod
     def of(attrs: Attrs) -> Cut:
         """Return how a scan with these attributes is cut."""
-        return Cut(body_of(attrs), *[attrs.int_(name) for name in _NUMBERS])
+        length, carries, xs = [attrs.int_(name) for name in _NUMBERS]
+        return Cut(body_of(attrs), length, carries, xs)
 
     @property
     def first_constant(self) -> int:
         """The number of the first operand that is the same at every step."""
         return self.carries + self.xs
-
 
 
 @infer_type.of(SCAN)
@@ -135,8 +142,10 @@ def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     graph, flops, moved = body.graph, 0.0, 0.0
     for node in graph.nodes:
         if not is_source.get(node.op):
-            types = [tuple([graph.types[v] for v in own]) for own in (node.inputs, node.outputs)]
-            own_cost = cost.get(node.op)(*types, node.attrs)
+            read, made = [
+                tuple([graph.types[v] for v in own]) for own in (node.inputs, node.outputs)
+            ]
+            own_cost = cost.get(node.op)(read, made, node.attrs)
             flops, moved = flops + own_cost.flops, moved + own_cost.bytes
     return Cost(length * flops, length * moved)
 
@@ -183,7 +192,14 @@ class _Backward:
         kept = [v for v in read if v not in known]
         stacked = self._handed_out(kept)
         body = self._closed(
-            [*[flows[i] for i in self.held], *sums, *[flows[r] for r in ys], *kept, *xs, *constants],
+            [
+                *[flows[i] for i in self.held],
+                *sums,
+                *[flows[r] for r in ys],
+                *kept,
+                *xs,
+                *constants,
+            ],
             results,
         )
         outside = [*[self._into(i) for i in self.held], *[self._zeros(self.b, i) for i in summed]]

@@ -21,7 +21,7 @@ from dataclasses import replace
 from compiler.attrs import NO_ATTRS, Attrs
 from compiler.body import Body, bodies_in
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write, new_value
-from compiler.lowering.storage import assign_storage, dense_layout
+from compiler.lowering.storage import assign_storage, is_dense
 from compiler.ops.binary import ADD
 from compiler.ops.scan import CARRY, CARRY_SUM
 from compiler.ops.shape import COPY
@@ -42,7 +42,7 @@ def run(graph: Graph, prepare: Prepare, lower: Lower) -> Graph:
     """Return the graph with plans for bodies. O(nodes), and what the bodies take."""
     if not any([bodies_in(node) for node in graph.nodes]):
         return graph
-    strides = [layout.strides_bytes for layout in assign_storage(graph).layout]
+    layouts = assign_storage(graph).layout
     nodes: list[Node] = []
     types = list(graph.types)
     known: dict[tuple[Body, int], tuple[SubPlan, tuple[Node, ...]]] = {}
@@ -52,9 +52,11 @@ def run(graph: Graph, prepare: Prepare, lower: Lower) -> Graph:
             continue
         inputs = list(node.inputs)
         for position, value in enumerate(node.inputs):
-            if strides[value] != dense_layout(types[value]).strides_bytes:
+            if not is_dense(types[value], replace(layouts[value], offset_bytes=0)):
                 inputs[position] = copy = new_value(types, types[value])
-                nodes.append(replace(node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS))
+                nodes.append(
+                    replace(node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS)
+                )
         attrs = dict(node.attrs)
         for name, body in node.attrs.items():
             if not isinstance(body, Body):
@@ -115,9 +117,7 @@ def _as_job(body: Body, carries: int, xs: int) -> Graph:
         if new != old:
             with b.beside(b.producer_of(known[new])):
                 b.writes.append(Write(known[old], _carried(b, known[old], known[new])))
-    b.outputs = [
-        Output(f"out{i}", known[v]) for i, v in enumerate(body.results) if i >= carries
-    ]
+    b.outputs = [Output(f"out{i}", known[v]) for i, v in enumerate(body.results) if i >= carries]
     return b.freeze()
 
 

@@ -1,4 +1,4 @@
-"""Leave out of scans what nobody reads: entries of ys, carries, and operands that served those only.
+"""Leave out of scans what nobody reads: ys, carries, and operands that served those only.
 
 A gradient computes what might be asked for, and a user stacks what she may not use. A carry stays
 where it is read after the last step, or where another result that stays depends on it.

@@ -141,9 +141,7 @@ CASES = [
     Case("rnn recomputed", lambda *given: rnn(*given, recompute=True), torch_rnn, RNN),
     Case("lstm", lstm, torch_lstm, sets(("t", "b", 3), ("b", 2), ("b", 2), (3, 8), (2, 8))),
     Case("nested", nested, torch_nested, sets(("t", "b", 2), ("b", 2), first=1)),
-    Case(
-        "slope of slope", slope_of_slope, torch_slope_of_slope, sets(("t", "b"), ("b",), first=1)
-    ),
+    Case("slope of slope", slope_of_slope, torch_slope_of_slope, sets(("t", "b"), ("b",), first=1)),
     Case("swapped", swapped, torch_swapped, sets(("t", "b"), ("b",), ("b",))),
     Case(
         "map",

@@ -16,7 +16,13 @@ from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
 from actors.kernels.cuda.views import DeviceView, PlacedView, address_of
-from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, can_copy, shown
+from actors.kernels.interpret.shape import (
+    SHAPE_KERNELS,
+    CopiesOf,
+    can_copy,
+    shown,
+    written_over,
+)
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.protocol import Array, Arrays
 from compiler.types import numpy_dtype
@@ -41,7 +47,7 @@ class CudaMove:
             return None
         phases = self.copies(shown(inputs), shown(outputs), attrs)
         times = [copy_ns(self.gpu, *copy) for copies in phases for copy in copies]
-        return KernelNeeds(duration_ns=sum(times))
+        return KernelNeeds(in_place=written_over(self.op), duration_ns=sum(times))
 
     def bind(
         self,

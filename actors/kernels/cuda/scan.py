@@ -1,8 +1,8 @@
 """A GPU's loop over a body: the calls of all steps, one after the other.
 
 A device makes a graph of a chain, and replays it: so a loop is what its steps put there, and costs
-no call of the host. An entry of the xs or ys is read and written where it lies, unless that is at an
-odder address than the frame's: then it is copied into the frame, or out of it.
+no call of the host. An entry of the xs or ys is read and written where it lies, unless that is at
+an odder address than the frame's: then it is copied into the frame, or out of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from compiler.sub_plan import SubPlan, frame_of
 
 _EVEN = 16
 """Kernels move up to so many bytes at once, where addresses allow it."""
+
+MOST_LAUNCHES = 1 << 18
+"""Of all steps together: a graph of more takes longer to make than anyone waits."""
 
 _COPY_NS = 1_500.0
 """What a small copy takes in a graph."""
@@ -43,6 +46,8 @@ class CudaScan:
         """
         body = attrs["body"]
         if not isinstance(body, SubPlan) or not all([x.is_dense for x in (*inputs, *outputs)]):
+            return None
+        if steps_of(attrs) * len(body.launches) > MOST_LAUNCHES:
             return None
         copies = _COPY_NS * len(_copied(body))
         return KernelNeeds(
@@ -150,4 +155,3 @@ class _Steps:
             if whole.register == view.register and 0 <= inside < size and name not in self._copied:
                 return replace(found, address=stacked.address + at * size + inside)
         return found
-

@@ -43,7 +43,8 @@ class CopyKernel:
             return None
         phases = self.copies(shown(inputs), shown(outputs), attrs)
         each = [_work(target, source) for copies in phases for target, source in copies]
-        return cost.needs(inputs, outputs, reduce(Work.then, each, Work(0.0)))
+        work = reduce(Work.then, each, Work(0.0))
+        return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the copies."""
@@ -61,6 +62,11 @@ def can_copy(op: str, inputs: Operands, outputs: Operands) -> bool:
     return op != "reshape" or inputs[0].is_dense or outputs[0].is_dense
 
 
+def written_over(op: str) -> tuple[tuple[int, int], ...]:
+    """Return the pairs (output, input) of an op where the input is never read."""
+    return ((0, 0),) if op == "carry" else ()
+
+
 def shown(operands: Operands) -> Arrays:
     """Return arrays that lie as operands do, in bytes that nobody may touch."""
     return tuple([as_strided(np.empty((), x.dtype), x.shape, x.strides_bytes) for x in operands])
@@ -73,6 +79,11 @@ def _work(target: Array, source: Array) -> Work:
 
 def _copied(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     return [[(outputs[0], inputs[0])]]
+
+
+def _carried(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
+    """The new value, wherever the old one lay."""
+    return [[(outputs[0], inputs[1])]]
 
 
 def _copied_as_one(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
@@ -120,6 +131,7 @@ def _joined(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
 
 SHAPE_KERNELS = (
     CopyKernel("copy", _copied),
+    CopyKernel("carry", _carried),
     CopyKernel("copy_block", _copied_as_one),
     CopyKernel("reshape", _reshaped),
     CopyKernel("pad", _padded),

@@ -14,7 +14,7 @@ from functools import partial
 
 from actors.kernels import cost
 from actors.kernels.axes import MAX_OUTER, Axis, columns_of, walk_arrays
-from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy
+from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy, written_over
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.launch import Word, address, argument_block, native_launch
@@ -46,7 +46,7 @@ class MoveKernel:
         moved = float(sum([x.type.size_bytes for x in outputs]))
         in_c = partial(_moved_in_c, moved, all([x.is_dense for x in (*inputs, *outputs)]))
         work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),), in_c=in_c)
-        return cost.needs(inputs, outputs, work)
+        return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
