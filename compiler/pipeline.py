@@ -29,13 +29,12 @@ from compiler.fusion.stage_reductions import stage_reductions
 from compiler.fusion.update_programs import update_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
-from compiler.lowering import order
+from compiler.lowering import bodies, order
 from compiler.lowering.join_updates import join_updates
 from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
-    bodies,
     buckets,
     collectives,
     fuse_attention,
@@ -54,7 +53,7 @@ from compiler.passes import (
 from compiler.passes.check import check
 from compiler.plan import Plan
 from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
-from compiler.target import Hardware, one_device
+from compiler.target import Hardware
 from compiler.types import DType
 from compiler.verify import verify_plan
 
@@ -63,36 +62,19 @@ def _is_scaled(options: CompileOptions) -> bool:
     return options.is_training and options.precision == "fp16"
 
 
-def _compile_bodies(graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
-    """Compile the bodies of nodes by the same passes, each as a job of one device."""
+def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+    """Return a body, as a job of its own, as it is lowered."""
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    # Its operands lie on the device already: nothing is fed from the host's side.
+    steps = tuple([step for step in steps if step.name != "feed"])
+    return _rewritten(body, steps, hardware, options, None)
 
-    def alone(device: int) -> Hardware:
-        return one_device(hardware.targets[device], hardware.devices[device])
 
-    def options_on(device: int) -> CompileOptions:
-        return CompileOptions(
-            "body",
-            is_training=False,
-            precision=options.precision,
-            devices=(str(hardware.devices[device]),),
-            gpu=options.gpu,
-            deterministic=options.deterministic,
-            verify=options.verify,
-        )
-
-    def prepare(body: Graph, device: int) -> Graph:
-        own = options_on(device)
-        steps = check_order(with_added(PASSES), own, LOWERING_NEEDS)
-        # Its operands lie on the device already: nothing is fed from the host's side.
-        steps = tuple([step for step in steps if step.name != "feed"])
-        return _rewritten(body, steps, alone(device), own, None)
-
-    def lower_body(body: Graph, device: int) -> Plan:
-        plan = lower(body, alone(device), options_on(device), hash_graph(body))
-        verify_plan(plan)
-        return plan
-
-    return bodies.run(graph, prepare, lower_body)
+def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Plan:
+    """Return the plan of a body, proven."""
+    plan = lower(body, hardware, options, hash_graph(body))
+    verify_plan(plan)
+    return plan
 
 
 PASSES: tuple[AnyPass, ...] = (
@@ -242,7 +224,7 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     JobPass(
         "bodies",
-        _compile_bodies,
+        partial(bodies.run, prepare=_prepare_body, lower=_lower_body),
         ("owned outputs", "products with what reads them"),  # constants are all made
         ("plans of bodies",),
     ),

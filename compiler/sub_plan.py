@@ -70,7 +70,7 @@ class SubPlan(Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class BodyFrame:
     """Where the bytes of a body's own lie in its workspace.
 
     `offsets_bytes` has, per register, its place; -1 for one that lies outside, in an operand.
@@ -80,7 +80,7 @@ class Frame:
     offsets_bytes: tuple[int, ...]
 
 
-def frame_of(plan: Plan) -> Frame:
+def frame_of(plan: Plan) -> BodyFrame:
     """Return the frame of a body's plan: its arena, without what lies outside or in further slots.
 
     What is left out lives through the whole plan, so no other register has its bytes.
@@ -103,7 +103,7 @@ def frame_of(plan: Plan) -> Frame:
         for r in plan.registers
     ]
     ends = [o + r.size_bytes for o, r in zip(offsets, plan.registers, strict=True) if o >= 0]
-    return Frame(align_up(max(ends, default=0), alignment), tuple(offsets))
+    return BodyFrame(align_up(max(ends, default=0), alignment), tuple(offsets))
 
 
 def _is_outside(register: Register) -> bool:

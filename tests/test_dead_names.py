@@ -24,7 +24,6 @@ UNUSED = {
     "actors/transitions.py:transition_table": "docs/actors.md is generated from it",
     "actors/transitions.py:state_diagram": "docs/actors.md is generated from it",
     "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",
-    "compiler/target.py:one_device": "who plans for a target of his own makes hardware of it",
     "actors/proof/mutate.py:exec_module": "Python's import calls it",
     "compiler/ops/elementwise.py:RSQRT": "an op is registered where it is defined",
     "compiler/ops/elementwise.py:RECIPROCAL": "an op is registered where it is defined",

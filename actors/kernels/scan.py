@@ -26,12 +26,12 @@ from actors.protocol import Array, Arrays, Chain, Launch
 from compiler.errors import InternalError
 from compiler.plan import Launch as PlannedLaunch
 from compiler.plan import View
-from compiler.sub_plan import Frame, SubPlan, frame_of
+from compiler.sub_plan import BodyFrame, SubPlan, frame_of
 
 _COPY_NS_PER_BYTE = 0.1
 
 
-class _Move(NamedTuple):
+class _EntryCopy(NamedTuple):
     """An entry that each step copies: the one outside has the steps as its first axis."""
 
     target: Array
@@ -67,12 +67,12 @@ class ScanKernel:
         firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
         firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
         moves = [
-            _Move(step.field(str(i)), inputs[i], False)
+            _EntryCopy(step.field(str(i)), inputs[i], False)
             for i in range(body.carries, body.carries + body.xs)
             if str(i) in step.fields
         ]
         moves += [
-            _Move(outputs[i], step.field(f"out{i}"), True)
+            _EntryCopy(outputs[i], step.field(f"out{i}"), True)
             for i in range(body.carries, len(body.results))
         ]
         order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
@@ -132,7 +132,7 @@ class BoundStep:
         return view_on(self._block, offset + view.offset_bytes, view.type, view.strides_bytes)
 
 
-def _block(frame: Frame, workspace: Workspace) -> Array:
+def _block(frame: BodyFrame, workspace: Workspace) -> Array:
     if workspace is None:
         if frame.size_bytes:
             raise InternalError(f"a body needs a frame of {frame.size_bytes} bytes, got none")
@@ -143,7 +143,7 @@ def _block(frame: Frame, workspace: Workspace) -> Array:
 def _loop(
     chain: Chain,
     firsts: Sequence[tuple[Array, Array]],
-    moves: Sequence[_Move],
+    moves: Sequence[_EntryCopy],
     order: range,
 ) -> Launch:
     """Return the loop in Python: all windows are made at load."""
@@ -173,7 +173,7 @@ def _loop(
 def _native_loop(
     chain: Chain,
     firsts: Sequence[tuple[Array, Array]],
-    moves: Sequence[_Move],
+    moves: Sequence[_EntryCopy],
     order: range,
 ) -> NativeLaunch | None:
     """Return the loop in C; None where a launch of a step is not native."""

@@ -70,7 +70,7 @@ _NUMBERS = ("length", "carries", "xs")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ScanParts:
     """Which operands and results of a scan are what."""
 
     body: Body
@@ -79,10 +79,10 @@ class Cut:
     xs: int
 
     @staticmethod
-    def of(attrs: Attrs) -> Cut:
+    def of(attrs: Attrs) -> ScanParts:
         """Return how a scan with these attributes is cut."""
         length, carries, xs = [attrs.int_(name) for name in _NUMBERS]
-        return Cut(body_of(attrs), length, carries, xs)
+        return ScanParts(body_of(attrs), length, carries, xs)
 
     @property
     def first_constant(self) -> int:
@@ -118,7 +118,7 @@ def _stacked(type_: TensorType, length: int) -> TensorType:
 
 @reference.of(SCAN)
 def _reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    cut = Cut.of(attrs)
+    cut = ScanParts.of(attrs)
     held: Sequence[object] = inputs[: cut.carries]
     xs, constants = inputs[cut.carries : cut.first_constant], inputs[cut.first_constant :]
     own = cut.body.result_types[cut.carries :]
@@ -163,7 +163,7 @@ class _Backward:
     """One gradient of a scan: the body of the scan that goes back, and its operands outside."""
 
     def __init__(self, b: GraphBuilder, node: Node, grads: Maybe) -> None:
-        self.b, self.node, self.cut = b, node, Cut.of(node.attrs)
+        self.b, self.node, self.cut = b, node, ScanParts.of(node.attrs)
         self.grads = (*grads, *[None] * (len(node.outputs) - len(grads)))
         body = self.cut.body
         self.operands, self.types = body.operands, body.graph.types

@@ -13,7 +13,7 @@ from dataclasses import replace
 from compiler.attrs import Attrs
 from compiler.body import narrowed, needed_operands
 from compiler.graph import Graph, Node
-from compiler.ops.scan import SCAN, Cut
+from compiler.ops.scan import SCAN, ScanParts
 from compiler.prune import prune
 from compiler.types import ValueId
 
@@ -36,7 +36,7 @@ def run(graph: Graph) -> Graph:
 
 def _narrowed(node: Node, needed: set[ValueId]) -> Node:
     """Return a scan without the results that are not needed, and what these alone read."""
-    cut = Cut.of(node.attrs)
+    cut = ScanParts.of(node.attrs)
     results = [i for i, value in enumerate(node.outputs) if value in needed]
     while True:
         read = needed_operands(cut.body, results)

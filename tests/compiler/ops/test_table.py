@@ -34,6 +34,7 @@ ELSEWHERE = {
     "constant": "tests/compiler/test_ops.py",
     "fused": "made of the others; tests/actors/kernels/codegen",
     "region": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
+    "scan": "its function is an attribute; tests/oracle/test_scan.py",
     "joined_updates": "made of the others; tests/actors/kernels/cuda/test_joined_updates.py",
 }
 """Ops that have a reference and no row, and where they are tested instead."""

@@ -26,19 +26,23 @@ from compiler.ops.binary import ADD
 from compiler.ops.scan import CARRY, CARRY_SUM
 from compiler.ops.shape import COPY
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, declared_type
+from compiler.options import CompileOptions
 from compiler.plan import Plan
 from compiler.sub_plan import SubPlan
+from compiler.target import Hardware, one_device
 from compiler.types import TensorType, ValueId
 
-Prepare = Callable[[Graph, int], Graph]
-"""From a body as a job, and its device, to what is lowered."""
+Prepare = Callable[[Graph, Hardware, CompileOptions], Graph]
+"""From a body as a job of one device to what is lowered."""
 
-Lower = Callable[[Graph, int], Plan]
+Lower = Callable[[Graph, Hardware, CompileOptions], Plan]
 
 _ZEROS = (("kind", "zeros"),)
 
 
-def run(graph: Graph, prepare: Prepare, lower: Lower) -> Graph:
+def run(
+    graph: Graph, hardware: Hardware, options: CompileOptions, prepare: Prepare, lower: Lower
+) -> Graph:
     """Return the graph with plans for bodies. O(nodes), and what the bodies take."""
     if not any([bodies_in(node) for node in graph.nodes]):
         return graph
@@ -62,7 +66,9 @@ def run(graph: Graph, prepare: Prepare, lower: Lower) -> Graph:
             if not isinstance(body, Body):
                 continue
             if (body, node.device) not in known:
-                known[body, node.device] = _compiled(body, node, prepare, lower)
+                alone = one_device(hardware.targets[node.device], hardware.devices[node.device])
+                for_it = alone, _options_on(alone, options)
+                known[body, node.device] = _compiled(body, node, for_it, prepare, lower)
             attrs[name], constants = known[body, node.device]
             for constant in constants:
                 made = new_value(types, _type(constant))
@@ -74,12 +80,29 @@ def run(graph: Graph, prepare: Prepare, lower: Lower) -> Graph:
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
+def _options_on(hardware: Hardware, options: CompileOptions) -> CompileOptions:
+    """Return what bodies on a device are compiled for."""
+    return CompileOptions(
+        "body",
+        is_training=False,
+        precision=options.precision,
+        devices=(str(hardware.devices[0]),),
+        gpu=options.gpu,
+        deterministic=options.deterministic,
+        verify=options.verify,
+    )
+
+
 def _compiled(
-    body: Body, node: Node, prepare: Prepare, lower: Lower
+    body: Body,
+    node: Node,
+    for_it: tuple[Hardware, CompileOptions],
+    prepare: Prepare,
+    lower: Lower,
 ) -> tuple[SubPlan, tuple[Node, ...]]:
     """Return the plan of a body, and the constants that it wants after its other operands."""
     carries, xs = node.attrs.int_("carries"), node.attrs.int_("xs")
-    graph = prepare(_as_job(body, carries, xs), node.device)
+    graph = prepare(_as_job(body, carries, xs), *for_it)
     constants = tuple([n for n in graph.nodes if n.op is CONSTANT])
     numbers = {n.outputs[0]: len(body.operands) + i for i, n in enumerate(constants)}
     nodes = [
@@ -88,7 +111,7 @@ def _compiled(
         else n
         for n in graph.nodes
     ]
-    plan = lower(replace(graph, nodes=tuple(nodes)), node.device)
+    plan = lower(replace(graph, nodes=tuple(nodes)), *for_it)
     operands = body.operand_types + tuple([_type(n) for n in constants])
     made = SubPlan(plan, operands, body.result_types, carries, xs)
     made.check()
