@@ -30,7 +30,7 @@ LEADERS = (
 )
 """Functions by their qualified names, from the outside in."""
 
-THROUGH = ("Pass.apply", "DevicePass.apply")
+THROUGH = ("Pass.apply", "DevicePass.apply", "JobPass.apply")
 """Functions that only call what they were made of: no stop, and whoever calls them leads on."""
 
 REASONS = {

@@ -44,7 +44,7 @@ def run(
     graph: Graph, hardware: Hardware, options: CompileOptions, prepare: Prepare, lower: Lower
 ) -> Graph:
     """Return the graph with plans for bodies. O(nodes), and what the bodies take."""
-    if not any([bodies_in(node) for node in graph.nodes]):
+    if not any([isinstance(v, Body) for node in graph.nodes for v in node.attrs.values()]):
         return graph
     layouts = assign_storage(graph).layout
     nodes: list[Node] = []
