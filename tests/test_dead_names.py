@@ -16,9 +16,6 @@ WINGS = ("actorflow", "actors", "compiler", "memory")
 UNUSED = {
     "actorflow/data/tokens.py:from_text": "users call it",
     "actorflow/data/tokens.py:batches_per_epoch": "users call it",
-    "actorflow/optim.py:AdamW": "users call it",
-    "actorflow/optim.py:cosine": "users call it",
-    "actorflow/optim.py:warmup": "users call it",
     "actorflow/run/metrics.py:read_metrics": "users call it",
     "actorflow/settings.py:environment_table": "the README is generated from it",
     "actors/transitions.py:transition_table": "docs/actors.md is generated from it",

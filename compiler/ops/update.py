@@ -1,10 +1,11 @@
 """Writes over variables: the counters, sums of batches, and the optimizers' updates.
 
 Semantics are torch.optim's: SGD with weight decay added to the gradient, heavy-ball momentum
-without dampening (Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with
-decoupled decay (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2).
+(Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with decoupled decay (Kingma &
+Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2). `compiler.ops.adaptive_updates` has
+more of them.
 
-Each is its program; see `compiler.fusion.updates`. They have no gradient.
+Each is its program; see `compiler.fusion.updates`. They have no gradient. `maximize` climbs.
 """
 
 from __future__ import annotations
@@ -22,27 +23,39 @@ from compiler.types import DType
 Value = Expression
 
 
-def _decayed(param: Value, grad: Value, weight_decay: float) -> Value:
+def decayed(param: Value, grad: Value, weight_decay: float, *, maximize: bool = False) -> Value:
     """Return the slope. Without decay the parameter is not read: it may be infinite."""
-    return grad if weight_decay == 0 else param * weight_decay + grad
+    slope = -grad if maximize else grad
+    return slope if weight_decay == 0 else param * weight_decay + slope
 
 
-def _sgd(param: Value, grad: Value, lr: Value, *, weight_decay: float) -> Value:
-    return param - _decayed(param, grad, weight_decay) * lr
+def _sgd(
+    param: Value, grad: Value, lr: Value, *, weight_decay: float, maximize: bool = False
+) -> Value:
+    return param - decayed(param, grad, weight_decay, maximize=maximize) * lr
 
 
 def _momentum(
     param: Value, grad: Value, buffer: Value, lr: Value,
-    *, momentum: float, nesterov: bool, weight_decay: float,
+    *, momentum: float, nesterov: bool, weight_decay: float, maximize: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
-    slope = _decayed(param, grad, weight_decay)
+    slope = decayed(param, grad, weight_decay, maximize=maximize)
     now = buffer * momentum + slope
     return param - (now * momentum + slope if nesterov else now) * lr, now
 
 
+def _damped_momentum(
+    param: Value, grad: Value, buffer: Value, lr: Value, step: Value,
+    *, momentum: float, dampening: float, weight_decay: float, maximize: bool = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    slope = decayed(param, grad, weight_decay, maximize=maximize)
+    now = (step == 0).where(slope, buffer * momentum + slope * (1.0 - dampening))
+    return param - now * lr, now
+
+
 def _adamw(
     param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float,
+    *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return the update with t = step + 1, its last term with one division less per element.
 
@@ -51,6 +64,7 @@ def _adamw(
     """
     t, rate, own = step.to(DType.FLOAT64) + 1.0, lr.to(DType.FLOAT64), param.dtype
     correction = (1.0 - beta2**t).sqrt()
+    grad = -grad if maximize else grad
     mean = m * beta1 + grad * (1.0 - beta1)
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
     kept = param * (1.0 - rate * weight_decay).to(own)
@@ -140,6 +154,18 @@ Attrs: momentum, nesterov, weight_decay.
 
 g = grad + weight_decay * param; buffer' = momentum * buffer + g;
 param' = param - lr * (g + momentum * buffer' if nesterov else buffer').
+"""
+
+DAMPED_MOMENTUM_UPDATE = update_op(
+    "damped_momentum_update",
+    "param: float, grad = param, buffer = param, lr = param [], step = int64 -> param, buffer",
+    _damped_momentum,
+    shares=("momentum",),
+)
+"""param, grad, buffer, lr [], step [] -> param', buffer', over both.
+
+Attrs: momentum, dampening, weight_decay. buffer' = momentum * buffer + (1 - dampening) * g, but g
+itself in the first step (torch's).
 """
 
 ADAMW_UPDATE = update_op(

@@ -123,7 +123,12 @@ def listed(made: Any) -> list[Any]:
 
 
 def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
-    """Return the outputs and gradients of all argument sets, by name, as a job computes them."""
+    """Return the outputs and gradients of all argument sets, by name, as a job computes them.
+
+    What is no function has a case of its own kind, with two methods that say so.
+    """
+    if not isinstance(case, Case):
+        return case.ours(dtype)
     ways: dict[str, str] = {}
     fed: dict[str, np.ndarray] = {}
     for number, arrays in enumerate(case.sets):
@@ -166,6 +171,8 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
 
 def torchs(case: Case, torch: Any) -> dict[str, np.ndarray]:
     """Return the same by torch, floats in float64."""
+    if not isinstance(case, Case):
+        return case.torchs(torch)
     found = {}
     for number, arrays in enumerate(case.sets):
         args = [torch.tensor(a) for a in arrays]

@@ -1,0 +1,29 @@
+"""Optimizers, parameter groups and learning-rate schedules.
+
+An optimizer is a recipe: while a training job is traced it declares its state as variables and says
+which update op changes each parameter. A schedule is a pure function of the step, traced into the
+graph like anything else, so there is nothing of it to checkpoint.
+"""
+
+from actorflow.optim.adam import Adam as Adam
+from actorflow.optim.adam import AdamW as AdamW
+from actorflow.optim.adaptive import Adagrad as Adagrad
+from actorflow.optim.adaptive import Lion as Lion
+from actorflow.optim.adaptive import RMSprop as RMSprop
+from actorflow.optim.groups import Group as Group
+from actorflow.optim.groups import group as group
+from actorflow.optim.rates import Schedule as Schedule
+from actorflow.optim.recipes import Optimizer as Optimizer
+from actorflow.optim.schedules import chain as chain
+from actorflow.optim.schedules import constant as constant
+from actorflow.optim.schedules import cosine as cosine
+from actorflow.optim.schedules import cosine_restarts as cosine_restarts
+from actorflow.optim.schedules import exponential as exponential
+from actorflow.optim.schedules import linear as linear
+from actorflow.optim.schedules import multi_step as multi_step
+from actorflow.optim.schedules import one_cycle as one_cycle
+from actorflow.optim.schedules import polynomial as polynomial
+from actorflow.optim.schedules import step as step
+from actorflow.optim.schedules import warmup as warmup
+from actorflow.optim.schedules import wsd as wsd
+from actorflow.optim.sgd import SGD as SGD
