@@ -174,6 +174,13 @@ def test_exactly_the_updates_write_over_their_variables():
         "embedding_sgd_update": ((0, 0),),
         "momentum_update": ((0, 0), (1, 2)),
         "adamw_update": ((0, 0), (1, 2), (2, 3)),
+        "rescale": ((0, 0), (1, 1)),
+        "joined_updates": tuple([(k, k) for k in range(MOST_WRITTEN)]),
+        "damped_momentum_update": ((0, 0), (1, 2)),
+        "adam_update": ((0, 0), (1, 2), (2, 3)),
+        "amsgrad_update": ((0, 0), (1, 2), (2, 3), (3, 4)),
+        "adagrad_update": ((0, 0), (1, 2)),
+        "lion_update": ((0, 0), (1, 2)),
     }
 
 

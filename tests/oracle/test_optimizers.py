@@ -138,7 +138,6 @@ CASES = [
             {"lr": 0.1, "momentum": 0.5, "dampening": 0.9, "maximize": True},
             {"lr": 0.1, "maximize": True, "weight_decay": 0.1},
             {"lr": 0.03, "momentum": 0.9, "nesterov": True, "maximize": True},
-            {},
         ),
     ),
     *[

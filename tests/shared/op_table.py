@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +154,51 @@ def adamw(p, g, m, v, lr, step, beta1, beta2, eps, weight_decay):
     return p * (1 - lr * weight_decay) - lr * right[0] / (np.sqrt(right[1]) + eps), m, v
 
 
+def corrected(p, mean, largest, lr, step, beta1, beta2, eps):
+    right = mean / (1 - beta1 ** (step + 1)), largest / (1 - beta2 ** (step + 1))
+    return p - lr * right[0] / (np.sqrt(right[1]) + eps)
+
+
+def adam(p, g, m, v, lr, step, beta1, beta2, eps, weight_decay):
+    g = g + weight_decay * p
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    return corrected(p, m, v, lr, step, beta1, beta2, eps), m, v
+
+
+def amsgrad(p, g, m, v, most, lr, step, beta1, beta2, eps, weight_decay, decoupled):
+    p, g = (p * (1 - lr * weight_decay), g) if decoupled else (p, g + weight_decay * p)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    most = np.maximum(most, v)
+    return corrected(p, m, most, lr, step, beta1, beta2, eps), m, v, most
+
+
+def adagrad(p, g, total, lr, step, lr_decay, eps, weight_decay, maximize):
+    g = (-g if maximize else g) + weight_decay * p
+    total = total + g * g
+    return p - lr / (1 + step * lr_decay) * g / (np.sqrt(total) + eps), total
+
+
+def lion(p, g, m, lr, beta1, beta2, weight_decay):
+    step = np.sign(beta1 * m + (1 - beta1) * g) + weight_decay * p
+    return p - lr * step, beta2 * m + (1 - beta2) * g
+
+
+def damped(p, g, buffer, lr, step, momentum, dampening, weight_decay):
+    g = g + weight_decay * p
+    buffer = g if step == 0 else momentum * buffer + (1 - dampening) * g
+    return p - lr * buffer, buffer
+
+
+def rmsprop(p, g, square, *rest, alpha, eps, weight_decay, momentum, centered):
+    *olds, lr = rest
+    g = g + weight_decay * p
+    news = [alpha * square + (1 - alpha) * g * g]
+    news += [alpha * olds[0] + (1 - alpha) * g] if centered else []
+    change = g / (np.sqrt(news[0] - (news[1] ** 2 if centered else 0)) + eps)
+    news += [momentum * olds[-1] + change] if momentum else []
+    return p - lr * (news[-1] if momentum else change), *news
+
+
 def row(op, formula, *inputs, flags="", **attrs):
     """Return a row; the formula gets the attributes that are called like parameters of it."""
     code = getattr(formula, "__code__", None)
@@ -214,6 +260,36 @@ def updates():
                 momentum=0.9, nesterov=nesterov, weight_decay=decay,
             )  # fmt: skip
         yield row("adamw_update", adamw, p, g, m, v, LR, ONE, weight_decay=decay, **ADAM)
+    for shape, decay in (((5, 7), 0.1), ((), 0.0)):
+        yield from adaptive_updates(*[normal(*shape, seed=s) for s in range(3)], decay)
+
+
+def adaptive_updates(p, g, m, decay):
+    """Yield the updates that follow the size of gradients, of one shape."""
+    own, v = {"weight_decay": decay}, positive(*p.shape)
+    yield row("adam_update", adam, p, g, m, v, LR, ONE, **own, **ADAM)
+    for decoupled in (False, True):
+        most = positive(*p.shape, seed=1)
+        yield row(
+            "amsgrad_update", amsgrad, p, g, m, v, most, LR, ONE,
+            decoupled=decoupled, **own, **ADAM,
+        )  # fmt: skip
+    yield row(
+        "adagrad_update", adagrad, p, g, v, LR, ONE, lr_decay=0.1, eps=1e-3, maximize=True, **own
+    )
+    yield row("lion_update", lion, p, g, m, LR, beta1=0.9, beta2=0.7, **own)
+    yield row(
+        "damped_momentum_update", damped, p, g, m, LR, ONE, momentum=0.9, dampening=0.4, **own
+    )
+    for centered in (False, True):
+        for momentum in (0.0, 0.9):
+            name = "centered_" * centered + "rmsprop" + "_momentum" * bool(momentum) + "_update"
+            states = [v + 9.0, *[m] * centered, *[g] * bool(momentum)]
+            formula = partial(
+                rmsprop, eps=1e-3, alpha=0.8, momentum=momentum, centered=centered, **own
+            )
+            attrs = {"alpha": 0.8, "eps": 1e-3, "momentum": momentum, **own}
+            yield Row(name, (p, g, *states, LR), attrs, formula, frozenset())
 
 
 ROWS_OF_OPS = (
