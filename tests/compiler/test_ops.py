@@ -9,6 +9,7 @@ from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, SourceLocation
 from compiler.ops import standard
+from compiler.ops.joined_updates import MOST_WRITTEN
 from compiler.ops.random import dropout_mask
 from compiler.ops.sources import INPUT, constant, constant_array, scalar
 from compiler.registry import Op, cost, find_op, is_source, reference, writes
