@@ -50,6 +50,19 @@ def test_schedules_are_the_formulas_they_are_named_for(traced, evaluate):
     assert values(af.optim.constant(0.3), traced, evaluate, [0, 9]) == pytest.approx([0.3, 0.3])
 
 
+def test_the_millionth_step_has_the_digits_of_the_first(traced, evaluate):
+    for schedule, expected in (
+        (af.optim.exponential(1.0, gamma=0.999999), 0.999999**999_999),
+        (af.optim.linear(1.0, steps=1_000_000), 1e-6),
+        (af.optim.cosine(1.0, steps=1_000_000), 0.5 + 0.5 * math.cos(math.pi * 0.999999)),
+        (af.optim.step(1.0, every=3, gamma=0.99999), 0.99999**333_333),
+        (af.optim.cosine_restarts(1.0, steps=1_000, mult=1), 0.5 + 0.5 * math.cos(math.pi * 0.999)),
+        (af.optim.wsd(1.0, warmup=10, stable=10, decay=1_000_000), 20e-6 + 1e-6),
+    ):
+        (rate,) = values(schedule, traced, evaluate, [999_999])
+        assert rate == pytest.approx(expected, rel=2e-7, abs=1e-12)
+
+
 def test_a_schedule_of_the_users_own_is_traced_like_anything_else(traced, evaluate):
     got = values(lambda step: af.exp(step * -0.1), traced, evaluate, [0, 3])
     np.testing.assert_allclose(got, np.exp([0.0, -0.3]), rtol=1e-6)
@@ -71,6 +84,29 @@ def test_a_schedule_of_the_users_own_is_traced_like_anything_else(traced, evalua
         (lambda: af.optim.SGD(np.ones(2)), "lr, .* must be a number, got ndarray"),
         (lambda: af.optim.SGD(0.1, momentum="a"), "momentum must be a number, got str"),
         (lambda: af.optim.SGD(0.1, weight_decay="a"), "weight_decay must be a number, got str"),
+        (lambda: af.optim.SGD(0.1, dampening=1.0), r"dampening must be in \[0.0, 1.0\)"),
+        (lambda: af.optim.SGD(0.1, momentum=0.9, nesterov=1), "nesterov must be True or False"),
+        (lambda: af.optim.SGD(0.1, 0.9, 0.1, nesterov=True), "nesterov=True needs .* no dampening"),
+        (lambda: af.optim.Adam(betas=(0.9, float("nan"))), "beta2 must be in"),
+        (lambda: af.optim.Adam(amsgrad=None), "amsgrad must be True or False, got None"),
+        (lambda: af.optim.Adagrad(lr_decay=-1), "lr_decay must be finite and 0 or more"),
+        (lambda: af.optim.Adagrad(initial_accumulator_value=-0.1), "initial_accumulator_value"),
+        (lambda: af.optim.RMSprop(alpha=1.5), "alpha must be in"),
+        (lambda: af.optim.RMSprop(centered="a"), "centered must be True or False, got 'a'"),
+        (lambda: af.optim.Lion(betas=[0.9]), "betas must be two numbers"),
+        (lambda: af.optim.step(0.1, every=0), "a schedule needs every >= 1, got 0"),
+        (lambda: af.optim.step(0.1, every=2, gamma=-1), "gamma must be finite and 0 or more"),
+        (lambda: af.optim.multi_step(0.1, milestones=3), "milestones must be a list of steps, got"),
+        (lambda: af.optim.multi_step(0.1, milestones=[5, 5]), "milestones must ascend"),
+        (lambda: af.optim.exponential(0.1, gamma=None), "gamma must be a number, got NoneType"),
+        (lambda: af.optim.polynomial(0.1, steps=3, power=-1), "power must be finite and 0 or more"),
+        (lambda: af.optim.cosine_restarts(0.1, steps=3, mult=0), "a schedule needs mult >= 1"),
+        (lambda: af.optim.one_cycle(0.1, steps=1), "a schedule needs steps >= 2, got 1"),
+        (lambda: af.optim.one_cycle(0.1, steps=9, pct_start=1.0), r"pct_start must be in \(0, 1\)"),
+        (lambda: af.optim.one_cycle(0.1, steps=9, div_factor=0), "div_factor divides"),
+        (lambda: af.optim.wsd(0.1, warmup=1, stable=1, decay=0), "a schedule needs decay >= 1"),
+        (lambda: af.optim.chain([0.1, 0.2], milestones=[]), "one milestone between two"),
+        (lambda: af.optim.chain([0.1, "a"], milestones=[3]), "lr, .* must be a number, got str"),
         (lambda: af.optim.constant("a"), "lr must be a number, got str"),
         (lambda: af.optim.linear(1.0, steps=0), "a schedule needs steps >= 1, got 0"),
         (lambda: af.optim.linear(1.0, steps=9, final=None), "final must be a number"),
