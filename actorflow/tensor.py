@@ -8,7 +8,6 @@ and axes are integers, of Python or of numpy. Whatever would need data (`if tens
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -29,7 +28,6 @@ from compiler.ops import (
     elementwise,
     matmul,
     shape,
-    slicing,
     sources,
 )
 from compiler.registry import Op
@@ -101,8 +99,10 @@ class Tensor:
         return apply(elementwise.NEG, self)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Return a window: integers and slices with positive steps, per axis; one `...` allowed."""
-        return _window(self, index)
+        """Return elements by integers, slices, None, one `...`, and tensors of integers."""
+        from actorflow.functional.indexing import subscript  # functions are written with tensors
+
+        return subscript(self, index)
 
     def reshape(self, *extents: int | Sequence[int]) -> Tensor:
         """Return the same elements under another shape; one extent may be -1."""
@@ -303,50 +303,3 @@ def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
     if -1 in given and known and total % known == 0:
         return tuple(total // known if e == -1 else e for e in given)
     return given
-
-
-def _window(tensor: Tensor, index: Any) -> Tensor:
-    items = list(index) if isinstance(index, tuple) else [index]
-    if any(item is Ellipsis for item in items):
-        at = next(i for i, item in enumerate(items) if item is Ellipsis)
-        fill = tensor.ndim - (len(items) - 1)
-        items[at : at + 1] = [slice(None)] * fill
-    items += [slice(None)] * (tensor.ndim - len(items))
-    if len(items) > tensor.ndim:
-        raise CompileError(f"{find_source()}: too many indices for {tensor.type}: {index!r}")
-    starts, stops, steps, kept = [], [], [], []
-    for axis, (item, extent) in enumerate(zip(items, tensor.shape, strict=True)):
-        window = _range(item, extent)
-        if window is None:
-            raise CompileError(
-                f"{find_source()}: index {item!r} of axis {axis} is not supported for"
-                f" {tensor.type}: use integers in range and slices with positive steps; for lookups"
-                " by tensor use af.embedding"
-            )
-        if isinstance(item, slice):
-            kept.append(axis)
-        starts.append(window.start)
-        stops.append(max(window.start, window.stop))
-        steps.append(window.step)
-    part = apply(
-        slicing.SLICE, tensor, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps)
-    )
-    if len(kept) == tensor.ndim:
-        return part
-    return part.reshape(tuple(part.shape[a] for a in kept))
-
-
-def _range(item: Any, extent: int) -> range | None:
-    """Return what an index takes of an axis, or None where it is no integer or slice for it."""
-    if isinstance(item, (bool, Tensor)):
-        return None
-    try:
-        if isinstance(item, slice):
-            taken = range(*item.indices(extent))
-            return taken if taken.step > 0 else None
-        position = operator.index(item)
-    except (TypeError, ValueError):
-        return None
-    if not -extent <= position < extent:
-        return None
-    return range(position % extent, position % extent + 1)

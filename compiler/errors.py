@@ -38,6 +38,24 @@ class DeviceError(ActorflowError):
     """A device refused an allocation, a launch or a synchronisation."""
 
 
+def bad_index(
+    what: str, value: int, position: tuple[int, ...], extent: int, axes: tuple[int, ...] = ()
+) -> IndexError:
+    """Return the error of an index outside of 0..extent - 1: `what` it is ("id"), and where.
+
+    With `axes` the value is what `compiler.ops.embedding.FLAT_INDEX` made of a bad index of one of
+    several axes of these extents; it is told as the user gave it.
+    """
+    where = position[0] if len(position) == 1 else position
+    allowed = f"0..{extent - 1}" if extent else "an empty range"
+    if axes and value >= extent:
+        beyond, number = divmod(value - extent, len(axes))
+        what, extent = "index", axes[number]
+        value = -extent - 1 - beyond // 2 if beyond % 2 else extent + beyond // 2
+        allowed = f"{-extent}..{extent - 1}" if extent else "an empty range"
+    return IndexError(f"{what} {value} at position {where} is outside {allowed}")
+
+
 class InternalError(ActorflowError):
     """A bug of ours. Please report it with the message and the plan."""
 

@@ -2,6 +2,7 @@
 
 - `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
 - `shape`: cutting, joining and moving elements; `reduce`: over axes.
+- `indexing`: elements by tensors of integers, taken, put and added.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
@@ -16,6 +17,7 @@ from actorflow.functional import (
     control,
     dense,
     elementwise,
+    indexing,
     loss,
     normalisation,
     random,
@@ -27,6 +29,7 @@ from actorflow.functional.attending import *
 from actorflow.functional.control import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
+from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
 from actorflow.functional.random import *
@@ -39,6 +42,7 @@ __all__ += attending.__all__
 __all__ += control.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__
+__all__ += indexing.__all__
 __all__ += loss.__all__
 __all__ += normalisation.__all__
 __all__ += random.__all__

@@ -13,6 +13,8 @@ _NAMES = (
     *("relu", "sigmoid", "softmax", "tanh"),
     *("amax", "argmax", "max", "mean", "sum"),
     *("chunk", "flatten", "split", "unflatten"),
+    *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
+    *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )
 
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}

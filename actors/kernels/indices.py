@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.kernels.kernel import in_sequence
+from actors.kernels.attributes import integers
+from actors.kernels.kernel import Attrs, in_sequence
 from actors.kernels.scratch import Piece
 from actors.protocol import Array, Launch
+from compiler.errors import bad_index
 
 INDEX = np.dtype(np.int64)
 
@@ -19,11 +21,19 @@ def index_pieces(elements: int) -> tuple[Piece, ...]:
     return (Piece((elements,), INDEX), Piece((2,), INDEX))
 
 
-def checked(what: str, indices: Array, extent: int, dense: Array, extremes: Array) -> Launch:
+def checked(
+    what: str,
+    indices: Array,
+    extent: int,
+    dense: Array,
+    extremes: Array,
+    axes: tuple[int, ...] = (),
+) -> Launch:
     """Return the launch that copies `indices` to `dense` (flat) and checks 0 <= index < extent.
 
     The check is ours because numpy's own (mode "raise") works on a copy of the output. The launch
-    raises IndexError naming `what`, the first bad value, its position and the allowed range.
+    raises IndexError naming `what`, the first bad value, its position and the allowed range; see
+    `bad_index` for `axes`.
     """
     if indices.size == 0:
         return in_sequence(())
@@ -37,7 +47,7 @@ def checked(what: str, indices: Array, extent: int, dense: Array, extremes: Arra
         minimum()
         maximum()
         if int(smallest) < 0 or int(largest) >= extent:
-            raise _first_bad(what, indices, extent)
+            raise _first_bad(what, indices, extent, axes)
 
     return launch
 
@@ -56,14 +66,12 @@ def fill_range(vector: Array, step: int) -> tuple[Launch, ...]:
     )
 
 
-def out_of_range(what: str, value: int, position: tuple[int, ...], extent: int) -> IndexError:
-    """Return the error of a bad index: `what` it is ("id"), and where among the indices."""
-    where = position[0] if len(position) == 1 else position
-    allowed = f"0..{extent - 1}" if extent else "an empty range"
-    return IndexError(f"{what} {value} at position {where} is outside {allowed}")
+def axes_of(attrs: Attrs) -> tuple[int, ...]:
+    """Return the extents of the axes that flat indices were made of; none for plain ids."""
+    return integers(attrs, "axes") if "axes" in attrs else ()
 
 
-def _first_bad(what: str, indices: Array, extent: int) -> IndexError:
+def _first_bad(what: str, indices: Array, extent: int, axes: tuple[int, ...]) -> IndexError:
     numbers = indices.astype(object)  # any width, any sign; only on the way to the error
     position = tuple(np.argwhere((numbers < 0) | (numbers >= extent))[0].tolist())
-    return out_of_range(what, int(indices[position]), position, extent)
+    return bad_index(what, int(indices[position]), position, extent, axes)

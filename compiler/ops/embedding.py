@@ -1,31 +1,62 @@
-"""Rows of a table picked by integer ids, and its adjoint, which adds rows up."""
+"""Rows of a table picked by ids, its adjoint, which adds rows up, and where ids are last."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from compiler.attrs import Attrs
+from compiler.attrs import Attrs, AttrValue
+from compiler.fusion.define import fused_op
+from compiler.fusion.expressions import Expression
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.indices import check_indices
 from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_integer
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type
-from compiler.types import TensorType, ValueId
+from compiler.types import DType, TensorType, ValueId
 
 EMBEDDING = define("embedding")
-"""weight [V, D], ids (integer, any shape) -> ids.shape + [D]. Floats.
+"""weight [V, D], ids (integer, any shape) -> ids.shape + [D].
 
-An id outside 0..V-1 raises IndexError at run time.
+An id outside 0..V-1 raises IndexError at run time. Attrs: axes, where ids are of `FLAT_INDEX`: the
+extents that they were made of.
 """
 
 EMBEDDING_GRAD = define("embedding_grad")
-"""dy (ids.shape + [D]), ids -> [rows, D], the sum of the rows of dy with equal id. Attrs: rows."""
+"""dy (ids.shape + [D]), ids -> [rows, D], the sum of the rows of dy with equal id.
+
+Attrs: rows, and axes as above.
+"""
+
+
+def _flat_index(
+    flat: Expression, index: Expression, *, extent: int, number: int, count: int, rows: int
+) -> Expression:
+    """Encode which axis it was and how far beyond its ends, so that the error can say it."""
+    beyond = (index < 0).where((-index - (extent + 1)) * 2 + 1, (index - extent) * 2)
+    is_bad = (index < -extent) | (index >= extent)
+    at = flat * extent + (index < 0).where(index + extent, index)
+    return (flat >= rows).where(flat, is_bad.where(beyond * count + (rows + number), at))
+
+
+FLAT_INDEX = fused_op("flat_index", "flat: number, index: number -> y", _flat_index)
+"""Row-major numbers of elements, one axis after the other: flat * extent + index, both int64.
+
+An index counts from the end where it is negative. One outside of -extent..extent - 1 makes a number
+of `rows` or more, and stays one over the axes that follow; `compiler.errors.bad_index` reads it.
+Attrs: extent; number: that of the axis among the `count` that have indices of the user; rows: of
+the whole table.
+"""
+
+LAST_PLACE = define("last_place")
+"""ids (integer, any shape) -> [rows] int32: the last place of each id in row-major order, or -1.
+
+Attrs: rows, and axes as above.
+"""
 
 
 @infer_type.of(EMBEDDING)
 def _embedding_type(inputs: Types, attrs: Attrs) -> Types:
     weight, ids = expect_inputs(inputs, "weight", "ids")
-    expect_float(inputs, "weight")
     expect_integer(ids, "ids")
     if weight.rank != 2:
         raise OpTypeError(f"needs a weight of shape [rows, width], got {list(weight.shape)}")
@@ -45,16 +76,35 @@ def _embedding_grad_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(dy.dtype, (attrs.int_("rows"), dy.shape[-1])),)
 
 
+@infer_type.of(LAST_PLACE)
+def _last_place_type(inputs: Types, attrs: Attrs) -> Types:
+    (ids,) = expect_inputs(inputs, "ids")
+    expect_integer(ids, "ids")
+    return (TensorType(DType.INT32, (attrs.int_("rows"),)),)
+
+
+def _axes(attrs: Attrs) -> tuple[int, ...]:
+    return attrs.ints("axes") if "axes" in attrs else ()
+
+
 @array_of(EMBEDDING)
 def _embedding(attrs: Attrs, weight: Array, ids: Array) -> Array:
-    check_indices(ids, weight.shape[0], "embedding: id")
+    check_indices(ids, weight.shape[0], "embedding: id", _axes(attrs))
     return np.asarray(weight[ids.astype(np.int64)])
 
 
 @array_of(EMBEDDING_GRAD)
 def _embedding_grad(attrs: Attrs, dy: Array, ids: Array) -> Array:
-    check_indices(ids, attrs.int_("rows"), "embedding: id")
+    check_indices(ids, attrs.int_("rows"), "embedding: id", _axes(attrs))
     return sums_by_id(dy, ids, attrs.int_("rows"))
+
+
+@array_of(LAST_PLACE)
+def _last_place(attrs: Attrs, ids: Array) -> Array:
+    check_indices(ids, attrs.int_("rows"), "id", _axes(attrs))
+    result = np.full(attrs.int_("rows"), -1, np.int32)
+    np.maximum.at(result, ids.reshape(-1).astype(np.int64), np.arange(ids.size, dtype=np.int32))
+    return result
 
 
 def sums_by_id(dy: Array, ids: Array, rows: int) -> Array:
@@ -78,12 +128,17 @@ def _embedding_grad_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(float(dy.num_elements), moved)
 
 
+def _checks(attrs: Attrs) -> dict[str, AttrValue]:
+    return {"axes": attrs["axes"]} if "axes" in attrs else {}
+
+
 @gradient_of(EMBEDDING)
 def _embedding_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     weight, ids = node.inputs
-    return b.one(EMBEDDING_GRAD, dy, ids, rows=b.type_of(weight).shape[0]), None
+    attrs = _checks(node.attrs) | {"rows": b.type_of(weight).shape[0]}
+    return *b.emit(EMBEDDING_GRAD, (dy, ids), attrs), None
 
 
 @gradient_of(EMBEDDING_GRAD)
 def _embedding_grad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
-    return b.one(EMBEDDING, dy, node.inputs[1]), None
+    return *b.emit(EMBEDDING, (dy, node.inputs[1]), _checks(node.attrs)), None

@@ -117,6 +117,13 @@ def scattered(dy, ids, rows):
     return out
 
 
+def last_places(ids, rows):
+    flat = [int(i) for i in ids.reshape(-1)]
+    return np.array(
+        [max([n for n, i in enumerate(flat) if i == r], default=-1) for r in range(rows)]
+    )
+
+
 def accumulated(total, x, step, every):
     return np.where(step % every == 0, 0, total) + x
 
@@ -412,6 +419,12 @@ ROWS_OF_OPS = (
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],
+    row("embedding", lambda w, ids: w[ids], counts(4, 3, dtype="int16"), IDS, flags=MOVES),
+    row("embedding", lambda w, ids: w[ids], counts(4, 1) > 3, IDS, flags=MOVES),
+    row("flat_index", lambda flat, i, extent, **_: flat * extent + i % extent,
+        counts(3, 2), counts(3, 2, below=4) - 2, extent=2, number=0, count=1, rows=18),
+    *[row("last_place", last_places, ids, rows=9)
+      for ids in (counts(40), counts(0), counts(3, 700, dtype="int8"), counts(2, 2)[0])],
     row("embedding_grad", scattered, normal(0, 5), counts(0), rows=4),
     row("embedding_grad", scattered, normal(60, 5), counts(60, dtype="int32"), rows=9),
     row(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
-from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
+from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad, CudaLastPlace
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.gpu import Gpu, gpu_named
@@ -40,6 +40,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaRegion(gpu),
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
+        CudaLastPlace(gpu),
         CudaEmbeddingUpdate(gpu),
         CudaJoinedUpdates(gpu),
         CudnnAttention(gpu),

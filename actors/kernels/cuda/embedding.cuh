@@ -82,6 +82,31 @@ AF_KERNEL NAME_gather(AF_ARGUMENTS(NAME_gather) arguments) {
     }
 }
 
+/* The largest place of each id: whoever comes when, the same is left. */
+typedef struct {
+    NAME_ids ids;
+    int32_t *out;
+    void *status;
+    int64_t num_rows;
+} NAME_last_arguments;
+
+AF_KERNEL NAME_last(AF_ARGUMENTS(NAME_last) arguments) {
+    const NAME_last_arguments *a = &arguments;
+    const int64_t place = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;
+    if (place >= a->ids.num) return;
+    const int64_t id = NAME_id(&a->ids, place);
+    if ((uint64_t)id >= (uint64_t)a->num_rows) {
+        af_report(a->status, place, id);
+        return;
+    }
+    int32_t known = *(volatile int32_t *)(a->out + id);
+    while (known < place) {
+        const int32_t found = AF_ATOMIC_CAS_I32(a->out + id, known, (int32_t)place);
+        if (found == known) return;
+        known = found;
+    }
+}
+
 /* Ids as keys to sort by. What is no row comes last, as the row after the last. */
 typedef struct {
     NAME_ids ids;

@@ -15,14 +15,15 @@ from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.indices import are_ids, ids_words, places_words, status_of
 from actors.kernels.cuda.row_sums import BLOCK, sums_of, text_of_ids
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
+from actors.kernels.indices import axes_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.scratch import size_bytes
 from compiler.errors import InternalError
 
 _UNITS = (16, 8, 4, 2)
 _MAX_TEAM_BITS = 5
-_GATHER_STATUS = 18
-"""The word of NAME_gather_arguments that holds the status cell."""
+_GATHER_STATUS, _LAST_STATUS = 18, 17
+"""The words of NAME_gather_arguments and NAME_last_arguments that hold the status cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,10 @@ class CudaEmbedding:
             *places_words(out.shape[:-1], out.strides_bytes[:-1]),
             *(steps[1], units, unit, team_bits),
         )
-        text, status = text_of_ids(), status_of(_GATHER_STATUS, "id", ids.type, rows)
+        text, status = (
+            text_of_ids(),
+            status_of(_GATHER_STATUS, "id", ids.type, rows, axes_of(attrs)),
+        )
         blocks = -(-(num << team_bits) // BLOCK)
         return (RunKernel(text, text.kernels[0], blocks, BLOCK, words, status=status),)
 
@@ -109,9 +113,44 @@ class CudaEmbeddingGrad:
     ) -> DeviceCalls:
         """Return a fill with zeros, the sort of the ids, and the sums."""
         (dy, ids), (out,) = on_device(inputs), on_device(outputs)
-        sums = sums_of(dy.as_operand, ids.as_operand, integer(attrs, "rows"))
+        sums = sums_of(dy.as_operand, ids.as_operand, integer(attrs, "rows"), axes_of(attrs))
         if sums is None:
             raise InternalError(f"{self.name} is bound to what it does not take")
         calls = sums.calls(carve(workspace, sums.pieces), dy, ids, out.address, 0)
         size = out.type.size_bytes
         return (FillBytes(out.address, 0, size), *calls) if size else calls
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLastPlace:
+    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
+
+    gpu: Gpu
+    name: str = "cuda.last_place"
+    op: str = "last_place"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take integer ids and a dense output; no scratch."""
+        (ids,), (out,) = inputs, outputs
+        if not (are_ids(ids) and out.is_dense):
+            return None
+        moved = float(out.type.size_bytes + ids.type.size_bytes)
+        return KernelNeeds(duration_ns=2 * self.gpu.call_ns + self.gpu.bytes_ns(moved))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return a fill with -1, and one call with a thread for each id."""
+        (ids,), (out,) = on_device(inputs), on_device(outputs)
+        rows, num = out.type.num_elements, ids.type.num_elements
+        calls: DeviceCalls = (FillBytes(out.address, 0xFF, out.type.size_bytes),) if rows else ()
+        if not num:
+            return calls
+        text, status = text_of_ids(), status_of(_LAST_STATUS, "id", ids.type, rows, axes_of(attrs))
+        words = (*ids_words(ids), out.address, 0, rows)
+        blocks = -(-num // BLOCK)
+        return (*calls, RunKernel(text, text.kernels[2], blocks, BLOCK, words, status=status))

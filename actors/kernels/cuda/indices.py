@@ -13,24 +13,34 @@ import numpy as np
 from actors.kernels.axes import MAX_OUTER, columns_of, walk
 from actors.kernels.cuda.calls import StatusWord
 from actors.kernels.cuda.views import DeviceView
-from actors.kernels.indices import out_of_range
 from actors.kernels.kernel import Operand
+from compiler.errors import bad_index
 from compiler.types import TensorType, numpy_dtype
 
 
-def status_of(word: int, what: str, indices: TensorType, extent: int) -> StatusWord:
+def status_of(
+    word: int, what: str, indices: TensorType, extent: int, axes: tuple[int, ...] = ()
+) -> StatusWord:
     """Return how a launch tells of an index outside 0..extent - 1.
 
     `word` of the argument block is where the cell's address goes. The kernel reports the number of
-    the index in row-major order, and its value as the int64 of the same bits.
+    the index in row-major order, and its value as the int64 of the same bits. `axes`: see
+    `bad_index`.
     """
-    return StatusWord(word, partial(_explain, what, indices, extent))
+    return StatusWord(word, partial(_explain, what, indices, extent, axes))
 
 
-def _explain(what: str, indices: TensorType, extent: int, place: int, value: int) -> IndexError:
+def _explain(
+    what: str,
+    indices: TensorType,
+    extent: int,
+    axes: tuple[int, ...],
+    place: int,
+    value: int,
+) -> IndexError:
     position = tuple([int(axis) for axis in np.unravel_index(place, indices.shape)])
     wraps = numpy_dtype(indices.dtype) == np.uint64 and value < 0
-    return out_of_range(what, value + (1 << 64 if wraps else 0), position, extent)
+    return bad_index(what, value + (1 << 64 if wraps else 0), position, extent, axes)
 
 
 def are_ids(ids: Operand) -> bool:

@@ -21,10 +21,9 @@ from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, batch_of, is_random, i
 from actors.kernels.cuda.runs import WIDEST, access_bytes
 from actors.kernels.cuda.views import DeviceView, DeviceViews, carve
 from actors.kernels.cuda.walks import TeamWalk, made_for_device
-from actors.kernels.indices import out_of_range
 from actors.kernels.native.gemm import MatrixView
 from actors.kernels.scratch import Piece
-from compiler.errors import InternalError
+from compiler.errors import InternalError, bad_index
 from compiler.fusion.program import FusedProgram, Kind
 from compiler.types import DType
 
@@ -217,7 +216,7 @@ def _explain(program: FusedProgram, place: int, value: int) -> Exception:
         if instruction.op == "check_index" and not 0 <= value < extent:
             if program.dtype_of(instruction.operands[0]) is DType.UINT64:
                 value %= 2**64
-            return out_of_range("label", value, (place,), extent)
+            return bad_index("label", value, (place,), extent)
     return InternalError(f"{value} at position {place} was reported, and is no bad label")
 
 

@@ -43,11 +43,12 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class RowSums:
-    """Sums of `num` rows of `columns` elements by ids below `rows`."""
+    """Sums of `num` rows of `columns` elements by ids below `rows`; `axes` as in `bad_index`."""
 
     num: int
     rows: int
     columns: int
+    axes: tuple[int, ...] = ()
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -90,7 +91,7 @@ class RowSums:
     def _keys(self, keys: int, ids: DeviceView) -> RunKernel:
         text = text_of_ids()
         words = (*ids_words(ids), keys, 0, self.rows)
-        status: StatusWord = status_of(_KEYS_STATUS, "id", ids.type, self.rows)
+        status: StatusWord = status_of(_KEYS_STATUS, "id", ids.type, self.rows, self.axes)
         blocks = -(-self.num // BLOCK)
         return RunKernel(text, text.kernels[1], blocks, BLOCK, words, status=status)
 
@@ -99,13 +100,13 @@ class RowSums:
         return -(-self.num // CHUNK)
 
 
-def sums_of(dy: Operand, ids: Operand, rows: int) -> RowSums | None:
+def sums_of(dy: Operand, ids: Operand, rows: int, axes: tuple[int, ...] = ()) -> RowSums | None:
     """Return the sums of a call; None for what kernels do not take."""
-    axes = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
-    is_taken = dy.type.dtype in _ROWS and len(axes) <= MAX_OUTER and rows < (1 << 32) - 1
+    walked = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    is_taken = dy.type.dtype in _ROWS and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
     if not (is_taken and are_ids(ids)):
         return None
-    return RowSums(math.prod(ids.shape), rows, dy.shape[-1])
+    return RowSums(math.prod(ids.shape), rows, dy.shape[-1], axes)
 
 
 def block_of(columns: int) -> tuple[int, int]:
@@ -118,7 +119,7 @@ def block_of(columns: int) -> tuple[int, int]:
 def text_of_ids() -> KernelText:
     """Return the text of what is done by ids alone: rows picked, and keys made."""
     text = (Path(__file__).parent / "embedding.cuh").read_text(encoding="utf-8")
-    names = ("NAME_gather", "NAME_keys")
+    names = ("NAME_gather", "NAME_keys", "NAME_last")
     return KernelText.of("embedding", text, names, "rows by id", has_exchanges=False)
 
 

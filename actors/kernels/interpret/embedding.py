@@ -20,7 +20,7 @@ import numpy as np
 
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
-from actors.kernels.indices import INDEX, as_index, checked, fill_range, index_pieces
+from actors.kernels.indices import INDEX, as_index, axes_of, checked, fill_range, index_pieces
 from actors.kernels.interpret.blocks import cut, rows_per_block
 from actors.kernels.interpret.sums import WIDE
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, in_sequence
@@ -69,7 +69,7 @@ class EmbeddingKernel:
         are_dense = weight.flags.c_contiguous, out.flags.c_contiguous
         pieces = _pieces(ids.size, weight, out, *are_dense)
         dense, extremes, table, made = scratch.carve(workspace, pieces)
-        calls = [checked("id", ids, weight.shape[0], dense, extremes)]
+        calls = [checked("id", ids, weight.shape[0], dense, extremes, axes_of(attrs))]
         if out.size == 0:
             return calls[0]
         if not are_dense[0]:
@@ -121,7 +121,7 @@ class EmbeddingGradKernel:
         columns = dy.shape[-1]
         pieces = _grad_pieces(ids.size, columns, dy.dtype, out.shape)
         dense, extremes, starts, within, places, copy, wide = scratch.carve(workspace, pieces)
-        check = checked("id", ids, integer(attrs, "rows"), dense, extremes)
+        check = checked("id", ids, integer(attrs, "rows"), dense, extremes, axes_of(attrs))
         table = wide if wide.size else out
         calls: list[Launch] = [check, partial(table.fill, 0)]
         if dy.size == 0:
@@ -181,4 +181,38 @@ def _grad_pieces(
     )
 
 
-EMBEDDING_KERNELS = (EmbeddingKernel(), EmbeddingGradKernel())
+@dataclass(frozen=True, slots=True)
+class LastPlaceKernel:
+    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
+
+    name: str = "numpy.last_place"
+    op: str = "last_place"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take integer ids and a dense output; scratch is ids and their places."""
+        (ids,), (out,) = inputs, outputs
+        if not (ids.type.dtype.is_integer and out.is_dense):
+            return None
+        size = ids.type.num_elements * out.dtype.itemsize
+        work = Work(calls=7, passes=((BytePass.SCATTER, float(size)),))
+        pieces = _place_pieces(ids.type.num_elements)
+        return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the check of the ids, and the largest of their places."""
+        (ids,), (out,) = inputs, outputs
+        dense, extremes, places = scratch.carve(workspace, _place_pieces(ids.size))
+        check = checked("id", ids, out.size, dense, extremes, axes_of(attrs))
+        calls: list[Launch] = [check, partial(out.fill, -1)]
+        if ids.size:
+            calls += fill_range(places, 1)
+            calls.append(partial(np.maximum.at, out, as_index(dense), places))
+        return in_sequence(calls)
+
+
+def _place_pieces(num_ids: int) -> tuple[Piece, ...]:
+    """Return ids, extremes, and the numbers of the ids."""
+    return (*index_pieces(num_ids), Piece((num_ids,), np.dtype(np.int32)))
+
+
+EMBEDDING_KERNELS = (EmbeddingKernel(), EmbeddingGradKernel(), LastPlaceKernel())

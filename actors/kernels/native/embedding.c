@@ -182,6 +182,24 @@ AF_EXPORT int32_t af_embedding_grad(void *arguments) {
     return 0;
 }
 
+typedef struct {
+    int32_t *out; /* [num_rows] */
+    Ids ids;
+    int64_t num_rows;
+} LastArguments;
+
+AF_EXPORT int32_t af_last_place(void *arguments) {
+    const LastArguments *a = arguments;
+    int64_t ids[BUFFER];
+    memset(a->out, 0xff, a->num_rows * sizeof(int32_t));
+    for (int64_t first = 0; first < a->ids.num; first += BUFFER) {
+        int64_t num = af_min(BUFFER, a->ids.num - first);
+        if (load_ids(&a->ids, first, num, a->num_rows, ids)) return 1;
+        for (int64_t i = 0; i < num; i++) a->out[ids[i]] = (int32_t)(first + i);
+    }
+    return 0;
+}
+
 #define MOST_WORDS 128
 
 /* An update of the rows that occur: equal ids are found by a table of hashes, their rows of dy

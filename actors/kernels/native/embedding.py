@@ -14,7 +14,7 @@ import numpy as np
 from actors.kernels import cost, scratch
 from actors.kernels.attributes import integer
 from actors.kernels.axes import MAX_OUTER, columns_of, walk
-from actors.kernels.indices import INDEX, checked
+from actors.kernels.indices import INDEX, axes_of, checked
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
 from actors.kernels.native.launch import Explain, Word, address, native_launch
@@ -68,7 +68,9 @@ class NativeEmbedding:
             0,  # whether an id was bad
         ]
         where = runtime.address_in("embedding.c", "af_embedding")
-        return native_launch(where, words, (inputs, outputs), explain_ids(ids, weight.shape[0]))
+        return native_launch(
+            where, words, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,33 @@ class NativeEmbeddingGrad:
         ]
         where = runtime.address_in("embedding.c", "af_embedding_grad")
         keep = (inputs, outputs, pieces)
-        return native_launch(where, words, keep, explain_ids(ids, rows))
+        return native_launch(where, words, keep, explain_ids(ids, rows, axes_of(attrs)))
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLastPlace:
+    """`last_place`(ids) -> [rows] int32: the last place of each id, or -1; attrs rows."""
+
+    name: str = "c.last_place"
+    op: str = "last_place"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take ids that lie anyhow, and a dense output."""
+        (ids,), (out,) = inputs, outputs
+        if not (runtime.is_on() and is_id(ids) and out.is_dense):
+            return None
+        size = float(ids.type.num_elements * out.dtype.itemsize)
+        in_c = partial(rows_in_c, BytePass.SCATTER, size)
+        passes = ((BytePass.SCATTER, size), (BytePass.SIMPLE, float(out.type.size_bytes)))
+        return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=passes, in_c=in_c))
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return one launch."""
+        (ids,), (out,) = inputs, outputs
+        words: list[Word] = [address(out), *ids_words(ids), out.size]
+        explain = explain_ids(ids, out.size, axes_of(attrs))
+        where = runtime.address_in("embedding.c", "af_last_place")
+        return native_launch(where, words, (inputs, outputs), explain)
 
 
 def rows_in_c(sort: BytePass, size_bytes: float) -> CWork:
@@ -181,14 +209,14 @@ def _scatter_pieces(num_ids: int, rows: int) -> tuple[Piece, ...]:
     return (Piece((num_ids,), INDEX), Piece((num_ids,), PLACE), Piece((rows,), PLACE))
 
 
-def explain_ids(ids: Array, num_rows: int) -> Explain:
+def explain_ids(ids: Array, num_rows: int, axes: tuple[int, ...] = ()) -> Explain:
     """Return what tells of a bad id: it raises the IndexError of the numpy kernels."""
 
     def explain(status: int) -> str:
-        checked("id", ids, num_rows, np.empty(ids.size, INDEX), np.empty(2, INDEX))()
+        checked("id", ids, num_rows, np.empty(ids.size, INDEX), np.empty(2, INDEX), axes)()
         return "an id was no row of the table"  # and the ids are others by now
 
     return explain
 
 
-NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad())
+NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad(), NativeLastPlace())

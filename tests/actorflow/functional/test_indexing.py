@@ -1,0 +1,76 @@
+"""Indices out of range are told as the user wrote them, whoever computes; the last one wins."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+GPU = {"device": "cuda", "gpu": "h200"}
+X = np.arange(60.0, dtype=np.float32).reshape(3, 4, 5)
+
+
+@pytest.fixture(params=["numpy", "native", "cuda"])
+def device(request, monkeypatch):
+    """Return the options of a job on a host with or without a compiler, or on an emulated GPU."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+    return GPU if request.param == "cuda" else {}
+
+
+def computed(function, device=None, **batch):
+    """Return what a function of a batch gives in a job."""
+    job = af.job(train=False, **(device or {}))(lambda model, batch: {"y": function(batch)})
+    model = nn.Module()
+    try:
+        return job.step(model, batch)["y"]
+    finally:
+        job.close(model)
+
+
+@pytest.mark.parametrize(
+    ("function", "index", "words"),
+    [
+        (lambda b: b.x[b.i], [[0, -1], [2, 3]], r"index 3 at position \(1, 1\) is outside -3..2"),
+        (lambda b: b.x[:, b.i, b.i], [3, 4], r"index 4 at position \(0, 1\) is outside -4..3"),
+        (lambda b: b.x[0, b.i - 2, b.i], [2, 5], "index 5 at position 1 is outside -5..4"),
+        (lambda b: b.x.scatter(2, b.i, 1.0), [[[-6]]], r"index -6 at position .* -5..4"),
+        (lambda b: b.x.index_add(0, b.i, b.x[:1]), [1 << 40], "index 1099511627776 at position 0"),
+    ],
+)
+def test_a_bad_index_is_told_as_it_was_given(function, index, words, device):
+    with pytest.raises(af.ActorFailed, match=r"test_indexing\.py") as caught:
+        computed(function, device, x=X, i=np.array(index))
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert caught.match(words)
+
+
+def test_the_last_of_several_for_one_place_wins(device):
+    ids = np.random.default_rng(0).integers(-9, 9, 400)
+    source = np.arange(400, dtype=np.float32)
+    got = computed(
+        lambda b: b.x.index_copy(0, b.i, b.y), device, x=X[:1, 0, :1].repeat(9), i=ids, y=source
+    )
+    expected = X[:1, 0, :1].repeat(9)
+    for place, value in zip(ids, source, strict=True):
+        expected[place] = value
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_integers_and_bools_are_taken_and_put_too():
+    table = np.arange(12).reshape(4, 3).astype(np.int16)
+    ids = np.array([3, -4, 1])
+    np.testing.assert_array_equal(computed(lambda b: b.x[b.i], x=table, i=ids), table[ids])
+    np.testing.assert_array_equal(
+        computed(lambda b: (b.x > 5)[:, b.i], x=table, i=ids % 3), (table > 5)[:, ids % 3]
+    )
+    expected = table.copy()
+    expected[ids] = 7
+    got = computed(lambda b: b.x.index_fill(0, b.i, 7), x=table, i=ids)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_an_axis_without_elements_has_no_index():
+    with pytest.raises(af.CompileError, match="an index into an axis without elements"):
+        computed(lambda b: b.x[b.i], x=X[:0], i=np.array([0]))
