@@ -2,7 +2,7 @@
 
 - `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
 - `shape`: cutting, joining and moving elements; `reduce`: over axes.
-- `indexing`: elements by tensors of integers, taken, put and added.
+- `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.

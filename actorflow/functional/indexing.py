@@ -15,16 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.functional.elementwise import maximum, where
+from actorflow.functional.elementwise import where
 from actorflow.functional.names import with_numpy_names
+from actorflow.functional.row_numbers import (
+    Index,
+    RowNumbers,
+    along,
+    index_value,
+    picked,
+    rows_of,
+    together,
+)
 from actorflow.tensor import Operand, Tensor, apply, as_tensor, checked_axis
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
-from compiler.ops import embedding as rows_ops
 from compiler.ops import slicing
-from compiler.ops.signature import broadcast_shape
-from compiler.registry import OpTypeError
-from compiler.types import DType
 
 __all__ = [
     "gather",
@@ -41,108 +46,6 @@ __all__ = [
     "take_along_axis",
     "take_along_dim",
 ]
-
-Index = Any
-"""A tensor of integers, an array or a list of them."""
-
-_FEW = 16
-"""Elements of a row up to which it is worth to put rows together before they are taken."""
-
-
-class _Rows:
-    """Numbers of rows of a table: an array where all is known, else a tensor.
-
-    `extents` are those of the axes, `at` has an index for each that broadcast, and `users` says
-    which of them are the user's.
-    """
-
-    def __init__(
-        self, extents: Sequence[int], at: Sequence[Tensor | np.ndarray], users: Sequence[int]
-    ) -> None:
-        self.count = math.prod(extents)
-        self.shape = _together([tuple(index.shape) for index in at])
-        self.axes = tuple([extents[axis] for axis in users])
-        if 0 in self.axes and 0 not in self.shape:
-            raise CompileError(f"{find_source()}: an index into an axis without elements")
-        flat: Tensor | np.ndarray = np.zeros((), np.int64)
-        for axis, (extent, index) in enumerate(zip(extents, at, strict=True)):
-            if isinstance(flat, np.ndarray) and isinstance(index, np.ndarray):
-                flat = flat * extent + (_inside(index, extent) if axis in users else index)
-                continue
-            flat = apply(
-                rows_ops.FLAT_INDEX,
-                as_tensor(flat),
-                as_tensor(index).to("int64"),
-                extent=extent,
-                number=users.index(axis) if axis in users else 0,
-                count=len(users),
-                rows=self.count,
-            )
-        self.is_known = isinstance(flat, np.ndarray)
-        self.ids = as_tensor(flat)
-
-    @property
-    def attrs(self) -> dict[str, Any]:
-        return {} if self.is_known else {"axes": self.axes}
-
-    def of(self, table: Tensor) -> Tensor:
-        """Return the rows of a table [count, D]: shape + [D]."""
-        return apply(rows_ops.EMBEDDING, table, self.ids, **self.attrs)
-
-    def added(self, rows: Tensor) -> Tensor:
-        """Return a table [count, D] of the sums of rows (shape + [D]) with equal numbers."""
-        return apply(rows_ops.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
-
-    def put(self, table: Tensor, rows: Operand) -> Tensor:
-        """Return a table [count, D] with rows (shape + [D], or a number) at these numbers.
-
-        Of several for one place the last counts.
-        """
-        last = apply(rows_ops.LAST_PLACE, self.ids, rows=self.count, **self.attrs)
-        if isinstance(rows, Tensor) and rows.ndim:
-            if 0 in self.shape:
-                return table
-            flat = rows.reshape(math.prod(self.shape), table.shape[1])
-            rows = apply(rows_ops.EMBEDDING, flat, maximum(last, 0))
-        return where((last >= 0).reshape(self.count, 1), rows, table)
-
-
-def _inside(index: np.ndarray, extent: int) -> np.ndarray:
-    bad = (index < -extent) | (index >= extent)
-    if bad.any():
-        raise CompileError(
-            f"{find_source()}: index {index[bad][0]} is outside {-extent}..{extent - 1}"
-        )
-    return np.where(index < 0, index + extent, index).astype(np.int64)
-
-
-def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    try:
-        return broadcast_shape(*shapes)
-    except OpTypeError as error:
-        raise CompileError(f"{find_source()}: indices: {error}") from None
-
-
-def _index(given: Index, what: str) -> Tensor | np.ndarray:
-    """Return an index as a tensor or an array of int64. Raises CompileError for other elements."""
-    index = given if isinstance(given, Tensor) else np.asarray(given)
-    if isinstance(index, np.ndarray) and not index.size:
-        index = index.astype(np.int64)  # an empty list is of floats
-    kind = DType.BOOL if str(index.dtype) == "bool" else index.dtype
-    if kind is DType.BOOL:
-        raise CompileError(
-            f"{find_source()}: {what} is a mask of bools, which takes as many elements as it has"
-            " True: shapes are static here. Choose with af.where(mask, x, 0), or sum over a mask"
-        )
-    if not str(index.dtype).startswith(("int", "uint")):
-        raise CompileError(f"{find_source()}: {what} needs integers, got {index.dtype}")
-    return index
-
-
-def _along(shape: Sequence[int], axis: int) -> np.ndarray:
-    """Return the numbers of an axis, to be broadcast to a shape."""
-    own = [extent if at == axis else 1 for at, extent in enumerate(shape)]
-    return np.arange(shape[axis], dtype=np.int64).reshape(own)
 
 
 def subscript(x: Tensor, given: Any) -> Tensor:
@@ -174,7 +77,7 @@ def subscript(x: Tensor, given: Any) -> Tensor:
         if window is None:
             if isinstance(item, (slice, bool, str)) or not hasattr(item, "__getitem__"):
                 raise _strange(item, axis, x)
-            tensors[len(shape)] = _index(item, f"the index of axis {axis}")
+            tensors[len(shape)] = index_value(item, f"the index of axis {axis}")
             window = range(extent)
         if window.step < 0:
             turned.append(len(shape))
@@ -225,40 +128,7 @@ def _by_tensors(x: Tensor, tensors: dict[int, Tensor | np.ndarray]) -> Tensor:
     return picked(x, axes[0], list(tensors.values()))
 
 
-def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
-    """Return what indices that broadcast pick from neighbouring axes, in the place of those."""
-    lead, axes, tail = _cut(x, first, len(at))
-    users = list(range(len(at)))
-    if math.prod(lead) > 1 and math.prod(tail) < _FEW:
-        rows = _Rows(axes, at, users)
-        if 4 * math.prod(rows.shape) >= math.prod(axes):  # the rows are put together first
-            order = [*range(first, first + len(at)), *range(first)]
-            turned = x.permute(*order, *range(len(order), x.ndim))
-            made = rows.of(turned.reshape(rows.count, math.prod((*lead, *tail))))
-            made, depth = made.reshape(*rows.shape, *lead, *tail), len(rows.shape)
-            order = [*range(depth, depth + first), *range(depth)]
-            return made.permute(*order, *range(len(order), made.ndim))
-    rows = _rows_of(x, first, at)
-    made = rows.of(x.reshape(rows.count, math.prod(tail)))
-    return made.reshape(*lead, *_together([tuple(i.shape) for i in at]), *tail)
-
-
-def _cut(x: Tensor, first: int, num: int) -> tuple[tuple[int, ...], ...]:
-    return x.shape[:first], x.shape[first : first + num], x.shape[first + num :]
-
-
-def _rows_of(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> _Rows:
-    """Return which rows of x, as a table of what lies behind the axes, indices mean."""
-    lead, axes, _ = _cut(x, first, len(at))
-    count = math.prod(lead)
-    if count == 1:
-        return _Rows(axes, at, list(range(len(at))))
-    depth = len(_together([tuple(index.shape) for index in at]))
-    number = np.arange(count, dtype=np.int64).reshape(count, *[1] * depth)
-    return _Rows((count, *axes), (number, *at), list(range(1, 1 + len(at))))
-
-
-def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> _Rows:
+def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> RowNumbers:
     """Return which elements of x an index means along an axis, at its own places of the others."""
     shape = tuple(index.shape)
     fits = len(shape) == x.ndim and all(
@@ -269,22 +139,22 @@ def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> _R
             f"{find_source()}: {what} along axis {axis} of {x.type} needs an index of as many axes,"
             f" none but that one longer; got {list(shape)}"
         )
-    at = [index if i == axis else _along(shape, i) for i in range(x.ndim)]
-    return _Rows(x.shape, at, [axis])
+    at = [index if i == axis else along(shape, i) for i in range(x.ndim)]
+    return RowNumbers(x.shape, at, [axis])
 
 
 @with_numpy_names
 def gather(x: Tensor, dim: int, index: Index) -> Tensor:
     """Return out[i][j][k] = x[index[i][j][k]][j][k] for `dim` 0, and so on; of index's shape."""
     x = as_tensor(x)
-    rows = _elements(x, checked_axis(x, dim), _index(index, "the index of gather"), "gather")
+    rows = _elements(x, checked_axis(x, dim), index_value(index, "the index of gather"), "gather")
     return rows.of(x.reshape(rows.count, 1)).reshape(rows.shape)
 
 
 @with_numpy_names
 def take_along_dim(x: Tensor, indices: Index, dim: int | None = None) -> Tensor:
     """Return `gather` of x and indices that broadcast; of both flattened without `dim`."""
-    x, index = as_tensor(x), _index(indices, "the indices of take_along_dim")
+    x, index = as_tensor(x), index_value(indices, "the indices of take_along_dim")
     if dim is None:
         return take(x.reshape(-1), index.reshape(-1))
     axis = checked_axis(x, dim)
@@ -294,7 +164,7 @@ def take_along_dim(x: Tensor, indices: Index, dim: int | None = None) -> Tensor:
             f" {list(index.shape)}"
         )
     shapes = [[n if i != axis else 1 for i, n in enumerate(s)] for s in (x.shape, index.shape)]
-    wide = list(_together([tuple(shape) for shape in shapes]))
+    wide = list(together([tuple(shape) for shape in shapes]))
     both = [(*wide[:axis], n, *wide[axis + 1 :]) for n in (x.shape[axis], index.shape[axis])]
     return gather(x.broadcast_to(both[0]), axis, as_tensor(index).broadcast_to(both[1]))
 
@@ -310,7 +180,7 @@ def index_select(x: Tensor, dim: int, index: Index) -> Tensor:
 
 
 def _vector(index: Index, what: str) -> Tensor | np.ndarray:
-    found = _index(index, f"the index of {what}")
+    found = index_value(index, f"the index of {what}")
     if len(found.shape) > 1:
         raise CompileError(
             f"{find_source()}: {what} needs a vector of indices, got {list(found.shape)}"
@@ -320,7 +190,7 @@ def _vector(index: Index, what: str) -> Tensor | np.ndarray:
 
 def take(x: Tensor, index: Index) -> Tensor:
     """Return the elements of x, flattened, at integers; of the index's shape."""
-    return picked(as_tensor(x).reshape(-1), 0, [_index(index, "the index of take")])
+    return picked(as_tensor(x).reshape(-1), 0, [index_value(index, "the index of take")])
 
 
 @with_numpy_names
@@ -330,7 +200,7 @@ def scatter(x: Tensor, dim: int, index: Index, src: Operand) -> Tensor:
     `src` is a number or a tensor; of several for one place the last in row-major order counts.
     """
     x = as_tensor(x)
-    rows = _elements(x, checked_axis(x, dim), _index(index, "the index of scatter"), "scatter")
+    rows = _elements(x, checked_axis(x, dim), index_value(index, "the index of scatter"), "scatter")
     source = _source(x, src, rows.shape) if isinstance(src, (Tensor, np.ndarray)) else src
     return rows.put(x.reshape(rows.count, 1), source).reshape(x.shape)
 
@@ -339,7 +209,7 @@ def scatter(x: Tensor, dim: int, index: Index, src: Operand) -> Tensor:
 def scatter_add(x: Tensor, dim: int, index: Index, src: Tensor) -> Tensor:
     """Return x with src[i][j][k] added to out[index[i][j][k]][j][k] for `dim` 0, and so on."""
     x = as_tensor(x)
-    at = _index(index, "the index of scatter_add")
+    at = index_value(index, "the index of scatter_add")
     rows = _elements(x, checked_axis(x, dim), at, "scatter_add")
     source = _source(x, src, rows.shape)
     return x + rows.added(source.reshape(*rows.shape, 1)).reshape(x.shape)
@@ -361,14 +231,12 @@ def _source(x: Tensor, src: Operand, shape: tuple[int, ...]) -> Tensor:
 
 def _slices(
     x: Tensor, dim: int, index: Index, source: Operand, what: str
-) -> tuple[Tensor, _Rows, Tensor]:
+) -> tuple[Tensor, RowNumbers, Tensor]:
     """Return x as a table, the rows that are meant, and what is put or added there."""
     axis, own = checked_axis(x, dim), _vector(index, what)
-    rows, width = _rows_of(x, axis, [own]), math.prod(x.shape[axis + 1 :])
-    wanted, given = (
-        (*x.shape[:axis], own.shape[0], *x.shape[axis + 1 :]),
-        as_tensor(source, x.dtype),
-    )
+    rows, width = rows_of(x, axis, [own]), math.prod(x.shape[axis + 1 :])
+    wanted = (*x.shape[:axis], own.shape[0], *x.shape[axis + 1 :])
+    given = as_tensor(source, x.dtype)
     if given.shape == wanted:
         given = given.reshape(*rows.shape, width)
     elif given.ndim:
@@ -423,10 +291,10 @@ def index_put(
     Values broadcast to x[indices]; the last of several for one place counts.
     """
     x = as_tensor(x)
-    at = [_index(index, "an index of index_put") for index in indices]
+    at = [index_value(index, "an index of index_put") for index in indices]
     if not 0 < len(at) <= x.ndim:
         raise CompileError(f"{find_source()}: {len(at)} indices for {x.type}")
-    rows, tail = _rows_of(x, 0, at), x.shape[len(at) :]
+    rows, tail = rows_of(x, 0, at), x.shape[len(at) :]
     table = x.reshape(rows.count, math.prod(tail))
     wide = as_tensor(values, x.dtype).broadcast_to(*rows.shape, *tail)
     own = wide.reshape(*rows.shape, math.prod(tail))
