@@ -14,11 +14,13 @@ from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.inner import InnerTrace
 from actorflow.trace.tracer import Trace, current_trace, find_source, recording, source_of
 from compiler.attrs import Attrs, AttrValue
+from compiler.body import Body, narrowed
 from compiler.errors import CompileError
+from compiler.ops.branch import COND, WHILE
 from compiler.ops.scan import SCAN
-from compiler.types import TensorType
+from compiler.types import DType, TensorType, ValueId
 
-__all__ = ["map", "scan"]
+__all__ = ["cond", "map", "scan", "while_loop"]
 
 Tree = Any
 """A tensor, None, or a tuple, list or dict of trees."""
@@ -85,6 +87,129 @@ def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name tha
     One entry at a time: see `scan`, which it is without a carry.
     """
     return scan(lambda carry, x: (None, f(x)), None, xs)[1]
+
+
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Tree
+) -> Any:
+    """Return `true_fn(*operands)` where `pred` is true, else `false_fn(*operands)`; jax.lax.cond.
+
+    Only the one that is chosen runs. Both return the same form and types. Gradients flow through.
+
+    Args:
+        pred: a bool of shape [].
+        true_fn: what is computed where it is true; it may read tensors from outside as well.
+        false_fn: what is computed else.
+        operands: what both are called with.
+
+    Raises CompileError with the user's line, also for a device that cannot choose (GPUs).
+    """
+    trace = _tracing("af.cond")
+    flag = as_tensor(pred, DType.BOOL)
+    if flag.type != TensorType(DType.BOOL, ()):
+        raise CompileError(
+            f"{find_source()}: af.cond chooses by a bool of shape [], got {flag.type}; reduce it,"
+            " or choose element by element with af.where"
+        )
+    given = [flag, *[as_tensor(leaf) for leaf in leaves_of(operands, "operands")]]
+    traced = [
+        _TracedFunction(trace, "the function of af.cond", f, given) for f in (true_fn, false_fn)
+    ]
+    results = [one.call(lambda *held: like(operands, list(held[1:]))) for one in traced]
+    if form_of(results[0]) != form_of(results[1]):
+        raise CompileError(
+            f"{source_of(false_fn)}: the functions of af.cond return the same form; one returns"
+            f" {_shown(results[0])}, the other {_shown(results[1])}"
+        )
+    types = [[t.type for t in one.results] for one in traced]
+    for name, here, there in zip(_names(results[0], "result"), *types, strict=True):
+        if here != there:
+            raise CompileError(
+                f"{source_of(false_fn)}: the functions of af.cond return the same types; {name} is"
+                f" {here} of one, {there} of the other; convert one with .to(...)"
+            )
+    if not types[0]:
+        return results[0]
+    values, bodies = _with_one_list(trace, given, traced)
+    attrs = Attrs(dict(zip(("then", "otherwise"), bodies, strict=True)))
+    made = trace.emit(COND, values, attrs)
+    return like(results[0], [Tensor(trace, v) for v in made])
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree
+) -> Any:
+    """Run `val = body_fun(val)` as long as `cond_fun(val)` is true; jax.lax.while_loop.
+
+    It has no gradient, for nobody knows how many steps there will be: see `scan`.
+
+    Args:
+        cond_fun: returns a bool of shape [].
+        body_fun: returns what it gets, in form and types.
+        init_val: the first value: a tensor, or a tuple, list or dict of such.
+
+    Raises CompileError with the user's line, also for a device that cannot choose (GPUs).
+    """
+    trace = _tracing("af.while_loop")
+    firsts = [as_tensor(leaf) for leaf in leaves_of(init_val, "init_val")]
+    if not firsts:
+        raise CompileError(f"{find_source()}: af.while_loop needs at least one tensor to work on")
+    test, body = [
+        _TracedFunction(trace, "the function of af.while_loop", f, firsts)
+        for f in (cond_fun, body_fun)
+    ]
+    flag = test.call(lambda *held: (like(init_val, list(held)),))
+    if not isinstance(flag, Tensor) or flag.type != TensorType(DType.BOOL, ()):
+        came = str(flag.type) if isinstance(flag, Tensor) else type(flag).__name__
+        raise CompileError(
+            f"{source_of(cond_fun)}: the condition of af.while_loop is a bool of shape [], got"
+            f" {came}"
+        )
+    new = body.call(lambda *held: (like(init_val, list(held)),))
+    with recording(body.inner):
+        body.results = _same_carry(body_fun, init_val, firsts, new, "af.while_loop")
+    test.results = [*test.held, flag]
+    values, (test_body, loop_body) = _with_one_list(trace, firsts, [test, body])
+    attrs: dict[str, AttrValue] = {"carries": len(firsts), "test": test_body, "body": loop_body}
+    made = trace.emit(WHILE, values, Attrs(attrs))
+    return like(init_val, [Tensor(trace, v) for v in made])
+
+
+class _TracedFunction:
+    """A function of tensors, traced. `held` are its operands within, `results` its leaves."""
+
+    def __init__(
+        self, outer: Trace, what: str, function: Callable[..., Any], given: list[Tensor]
+    ) -> None:
+        self.inner = InnerTrace(outer, what)
+        self.held = [self.inner.operand(t.type) for t in given]
+        self.results: list[Tensor] = []
+        self._function = function
+
+    def call(self, arguments: Callable[..., Any]) -> Any:
+        """Call it with what the operands are made into, and return what it returns."""
+        with recording(self.inner):
+            made = self._function(*arguments(*self.held))
+            self.results = [as_tensor(leaf) for leaf in leaves_of(made, "result")]
+        return like(made, list(self.results))
+
+
+def _with_one_list(
+    trace: Trace, given: list[Tensor], traced: list[_TracedFunction]
+) -> tuple[list[ValueId], list[Body]]:
+    """Return operands that are all that some functions read, and bodies that take all of them."""
+    for one in traced:
+        for result in one.results:  # it may come from outside as it is
+            result._value_in(one.inner)
+    taken = list(dict.fromkeys([value for one in traced for value in one.inner.taken]))
+    bodies: list[Body] = []
+    for one in traced:
+        for value in taken:
+            one.inner.take(value)
+        own = [len(given) + [*one.inner.taken].index(value) for value in taken]
+        body = one.inner.body(one.results)
+        bodies.append(narrowed(body, [*range(len(given)), *own], range(len(one.results))))
+    return [*[t._value_in(trace) for t in given], *taken], bodies
 
 
 def leaves_of(tree: Tree, what: str) -> list[Any]:

@@ -40,9 +40,10 @@ class InnerTrace(Trace):
 
     def captured(self, tensor: Tensor) -> ValueId:
         """Return a tensor from outside as an operand. Raises CompileError for a closed trace's."""
-        return self._take(tensor._value_in(self.outer))
+        return self.take(tensor._value_in(self.outer))
 
-    def _take(self, value: ValueId) -> ValueId:
+    def take(self, value: ValueId) -> ValueId:
+        """Return a value of the outer trace as an operand, the same one each time."""
         if value not in self.taken:
             type_ = self.outer.builder.type_of(value)
             with self.builder.at(self._scope, self.outer.builder.producer_of(value).source):
@@ -60,7 +61,7 @@ class InnerTrace(Trace):
 
     def batch_input(self, key: str) -> ValueId:
         """Return an entry of the batch as an operand."""
-        return self._take(self.outer.batch_input(key))
+        return self.take(self.outer.batch_input(key))
 
     def parameter_name(self, parameter: object, source: SourceLocation) -> str:
         """Return the path of a parameter of the job's model."""
@@ -75,7 +76,7 @@ class InnerTrace(Trace):
         source: SourceLocation | None = None,
     ) -> ValueId:
         """Return a variable of the job as an operand."""
-        return self._take(self.outer.variable(name, type_, role, init, source))
+        return self.take(self.outer.variable(name, type_, role, init, source))
 
     def has_variable(self, name: str) -> bool:
         """Whether the job uses a variable."""

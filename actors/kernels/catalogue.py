@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from actors.kernels.branch import BRANCH_KERNELS
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import REGION_KERNELS
@@ -51,6 +52,7 @@ HOST_KERNELS: tuple[Kernel, ...] = (
     *NUMPY_KERNELS,
     *upcast(NUMPY_KERNELS),
     *SCAN_KERNELS,
+    *BRANCH_KERNELS,
 )
 
 _registered: list[Kernel] = []

@@ -28,6 +28,7 @@ from compiler.ops.shape import COPY
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, declared_type
 from compiler.options import CompileOptions
 from compiler.plan import Plan
+from compiler.registry import Types
 from compiler.sub_plan import SubPlan
 from compiler.target import Hardware, one_device
 from compiler.types import TensorType, ValueId
@@ -49,7 +50,7 @@ def run(
     layouts = assign_storage(graph).layout
     nodes: list[Node] = []
     types = list(graph.types)
-    known: dict[tuple[Body, int], tuple[SubPlan, tuple[Node, ...]]] = {}
+    known: dict[tuple[object, ...], tuple[SubPlan, tuple[Node, ...]]] = {}
     for node in graph.nodes:
         if not bodies_in(node):
             nodes.append(node)
@@ -65,11 +66,13 @@ def run(
         for name, body in node.attrs.items():
             if not isinstance(body, Body):
                 continue
-            if (body, node.device) not in known:
+            before = tuple([types[v] for v in inputs[len(node.inputs) :]])
+            key = (body, node.device, node.attrs.get("carries"), before)
+            if key not in known:
                 alone = one_device(hardware.targets[node.device], hardware.devices[node.device])
                 for_it = alone, _options_on(alone, options)
-                known[body, node.device] = _compiled(body, node, for_it, prepare, lower)
-            attrs[name], constants = known[body, node.device]
+                known[key] = _compiled(body, node, before, for_it, prepare, lower)
+            attrs[name], constants = known[key]
             for constant in constants:
                 made = new_value(types, _type(constant))
                 nodes.append(
@@ -96,15 +99,20 @@ def _options_on(hardware: Hardware, options: CompileOptions) -> CompileOptions:
 def _compiled(
     body: Body,
     node: Node,
+    before: Types,
     for_it: tuple[Hardware, CompileOptions],
     prepare: Prepare,
     lower: Lower,
 ) -> tuple[SubPlan, tuple[Node, ...]]:
-    """Return the plan of a body, and the constants that it wants after its other operands."""
-    carries, xs = node.attrs.int_("carries"), node.attrs.int_("xs")
+    """Return the plan of a body, and the constants that it wants after its other operands.
+
+    `before` are types of constants that another body of the node wants before those.
+    """
+    carries, xs = [node.attrs.int_(n) if n in node.attrs else 0 for n in ("carries", "xs")]
     graph = prepare(_as_job(body, carries, xs), *for_it)
     constants = tuple([n for n in graph.nodes if n.op is CONSTANT])
-    numbers = {n.outputs[0]: len(body.operands) + i for i, n in enumerate(constants)}
+    operands = body.operand_types + before
+    numbers = {n.outputs[0]: len(operands) + i for i, n in enumerate(constants)}
     nodes = [
         replace(n, op=VARIABLE, attrs=_variable(numbers[n.outputs[0]], _type(n)))
         if n.op is CONSTANT
@@ -112,7 +120,7 @@ def _compiled(
         for n in graph.nodes
     ]
     plan = lower(replace(graph, nodes=tuple(nodes)), *for_it)
-    operands = body.operand_types + tuple([_type(n) for n in constants])
+    operands += tuple([_type(n) for n in constants])
     made = SubPlan(plan, operands, body.result_types, carries, xs)
     made.check()
     return made, constants

@@ -1,5 +1,6 @@
 """Loops and choices of a plan against torch's own loops: values and gradients."""
 
+import numpy as np
 from oracle import Case, floats
 
 import actorflow as af
@@ -124,6 +125,56 @@ def torch_swapped(t, x, a, b):
     return a, b, kept, x.new_zeros((0, *a.shape)) if ys is None else ys
 
 
+def chosen(x, w):
+    """Return one of two functions of x and w, by the sum of x; x itself is read by one alone."""
+    return af.cond(
+        x.sum() > 0.0,
+        lambda v: (af.tanh(v * w), (v * v).sum()),
+        lambda v: (af.exp(w) * 3.0, x.sum() * 2.0),
+        x,
+    )
+
+
+def torch_chosen(t, x, w):
+    if x.sum() > 0.0:
+        return t.tanh(x * w), (x * x).sum()
+    return t.exp(w) * 3.0 + x * 0.0, x.sum() * 2.0
+
+
+def chosen_within(x, w):
+    """Return a scan whose steps choose."""
+
+    def step(total, row):
+        bigger = af.cond(row.sum() > total.sum(), lambda: row * w, lambda: af.sin(total))
+        return total + bigger, bigger
+
+    return af.scan(step, x[0], x)
+
+
+def torch_chosen_within(t, x, w):
+    def step(total, row):
+        bigger = row * w if row.sum() > total.sum() else t.sin(total)
+        return total + bigger, bigger
+
+    return loop(t, step, x[0], x)
+
+
+def halved(x):
+    """Return x halved until its largest element is below a tenth, and how often that was."""
+    return af.while_loop(
+        lambda v: af.amax(af.maximum(v[0], -v[0])) > 0.1,
+        lambda v: (v[0] * 0.5, v[1] + 1),
+        (x, np.int64(0)),
+    )
+
+
+def torch_halved(t, x):
+    count = 0
+    while x.abs().amax() > 0.1:
+        x, count = x * 0.5, count + 1
+    return x, t.tensor(count)
+
+
 CASES = [
     Case(
         "cumulative product",
@@ -150,6 +201,26 @@ CASES = [
         sets(("t", "b", 3), ("b", 1)),
     ),
 ]
+
+ON_THE_HOST = [
+    Case(
+        "cond",
+        chosen,
+        torch_chosen,
+        [floats((n,), (n,), low=-1, high=1, key=i) for i in range(7) for n in (1, 2, 5)],
+    ),
+    Case("cond in scan", chosen_within, torch_chosen_within, sets(("t", "b"), ("b",), first=1)),
+    Case(
+        "while_loop",
+        halved,
+        torch_halved,
+        [floats((n,), key=i) for i in range(7) for n in (1, 2, 5)],
+        has_gradient=False,
+    ),
+]
+"""What a GPU cannot do: it is said with the user's line."""
+
+CASES += ON_THE_HOST
 
 assert all([len(case.sets) >= 20 for case in CASES]), [len(case.sets) for case in CASES]
 

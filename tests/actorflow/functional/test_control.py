@@ -96,3 +96,51 @@ def test_a_tensor_from_within_does_not_leave_its_function():
 def test_outside_of_a_job_there_is_no_scan():
     with pytest.raises(af.CompileError, match=r"af\.scan was called outside of a job"):
         af.scan(add, X[0], X)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (
+            lambda b: af.cond(b.x > 0.0, lambda: b.x, lambda: b.x),
+            "chooses by a bool of shape [], got bool[5, 2]",
+        ),
+        (
+            lambda b: af.cond(b.x.sum() > 0.0, lambda: b.x, lambda: (b.x, b.x)),
+            "one returns a tensor, the other (a tensor, a tensor)",
+        ),
+        (
+            lambda b: af.cond(b.x.sum() > 0.0, lambda: b.x, lambda: b.x.sum()),
+            "result is float32[5, 2] of one, float32[] of the other",
+        ),
+        (
+            lambda b: af.while_loop(lambda v: v, lambda v: v, b.x),
+            "the condition of af.while_loop is a bool of shape [], got float32[5, 2]",
+        ),
+        (
+            lambda b: af.while_loop(lambda v: v.sum() > 0.0, lambda v: v.sum(), b.x),
+            "carry came as float32[5, 2], and the function returns float32[]",
+        ),
+        (lambda b: af.while_loop(lambda v: v, lambda v: v, ()), "needs at least one tensor"),
+    ],
+)
+def test_a_choice_that_does_not_fit_is_an_error_on_the_users_line(function, says):
+    with pytest.raises(af.CompileError, match=re.escape(says)) as error:
+        stepped(function)
+    assert "test_control.py:" in str(error.value)
+
+
+def test_a_loop_of_unknown_length_has_no_gradient():
+    def job(model, batch):
+        return af.while_loop(lambda v: v.sum() < 10.0, lambda v: v * v + 1.0, model(batch.x)).sum()
+
+    train = af.job(optimizer=af.optim.SGD(0.1))(job)
+    with pytest.raises(af.CompileError, match=r"test_control\.py:\d+: while has no gradient"):
+        train.compile(nn.Linear(2, 2), {"x": af.TensorType(af.DType.FLOAT32, (5, 2))})
+
+
+def test_a_gpu_that_cannot_choose_says_so_with_the_users_line(monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda")
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+    with pytest.raises(af.CompileError, match=r"test_control\.py:\d+: .*no kernel for op 'cond'"):
+        stepped(lambda b: af.cond(b.x.sum() > 0.0, lambda: b.x, lambda: -b.x))

@@ -34,6 +34,8 @@ ELSEWHERE = {
     "constant": "tests/compiler/test_ops.py",
     "fused": "made of the others; tests/actors/kernels/codegen",
     "region": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
+    "cond": "its functions are attributes; tests/oracle/test_scan.py",
+    "while": "its functions are attributes; tests/actorflow/functional/test_control.py",
     "scan": "its function is an attribute; tests/oracle/test_scan.py",
     "joined_updates": "made of the others; tests/actors/kernels/cuda/test_joined_updates.py",
 }
