@@ -329,6 +329,8 @@ class Job:
             recompute=self.options.recompute,
             offload=self.options.offload,
             precision=self.options.precision,
+            clip_norm=self.options.clip_norm or 0.0,
+            clip_value=self.options.clip_value or 0.0,
             evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
         )
 

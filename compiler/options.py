@@ -19,8 +19,11 @@ LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "loss_scale/good_steps"
 """The counter of steps in a row that were not skipped, since the scale was changed."""
 
-_OF_CUDA = ("gpu", "deterministic")
-"""Options that no plan without a CUDA device has."""
+GRAD_NORM = "grad_norm"
+"""The norm of the gradients of a step, before they are clipped: an output."""
+
+_IF_GIVEN = ("gpu", "deterministic", "clip_norm", "clip_value", "losses")
+"""Options that are recorded only where they are given, as most plans have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,12 @@ class CompileOptions:
     memory of the host; "auto", what the budget asks for, where the device has a link; "none"; or
     "optimizer", all optimizer state. `precision`: what products read and what lies between them is,
     "fp32", "bf16" or "fp16"; `evaluate_precision` the same for the graph that evaluates.
-    `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
-    the counters. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
-    choose by a fixed rule there; both are recorded only where they are given. `verify`: run the
-    graph verifier between passes.
+    `clip_norm` and `clip_value`: what the norm of all gradients of a step, and each of their
+    elements, is kept below; 0: as they are. `losses`: the outputs that gradients are of, where they
+    are not just "loss". `skips_broken_steps`: whether a step whose loss or gradients are not finite
+    changes nothing but the counters. `gpu`: what a CUDA device is planned as, and `deterministic`:
+    whether libraries choose by a fixed rule there; both are recorded only where they are given.
+    `verify`: run the graph verifier between passes.
     """
 
     name: str
@@ -64,6 +69,9 @@ class CompileOptions:
     offload: str = "auto"
     precision: str = "fp32"
     evaluate_precision: str = "fp32"
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
+    losses: tuple[str, ...] = ()
     skips_broken_steps: bool = False
     gpu: str = ""
     deterministic: bool = False
@@ -84,5 +92,5 @@ class CompileOptions:
         names = [f.name for f in fields(self)]
         pairs = zip(names, astuple(self), strict=True)
         return tuple(
-            (n, v) for n, v in pairs if n not in ("name", "verify") and (v or n not in _OF_CUDA)
+            (n, v) for n, v in pairs if n not in ("name", "verify") and (v or n not in _IF_GIVEN)
         )

@@ -36,6 +36,7 @@ from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     buckets,
+    clip,
     collectives,
     fuse_attention,
     insert_copies,
@@ -109,11 +110,29 @@ PASSES: tuple[AnyPass, ...] = (
         ("gradients of all ranks",),
         lambda options: options.num_ranks > 1,
     ),
+    JobPass(
+        "clip",
+        lambda graph, hardware, options: clip.run(graph, options),
+        # What is clipped is the gradient of the whole step, as large as it is.
+        (
+            "gradients without scale",
+            "updates that a broken step skips",
+            "a scale after the step",
+            "gradients of all ranks",
+        ),
+        ("clipped gradients",),
+        lambda options: bool(options.clip_norm or options.clip_value),
+    ),
     Pass(
         "sparse_update",
         sparse_update.run,
-        # A gradient that is searched, or summed over ranks, is needed whole.
-        ("minimal", "updates that a broken step skips", "gradients of all ranks"),
+        # A gradient that is searched, clipped, or summed over ranks, is needed whole.
+        (
+            "minimal",
+            "updates that a broken step skips",
+            "gradients of all ranks",
+            "clipped gradients",
+        ),
         ("updates of rows",),
     ),
     Pass(

@@ -2,8 +2,8 @@
 
 Where a step sums gradients over several batches, the graph falls into two parts that meet only in
 the sums: forward, backward and the additions run once per batch; what needs the finished sums, and
-whatever only updates need, runs once per step. Everywhere else a step is one batch, and there is
-one part.
+whatever only updates need, runs once per step. So does an output that is made of the sums, such as
+their norm: there is one of it per step. Everywhere else a step is one batch, and there is one part.
 """
 
 from __future__ import annotations
@@ -34,15 +34,25 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
-    return mark_needed(graph, wanted, ends_at=ACCUMULATE)
+    return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=ACCUMULATE)
 
 
 @fact
 def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
-    scratch = _scratch(graph)
+    scratch, per_step = _scratch(graph), outputs_per_step(graph)
     wanted = [w.value for w in graph.writes if w.variable in scratch]
-    return mark_needed(graph, wanted + [o.value for o in graph.outputs])
+    return mark_needed(graph, wanted + [o.value for o in graph.outputs if o.value not in per_step])
+
+
+@fact
+def outputs_per_step(graph: Graph) -> tuple[ValueId, ...]:
+    """Return the values of outputs that are made of the sums over batches. O(nodes)."""
+    of_sums: set[ValueId] = set()
+    for node in graph.nodes:
+        if node.op is ACCUMULATE or not of_sums.isdisjoint(node.inputs):
+            of_sums.update(node.outputs)
+    return tuple([o.value for o in graph.outputs if o.value in of_sums])
 
 
 def _scratch(graph: Graph) -> set[ValueId]:

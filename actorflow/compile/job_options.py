@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from actorflow.keywords import Choice, Count, check_fields
+from actorflow.literals import checked_number
 from actorflow.loss_scale import LossScale, is_scale
 from actorflow.optim import Optimizer
 from actorflow.patterns import Patterns, wrong_patterns
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
+from compiler.graph import SourceLocation
 from compiler.placement import Device, distinct_devices
 
 MAX_TOGETHER = 1024
@@ -19,6 +24,9 @@ MAX_TOGETHER = 1024
 
 MAX_STREAMS = 64
 """Compute streams of a job, each with a thread."""
+
+_LARGEST_VALUE = float(np.finfo(np.float32).max)
+"""Of an element of a gradient."""
 
 _TOGETHER = {"rule": Count(1, MAX_TOGETHER)}
 
@@ -37,6 +45,12 @@ class JobOptions:
         max_plans: input signatures per model before a CompileError says that shapes keep changing.
         accumulate: batches per step; the update uses the mean of their gradients, and the outputs
             of a step are the means of theirs, element by element.
+        clip_norm: what the norm of the gradients of a step, of all parameters together, is kept
+            below, as by torch.nn.utils.clip_grad_norm_. The norm before that is the output
+            `grad_norm`; float("inf") gives it and clips nothing.
+        clip_value: what every element of a gradient is kept within, from minus that to that; before
+            clip_norm, if both are given. Gradients are clipped when those of a step's batches, and
+            of all ranks, are together; all of them are alive at once then.
         metrics_every: steps whose outputs reach the listener together, so that a listener costs
             one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
             on them (the check for NaN) is up to so many steps late.
@@ -85,6 +99,8 @@ class JobOptions:
     seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
     max_plans: int = field(default=4, metadata={"rule": Count(1, 1 << 30)})
     accumulate: int = field(default=1, metadata=_TOGETHER)
+    clip_norm: float | None = None
+    clip_value: float | None = None
     metrics_every: int = field(default=1, metadata=_TOGETHER)
     streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
     device: str | None = None
@@ -151,6 +167,7 @@ class JobOptions:
                 f" accumulate={self.accumulate} out"
             )
         self._check_trainable(f"{where}: trainable of job {job!r}")
+        self._check_clip(where, job)
         self._check_scale(f"{where}: loss_scale of job {job!r}")
         try:
             self._check_gpu(self.placed_on)
@@ -168,6 +185,23 @@ class JobOptions:
             raise CompileError(f"{what} must be {wrong}")
         if not self.train:
             raise CompileError(f"{what}: the job does not train; leave it out")
+
+    def _check_clip(self, where: SourceLocation, job: str) -> None:
+        for name, most in (("clip_norm", math.inf), ("clip_value", _LARGEST_VALUE)):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            what = f"{where}: {name} of job {job!r}"
+            if not 0.0 < checked_number(given, name) <= most:
+                shown = " or float('inf')" if most == math.inf else ""
+                raise CompileError(
+                    f"{what} must be a finite number above 0{shown}, got {given!r}; leave it out to"
+                    " clip nothing"
+                )
+            if not self.train:
+                raise CompileError(
+                    f"{what}: the job does not train, so it has no gradients; leave it out"
+                )
 
     def _check_scale(self, what: str) -> None:
         if self.loss_scale is None:

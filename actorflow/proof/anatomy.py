@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actorflow.initialise import INITIALISERS
+from actorflow.run.plan_facts import losses_of
 from compiler.errors import PlanFormatError
 from compiler.ops.sources import ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
@@ -43,7 +44,7 @@ def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
     actors = {actor.name: actor for actor in plan.actors}
     _check_ports(plan, actors)
     steps, batches = _counts(plan)
-    _check_metrics(plan, actors["metrics"], steps * batches)
+    _check_metrics(plan, actors["metrics"], steps, batches)
     flushed = {"snapshot", "metrics"} if steps > 1 else {"snapshot"}
     for actor in plan.actors:
         if actor.is_flushed != (actor.name in flushed):
@@ -103,22 +104,24 @@ def _counts(plan: Plan) -> tuple[int, int]:
     return plan.int_option("metrics_every", 1), plan.int_option("accumulate", 1)
 
 
-def _check_metrics(plan: Plan, sink: Actor, rate: int) -> None:
+def _check_metrics(plan: Plan, sink: Actor, steps: int, batches: int) -> None:
     fields = _fields_of(plan, sink.inputs)
     for port in sink.inputs:
         is_data = plan.registers[port.register].kind is RegisterKind.DATA
-        if is_data and port.rate != rate:
-            raise PlanFormatError(f"metrics takes {port.rate} at a time, the options say {rate}")
+        if is_data and port.rate not in (steps, steps * batches):
+            raise PlanFormatError(
+                f"metrics takes {port.rate} at a time, the options say {steps * batches}"
+            )
     for field in fields:
         type_ = plan.views[field.view].type
         if type_.dtype is DType.BFLOAT16:
             raise PlanFormatError(f"output {field.name!r} of {type_} cannot be handed on")
-    watched = [f for f in fields if f.name == "loss"]
-    if plan.option("is_training"):
-        if not watched:
-            raise PlanFormatError("it trains and hands on no output 'loss', which a run watches")
-        if plan.views[watched[0].view].type.rank:
-            raise PlanFormatError("the loss is not a single number")
+    types = {field.name: plan.views[field.view].type for field in fields}
+    for name in losses_of(plan):
+        if name not in types:
+            raise PlanFormatError(f"it trains and hands on no output {name!r}, which a run watches")
+        if types[name].rank:
+            raise PlanFormatError(f"the loss {name!r} is not a single number")
     _check_distinct(fields)
 
 

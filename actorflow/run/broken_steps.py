@@ -151,7 +151,8 @@ class BrokenSteps:
             raise NonFiniteLoss(
                 f"the last {self._in_a_row} steps up to {step} were all skipped, so nothing is"
                 f" trained any more; of step {step}, {what} ({self._line}). Lower the learning"
-                " rate, or look at the data and at what the job computes from it"
+                " rate, clip gradients with @af.job(clip_norm=1.0), or look at the data and at what"
+                " the job computes from it"
             )
         if is_worth_a_line(count):
             self._warn(
@@ -173,9 +174,9 @@ class BrokenSteps:
 
     def _report(self, step: int, what: str) -> None:
         text = (
-            f"{what} ({self._line}){self._again(step)}; lower the learning rate, or look at the"
-            " batch; fit(..., on_nan='skip') drops the update of such a batch and goes on,"
-            " on_nan='warn' trains on"
+            f"{what} ({self._line}){self._again(step)}; lower the learning rate, clip gradients"
+            " with @af.job(clip_norm=1.0), or look at the batch; fit(..., on_nan='skip') drops the"
+            " update of such a batch and goes on, on_nan='warn' trains on"
         )
         if self._policy == RAISE:
             raise NonFiniteLoss(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from compiler.errors import PlanFormatError
 from compiler.plan import Actor, ActorKind, Plan, RegisterKind
 from compiler.types import TensorType
 from compiler.verify import edges_of
@@ -32,6 +35,14 @@ def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType
 
 def _batch_register(plan: Plan, source: str) -> int:
     return next(a for a in plan.actors if a.name == source).outputs[0].register
+
+
+def losses_of(plan: Plan) -> tuple[str, ...]:
+    """Return the outputs that gradients are of; none where the plan does not train."""
+    named = plan.option("losses") or ("loss",)
+    if not isinstance(named, tuple) or not all([isinstance(name, str) for name in named]):
+        raise PlanFormatError(f"option losses is {named!a:.40}")
+    return cast("tuple[str, ...]", named) if plan.option("is_training") else ()
 
 
 def line_of_output(plan: Plan, name: str) -> str | None:

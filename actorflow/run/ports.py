@@ -231,26 +231,31 @@ class MetricsPort:
         """Return the launch that reads the outputs of these steps."""
         each = self._batches_per_step
         steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
+        # What is made once per step has fewer tokens than what is made once per batch.
+        rare = [n for n in (tokens[0] if each > 1 and steps else ()) if n not in tokens[-1]]
 
         def read() -> None:
-            for batches in steps:
+            for number, batches in enumerate(steps):
                 self._step += 1
-                outputs = self._of_step(batches)
+                outputs = self._of_step(batches, {n: tokens[number][n] for n in rare})
                 if self._watch is not None:
                     self._watch(self._step, outputs)
                 self._on_step(self._step, outputs)
 
         return read
 
-    def _of_step(self, tokens: tuple[Token, ...]) -> dict[str, Any]:
-        first = tokens[0]
+    def _of_step(self, tokens: tuple[Token, ...], of_step: Token) -> dict[str, Any]:
         if self._batches_per_step == 1 and not self._is_evaluation:
-            return {n: v.item() if v.ndim == 0 else v.copy() for n, v in first.items()}
-        told = [n for n, v in first.items() if v.ndim == 0 or not self._is_evaluation]
-        return {name: _mean([t[name] for t in tokens]) for name in told}
+            return _taken(tokens[0])
+        told = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
+        return {name: _mean([t[name] for t in tokens]) for name in told} | _taken(of_step)
 
     def close(self) -> None:
         """Nothing blocks here."""
+
+
+def _taken(token: Token) -> dict[str, Any]:
+    return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
 
 
 def _mean(views: Sequence[np.ndarray[Any, Any]]) -> Any:

@@ -21,7 +21,7 @@ from compiler.fusion.stated import forget
 from compiler.gc_pause import collector_paused
 from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
 from compiler.ops.update import INCREMENT
-from compiler.options import LOSS_SCALE
+from compiler.options import GRAD_NORM, LOSS_SCALE
 from compiler.placement import HOST, Device
 from compiler.types import TensorType
 
@@ -106,6 +106,11 @@ def _add_update(
             f"{where}: job {job!r} has an optimizer, but its model has no parameter to train; do"
             " not freeze all of them, nor leave all out with trainable=, or give"
             " @af.job(train=False) to compute outputs only"
+        )
+    if options.clip_norm is not None and GRAD_NORM in [output.name for output in b.outputs]:
+        raise CompileError(
+            f"{where}: job {job!r} returns {GRAD_NORM!r}, which clip_norm returns itself: the norm"
+            " of the gradients of a step. Give the job's own another name"
         )
     seed_of(trace)
     step = step_of(trace)._value_in(trace)

@@ -59,6 +59,11 @@ class Update:
     is_number: tuple[bool, ...]
     over: tuple[tuple[int, int], ...]
 
+    @property
+    def num_operands(self) -> int:
+        """How many operands an update has that is only its definition's."""
+        return len(self.is_number)
+
     def program_for(self, types: Types, attrs: Attrs) -> FusedProgram:
         """Return the program of a node that has none yet: one for all shapes."""
         operands = types[: len(self.is_number)]
@@ -98,9 +103,11 @@ def update_op(
     found = Update(program, attributes, numbers, over)
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
+        if "program" in attrs:  # which may read numbers more, for what is done to the gradient
+            read = len(program_of(attrs).inputs)
+            program_types(program_of(attrs), inputs[:read], attrs)
+            inputs = (*inputs[: len(numbers)], *inputs[read:])
         made = types.infer(inputs)
-        if "program" in attrs:
-            program_types(program_of(attrs), inputs[: len(numbers)], attrs)
         own = {a.name: attrs[a.name] for a in attributes if a.name in attrs}
         for name, value in settings_of(attributes, Attrs(own)).items():
             if not isinstance(value, (int, float)):
@@ -114,8 +121,9 @@ def update_op(
         return made
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
-        given = _of_one_width([np.asarray(array) for array in arrays[: len(numbers)]])
-        if any([skip != 0 for skip in arrays[len(numbers) :]]):
+        read = len(program_of(attrs).inputs) if "program" in attrs else len(numbers)
+        given = _of_one_width([np.asarray(array) for array in arrays[:read]])
+        if any([skip != 0 for skip in arrays[read:]]):
             return tuple([given[old].copy() for _, old in over])
         if "program" in attrs:
             whole, space = program_of(attrs), space_of(attrs)

@@ -64,7 +64,7 @@ def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, Regist
 def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, RegisterId]:
     """Add a register of outputs for each chain that makes some; return them by chain.
 
-    A sink will consume `rate` of each per firing.
+    A sink will consume those of `rate` batches per firing.
     """
     program = chains.program
     producers = program.graph.producers()
@@ -77,8 +77,9 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
         place = chains.place_of([value for _, value in items])
         offsets, size = chains.plan.stack([program.graph.types[v] for _, v in items], place)
         maker = "fetch" if place == HOST_SIDE else "compute"
+        taken = _taken(chains, chain, rate)
         slots, reason = _slots(
-            size, rate, (maker, program.batch_ns), (name, rate * _io_ns(size)), place
+            size, taken, (maker, program.batch_ns), (name, taken * _io_ns(size)), place
         )
         register = chains.plan.register(
             name if len(by_chain) == 1 else f"{name}.{len(registers)}",
@@ -112,8 +113,15 @@ def add_sink(
     """Add an actor that reads outputs of `rate` batches per firing; return it."""
     sink = chains.actors.add(name, ActorKind.SINK, chains.plan.port(name), is_flushed=is_flushed)
     for chain, register in outputs.items():
-        chains.actors.consume(sink, register, chains.numbers[chain], rate)
+        number = chains.numbers[chain]
+        chains.actors.consume(sink, register, number, _taken(chains, chain, rate))
     return sink
+
+
+def _taken(chains: ChainActors, chain: int, batches: int) -> int:
+    """Return how often a chain fires for some batches: once for all of a step, or for each."""
+    program = chains.program
+    return batches // (program.batches_per_step if program.chains[chain].is_per_step else 1)
 
 
 def _slots(

@@ -9,8 +9,8 @@ In reading order:
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
 - `fused`, `region`: many ops in one launch, with the interpreter as their meaning.
-- `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong. `comm`: between
-  ranks; `copies`: between device and host memory.
+- `update`: the optimizers' writes; `non_finite`: whether a step has gone wrong; `square_sum`: how
+  large gradients are. `comm`: between ranks; `copies`: between device and host memory.
 
 A family file defines its op constants and fills the columns of `compiler.registry` for them.
 """

@@ -28,6 +28,9 @@ Check = Callable[[Types, Attrs], None]
 SIGNED = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 
 
+_NUMBERS = {d.value: TensorType(d, ()) for d in (DType.INT64, DType.FLOAT64)}
+"""Types that a signature calls by their names."""
+
 _OPERAND = re.compile(r"(\w+)(\??)(?:: (float)| = (\w+)( \[\])?)?")
 
 
@@ -43,7 +46,7 @@ class TypedOperand(NamedTuple):
     @property
     def is_number(self) -> bool:
         """Whether it is a tensor without axes, whatever the others are."""
-        return self.brackets is not None or self.like == "int64"
+        return self.brackets is not None or self.like in _NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class TypeSignature:
         needed = tuple([row for row in self.operands if not row.optional])
         given = self.operands if len(inputs) > len(needed) else needed
         expect_inputs(inputs, *[row.name for row in given])
-        known = {"int64": TensorType(DType.INT64, ())}
+        known = dict(_NUMBERS)
         for row, type_ in zip(given, inputs, strict=True):
             known[row.name] = type_
             if row.elements:

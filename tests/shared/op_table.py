@@ -450,6 +450,8 @@ ROWS_OF_OPS = (
     row("non_finite", lambda x: np.array(1), np.array([0.0, -np.inf, 1.0])),
     *[row("carry", lambda old, new: new, X, x, flags=MOVES) for x in (X + 1, X)],
     row("carry_sum", lambda old, more: old + more, X, np.flip(X)),
+    row("square_sum", lambda x: np.sum(x * x), X),
+    row("square_sum", lambda x: x * x, np.array(-3.0)),
     row("increment", lambda x: x + 1, ONE),
     *[row("count", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
     *[
