@@ -174,6 +174,7 @@ PASSES: tuple[AnyPass, ...] = (
             "minimal",
             "updates that a broken step skips",
             "a scale after the step",
+            "clipped gradients",
             "copies between devices",
             "gradients of all ranks",
         ),

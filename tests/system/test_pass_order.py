@@ -17,8 +17,11 @@ from compiler.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
 ASKED = [
-    CompileOptions("job", precision=low, skips_broken_steps=True, memory_budget=1)
+    CompileOptions(
+        "job", precision=low, skips_broken_steps=True, clip_norm=1.0, memory_budget=budget
+    )
     for low in ("bf16", "fp16")
+    for budget in (0, 1)
 ]
 """Options that want every pass, together."""
 
@@ -42,7 +45,10 @@ JOBS = {
     "transformer": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2)}),
     "in bfloat16": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "precision": "bf16"}),
     "in float16": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "precision": "fp16"}),
-    "accumulating": (TRANSFORMER, {"optimizer": af.optim.AdamW(1e-2), "accumulate": 2}),
+    "accumulating": (
+        TRANSFORMER,
+        {"optimizer": af.optim.AdamW(1e-2), "accumulate": 2, "clip_norm": 0.5},
+    ),
     "lookups": (Lookups, {"optimizer": af.optim.SGD(1e-1)}),
 }
 
