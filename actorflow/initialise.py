@@ -21,7 +21,7 @@ from compiler.types import TensorType
 Array = np.ndarray[Any, Any]
 
 INITIALISERS = {
-    **dict.fromkeys(("zeros", "ones", "seed")),
+    **dict.fromkeys(("zeros", "ones", "seed", "given")),
     "constant": "value",
     "uniform": "bound",
     "normal": "std",
@@ -75,6 +75,11 @@ def initial_value(
     if kind == "normal":
         std = _number(spec, "std", name)
         return _drawn(type_, lambda count: generator.standard_normal(count) * std)
+    if kind == "given":
+        raise CompileError(
+            f"buffer {name!r} began with an array that the model has, and no initialiser: give this"
+            " run the model's values"
+        )
     raise CompileError(
         f"variable {name!r} has initialiser {kind!r}; known are {', '.join(INITIALISERS)}"
     )

@@ -191,16 +191,16 @@ def sole_readers(graph: Graph) -> tuple[int, ...]:
 
 
 def mark_needed(
-    graph: Graph, wanted: Sequence[ValueId], ends_at: Op | None = None
+    graph: Graph, wanted: Sequence[ValueId], ends_at: Sequence[Op] = ()
 ) -> tuple[bool, ...]:
-    """Mark the nodes that values need, as far back as those of an op. O(nodes)."""
+    """Mark the nodes that values need, as far back as those of some ops. O(nodes)."""
     is_needed = [False] * len(graph.types)
     for value in wanted:
         is_needed[value] = True
     marks = [False] * len(graph.nodes)
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
-        if node.op is ends_at:
+        if node.op in ends_at:
             continue
         for value in node.outputs:
             if is_needed[value]:

@@ -36,6 +36,7 @@ from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     buckets,
+    buffers,
     clip,
     collectives,
     fuse_attention,
@@ -80,10 +81,11 @@ def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Pla
 
 PASSES: tuple[AnyPass, ...] = (
     Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
+    Pass("buffers", buffers.run, (), ("buffers from batch to batch",)),
     Pass(
         "autodiff",
         autodiff.run,
-        ("attention by the block",),  # gradients are of the new ops
+        ("attention by the block", "buffers from batch to batch"),  # gradients are of the new ops
         ("gradients",),
     ),
     Pass("narrow_bodies", narrow_bodies.run, ("gradients",), ("bodies of what is read",)),

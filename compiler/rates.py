@@ -11,7 +11,7 @@ from __future__ import annotations
 from compiler.facts import fact
 from compiler.graph import Graph, mark_needed
 from compiler.ops.sources import SCRATCH, VARIABLE
-from compiler.ops.update import ACCUMULATE
+from compiler.ops.update import ACCUMULATE, PER_BATCH
 from compiler.types import ValueId
 
 
@@ -26,7 +26,7 @@ def batches_per_step(graph: Graph) -> int:
 
 @fact
 def needed_per_step(graph: Graph) -> tuple[bool, ...]:
-    """Mark the nodes that the writes of a step need, as far back as the sums. O(nodes).
+    """Mark the nodes that the writes of a step need, as far back as what batches leave. O(nodes).
 
     All False where a step is one batch.
     """
@@ -34,7 +34,7 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
-    return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=ACCUMULATE)
+    return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=PER_BATCH)
 
 
 @fact

@@ -16,6 +16,7 @@ WINGS = ("actorflow", "actors", "compiler", "memory")
 UNUSED = {
     "actorflow/data/tokens.py:from_text": "users call it",
     "actorflow/data/tokens.py:batches_per_epoch": "users call it",
+    "actorflow/nn/module.py:named_buffers": "users call it",
     "actorflow/run/metrics.py:read_metrics": "users call it",
     "actorflow/settings.py:environment_table": "the README is generated from it",
     "actors/transitions.py:transition_table": "docs/actors.md is generated from it",

@@ -8,7 +8,8 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.buffer import Buffer
+from actorflow.nn.parameter import Parameter, Stored
 from actorflow.run.lease import Cell, change, newest
 from actorflow.trace.identity import Memo
 from actorflow.trace.tracer import current_trace, find_source
@@ -16,7 +17,7 @@ from compiler.errors import CompileError
 
 
 class Module:
-    """Base of every model. Assign parameters and modules as attributes and define `__call__`.
+    """Base of every model. Its attributes are parameters, buffers and modules; define `__call__`.
 
     Lists, tuples and dicts of modules count as well; a path is the attribute names joined by dots,
     for example `blocks.0.attn.qkv.weight`. A subclass need not call `super().__init__()`;
@@ -67,8 +68,20 @@ class Module:
             parameter.unfreeze()
         return self
 
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
+        """Yield (path, buffer), as `named_parameters` does parameters."""
+        for path, item in _walk(self, prefix):
+            if isinstance(item, Buffer):
+                yield path, item
+
+    def named_stored(self) -> Iterator[tuple[str, Stored]]:
+        """Yield (path, parameter or buffer): all that `state()` has, in order of assignment."""
+        for path, item in _walk(self, ""):
+            if isinstance(item, Stored):
+                yield path, item
+
     def num_parameters(self) -> int:
-        """Number of scalars in all parameters."""
+        """Number of scalars in all parameters; buffers are none."""
         return sum(p.type.num_elements for _, p in self.named_parameters())
 
     def memo(self) -> Memo[Any]:
@@ -83,33 +96,33 @@ class Module:
         return cast("Memo[Any]", memo)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the newest values of all parameters by path: read-only arrays that never change.
+        """Return the newest values of all parameters and buffers by path: read-only arrays.
 
-        Callable from any thread. While a run trains the model they are those after its last
-        finished step, all after the same one; they may be ahead of the outputs that the caller has
-        just got. Raises CompileError before anything was initialised.
+        The arrays never change. Callable from any thread. While a run trains the model they are
+        those after its last finished step, all after the same one; they may be ahead of the outputs
+        that the caller has just got. Raises CompileError before anything was initialised.
         """
         cells = self.cells()
         arrays = newest(cells)
         missing = next((path for path in cells if path not in arrays), None)
         if missing is not None:
             raise CompileError(
-                f"parameter {missing!r} has no data yet: it is initialised by the first run of a"
-                " job"
+                f"{missing!r} has no data yet: it is initialised by the first run of a job"
             )
         return arrays
 
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Set all parameters by path to copies, all or none; a run has them in its next step.
+        """Set all that `state()` has by path to copies; a run has them in its next step.
 
-        Callable from any thread. Raises CompileError for missing or unknown names and wrong types.
+        All or none; callable from any thread. Raises CompileError for missing or unknown names, and
+        for wrong types.
         """
         if not isinstance(arrays, Mapping):
             raise CompileError(
                 f"{find_source()}: cannot load {type(self).__name__}: expected arrays by path, as"
                 f" state() returns them, got {type(arrays).__name__}"
             )
-        own = dict(self.named_parameters())
+        own = dict(self.named_stored())
         missing = [name for name in own if name not in arrays]
         unknown = [name for name in arrays if name not in own]
         if missing or unknown:
@@ -117,11 +130,11 @@ class Module:
                 f"{find_source()}: cannot load {type(self).__name__}:"
                 f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
             )
-        change({parameter.cell: parameter.checked(arrays[name]) for name, parameter in own.items()})
+        change({stored.cell: stored.checked(arrays[name]) for name, stored in own.items()})
 
     def cells(self) -> dict[str, Cell]:
-        """Return where the values of the parameters are, by path; for whoever runs plans."""
-        return {path: parameter.cell for path, parameter in self.named_parameters()}
+        """Return where the values of `state()` are, by path; for whoever runs plans."""
+        return {path: stored.cell for path, stored in self.named_stored()}
 
     def __repr__(self) -> str:
         """The tree of modules: settings, parameters with their types, and what is shared."""
@@ -138,10 +151,10 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
         if isinstance(item, Module):
             lines = [type(item).__name__] if shared else _tree(item, seen)
             below += [f"  {name}: {lines[0]}{shared}", *[f"  {line}" for line in lines[1:]]]
-        elif isinstance(item, Parameter):
+        elif isinstance(item, Stored):
             seen.add(id(item))
-            frozen = " frozen" if item.is_frozen else ""
-            own.append(f"{name} {item.type}{frozen}{shared}")
+            note = " buffer" if isinstance(item, Buffer) else " frozen" if item.is_frozen else ""
+            own.append(f"{name} {item.type}{note}{shared}")
         else:
             own.append(f"{name}={item!r}")
     return [f"{type(module).__name__}({', '.join(own)})", *below]
@@ -153,13 +166,13 @@ def _members(item: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tupl
         return
     for name, _, child in _children(item):
         below = f"{path}.{name}" if path else name
-        if isinstance(child, (Module, Parameter, bool, int, float, str)):
+        if isinstance(child, (Module, Stored, bool, int, float, str)):
             yield below, child
         else:
             yield from _members(child, below, (*above, id(item)))
 
 
-_HOLDERS = (Module, Parameter, list, tuple, dict)
+_HOLDERS = (Module, Stored, list, tuple, dict)
 """What is a part of a model, or may hold some."""
 
 
@@ -175,7 +188,7 @@ def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
     return scoped
 
 
-def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Parameter]]:
+def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Stored]]:
     """Yield what is below `root`, each object once and each path once."""
     seen: set[int] = set()
     places: dict[str, str] = {}
@@ -191,12 +204,12 @@ def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Parameter]]
 
 def _visit(
     item: Any, path: str, place: str, seen: set[int]
-) -> Iterator[tuple[str, str, Module | Parameter]]:
+) -> Iterator[tuple[str, str, Module | Stored]]:
     """Yield (path, place as Python writes it, item), depth first."""
     if id(item) in seen:  # met already, or a list that holds itself
         return
     seen.add(id(item))
-    if isinstance(item, (Module, Parameter)):
+    if isinstance(item, (Module, Stored)):
         yield path, place, item
     for name, step, child in _children(item):
         if isinstance(child, _HOLDERS):

@@ -1,8 +1,8 @@
-"""A parameter: a tensor whose data belongs to the model and is changed by the optimizer."""
+"""What a model keeps: tensors whose data is its own. A parameter is changed by the optimizer."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,27 +16,22 @@ from compiler.types import DType, TensorType, ValueId
 Array = np.ndarray[Any, Any]
 
 
-class Parameter(Tensor):
-    """A named, trainable array. Used in a job it is a tensor; outside it holds `data`.
+class Stored(Tensor):
+    """A parameter or a buffer: a tensor inside a job; outside of jobs it holds `data`.
 
     `init` is the initialiser's spec, for example (("kind", "normal"), ("std", 0.02)). `cell` has
     the values; while a run trains them they are in the run's memory, and reads and writes go there.
     """
 
-    def __init__(
-        self, extents: tuple[int, ...], init: InitSpec, dtype: DType = DType.FLOAT32
-    ) -> None:
-        self._type = TensorType(
-            dtype, tuple(checked_size(e, "an extent of a parameter") for e in extents)
-        )
+    kind: str
+    """What it is, in messages and as the role of its variable."""
+
+    is_frozen: bool
+
+    def __init__(self, type_: TensorType, init: InitSpec) -> None:
+        self._type = type_
         self.init = init
         self.source = find_source()
-        if dtype is DType.BFLOAT16:
-            raise CompileError(
-                f"{self.source}: a parameter cannot be bfloat16: updates are smaller than its"
-                " steps. Make it float32, and give the job precision='bf16'"
-            )
-        self.is_frozen = False
         self.cell = Cell()
 
     @property
@@ -44,7 +39,7 @@ class Parameter(Tensor):
         """The newest values, or None until the first run materialises the initialiser.
 
         The array is read-only, and what later steps do does not change it. Assign to change the
-        values: `parameter.data = new`. Callable from any thread; while the parameter is being
+        values: `x.data = new`. Callable from any thread; while the model is being
         trained this copies the values after the last finished step.
         """
         return newest({"data": self.cell}).get("data")
@@ -54,7 +49,7 @@ class Parameter(Tensor):
         self.load(array)
 
     def load(self, array: Array) -> None:
-        """Set the values to a copy; a run that trains the parameter has them in its next step.
+        """Set the values to a copy; a run that trains the model has them in its next step.
 
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
@@ -66,12 +61,49 @@ class Parameter(Tensor):
         came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         if came != str(self._type):
             raise CompileError(
-                f"{find_source()}: a parameter (made at {self.source}) expected {self._type}, got"
-                f" {came}; give it a numpy array of that dtype and shape"
+                f"{find_source()}: a {self.kind} (made at {self.source}) expected {self._type},"
+                f" got {came}; give it a numpy array of that dtype and shape"
             )
         copy = np.array(array)
         copy.flags.writeable = False
         return copy
+
+    def _value_in(self, trace: Trace) -> ValueId:
+        name = trace.name_of(self, self.kind, self.source)
+        return trace.variable(name, self._type, self.kind, self.init, self.source)
+
+    @property
+    def _value(self) -> ValueId:  # type: ignore[override]  # resolved in the current trace
+        trace = current_trace()
+        if trace is None:
+            raise CompileError(f"{find_source()}: a {self.kind} has a value only inside a job")
+        return self._value_in(trace)
+
+    @property
+    def type(self) -> TensorType:
+        """Dtype and shape."""
+        return self._type
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._type})"
+
+
+class Parameter(Stored):
+    """A named, trainable array; see `Stored`."""
+
+    kind = "parameter"
+
+    def __init__(
+        self, extents: tuple[int, ...], init: InitSpec, dtype: DType = DType.FLOAT32
+    ) -> None:
+        sizes = tuple([checked_size(e, "an extent of a parameter") for e in extents])
+        super().__init__(TensorType(dtype, sizes), init)
+        if dtype is DType.BFLOAT16:
+            raise CompileError(
+                f"{self.source}: a parameter cannot be bfloat16: updates are smaller than its"
+                " steps. Make it float32, and give the job precision='bf16'"
+            )
+        self.is_frozen = False
 
     def freeze(self) -> Parameter:
         """Exclude this parameter from every optimizer; return it."""
@@ -83,21 +115,10 @@ class Parameter(Tensor):
         self.is_frozen = False
         return self
 
-    def _value_in(self, trace: Trace) -> ValueId:
-        name = trace.parameter_name(self, self.source)
-        return trace.variable(name, self._type, "parameter", self.init, self.source)
-
-    @property
-    def _value(self) -> ValueId:  # type: ignore[override]  # resolved in the current trace
-        trace = current_trace()
-        if trace is None:
-            raise CompileError(f"{find_source()}: a parameter has a value only inside a job")
-        return self._value_in(trace)
-
-    @property
-    def type(self) -> TensorType:
-        """Dtype and shape."""
-        return self._type
-
-    def __repr__(self) -> str:
-        return f"Parameter({self._type})"
+    def assign(self, value: object) -> NoReturn:
+        """Refuse: a parameter is the optimizer's. Raises CompileError."""
+        raise CompileError(
+            f"{find_source()}: the parameter made at {self.source} cannot be assigned: the"
+            " optimizer changes it. Keep what the job computes itself in an nn.Buffer; outside of"
+            " jobs, write parameter.data = array"
+        )

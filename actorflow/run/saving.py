@@ -23,6 +23,7 @@ from actorflow.logs import is_worth_a_line
 from actorflow.run.broken_steps import WARN, NonFiniteLoss
 from actorflow.run.plan_facts import saved_variables, written_variables
 from compiler.errors import CompileError
+from compiler.ops.sources import OF_MODEL
 from compiler.options import GOOD_STEPS, LOSS_SCALE, SKIPPED
 from compiler.plan import ActorKind, Plan
 
@@ -109,7 +110,7 @@ class Saver:
         self._refused = None
         groups: dict[str, dict[str, Array]] = {"model": {}, "optim": {}}
         for name, array in arrays.items():
-            groups["model" if self._roles[name] == "parameter" else "optim"][name] = array
+            groups["model" if self._roles[name] in OF_MODEL else "optim"][name] = array
         try:
             self._manager.save(
                 step,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from actorflow.nn.buffer import Buffer
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Parameter, Stored
 from actorflow.trace.code import is_users_module
 from actorflow.trace.reading import Reading, shown
 
@@ -78,13 +79,13 @@ def read_member(reading: Reading, what: str, value: Enum) -> None:
             reading.visit(f"{what}.{key}", item, key)
 
 
-def read_parameter(reading: Reading, what: str, value: Parameter) -> None:
+def read_parameter(reading: Reading, what: str, value: Stored) -> None:
     """Read a parameter: all but its values, which are no part of a graph."""
     frozen = " frozen" if value.is_frozen else ""
     reading.row(f"parameter {what!r}", f"{value.type}{frozen}")
     reading.row(f"the initialiser of parameter {what!r}", repr(value.init))
     reading.guard.parameter(value)
-    if type(value) is not Parameter:
+    if type(value) not in (Parameter, Buffer):
         read_class(reading, f"class of {what}", type(value), is_called=False)
         reading.guard.instance(value, vars(value))
         for key, item in vars(value).items():

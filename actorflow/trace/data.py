@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Stored
 from actorflow.trace.classes import read_object
 from actorflow.trace.guard import array_digest
 from actorflow.trace.reading import ATOMS, Reading
@@ -121,6 +121,6 @@ def reduced(value: Any) -> object:
 
 def _inside(what: str, item: object, key: object) -> str:
     """Return how an item is reached: as in the path of a parameter, or as Python writes it."""
-    if isinstance(item, (Module, Parameter)):
+    if isinstance(item, (Module, Stored)):
         return f"{what}.{key}"
     return f"{what}[{key!r}]" if type(key) in ATOMS else f"{what}[{type(key).__qualname__}]"

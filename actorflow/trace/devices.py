@@ -103,6 +103,9 @@ def place_traced(trace: Trace) -> None:
     for rule in b.updates:
         for state in rule.state:
             chosen[made_by[state]] = chosen[made_by[rule.variable]]
+    for index, node in enumerate(b.nodes):
+        for _, over in node.writes:  # what is assigned is brought to where the buffer lies
+            chosen[index] = chosen[made_by[node.inputs[over]]]
     b.nodes = [replace(n, device=d) for n, d in zip(b.nodes, chosen, strict=True)]
 
 

@@ -63,9 +63,21 @@ class InnerTrace(Trace):
         """Return an entry of the batch as an operand."""
         return self.take(self.outer.batch_input(key))
 
-    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
-        """Return the path of a parameter of the job's model."""
-        return self.outer.parameter_name(parameter, source)
+    def name_of(self, stored: object, kind: str, source: SourceLocation) -> str:
+        """Return the path of what the job's model keeps."""
+        return self.outer.name_of(stored, kind, source)
+
+    def assign(self, name: str, variable: ValueId, value: ValueId) -> None:
+        """Refuse: how often a body runs is not the job's to say."""
+        raise CompileError(
+            f"{find_source()}: {self._what} assigns to buffer {name!r}; return the value from it,"
+            " and assign it outside"
+        )
+
+    def assigned_to(self, name: str) -> ValueId | None:
+        """Return what the job gave a buffer, as an operand."""
+        value = self.outer.assigned_to(name)
+        return None if value is None else self._take(value)
 
     def variable(
         self,

@@ -20,10 +20,10 @@ from compiler.errors import CompileError
 from compiler.fusion.stated import forget
 from compiler.gc_pause import collector_paused
 from compiler.graph import Accumulation, Graph, Output, SourceLocation, Write
-from compiler.ops.update import INCREMENT
+from compiler.ops.update import ASSIGN, INCREMENT
 from compiler.options import GRAD_NORM, LOSS_SCALE
 from compiler.placement import HOST, Device
-from compiler.types import TensorType
+from compiler.types import Phase, TensorType
 
 Function = Callable[[Any, Any], Any]
 
@@ -57,7 +57,7 @@ def trace_job(
     devices: tuple[Device, ...] = (HOST,),
 ) -> Graph:
     """Return the graph of a job's function. Raises CompileError with the user's line."""
-    names = {id(p): path for path, p in model.named_parameters()}
+    names = {id(stored): path for path, stored in model.named_stored()}
     paths = {id(m): path for path, m in model.named_modules()}
     trace = Trace(
         spec,
@@ -88,12 +88,13 @@ def _add_update(
         loss = scaled(trace, loss, options.scaling)
     objective = loss._value_in(trace)
     trained = {}
-    for name, parameter in _trainable(where, job, options, model):
+    for name, stored in model.named_stored():
         if name in RESERVED:
             raise CompileError(
-                f"{parameter.source}: a parameter cannot be called {name!r}: the engine counts"
+                f"{stored.source}: a {stored.kind} cannot be called {name!r}: the engine counts"
                 " under that name; give the attribute another"
             )
+    for name, parameter in _trainable(where, job, options, model):
         if not trace.has_variable(name):
             raise CompileError(
                 f"{parameter.source}: parameter {name!r} is not used by job {job!r}, so"
@@ -120,6 +121,7 @@ def _add_update(
     with trace.scope("optimizer"):
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))
+    _add_assignments(trace)
     if options.accumulate > 1:
         b.accumulation = Accumulation(options.accumulate, batches_of(trace)._value_in(trace))
 
@@ -133,6 +135,17 @@ def _trainable(
         what = f"{where}: trainable of job {job!r}"
         named = {path: named[path] for path in chosen(options.trainable, list(named), what)}
     return [(path, parameter) for path, parameter in named.items() if not parameter.is_frozen]
+
+
+def _add_assignments(trace: Trace) -> None:
+    """Write what was assigned to buffers where they are, when the step has read them."""
+    b = trace.builder
+    for assigned in trace.assigned.values():
+        if assigned.value != assigned.variable:
+            device = b.producer_of(assigned.variable).device
+            with b.at(assigned.scope, assigned.source, Phase.UPDATE, device):
+                made = b.one(ASSIGN, assigned.variable, assigned.value)
+            b.writes.append(Write(assigned.variable, made))
 
 
 def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:

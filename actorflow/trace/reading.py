@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Stored
 from actorflow.trace.guard import Guard
 from compiler.types import TensorType
 
@@ -90,7 +90,7 @@ class Reading:
         elif isinstance(value, _BY_TEXT):
             self.row(what, shown(f"{type(value).__name__} {value!r}"))
         elif (first := self._first.get(id(value))) is not None:
-            is_parameter = isinstance(value, Parameter)
+            is_parameter = isinstance(value, Stored)
             self.row(f"parameter {what!r}" if is_parameter else what, f"the same as {first}")
         else:
             if not isinstance(value, tuple):

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Stored
+from compiler.ops.sources import OF_MODEL
 from compiler.plan import Plan
 
 Identity = tuple[tuple[str, str], ...]
@@ -33,7 +34,7 @@ class ModelSignature:
 
     identity: Identity
     graph_hash: str
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, Stored]
     stamp: object
 
     def has_graph_of(self, other: ModelSignature) -> bool:
@@ -80,7 +81,7 @@ def carried_over(
     carried = {}
     for variable in plan.state:
         name = variable.name
-        path = name if variable.role == "parameter" else name.partition("/")[2]
+        path = name if variable.role in OF_MODEL else name.partition("/")[2]
         if path in now.parameters:
             old = were.get(id(now.parameters[path]))
             if old is None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -59,12 +60,22 @@ def shown_path(filename: str) -> str:
     return filename.removeprefix(here)
 
 
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The value that a variable was given last, and where in the user's program."""
+
+    variable: ValueId
+    value: ValueId
+    scope: str
+    source: SourceLocation
+
+
 class Trace:
     """One run of a job's function with symbolic tensors.
 
     Args:
         batch_spec: type of every array of a batch by key.
-        parameter_names: path of every parameter by `id(parameter)`.
+        stored_names: path of every parameter and buffer by its `id`.
         module_paths: path of every module by `id(module)`.
         is_training: False for jobs that only evaluate; dropout is the identity then.
         batches_per_step: batches whose gradients are summed before an update.
@@ -74,7 +85,7 @@ class Trace:
     def __init__(
         self,
         batch_spec: Mapping[str, TensorType],
-        parameter_names: Mapping[int, str],
+        stored_names: Mapping[int, str],
         module_paths: Mapping[int, str],
         *,
         is_training: bool,
@@ -90,7 +101,8 @@ class Trace:
         self.is_open = True
         self.source = find_source()
         self._batch_spec = dict(batch_spec)
-        self._parameter_names = parameter_names
+        self._stored_names = stored_names
+        self.assigned: dict[str, Assigned] = {}
         self._module_paths = module_paths
         self._scope = ""
         self._inputs: dict[str, ValueId] = {}
@@ -131,12 +143,12 @@ class Trace:
             self._inputs[key] = self.emit(INPUT, [], attrs)[0]
         return self._inputs[key]
 
-    def parameter_name(self, parameter: object, source: SourceLocation) -> str:
-        """Return the path of a parameter of the model. Raises CompileError for a stranger."""
-        name = self._parameter_names.get(id(parameter))
+    def name_of(self, stored: object, kind: str, source: SourceLocation) -> str:
+        """Return the path of what the model keeps. Raises CompileError for a stranger."""
+        name = self._stored_names.get(id(stored))
         if name is None:
             raise CompileError(
-                f"{find_source()}: a parameter made at {source} is not part of the model that was"
+                f"{find_source()}: a {kind} made at {source} is not part of the model that was"
                 " given to the job; keep it as an attribute of the model or of one of its modules"
             )
         return name
@@ -172,6 +184,15 @@ class Trace:
             " trace; tensors live only while their job, or the function that they are traced in,"
             " is traced. Return it from there instead"
         )
+
+    def assign(self, name: str, variable: ValueId, value: ValueId) -> None:
+        """Let a variable have a value from here on, to be kept at the end of the step."""
+        self.assigned[name] = Assigned(variable, value, self._scope, find_source())
+
+    def assigned_to(self, name: str) -> ValueId | None:
+        """Return the value that a variable was given last; None where it has its own."""
+        assigned = self.assigned.get(name)
+        return None if assigned is None else assigned.value
 
     def has_variable(self, name: str) -> bool:
         """Whether a variable has been used."""

@@ -54,7 +54,7 @@ class Traced:
 
     def signature(self, model: Module) -> ModelSignature:
         """Return what a plan of this graph, open on this model, was made for."""
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_stored())
         return ModelSignature(self.identity, self.digest, parameters, self.guard.stamp)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Stored
 from actorflow.tensor import Tensor
 from actorflow.trace.classes import read_class, read_member, read_object, read_parameter, slots_of
 from actorflow.trace.data import read_array, read_container, read_content, reduced
@@ -116,7 +116,7 @@ def _read_reference(reading: Reading, what: str, value: Any, key: str) -> None:
 
 _READERS: tuple[tuple[Any, Callable[[Reading, str, Any, str], None]], ...] = (
     (Module, lambda reading, what, value, key: read_object(reading, what, value)),
-    (Parameter, lambda reading, what, value, key: read_parameter(reading, what, value)),
+    (Stored, lambda reading, what, value, key: read_parameter(reading, what, value)),
     (Tensor, _name_only),
     (np.ndarray, lambda reading, what, value, key: read_array(reading, what, value)),
     (types.ModuleType, _read_module_name),

@@ -15,7 +15,7 @@ from compiler.lowering.storage import assign_storage, is_dense
 from compiler.ops.fused import FUSED, program_of
 from compiler.ops.joined_updates import JOINED_UPDATES, joined_members, member_operands
 from compiler.ops.sources import VARIABLE
-from compiler.ops.update import is_update
+from compiler.ops.update import ends_step
 from compiler.registry import runs_as
 from compiler.types import ValueId
 
@@ -50,7 +50,7 @@ def lone_update(graph: Graph, node: Node) -> LoneUpdate | None:
 
     Counters, and sums over batches, are none: by their ops rates are told apart.
     """
-    if not is_update(node):
+    if not ends_step(node):
         return None
     if node.op is JOINED_UPDATES and node.attrs.int_("count") == 1:
         (member,) = joined_members(node.attrs)

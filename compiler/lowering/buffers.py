@@ -31,7 +31,7 @@ class LaunchDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class LiveBuffer:
     """Bytes of the chain: the first root that lives here, and the live interval in launches."""
 
     root: ValueId
@@ -46,7 +46,7 @@ class Buffers:
     `left_to` has the root outside, in a register between chains, whose bytes a buffer has.
     """
 
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[LiveBuffer, ...]
     of_root: dict[ValueId, int]
     left_to: dict[int, ValueId]
 
@@ -150,7 +150,7 @@ def assign_buffers(
             of_root[root] = buffer
             ends[buffer] = max(ends[buffer], last_use.get(root, index) + 1)
     buffers = tuple(
-        Buffer(root, graph.types[root].size_bytes, (start, end))
+        LiveBuffer(root, graph.types[root].size_bytes, (start, end))
         for root, start, end in zip(roots, starts, ends, strict=True)
     )
     return Buffers(buffers, of_root, left_to)

@@ -36,8 +36,11 @@ SCRATCH = "scratch"
 ROUNDED = "rounded"
 """The role of a variable that is another one, `of` its init, in bfloat16: it is never saved."""
 
-ROLES = ("parameter", "optimizer", "counter", SCRATCH, ROUNDED)
-"""What a variable is for: trained, state of an optimizer, a count of steps, scratch, or a copy."""
+OF_MODEL = ("parameter", "buffer")
+"""Roles of what a model keeps itself: what is trained, and what is not."""
+
+ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED)
+"""What a variable is for: the model's, state of an optimizer, a count, scratch, or a copy."""
 
 UNSAVED = (SCRATCH, ROUNDED)
 """Roles of what is no state: it means nothing between two steps, or follows from another one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.fusion.define import fused_op
 from compiler.fusion.expressions import Expression
 from compiler.fusion.updates import update_op
 from compiler.graph import Node
@@ -106,6 +107,26 @@ makes what a cut step left in them harmless.
 """
 
 
+ASSIGN = update_op("assign", "variable, value = variable -> variable", lambda old, new: new)
+"""variable, value -> value, over variable: at the end of a step. Any dtype."""
+
+HOLD = update_op("hold", "held, value = held -> held", lambda old, new: new, skippable=False)
+"""held, value -> value, over held: at the end of a batch, for the next one of the step."""
+
+HANDED_ON = fused_op(
+    "handed_on",
+    "batch: int, variable: any, held: any -> y",
+    lambda batch, variable, held, *, every=1: (batch % every == 0).where(variable, held),
+)
+"""batch [], variable, held -> variable where batch is the first of a step, else held.
+
+batch is as of `ACCUMULATE`. Attrs: every (batches per step).
+"""
+
+PER_BATCH = (ACCUMULATE, HOLD)
+"""What is written once per batch, and read once per step: rates meet there."""
+
+
 def _rescale(
     scale: Value, good: Value, broken: Value,
     *, growth_factor: float, backoff_factor: float, growth_interval: int,
@@ -131,11 +152,19 @@ a broken one the scale is multiplied by `backoff_factor`, after `growth_interval
 `growth_factor`, unless that is infinite. Attrs: growth_factor, backoff_factor, growth_interval.
 """
 
-_COUNTERS = (INCREMENT, COUNT, ACCUMULATE, RESCALE)
+_COUNTERS = (INCREMENT, COUNT, ACCUMULATE, HOLD, RESCALE)
 
 
 def is_update(node: Node) -> bool:
     """Whether a node applies a gradient to a variable; what counts and sums up does not."""
+    return ends_step(node) and node.op is not ASSIGN
+
+
+def ends_step(node: Node) -> bool:
+    """Whether a node makes state of a step's results: an update, or an assignment.
+
+    A step that is skipped leaves it out.
+    """
     return bool(node.writes) and node.op not in _COUNTERS
 
 

@@ -2,8 +2,9 @@
 
     update(w, gradient, ...)   ->   update(w, all_reduce(gradient), ...)
 
-So is what a search for NaN reads, that all ranks skip the same steps. A value that shows another
-one in another form is not summed itself, but the one that it shows: that one is written as it is.
+So are floats that a job assigns to its buffers, and what a search for NaN reads, that all ranks
+skip the same steps. A value that shows another one in another form is not summed itself, but the
+one that it shows: that one is written as it is.
 
 Each gradient has a collective of its own here, in the order in which gradients are made. That is
 right and slow; `compiler.passes.buckets` puts them together when launches have an order.
@@ -21,7 +22,7 @@ from compiler.ops.comm import ALL_REDUCE, EVERYONE
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.ops.sources import INPUT
-from compiler.ops.update import is_update
+from compiler.ops.update import ASSIGN, is_update
 from compiler.placement import ALONE, Ranks
 from compiler.types import Phase, ValueId
 
@@ -76,11 +77,16 @@ def _reads(graph: Graph) -> dict[tuple[int, int], ValueId]:
     differs = _differs(graph)
     found: dict[tuple[int, int], ValueId] = {}
     for index, node in enumerate(graph.nodes):
-        if is_update(node):
+        if is_update(node) or (node.op is ASSIGN and _is_own(graph, differs, node.inputs[1])):
             found[index, GRADIENT] = node.inputs[GRADIENT]
         elif node.op is NON_FINITE and differs[node.inputs[0]]:
             found[index, 0] = node.inputs[0]
     return {place: value for place, value in found.items() if graph.types[value].num_elements}
+
+
+def _is_own(graph: Graph, differs: Sequence[bool], value: ValueId) -> bool:
+    """Whether a rank has made a value that can be averaged: a count that differs is its own."""
+    return differs[value] and graph.types[value].dtype.is_float
 
 
 def _differs(graph: Graph) -> list[bool]:

@@ -15,7 +15,9 @@ The variable `skipped` counts the steps dropped; its value before a step is an o
 It runs after `simplify`, which leaves one learning rate where every update had its own, and before
 ranks meet, so that all of them decide by the losses and gradients of all.
 
-Guarantees: every update of the optimizer reads the one flag.
+What the job assigns to buffers is left out as well, and not looked at: it may be meant so.
+
+Guarantees: every update of the optimizer, and every assignment, reads the one flag.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
-from compiler.ops.update import ACCUMULATE, COUNT, is_update
+from compiler.ops.update import ACCUMULATE, COUNT, ends_step, is_update
 from compiler.options import SKIPPED
 from compiler.types import DType, Phase, ValueId
 
@@ -40,7 +42,7 @@ def run(graph: Graph) -> Graph:
 
     Raises CompileError where an update has no way to be skipped, or a name is taken.
     """
-    updates = [node for node in graph.nodes if is_update(node)]
+    updates = [node for node in graph.nodes if ends_step(node)]
     if not updates:
         return graph
     for node in updates:
@@ -54,7 +56,7 @@ def run(graph: Graph) -> Graph:
             f"the job returns {SKIPPED!r}, which on_nan='skip' returns itself: how many steps were"
             " skipped. Give the job's own another name"
         )
-    others = tuple([node for node in graph.nodes if not is_update(node)])
+    others = tuple([node for node in graph.nodes if not ends_step(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
     with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
         flag = _flag(b, graph, updates)
@@ -71,6 +73,7 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
     read = [
         value
         for node in updates
+        if is_update(node)
         for position, value in enumerate(node.inputs)
         if graph.types[value].dtype.is_float and position not in [over for _, over in node.writes]
     ]

@@ -128,6 +128,10 @@ def accumulated(total, x, step, every):
     return np.where(step % every == 0, 0, total) + x
 
 
+def handed_on(batch, variable, held, every):
+    return variable if batch % every == 0 else held
+
+
 RESCALE = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 3}
 
 
@@ -452,6 +456,15 @@ ROWS_OF_OPS = (
     row("carry_sum", lambda old, more: old + more, X, np.flip(X)),
     row("square_sum", lambda x: np.sum(x * x), X),
     row("square_sum", lambda x: x * x, np.array(-3.0)),
+    *[
+        row(op, lambda old, new: new, *pair)
+        for op in ("assign", "hold")
+        for pair in ((X, np.flip(X)), (ONE, np.array(7)), (normal(0, 2), normal(0, 2)))
+    ],
+    *[
+        row("handed_on", handed_on, np.array(batch), X, np.flip(X), every=3)
+        for batch in (0, 3, 4)
+    ],
     row("increment", lambda x: x + 1, ONE),
     *[row("count", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],
     *[

@@ -79,8 +79,10 @@ def weight(program: FusedProgram) -> int:
 
 
 def last_reads(plan: Schedule, program: FusedProgram) -> dict[int, int]:
-    """Return the last phase that reads each FULL input."""
-    return {
+    """Return the last phase that reads each FULL input; -1 for one that no instruction reads."""
+    read = {value for instruction in program.instructions for value in instruction.operands}
+    unread = [v for v in range(len(program.inputs)) if program.is_full(v) and v not in read]
+    return dict.fromkeys(unread, -1) | {
         value: index
         for index, phase in enumerate(plan.phases)
         for value in phase.loads

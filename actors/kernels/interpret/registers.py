@@ -64,8 +64,10 @@ class Registers:
 
     def may_lie_over(self, position: int, value: int) -> bool:
         """Whether an output may lie over a FULL input: none of it is read once that is written."""
-        if position not in self._stored or value not in self._last_read:
+        if position not in self._stored or not self._program.is_full(value):
             return False
+        if value not in self._last_read:
+            return not any([value in i.operands for i in self._program.instructions])
         made = self._program.outputs[position]
         is_early = self.direct.get(made) == position
         written = self._made[made] if is_early else self._stored[position]
