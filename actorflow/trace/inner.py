@@ -77,7 +77,7 @@ class InnerTrace(Trace):
     def assigned_to(self, name: str) -> ValueId | None:
         """Return what the job gave a buffer, as an operand."""
         value = self.outer.assigned_to(name)
-        return None if value is None else self._take(value)
+        return None if value is None else self.take(value)
 
     def variable(
         self,
