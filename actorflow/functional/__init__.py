@@ -1,7 +1,8 @@
 """Functions on tensors. Names, arguments and semantics are torch's, else numpy's.
 
 - `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
-- `shape`: cutting, joining and moving elements; `reduce`: over axes.
+- `shape`: cutting, joining and moving elements; `arranging`: repeated, turned, in windows;
+  `creating`: of numbers that the job knows; `reduce`: over axes.
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
@@ -13,8 +14,10 @@ Each file says in its `__all__` what it hands on.
 
 from actorflow.functional import (
     activation,
+    arranging,
     attending,
     control,
+    creating,
     dense,
     elementwise,
     indexing,
@@ -25,8 +28,10 @@ from actorflow.functional import (
     shape,
 )
 from actorflow.functional.activation import *
+from actorflow.functional.arranging import *
 from actorflow.functional.attending import *
 from actorflow.functional.control import *
+from actorflow.functional.creating import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
@@ -38,7 +43,9 @@ from actorflow.functional.shape import *
 
 __all__: list[str] = []
 __all__ += activation.__all__
+__all__ += arranging.__all__
 __all__ += attending.__all__
+__all__ += creating.__all__
 __all__ += control.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__

@@ -13,6 +13,10 @@ _NAMES = (
     *("relu", "sigmoid", "softmax", "tanh"),
     *("amax", "argmax", "max", "mean", "sum"),
     *("chunk", "flatten", "split", "unflatten"),
+    *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
+    *("swapdims", "unbind", "unsqueeze", "view", "view_as"),
+    *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
+    *("rot90", "tile", "trace", "tril", "triu", "unfold"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )

@@ -12,7 +12,34 @@ from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops import slicing
 
-__all__ = ["cat", "chunk", "concat", "flatten", "split", "unflatten"]
+__all__ = [
+    "cat",
+    "chunk",
+    "concat",
+    "expand",
+    "expand_as",
+    "flatten",
+    "hstack",
+    "moveaxis",
+    "movedim",
+    "narrow",
+    "permute",
+    "reshape",
+    "reshape_as",
+    "select",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "swapdims",
+    "transpose",
+    "unbind",
+    "unflatten",
+    "unsqueeze",
+    "view",
+    "view_as",
+    "vstack",
+]
 
 
 @with_numpy_names
@@ -100,3 +127,154 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
             f" extent is {extent}, and sizes multiply to it, one of them perhaps -1"
         )
     return x.reshape(*x.shape[:axis], *parts, *x.shape[axis + 1 :])
+
+
+def permute(x: Tensor, dims: int | Sequence[int]) -> Tensor:
+    """Put the axes into another order."""
+    return as_tensor(x).permute(*integers(dims, what="an axis"))
+
+
+def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
+    """Return the same elements in row-major order under another shape; one extent may be -1."""
+    return as_tensor(x).reshape(*integers(shape, what="an extent"))
+
+
+def swapaxes(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Exchange two axes. Also called `swapdims` and `transpose`."""
+    return as_tensor(x).swapaxes(dim0, dim1)
+
+
+swapdims = transpose = swapaxes
+
+
+def view(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """Return `reshape`, of any tensor: where the bytes lie is the plan's business."""
+    return as_tensor(x).reshape(*shape)
+
+
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """Return the elements of x in the shape of another tensor. Also called `reshape_as`."""
+    return as_tensor(x).reshape(other.shape)
+
+
+reshape_as = view_as
+
+
+def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Move axes to other places; the others stay in order. Also called `moveaxis`."""
+    x = as_tensor(x)
+    taken, put = [
+        [checked_axis(x, axis) for axis in integers(given, what="an axis")]
+        for given in (source, destination)
+    ]
+    if not len(taken) == len({*taken}) == len({*put}) == len(put):
+        raise CompileError(
+            f"{find_source()}: movedim needs as many places as axes, each once; got {source} to"
+            f" {destination}"
+        )
+    order = [axis for axis in range(x.ndim) if axis not in taken]
+    for place, axis in sorted(zip(put, taken, strict=True)):
+        order.insert(place, axis)
+    return x.permute(*order)
+
+
+moveaxis = movedim
+
+
+@with_numpy_names
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Leave out axes of extent 1: all of them, or those of `dim` that are."""
+    x = as_tensor(x)
+    given = range(x.ndim) if dim is None else integers(dim, what="an axis")
+    axes = {checked_axis(x, axis) for axis in given} if x.ndim else set()
+    shape = tuple([n for axis, n in enumerate(x.shape) if n != 1 or axis not in axes])
+    return x if shape == x.shape else x.reshape(shape)
+
+
+@with_numpy_names
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """Put an axis of extent 1 before axis `dim`; -1 puts it last."""
+    x = as_tensor(x)
+    place = _new_axis(x, dim)
+    return x.reshape(*x.shape[:place], 1, *x.shape[place:])
+
+
+def _new_axis(x: Tensor, dim: int) -> int:
+    place = checked_size(dim, "an axis")
+    if not -x.ndim - 1 <= place <= x.ndim:
+        raise CompileError(
+            f"{find_source()}: axis {place} is out of range for one more of {x.type}"
+        )
+    return place % (x.ndim + 1)
+
+
+def expand(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
+    """Stretch axes of extent 1, and add leading ones; -1 leaves an extent as it is."""
+    x = as_tensor(x)
+    wanted = integers(*sizes, what="an extent")
+    own = (*[1] * (len(wanted) - x.ndim), *x.shape)
+    pairs = zip(wanted, own[-len(wanted) :] if wanted else (), strict=True)
+    if any([n == -1 for n in wanted[: max(0, len(wanted) - x.ndim)]]):
+        raise CompileError(f"{find_source()}: expand cannot leave a new axis as it is: {sizes}")
+    return x.broadcast_to(tuple([m if n == -1 else n for n, m in pairs]))
+
+
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """Stretch x to the shape of another tensor."""
+    return as_tensor(x).broadcast_to(other.shape)
+
+
+@with_numpy_names
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    if not isinstance(tensors, Sequence) or not tensors:
+        raise CompileError(f"{find_source()}: stack needs a list of tensors, got {tensors!r:.60}")
+    all_ = [as_tensor(tensor) for tensor in tensors]
+    if {t.shape for t in all_} != {all_[0].shape}:
+        listed = " and ".join([str(t.type) for t in all_])
+        raise CompileError(f"{find_source()}: stack needs tensors of one shape, got {listed}")
+    axis = _new_axis(all_[0], dim)
+    return concat([unsqueeze(t, axis) for t in all_], axis)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along the first axis; numbers and vectors are rows."""
+    rows = [as_tensor(t) for t in tensors]
+    return concat([t.reshape(1, -1) if t.ndim < 2 else t for t in rows], 0)
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along the second axis, vectors along their only one."""
+    parts = [as_tensor(t) for t in tensors]
+    parts = [t if t.ndim else t.reshape(1) for t in parts]
+    return concat(parts, 0 if parts and parts[0].ndim == 1 else 1)
+
+
+@with_numpy_names
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return the slices along `dim`, without it."""
+    x = as_tensor(x)
+    return tuple([select(x, dim, at) for at in range(x.shape[checked_axis(x, dim)])])
+
+
+@with_numpy_names
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Return the slice at one place along `dim`, without that axis."""
+    x = as_tensor(x)
+    before = (slice(None),) * checked_axis(x, dim)
+    return x[(*before, checked_size(index, "an index"))]
+
+
+@with_numpy_names
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return `length` slices along `dim` from `start` on."""
+    x = as_tensor(x)
+    axis = checked_axis(x, dim)
+    first, count = checked_size(start, "the start"), checked_size(length, "the length")
+    extent = x.shape[axis]
+    first = first + extent if first < 0 else first
+    if not (count >= 0 and first >= 0 and first + count <= extent):
+        raise CompileError(
+            f"{find_source()}: narrow wants {count} from {start} on, of axis {axis} of {x.type}"
+        )
+    return x[(*(slice(None),) * axis, slice(first, first + count))]
