@@ -215,6 +215,5 @@ def _surrounded(x: Tensor, around: Sequence[tuple[int, int]], value: Operand) ->
     for axis, widths in enumerate(around):
         own, shape = as_tensor(value, x.dtype), x.shape
         sides = [own.broadcast_to(*shape[:axis], n, *shape[axis + 1 :]) for n in widths]
-        parts = [sides[0], x, sides[1]]
-        x = concat([part for part in parts if part.shape[axis]] or [x], axis)
+        x = concat([sides[0], x, sides[1]], axis)
     return x

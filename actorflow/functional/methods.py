@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actorflow import functional
+from actorflow.functional import arranging
 
 _NAMES = (
     *("cos", "exp", "log", "sin", "sqrt", "square"),
@@ -16,9 +17,10 @@ _NAMES = (
     *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
     *("swapdims", "unbind", "unsqueeze", "view", "view_as"),
     *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
-    *("rot90", "tile", "trace", "tril", "triu", "unfold"),
+    *("rot90", "tile", "tril", "triu", "unfold"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )
 
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}
+METHODS["trace"] = arranging.trace  # not af.trace, which is a package

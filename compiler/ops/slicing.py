@@ -217,8 +217,9 @@ def _simplify_pad(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
 def _simplify_concat(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
     if len(inputs) == 1:
         return inputs
-    parts: list[ValueId] = []
-    for value in inputs:
+    axis, parts = node.attrs.int_("axis"), list[ValueId]()
+    full = [value for value in inputs if b.type_of(value).shape[axis]] or inputs[:1]
+    for value in full:
         before = b.producer_of(value)
         is_joined = before.op is CONCAT and before.attrs == node.attrs
         parts += before.inputs if is_joined else (value,)

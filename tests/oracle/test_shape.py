@@ -122,7 +122,7 @@ CASES = [
             m.diagonal(x, -2),
             m.diag(x),
             m.diag(x, 2),
-            m.trace(x),
+            x.trace(),
             m.tril(x),
             m.triu(x),
             m.tril(x, 1),
