@@ -10,12 +10,13 @@ length. Semantics are those of jax.lax.scan.
 body, by `emit_gradients`; its carries are the gradients of the carries, and of the constants, which
 are summed over the steps. What it reads of the body going forward, the scan hands out as further ys
 (`GraphBuilder.widen`); with `recompute` only the carries before each step, from which the rest is
-computed once more. Views, and what follows from constants alone, are always made again.
+computed once more. Views, and what follows from constants alone, are always made again. Without it,
+sums of products over the steps become one product after the loop (`compiler.ops.step_sums`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ from compiler.ops.rule import array_of, streams
 from compiler.ops.shape import broadcast_value
 from compiler.ops.signature import Array, Types, expect_type, typed
 from compiler.ops.sources import INPUT, scalar
+from compiler.ops.step_sums import Addends, addends, emit_sum
 from compiler.registry import (
     Cost,
     OpTypeError,
@@ -171,6 +173,7 @@ class _Backward:
         self.held = [i for i in self.floats if i < self.cut.carries]
         self.inside = GraphBuilder.continuing(body.graph)
         self.num_forward = len(body.graph.nodes)
+        self.num_forward_values = len(body.graph.types)
 
     def emit(self) -> Maybe:
         """Emit the scan that goes back, and return the gradients of all operands."""
@@ -178,32 +181,29 @@ class _Backward:
         ys = [r for r, g in enumerate(self.grads) if r >= cut.carries and g is not None]
         flows = {r: operand(inside, self.types[cut.body.results[r]]) for r in (*self.held, *ys)}
         made = self._pulled(flows)
-        summed = [i for i in made if i >= cut.first_constant]
+        later, leaves = self._summed_later(made)
+        summed = [i for i in made if i >= cut.first_constant and i not in later]
         entries = [i for i in made if cut.carries <= i < cut.first_constant]
         sums = [operand(inside, self.types[self.operands[i]]) for i in summed]
         results = [made[i] if i in made else self._zeros(inside, i) for i in self.held]
         with inside.beside(self.node):
             results += [inside.one(ADD, sums[n], made[i]) for n, i in enumerate(summed)]
-        results += [made[i] for i in entries]
+        forward = [v for v in leaves if self._is_forward(v)]
+        stacks = [*[made[i] for i in entries]]
+        stacks += [v for v in leaves if v not in forward and v not in stacks]
+        results += stacks
         read = self._read_forward(results)
         known = {v: i for i, v in enumerate(self.operands) if i >= cut.carries}
         xs = [v for v in read if known.get(v, cut.first_constant) < cut.first_constant]
         constants = [v for v in read if v in known and v not in xs]
         kept = [v for v in read if v not in known]
-        stacked = self._handed_out(kept)
-        body = self._closed(
-            [
-                *[flows[i] for i in self.held],
-                *sums,
-                *[flows[r] for r in ys],
-                *kept,
-                *xs,
-                *constants,
-            ],
-            results,
-        )
+        stacked = self._handed_out([*kept, *[v for v in forward if v not in (*kept, *known)]])
+        stacked |= {v: self.node.inputs[known[v]] for v in forward if v in known}
+        heads = [*[flows[i] for i in self.held], *sums, *[flows[r] for r in ys]]
+        body = self._closed([*heads, *kept, *xs, *constants], results)
         outside = [*[self._into(i) for i in self.held], *[self._zeros(self.b, i) for i in summed]]
-        outside += [g for r in ys if (g := self.grads[r]) is not None] + stacked
+        outside += [g for r in ys if (g := self.grads[r]) is not None]
+        outside += [stacked[v] for v in kept]
         outside += [self.node.inputs[known[v]] for v in (*xs, *constants)]
         attrs = {
             **self.node.attrs,
@@ -213,8 +213,34 @@ class _Backward:
             "xs": len(ys) + len(kept) + len(xs),
         }
         gradients = self.b.emit(SCAN, outside, attrs)
-        wanted = dict(zip((*self.held, *summed, *entries), gradients, strict=True))
+        first = len(self.held) + len(summed)
+        stacked |= zip(stacks, gradients[first:], strict=True)
+        wanted = dict(zip((*self.held, *summed), gradients, strict=False))
+        wanted |= {i: stacked[made[i]] for i in entries}
+        wanted |= {i: emit_sum(self.b, inside, made[i], stacked) for i in later}
         return tuple([wanted.get(i) for i in range(len(self.operands))])
+
+    def _summed_later(self, made: Mapping[int, ValueId]) -> tuple[list[int], list[ValueId]]:
+        """Return the constants whose gradients are summed after the loop, and what of each step.
+
+        What is stacked takes memory, so it is not done where the rest is computed again to save it.
+        """
+        constants = set(self.operands[self.cut.first_constant :])
+        found: dict[int, Addends] = {}
+        for number in [i for i in made if i >= self.cut.first_constant]:
+            own = addends(self.inside, made[number])
+            if own is not None and not constants.intersection(own):
+                found[number] = own
+        if self.node.attrs.bool_("recompute"):
+            return [], []
+        stacked = {v for i, v in made.items() if self.cut.carries <= i < self.cut.first_constant}
+        stacked |= {v for own in found.values() for v, is_worth_it in own.items() if is_worth_it}
+        later = [number for number, own in found.items() if stacked.issuperset(own)]
+        return later, list(dict.fromkeys([v for number in later for v in found[number]]))
+
+    def _is_forward(self, value: ValueId) -> bool:
+        """Whether the body going forward makes a value, or gets it."""
+        return value < self.num_forward_values
 
     def _pulled(self, flows: dict[int, ValueId]) -> dict[int, ValueId]:
         """Emit the gradient of the body; return what comes to each of its operands."""
@@ -258,7 +284,7 @@ class _Backward:
             )
         return remade
 
-    def _handed_out(self, kept: Sequence[ValueId]) -> list[ValueId]:
+    def _handed_out(self, kept: Sequence[ValueId]) -> dict[ValueId, ValueId]:
         """Return values of all steps, stacked; the scan hands out those that it did not yet."""
         cut, node = self.cut, self.node
         ys = zip(cut.body.results[cut.carries :], node.outputs[cut.carries :], strict=True)
@@ -269,7 +295,7 @@ class _Backward:
             attrs = {**node.attrs, "body": body}
             types = [_stacked(self.inside.type_of(v), cut.length) for v in more]
             found.update(zip(more, self.b.widen(node.outputs[0], Attrs(attrs), types), strict=True))
-        return [found[v] for v in kept]
+        return {v: found[v] for v in kept}
 
     def _closed(self, operands: Sequence[ValueId], results: Sequence[ValueId]) -> Body:
         """Return a body with these operands and results."""
