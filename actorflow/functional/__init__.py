@@ -6,6 +6,7 @@
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
+- `convolution`, `pooling`: over the windows of images.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
 - `names`, `methods`: what arguments are called, and which functions tensors have as methods.
 
@@ -17,12 +18,14 @@ from actorflow.functional import (
     arranging,
     attending,
     control,
+    convolution,
     creating,
     dense,
     elementwise,
     indexing,
     loss,
     normalisation,
+    pooling,
     random,
     reduce,
     shape,
@@ -31,12 +34,14 @@ from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
 from actorflow.functional.attending import *
 from actorflow.functional.control import *
+from actorflow.functional.convolution import *
 from actorflow.functional.creating import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
+from actorflow.functional.pooling import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
 from actorflow.functional.shape import *
@@ -47,11 +52,13 @@ __all__ += arranging.__all__
 __all__ += attending.__all__
 __all__ += creating.__all__
 __all__ += control.__all__
+__all__ += convolution.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__
 __all__ += indexing.__all__
 __all__ += loss.__all__
 __all__ += normalisation.__all__
+__all__ += pooling.__all__
 __all__ += random.__all__
 __all__ += reduce.__all__
 __all__ += shape.__all__

@@ -4,10 +4,31 @@
 - `buffer`: state that is no parameter.
 - `module`: a tree of parameters and buffers, named by path.
 - `layers`: Linear, Embedding, LayerNorm, Dropout.
+- `convolution`: Conv1d to 3d, their transposes, pools.
 - `transformer`: Attention, MLP, TransformerBlock.
 """
 
 from actorflow.nn.buffer import Buffer
+from actorflow.nn.convolution import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from actorflow.nn.layers import Dropout, Embedding, LayerNorm, Linear
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
@@ -15,12 +36,30 @@ from actorflow.nn.transformer import MLP, Attention, TransformerBlock
 
 __all__ = [
     "MLP",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "Attention",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
     "Buffer",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
     "LayerNorm",
     "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
     "Module",
     "Parameter",
     "TransformerBlock",

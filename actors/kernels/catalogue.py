@@ -19,10 +19,12 @@ from actors.kernels.branch import BRANCH_KERNELS
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import REGION_KERNELS
+from actors.kernels.interpret.convolution import CONVOLUTION_KERNELS
 from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
 from actors.kernels.interpret.embedding_update import EMBEDDING_UPDATE
 from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
 from actors.kernels.interpret.matmul import MATMUL_KERNELS
+from actors.kernels.interpret.pooling import POOLING_KERNELS
 from actors.kernels.interpret.reduce import REDUCE_KERNELS
 from actors.kernels.interpret.shape import SHAPE_KERNELS
 from actors.kernels.interpret.upcast import upcast
@@ -39,6 +41,8 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *REDUCE_KERNELS,
     *SHAPE_KERNELS,
     *MATMUL_KERNELS,
+    *CONVOLUTION_KERNELS,
+    *POOLING_KERNELS,
     *ATTENTION_KERNELS,
     *ATTENTION_GRAD_KERNELS,
     *NUMPY_FUSED_KERNELS,

@@ -16,8 +16,10 @@ from compiler.ops import (
     activation,
     attention,
     binary,
+    convolution,
     elementwise,
     matmul,
+    pooling,
     shape,
     slicing,
 )
@@ -61,6 +63,8 @@ precision = OpAttr[Precision](
 precision.register(matmul.MATMUL, Precision(Width.LOW, chooses_output=True))
 precision.register(attention.ATTENTION, Precision(Width.LOW))
 precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
+for _op in (convolution.CONV, convolution.CONV_INPUT_GRAD, convolution.CONV_WEIGHT_GRAD):
+    precision.register(_op, Precision(Width.LOW))
 
 FOLLOWING = (
     *(shape.RESHAPE, shape.TRANSPOSE, shape.BROADCAST_TO, shape.STOP_GRADIENT, shape.COPY),
@@ -71,6 +75,7 @@ FOLLOWING = (
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(grad_op(activation.GELU), grad_op(activation.SILU)),
+    *(pooling.MAX_POOL, pooling.MAX_POOL_GRAD, pooling.MAX_POOL_PICK),
     DROPOUT,
     COPY_TO,
 )

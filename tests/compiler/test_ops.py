@@ -32,6 +32,7 @@ def emit(name, /, *inputs, **attrs):
 
 SOFT = {"scale": 1.0, "causal": False}
 OVER = {"keepdims": False}
+LINE = {"strides": (1,), "low": (1,), "high": (1,), "dilation": (2,), "groups": 2}
 ADAMW = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 # fmt: off
 ERRORS = (
@@ -112,6 +113,25 @@ ERRORS = (
      "float32 and float64"),
     (("attention_grad", *["float32 3 4"] * 5, "float32 4"), SOFT, "needs lse of type "
      "float32[3], got float32[4]"),
+    (("conv", "float32 1 4 9", "float32 6 3 3"), LINE, "needs a weight of 2 channels for 4 "
+     "channels of x in 2 groups, got [6, 3, 3]"),
+    (("conv", "float32 1 4 9", "float32 5 2 3"), LINE, "needs channels and results that groups "
+     "divide, got 4 channels, 5 results and groups=2"),
+    (("conv", "float32 1 4 9", "float32 6 2 3 3"), LINE, "needs x [N, C, *spatial] and weight"),
+    (("conv", "float32 1 4 2", "float32 6 2 5"), LINE, "has windows of 9 elements on spatial axis "
+     "0, which with its padding has 4; use a smaller kernel or dilation, or more padding"),
+    (("conv", "float32 1 4 2", "float64 6 2 1"), LINE, "needs equal dtypes"),
+    (("conv", "float32 4 9", "float32 6 2"), LINE, "needs x with two axes before the spatial ones"),
+    (("conv_input_grad", "float32 1 6 4", "float32 6 2 3"), LINE | {"spatial": (9,)},
+     "needs dy of type float32[1, 6, 7], got float32[1, 6, 4]"),
+    (("conv_weight_grad", "float32 1 4 9", "float32 1 6 4"), LINE | {"kernel": (3,)},
+     "needs dy of type float32[1, 6, 7], got float32[1, 6, 4]"),
+    (("max_pool", "float32 1 4 9"), LINE | {"kernel": (2, 2)}, "needs x [N, C, *spatial] of 2 spa"),
+    (("max_pool", "float32 1 4 9"), LINE | {"kernel": (2,), "strides": (0,)}, "needs a kernel, "
+     "strides and dilation of 1 or more"),
+    (("max_pool", "float32 1 4 9"), LINE | {"kernel": (2,), "low": ()}, "needs low for each of "),
+    (("max_pool_grad", "float32 1 4 9", "int64 1 4 9"), LINE | {"kernel": (3,), "spatial": (11,)},
+     "needs tap of type uint8[1, 4, 9], got int64[1, 4, 9]"),
     (("layer_norm", "float32 2 4", "float32 3", "float32 4"), {"eps": 1e-5},
      "needs gamma of type float32[4], got float32[3]"),
     (("layer_norm", "float32 0", "float32 0", "float32 0"), {"eps": 1e-5},

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
+from actors.kernels.cuda.convolution import convolution_kernels
 from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
 from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad, CudaLastPlace
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
@@ -16,6 +17,7 @@ from actors.kernels.cuda.joined_updates import CudaJoinedUpdates
 from actors.kernels.cuda.kernel import CudaKernel
 from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.movement import movement_kernels
+from actors.kernels.cuda.pooling import pooling_kernels
 from actors.kernels.cuda.reduce import reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
 from actors.kernels.cuda.scan import CudaScan
@@ -48,6 +50,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
         CudaScan(gpu),
+        *convolution_kernels(gpu),
+        *pooling_kernels(gpu),
         *movement_kernels(gpu),
         *reduce_kernels(gpu),
     )

@@ -101,6 +101,16 @@ def cases():
         yield "attention", steep, tuple(qkv), (by_row, *f32((8, 4, 32)))
         yield "attention_grad", steep, (turned, *qkv, turned, *lse), dqkv
     yield "attention", soft, (split[..., ::2],) * 3, f32((8, 4, 32, 8), (8, 4, 32))
+    ways = {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilation": (1, 1)}
+    image, weight = floats(4, 8, 24, 24), floats(8, 8, 3, 3)
+    conv, pool = ways | {"groups": 1}, ways | {"kernel": (3, 3)}
+    yield "conv", conv, (image, weight), f32(image.shape)
+    yield "conv_input_grad", conv | {"spatial": (24, 24)}, (image, weight), f32(image.shape)
+    yield "conv_weight_grad", conv | {"kernel": (3, 3)}, (image, image), f32(weight.shape)
+    taps = types((image.shape, "uint8"))
+    yield "max_pool", pool, (image,), (*f32(image.shape), *taps)
+    yield "max_pool_grad", pool | {"spatial": (24, 24)}, (image, *taps), f32(image.shape)
+    yield "max_pool_pick", pool, (image, *taps), f32(image.shape)
     yield "embedding", {}, (table, ids(50, 16, 24)), f32((16, 24, 64))
     yield "embedding_grad", {"rows": 50}, (floats(16, 24, 64), ids(50, 16, 24)), f32((50, 64))
     rows = (table, floats(16, 24, 64), ids(50, 16, 24), lr)

@@ -23,6 +23,8 @@ VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "constant")
 ELSEWHERE = {
     **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
     **dict.fromkeys(("matmul", "all_reduce", "embedding_grad", "accumulate"), "sums of products"),
+    **dict.fromkeys(("conv", "conv_input_grad", "conv_weight_grad"), "sums of products"),
+    **dict.fromkeys(("max_pool", "max_pool_grad", "max_pool_pick"), "moves"),
     "embedding_sgd_update": "embedding_grad, then sgd_update",
     "softmax_grad": "the gradient of softmax",
     **dict.fromkeys(("tanh_grad", "sigmoid_grad", "relu_grad", "gelu_grad", "silu_grad"), "same"),

@@ -1,0 +1,275 @@
+"""Convolutions and their transposes over 1 to 3 axes. Tensors are [N, C, *spatial], as in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actorflow.literals import checked_size
+from actorflow.tensor import Tensor, apply, as_tensor, integers
+from actorflow.trace.tracer import find_source
+from compiler.errors import CompileError
+from compiler.ops.convolution import CONV, CONV_INPUT_GRAD
+
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+]
+
+Sizes = int | Sequence[int]
+"""A number for each spatial axis, or one for all of them."""
+
+
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve x [N, C, L], or [C, L], with weight [O, C / groups, k]; see `conv2d`."""
+    return convolved(1, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve x with weight; as in torch it is a cross-correlation.
+
+    Args:
+        x: [N, C, H, W], or [C, H, W].
+        weight: [O, C / groups, kh, kw].
+        bias: [O], or None.
+        stride: steps between windows.
+        padding: zeros on both sides of an axis; "valid" for none, "same" for an output as large as
+            x, which needs a stride of 1.
+        dilation: steps between the elements of a window.
+        groups: channels and results are cut into so many groups, each convolved on its own.
+    """
+    return convolved(2, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve x [N, C, D, H, W], or without N, with weight [O, C / groups, kd, kh, kw]."""
+    return convolved(3, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """Return the transposed convolution of x [N, C, L], or [C, L]; see `conv_transpose2d`."""
+    return transposed(1, x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """Return what the gradient of a convolution makes of x: the transposed convolution.
+
+    Args:
+        x: [N, C, H, W], or [C, H, W].
+        weight: [C, O / groups, kh, kw].
+        bias: [O], or None.
+        stride: that of the convolution whose transpose it is; so are the others.
+        padding: taken away from both sides of an axis.
+        output_padding: rows and columns that are added behind, fewer than the stride or dilation.
+        groups: see `conv2d`.
+        dilation: see `conv2d`.
+    """
+    return transposed(2, x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """Return the transposed convolution of x [N, C, D, H, W], or without N."""
+    return transposed(3, x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def convolved(
+    rank: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes | str,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
+    """Convolve over `rank` axes."""
+    name = f"conv{rank}d"
+    images, weight = batched(x, rank, name), as_tensor(weight)
+    strides, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    _expect_weight(weight, rank, name)
+    if isinstance(padding, str):
+        low, high = _named_padding(padding, weight.shape[2:], strides, apart)
+    else:
+        low = high = per_axis(padding, rank, "padding", least=0)
+    y = apply(
+        CONV,
+        images,
+        weight,
+        strides=strides,
+        low=low,
+        high=high,
+        dilation=apart,
+        groups=checked_size(groups, "groups"),
+    )
+    return _finished(y, bias, x, rank)
+
+
+def transposed(
+    rank: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+) -> Tensor:
+    """Return the transposed convolution over `rank` axes."""
+    name = f"conv_transpose{rank}d"
+    images, weight = batched(x, rank, name), as_tensor(weight)
+    _expect_weight(weight, rank, name)
+    strides, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    low = per_axis(padding, rank, "padding", least=0)
+    more = per_axis(output_padding, rank, "output_padding", least=0)
+    if any([m >= max(s, d) for m, s, d in zip(more, strides, apart, strict=True)]):
+        raise CompileError(
+            f"{find_source()}: {name} needs an output_padding below the stride or the dilation,"
+            f" got {list(more)} for a stride of {list(strides)} and a dilation of {list(apart)}"
+        )
+    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], apart, strict=True)]
+    spatial = tuple(
+        [
+            (n - 1) * s - 2 * p + span + m
+            for n, s, p, span, m in zip(images.shape[2:], strides, low, spans, more, strict=True)
+        ]
+    )
+    if min(spatial) < 1:
+        raise CompileError(
+            f"{find_source()}: {name} of {images.type} would have spatial extents of"
+            f" {list(spatial)}; use less padding"
+        )
+    # Windows that a dilation above the stride would fit in behind are cut off.
+    high = tuple([p - m // s * s for p, m, s in zip(low, more, strides, strict=True)])
+    y = apply(
+        CONV_INPUT_GRAD,
+        images,
+        weight,
+        strides=strides,
+        low=low,
+        high=high,
+        dilation=apart,
+        groups=checked_size(groups, "groups"),
+        spatial=spatial,
+    )
+    return _finished(y, bias, x, rank)
+
+
+def batched(x: Tensor, rank: int, name: str) -> Tensor:
+    """Return [N, C, *spatial]: a single image is a batch of one."""
+    x = as_tensor(x)
+    if x.ndim not in (rank + 1, rank + 2):
+        raise CompileError(
+            f"{find_source()}: {name} expects x [N, C, *spatial] or [C, *spatial] with {rank}"
+            f" spatial axes, got {x.type}"
+        )
+    return x if x.ndim == rank + 2 else x.reshape(1, *x.shape)
+
+
+def unbatched(y: Tensor, x: Tensor, rank: int) -> Tensor:
+    """Return a result without the axis that `batched` gave to x."""
+    return y if as_tensor(x).ndim == rank + 2 else y.reshape(*y.shape[1:])
+
+
+def per_axis(given: Any, rank: int, what: str, *, least: int = 1) -> tuple[int, ...]:
+    """Return a number for each spatial axis. Raises CompileError for others."""
+    sizes = integers(given, what=what)
+    sizes = sizes * rank if len(sizes) == 1 else sizes
+    if len(sizes) != rank or min(sizes) < least:
+        raise CompileError(
+            f"{find_source()}: {what} must be one integer of {least} or more, or {rank} of them,"
+            f" got {given!r}"
+        )
+    return sizes
+
+
+def _expect_weight(weight: Tensor, rank: int, name: str) -> None:
+    if weight.ndim != rank + 2:
+        raise CompileError(
+            f"{find_source()}: {name} expects a weight of {rank + 2} axes, got {weight.type}"
+        )
+
+
+def _named_padding(
+    name: str, kernel: tuple[int, ...], strides: tuple[int, ...], apart: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what a padding's name puts before and behind; "same" puts the odd one behind."""
+    if name == "valid":
+        return (0,) * len(kernel), (0,) * len(kernel)
+    if name != "same":
+        raise CompileError(
+            f"{find_source()}: padding must be integers, 'same' or 'valid', got {name!r}"
+        )
+    if {*strides} != {1}:
+        raise CompileError(
+            f"{find_source()}: padding 'same' needs a stride of 1, got {list(strides)}"
+        )
+    spans = [(k - 1) * d for k, d in zip(kernel, apart, strict=True)]
+    return tuple([span // 2 for span in spans]), tuple([span - span // 2 for span in spans])
+
+
+def _finished(y: Tensor, bias: Tensor | None, x: Tensor, rank: int) -> Tensor:
+    if bias is not None:
+        bias = as_tensor(bias)
+        if bias.shape != (y.shape[1],):
+            raise CompileError(
+                f"{find_source()}: a convolution to {y.shape[1]} channels expects a bias of shape"
+                f" [{y.shape[1]}], got {bias.type}"
+            )
+        y = y + bias.reshape(y.shape[1], *[1] * rank)
+    return unbatched(y, x, rank)

@@ -1,0 +1,137 @@
+"""Convolution and pooling on every path against the references: odd windows, layouts, chunks."""
+
+import numpy as np
+import pytest
+from emulated_run import emulated_run
+from kernel_calls import call_kernel, operand, strided
+
+from actors.kernels import catalogue
+from actors.kernels.convolution import OPS
+from actors.kernels.cuda import catalogue as gpus
+from actors.kernels.cuda import convolution as on_cuda
+from actors.kernels.interpret import convolution as on_numpy
+from compiler.attrs import Attrs
+from compiler.registry import find_op, reference
+from compiler.types import DType, TensorType
+
+KINDS = ("dense", "dense", "transposed", "sliced", "windowed", "permuted")
+POOLS = ("max_pool", "max_pool_grad", "max_pool_pick")
+
+
+def problems(seed, count):
+    """Yield attributes, x, weight and y of random convolutions; padding may cut off."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        rank, groups = rng.integers(1, 4), int(rng.choice([1, 1, 2, 3]))
+        kernel, dilation = rng.integers(1, 4, rank), rng.integers(1, 4, rank)
+        strides, low, high = rng.integers(1, 5, rank), *rng.integers(-1, 4, (2, rank))
+        span = (kernel - 1) * dilation + 1
+        spatial = np.maximum(1, span - low - high) + rng.integers(0, 5, rank)
+        counts = (spatial + low + high - span) // strides + 1
+        batch, channels, results = rng.integers(0, 4), rng.integers(1, 3), rng.choice([1, 2, 4])
+        dtype = str(rng.choice(["float32", "float64"]))
+
+        def made(*shape, dtype=dtype, rng=rng):
+            return strided(rng, tuple(map(int, shape)), dtype, str(rng.choice(KINDS)))
+
+        names = ("kernel", "strides", "low", "high", "dilation", "spatial")
+        values = (kernel, strides, low, high, dilation, spatial)
+        attrs = {n: tuple(map(int, v)) for n, v in zip(names, values, strict=True)}
+        x = made(batch, channels * groups, *spatial)
+        weight = made(results * groups, channels, *kernel)
+        yield attrs | {"groups": groups}, x, weight, made(batch, results * groups, *counts)
+
+
+def calls_of(attrs, x, weight, y):
+    """Yield op, attributes, inputs of the three convolutions, and of pools of rounded numbers."""
+    ways = {name: attrs[name] for name in ("strides", "low", "high", "dilation")}
+    conv = ways | {"groups": attrs["groups"]}
+    yield "conv", conv, (x, weight)
+    yield "conv_input_grad", conv | {"spatial": attrs["spatial"]}, (y, weight)
+    yield "conv_weight_grad", conv | {"kernel": attrs["kernel"]}, (x, y)
+    pool, ties = ways | {"kernel": attrs["kernel"]}, np.round(2 * x)
+    if ties.size:
+        ties.flat[0] = np.nan
+    _, taps = reference.get(find_op("max_pool"))(Attrs(pool), ties)
+    slopes = np.random.default_rng(0).standard_normal(taps.shape).astype(x.dtype)
+    yield "max_pool", pool, (ties,)
+    yield "max_pool_grad", pool | {"spatial": attrs["spatial"]}, (slopes, taps)
+    yield "max_pool_pick", pool, (ties, taps)
+
+
+def wanted(op, attrs, inputs):
+    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs]
+    return reference.get(find_op(op))(Attrs(attrs), *wide)
+
+
+def close(got, right, dtype):
+    near = 1e-4 if dtype == np.float32 else 1e-10
+    np.testing.assert_allclose(got, right, near, near)
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 1500, 1 << 22])
+def test_numpy_agrees_with_float64_however_columns_are_cut(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(on_numpy, "CHUNK_BYTES", chunk_bytes)
+    kernels, rng = catalogue.binders(), np.random.default_rng(chunk_bytes)
+    for problem in problems(chunk_bytes, 25):
+        for op, attrs, inputs in calls_of(*problem):
+            right = wanted(op, attrs, inputs)
+            outputs = [
+                strided(rng, r.shape, problem[1].dtype, str(rng.choice(KINDS)))
+                if r.dtype.kind == "f" else np.zeros(r.shape, r.dtype)
+                for r in right
+            ]  # fmt: skip
+            made = call_kernel(kernels[f"numpy.{op}"], attrs, inputs, outputs)
+            for got, want in zip(made, right, strict=True):
+                close(got, want, problem[1].dtype)
+
+
+@pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])
+def test_a_gpu_agrees_with_float64_however_columns_are_cut(
+    chunk_bytes, native_toolchain, monkeypatch
+):
+    monkeypatch.setattr(on_cuda, "CHUNK_BYTES", chunk_bytes)
+    kernels = gpus.binders("h200")
+    for problem in problems(chunk_bytes, 8):
+        for op, attrs, inputs in calls_of(*problem):
+            right = wanted(op, attrs, inputs)
+            types = [
+                TensorType(
+                    DType(str(problem[1].dtype if r.dtype.kind == "f" else r.dtype)), r.shape
+                )
+                for r in right
+            ]
+            dtypes = [DType(str(a.dtype)) for a in inputs]
+            kernel = kernels[f"cuda.{op}"]
+            made = emulated_run(native_toolchain, kernel, attrs, inputs, types, dtypes=dtypes)
+            for got, want in zip(made.outputs, right, strict=True):
+                close(got, want, problem[1].dtype)
+
+
+def test_columns_of_one_element_are_the_input_itself():
+    x, y = np.zeros((2, 8, 5, 5), np.float32), np.zeros((2, 4, 5, 5), np.float32)
+    ways = {"strides": (1, 1), "low": (0, 0), "high": (0, 0), "dilation": (1, 1), "groups": 1}
+    for kernel, scratch in ((1, 0), (3, 2 * 72 * 25 * 4)):
+        pad = ways | dict.fromkeys(("low", "high"), (kernel // 2,) * 2)
+        weight = np.zeros((4, 8, kernel, kernel), np.float32)
+        kernels = catalogue.binders()
+        needs = kernels["numpy.conv"].query(pad, (operand(x), operand(weight)), (operand(y),))
+        assert (needs.workspace_bytes > scratch) == (kernel > 1)
+
+
+def test_scratch_of_columns_is_no_more_than_a_chunk_and_what_is_padded():
+    x = np.broadcast_to(np.float32(0), (64, 64, 112, 112))
+    weight = np.zeros((64, 64, 3, 3), np.float32)
+    ways = {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilation": (1, 1), "groups": 1}
+    padded = 64 * 114 * 114 * 4
+    for op, attrs, inputs, out in (
+        ("conv", ways, (x, weight), x),
+        ("conv_input_grad", ways | {"spatial": (112, 112)}, (x, weight), x),
+        ("conv_weight_grad", ways | {"kernel": (3, 3)}, (x, x), weight),
+    ):
+        kernel = catalogue.binders()[f"numpy.{op}"]
+        out = np.empty(out.shape, np.float32)
+        needs = kernel.query(attrs, tuple(map(operand, inputs)), (operand(out),))
+        most = on_numpy.CHUNK_BYTES + padded + 2 * weight.nbytes + 64 * 112 * 112 * 4
+        assert 0 < needs.workspace_bytes <= most
+    assert {*OPS} == {"conv", "conv_input_grad", "conv_weight_grad"}
