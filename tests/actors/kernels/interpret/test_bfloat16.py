@@ -95,11 +95,11 @@ def floats(*shape, seed=0):
 
 MOVEMENT = {
     *("reshape", "transpose", "broadcast_to", "slice", "pad", "concat", "copy"),
-    *("stop_gradient", "embedding"),
+    *("stop_gradient", "embedding", "copy_block", "carry"),
 }
 """Ops whose kernels move the bytes of any type."""
 
-WITH_PROGRAMS = ("fused", "region", "embedding_update")
+WITH_PROGRAMS = ("fused", "region", "embedding_update", "scan", "cond", "while")
 
 
 def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
