@@ -1,13 +1,15 @@
 """The symbolic tensor: what a job's function computes with while it is traced.
 
-A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's broadcasting and
-needs equal dtypes; Python numbers take the dtype of the other operand, which must hold them. Sizes
+A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's broadcasting;
+operands of several dtypes are cast to the one they meet in (`actorflow.promotion`). Python numbers
+take the dtype of the other operand, which must hold them, or that of a higher category. Sizes
 and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
 `float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -16,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from actorflow.literals import checked_size, dtype_named, scalar
+from actorflow.promotion import result_type
 from actorflow.trace.devices import device_number, is_device_name
 from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
-from compiler.fusion.define import inlined
+from compiler.fusion.define import definition, inlined
 from compiler.fusion.expressions import Expression
 from compiler.ops import (
     binary,
     copies,
     elementwise,
     matmul,
+    rounding,
     shape,
     sources,
 )
@@ -86,7 +90,14 @@ class Tensor:
     __sub__, __rsub__ = _infix(binary.SUB)
     __mul__, __rmul__ = _infix(binary.MUL)
     __truediv__, __rtruediv__ = _infix(binary.DIV)
-    __pow__, __rpow__ = _infix(binary.POW)
+    __floordiv__, __rfloordiv__ = _infix(rounding.FLOOR_DIVIDE)
+    __mod__, __rmod__ = _infix(rounding.REMAINDER)
+    __and__, __rand__ = _infix(rounding.BITWISE_AND)
+    __or__, __ror__ = _infix(rounding.BITWISE_OR)
+    __xor__, __rxor__ = _infix(rounding.BITWISE_XOR)
+    __lshift__, __rlshift__ = _infix(rounding.SHIFT_LEFT)
+    __rshift__, __rrshift__ = _infix(rounding.SHIFT_RIGHT)
+    __rpow__ = _infix(binary.POW)[1]
     __matmul__, __rmatmul__ = _infix(matmul.MATMUL)
     __lt__ = _infix(binary.LESS)[0]
     __le__ = _infix(binary.LESS_EQUAL)[0]
@@ -97,6 +108,15 @@ class Tensor:
 
     def __neg__(self) -> Tensor:
         return apply(elementwise.NEG, self)
+
+    def __abs__(self) -> Tensor:
+        return self.abs()
+
+    def __invert__(self) -> Tensor:
+        return apply(rounding.BITWISE_NOT, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return self.pow(other)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return elements by integers, slices, None, one `...`, and tensors of integers."""
@@ -159,6 +179,8 @@ class Tensor:
             is_there = len(trace.devices) == 1
             return self if is_there else apply(copies.COPY_TO, self, to=to, bucket=0)
         return apply(elementwise.CAST, self, dtype=dtype_named(target, "dtype").value)
+
+    astype = to
 
     def detach(self) -> Tensor:
         """Return the same values; no gradient flows back through them."""
@@ -229,9 +251,47 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
         return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
     trace = _recorded(str(op))
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
+    places = _meeting(op)
+    if len(places) > 1 or not partner.is_float:
+        op, operands, partner = _alike(op, places, operands, partner)
     values = [_value_of(trace, o, partner) for o in operands]
     made = trace.emit(op, values, Attrs(attrs))
     return tuple(Tensor(trace, v) for v in made)
+
+
+_OF_BOOLS = {binary.ADD: binary.MAXIMUM, binary.MUL: binary.MINIMUM}
+"""What arithmetic of bools is: `or` and `and`."""
+
+
+@functools.cache
+def _meeting(op: Op) -> tuple[int, ...]:
+    """Return the places of operands that meet in one dtype: those of an op of ours, by elements."""
+    found = definition.get(op) if definition.has(op) else None
+    if found is None or found.traces_at_once or not found.signature.is_elementwise:
+        return ()
+    specs = enumerate(found.signature.inputs)
+    return tuple([i for i, spec in specs if spec.elements not in ("int", "bool")])
+
+
+def _alike(
+    op: Op, places: tuple[int, ...], operands: tuple[Operand, ...], partner: DType
+) -> tuple[Op, tuple[Operand, ...], DType]:
+    """Return an op on operands of one dtype, cast where they are of several, and that dtype."""
+    given = list(operands)
+    places = tuple([i for i in places if i < len(given)])
+    for i in places:
+        if isinstance(given[i], (np.ndarray, np.generic)) and not isinstance(given[i], float):
+            given[i] = as_tensor(given[i])
+    if not any([isinstance(given[i], Tensor) for i in places]):
+        return op, operands, partner
+    known = (Tensor, bool, int, float)  # of anything else the value says what is wrong
+    dtype = result_type([given[i] for i in places if isinstance(given[i], known)])
+    if not dtype.is_float and definition.get(op).signature.inputs[places[0]].elements == "float":
+        dtype = DType.FLOAT32
+    for i in places:
+        if isinstance(given[i], Tensor) and given[i].dtype is not dtype:
+            given[i] = apply(elementwise.CAST, given[i], dtype=dtype.value)
+    return _OF_BOOLS.get(op, op) if dtype is DType.BOOL else op, tuple(given), dtype
 
 
 def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:

@@ -49,7 +49,7 @@ class Net(nn.Module):
 
     def __call__(self, x):
         for layer in self.layers:
-            x = af.gelu(layer(x))
+            x = af.gelu(layer(x), approximate="tanh")
         return x
 
 

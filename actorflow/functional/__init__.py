@@ -1,8 +1,9 @@
 """Functions on tensors. Names, arguments and semantics are torch's, else numpy's.
 
-- `elementwise`: arithmetic and comparison of each element; `activation`: nonlinearities.
 - `shape`: cutting, joining and moving elements; `arranging`: repeated, turned, in windows;
   `creating`: of numbers that the job knows; `reduce`: over axes.
+- `elementwise`: arithmetic and analysis of each element; `activation`: nonlinearities.
+- `comparison`: what elements are, and logic; `rounding`: whole numbers and bounds.
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
@@ -17,6 +18,7 @@ from actorflow.functional import (
     activation,
     arranging,
     attending,
+    comparison,
     control,
     convolution,
     creating,
@@ -28,11 +30,13 @@ from actorflow.functional import (
     pooling,
     random,
     reduce,
+    rounding,
     shape,
 )
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
 from actorflow.functional.attending import *
+from actorflow.functional.comparison import *
 from actorflow.functional.control import *
 from actorflow.functional.convolution import *
 from actorflow.functional.creating import *
@@ -44,6 +48,7 @@ from actorflow.functional.normalisation import *
 from actorflow.functional.pooling import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
+from actorflow.functional.rounding import *
 from actorflow.functional.shape import *
 
 __all__: list[str] = []
@@ -53,6 +58,7 @@ __all__ += attending.__all__
 __all__ += creating.__all__
 __all__ += control.__all__
 __all__ += convolution.__all__
+__all__ += comparison.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__
 __all__ += indexing.__all__
@@ -61,4 +67,5 @@ __all__ += normalisation.__all__
 __all__ += pooling.__all__
 __all__ += random.__all__
 __all__ += reduce.__all__
+__all__ += rounding.__all__
 __all__ += shape.__all__

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from actorflow import functional
-from actorflow.functional import arranging
+from actorflow.functional import arranging, comparison, elementwise, rounding
+from actorflow.tensor import Tensor
 
 _NAMES = (
-    *("cos", "exp", "log", "sin", "sqrt", "square"),
-    *("maximum", "minimum"),
-    *("relu", "sigmoid", "softmax", "tanh"),
+    *(name for name in elementwise.__all__ if name != "where"),
+    *comparison.__all__,
+    *rounding.__all__,
+    *("log_softmax", "relu", "sigmoid", "softmax", "tanh"),
     *("amax", "argmax", "max", "mean", "sum"),
     *("chunk", "flatten", "split", "unflatten"),
     *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
@@ -22,5 +25,22 @@ _NAMES = (
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )
 
+
+def _cast(dtype: str, x: Tensor) -> Tensor:
+    return x.to(dtype)
+
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "short": "int16",
+    "bool": "bool",
+}
+
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}
 METHODS["trace"] = arranging.trace  # not af.trace, which is a package
+METHODS |= {name: partial(_cast, dtype) for name, dtype in _DTYPES.items()}

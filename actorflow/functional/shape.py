@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from actorflow.functional.names import with_numpy_names
 from actorflow.literals import checked_size
+from actorflow.promotion import promote
 from actorflow.tensor import Tensor, apply, as_tensor, checked_axis, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -51,8 +52,10 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         )
     if not tensors:
         raise CompileError(f"{find_source()}: concat needs at least one tensor")
-    first = as_tensor(tensors[0])
-    return apply(slicing.CONCAT, first, *tensors[1:], axis=checked_axis(first, dim))
+    parts = [as_tensor(part) for part in tensors]
+    dtype = promote([part.dtype for part in parts])
+    parts = [part if part.dtype is dtype else part.to(dtype) for part in parts]
+    return apply(slicing.CONCAT, *parts, axis=checked_axis(parts[0], dim))
 
 
 cat = concat

@@ -5,9 +5,38 @@
 - `module`: a tree of parameters and buffers, named by path.
 - `layers`: Linear, Embedding, LayerNorm, Dropout.
 - `convolution`: Conv1d to 3d, their transposes, pools.
+- `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
 - `transformer`: Attention, MLP, TransformerBlock.
 """
 
+from actorflow.nn.activations import (
+    CELU,
+    ELU,
+    GELU,
+    GLU,
+    SELU,
+    Hardshrink,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    LeakyReLU,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softmin,
+    Softplus,
+    Softshrink,
+    Softsign,
+    Tanh,
+    Tanhshrink,
+    Threshold,
+)
 from actorflow.nn.buffer import Buffer
 from actorflow.nn.convolution import (
     AdaptiveAvgPool1d,
@@ -35,7 +64,12 @@ from actorflow.nn.parameter import Parameter
 from actorflow.nn.transformer import MLP, Attention, TransformerBlock
 
 __all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "GLU",
     "MLP",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
@@ -55,12 +89,33 @@ __all__ = [
     "ConvTranspose3d",
     "Dropout",
     "Embedding",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSigmoid",
+    "LogSoftmax",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "Mish",
     "Module",
+    "PReLU",
     "Parameter",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softmin",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
     "TransformerBlock",
 ]

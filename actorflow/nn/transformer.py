@@ -48,7 +48,7 @@ class MLP(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x [..., dim]."""
-        return self.drop(self.down(functional.gelu(self.up(x))))
+        return self.drop(self.down(functional.gelu(self.up(x), approximate="tanh")))
 
 
 class TransformerBlock(Module):

@@ -108,7 +108,7 @@ class Bert(nn.Module):
             h = block(h)
         batch, seq, width = h.shape
         found = af.embedding(h.reshape(batch * seq, width), places)
-        found = self.last(af.gelu(self.dense(found)))
+        found = self.last(af.gelu(self.dense(found), approximate="tanh"))
         return af.linear(found, self.emb.weight, self.bias)
 
 

@@ -42,7 +42,7 @@ class MLP(nn.Module):
         self.drop = nn.Dropout(0.2)
 
     def __call__(self, x):
-        return self.down(self.drop(af.gelu(self.up(self.emb(x)))))
+        return self.down(self.drop(af.gelu(self.up(self.emb(x)), approximate="tanh")))
 
 
 class Towers(nn.Module):

@@ -24,10 +24,13 @@ from compiler.types import DType
 _UNARY = (
     *("neg", "abs", "sign", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf"),
     *("sin", "cos", "floor", "ceil", "round", "not"),
+    *("log1p", "expm1", "log2", "log10", "erfc"),
 )
-_LOGIC = ("and", "or", "not")
+_LOGIC = ("and", "or", "xor", "not")
+_INTEGERS_ONLY = ("floordiv", "shl", "shr")
 _FLOATS_ONLY = (
     *("div", "pow", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos"),
+    *("log1p", "expm1", "log2", "log10", "erfc", "atan2"),
 )
 _NUM_CONSTANTS = {"constant": 1, "row_index": 2, "check_index": 1, "philox": 2}
 _LARGEST = 1 << 48
@@ -91,8 +94,10 @@ def _operand_dtypes(op: str, dtypes: tuple[DType, ...]) -> tuple[DType, ...] | N
     last = dtypes[-1]
     if op in _FLOATS_ONLY and not last.is_float:
         return None
+    if op in _INTEGERS_ONLY and not last.is_integer:
+        return None
     if op in _LOGIC:
-        last = DType.BOOL
+        last = last if last.is_integer else DType.BOOL
     elif last is DType.BOOL and op not in (*COMPARISONS, "select", "max", "min"):
         return None
     return (DType.BOOL, last, last) if op == "select" else (last,) * arity

@@ -62,6 +62,7 @@ class Expression:
     __sub__, __rsub__ = _two_ways("sub")
     __mul__, __rmul__ = _two_ways("mul")
     __mod__, _ = _two_ways("mod")
+    __floordiv__, _ = _two_ways("floordiv")
     __truediv__, _rdiv = _two_ways("div")
     power, __rpow__ = _two_ways("pow")
     __lt__, _ = _two_ways("lt")
@@ -70,6 +71,10 @@ class Expression:
     __ge__, _ = _two_ways("ge")
     __and__, _ = _two_ways("and")
     __or__, _ = _two_ways("or")
+    __xor__, _ = _two_ways("xor")
+    __lshift__, _ = _two_ways("shl")
+    __rshift__, _ = _two_ways("shr")
+    atan2, _ = _two_ways("atan2")
     __neg__, __invert__ = _one("neg"), _one("not")
     __abs__ = abs = _one("abs")
 
@@ -100,6 +105,9 @@ class Expression:
     reciprocal, rsqrt = _one("reciprocal"), _one("rsqrt")
     """1 / x and 1 / sqrt(x)."""
     exp, log, sqrt, tanh, erf = _one("exp"), _one("log"), _one("sqrt"), _one("tanh"), _one("erf")
+    erfc, expm1, log1p = _one("erfc"), _one("expm1"), _one("log1p")
+    """1 - erf(x), e^x - 1 and log(1 + x), of which no digits are lost."""
+    log2, log10 = _one("log2"), _one("log10")
     sin, cos = _one("sin"), _one("cos")
     """Of radians."""
     floor, ceil = _one("floor"), _one("ceil")

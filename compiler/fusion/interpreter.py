@@ -28,8 +28,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **UFUNCS,
+    "round": lambda x: np.rint(x).astype(x.dtype),
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
+    "erfc": lambda x: np.vectorize(math.erfc, otypes=[np.float64])(x).astype(x.dtype),
     "select": np.where,
     "row_sum": lambda x: total(x, 1, keepdims=True),
     "row_max": lambda x: x.max(axis=1, keepdims=True),

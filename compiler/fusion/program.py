@@ -55,13 +55,16 @@ ELEMENTWISE = (
     *("add", "sub", "mul", "div", "max", "min", "pow", "mod"),
     *("neg", "abs", "sign", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf"),
     *("sin", "cos", "floor", "ceil", "round"),
+    *("log1p", "expm1", "log2", "log10", "erfc", "atan2", "floordiv", "xor", "shl", "shr"),
     *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "select"),
 )
 """Ops of one element. Operands are of one dtype, which is the result's too, except that comparisons
 give bool, and `select` takes (bool, a, b). Operands of lesser kinds are broadcast: the kind of the
 result is FULL where any operand is or one is ROW and one COLUMN, else ROW, else COLUMN, else
 SCALAR. max and min pass NaN on, as numpy's maximum and minimum do; mod has the sign of the divisor,
-and is 0 for an integer divisor 0; and, or, not are of bools."""
+and is 0 for an integer divisor 0, as floordiv is, which is of integers and rounds down; and, or,
+xor, not are of bools or of the bits of integers; shl and shr shift those, by any number of places
+from 0 on: by as many as there are bits, only the sign is left to the right."""
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 """Instructions that give bool whatever they read."""

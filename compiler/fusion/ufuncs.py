@@ -26,6 +26,15 @@ UFUNCS: dict[str, np.ufunc] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.rint,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "log2": np.log2,
+    "log10": np.log10,
+    "atan2": np.arctan2,
+    "floordiv": np.floor_divide,
+    "xor": np.bitwise_xor,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -36,4 +45,4 @@ UFUNCS: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "not": np.invert,
 }
-"""`select`, `rsqrt` and `erf` are none of numpy's."""
+"""`select`, `rsqrt`, `erf` and `erfc` are none of numpy's."""

@@ -21,7 +21,10 @@ FUSED = define("fused")
 Attrs: program, rows, columns, shapes (of the outputs), members (names of the ops).
 """
 
-HEAVY = ("exp", "log", "tanh", "erf", "sin", "cos", "pow", "philox")
+HEAVY = (
+    *("exp", "log", "tanh", "erf", "sin", "cos", "pow", "philox"),
+    *("erfc", "expm1", "log1p", "log2", "log10", "atan2"),
+)
 """Instructions counted as 8 operations per element, the others as one."""
 
 

@@ -73,6 +73,8 @@ FOLLOWING = (
     binary.WHERE,
     *(elementwise.NEG, elementwise.ABS),
     *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
+    *(activation.GELU_EXACT, activation.LEAKY_RELU, activation.HARDTANH, activation.HARDSWISH),
+    *(grad_op(activation.GELU_EXACT), grad_op(activation.HARDTANH)),
     *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
     *(grad_op(activation.GELU), grad_op(activation.SILU)),
     *(pooling.MAX_POOL, pooling.MAX_POOL_GRAD, pooling.MAX_POOL_PICK),

@@ -42,6 +42,18 @@ def _check(inputs: Types, attrs: Attrs) -> None:
         )
 
 
+def _log_softmax(x: Expression) -> Expression:
+    z = x - x.max()
+    return z - z.exp().sum().log()
+
+
+LOG_SOFTMAX = fused_op(
+    "log_softmax",
+    "x[*, S] -> y[*, S]",
+    _log_softmax,
+    gradient=lambda dy, y: dy - y.exp() * dy.sum(),
+)
+
 SOFTMAX = fused_op("softmax", "x[*, S] -> y[*, S]", _softmax, gradient=_gradient, check=_check)
 """softmax(scale * x), with a scale above 0.
 

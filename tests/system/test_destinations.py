@@ -111,7 +111,11 @@ class Joined(nn.Module):
         self.c = nn.Linear(32 + WIDTH * with_input, 200)
 
     def __call__(self, x):
-        parts = [af.relu(self.a(x)), af.gelu(self.b(x)), *([x] if self.with_input else [])]
+        parts = [
+            af.relu(self.a(x)),
+            af.gelu(self.b(x), approximate="tanh"),
+            *([x] if self.with_input else []),
+        ]
         return self.c(af.concat(parts, axis=1))
 
 
@@ -121,7 +125,7 @@ class Gated(nn.Module):
 
     def __call__(self, x):
         p, q = af.chunk(self.a(x), 2, axis=1)
-        return self.c(af.gelu(p) * q)
+        return self.c(af.gelu(p, approximate="tanh") * q)
 
 
 class Cut(nn.Module):
@@ -133,7 +137,7 @@ class Cut(nn.Module):
     def __call__(self, x):
         h = self.a(x)
         p, q, r, s = h[:, :10], h[:, 10:20], h[:, 20:30], h[:, 30:]
-        return self.c(af.gelu(p) * r + q) * s.mean()
+        return self.c(af.gelu(p, approximate="tanh") * r + q) * s.mean()
 
 
 class Picked(nn.Module):

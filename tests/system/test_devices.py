@@ -30,9 +30,9 @@ class Model(nn.Module):
         self.up, self.mid, self.down = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 5)
 
     def __call__(self, x, aside):
-        hidden = af.dropout(af.gelu(self.up(x)), 0.1)
+        hidden = af.dropout(af.gelu(self.up(x), approximate="tanh"), 0.1)
         with nullcontext() if aside is None else af.device(aside):
-            hidden = af.gelu(self.mid(hidden))
+            hidden = af.gelu(self.mid(hidden), approximate="tanh")
         return self.down(hidden)
 
 

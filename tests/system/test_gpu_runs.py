@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 5)
 
     def __call__(self, x):
-        return self.down(af.dropout(af.gelu(self.up(x)), 0.1))
+        return self.down(af.dropout(af.gelu(self.up(x), approximate="tanh"), 0.1))
 
 
 @af.job(optimizer=af.optim.AdamW(1e-2), device="cuda", gpu="h200")

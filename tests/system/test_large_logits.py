@@ -32,7 +32,7 @@ class Headed(nn.Module):
         self.emb, self.head = nn.Embedding(classes, width), nn.Linear(width, classes, bias=bias)
 
     def __call__(self, x):
-        return self.head(af.gelu(self.emb(x)))
+        return self.head(af.gelu(self.emb(x), approximate="tanh"))
 
 
 MODELS = {"tied": Tied, "bias": Headed, "no bias": lambda: Headed(bias=False)}

@@ -34,7 +34,7 @@ class Layers(nn.Module):
         self.up, self.norm, self.down = nn.Linear(6, 40), nn.LayerNorm(40), nn.Linear(40, 5)
 
     def __call__(self, batch):
-        h = af.dropout(af.gelu(self.up(batch.x)), 0.1)
+        h = af.dropout(af.gelu(self.up(batch.x), approximate="tanh"), 0.1)
         return self.down(self.norm(h)), batch.y
 
 
@@ -48,7 +48,7 @@ class Bag(nn.Module):
 
 class Halves(Layers):
     def __call__(self, batch):
-        h = af.gelu(self.up(batch.x))
+        h = af.gelu(self.up(batch.x), approximate="tanh")
         with af.device("cuda:1"):
             return self.down(self.norm(h)), batch.y
 

@@ -33,7 +33,7 @@ class MLP(nn.Module):
         self.up, self.down = nn.Linear(48, 64), nn.Linear(64, 32)
 
     def __call__(self, x):
-        return self.down(af.gelu(self.up(x)))
+        return self.down(af.gelu(self.up(x), approximate="tanh"))
 
 
 @af.job(optimizer=af.optim.AdamW(1e-2), deterministic="MEASURED" not in os.environ)

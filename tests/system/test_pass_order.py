@@ -37,7 +37,7 @@ class Lookups(nn.Module):
 
     def __call__(self, x):
         h = af.concat([self.left(x), self.right(x)], axis=-1)
-        return self.down(af.gelu(self.up(h)))
+        return self.down(af.gelu(self.up(h), approximate="tanh"))
 
 
 TRANSFORMER = partial(GPT, VOCAB, SEQ, WIDTH, dropout=0.1)

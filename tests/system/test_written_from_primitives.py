@@ -119,7 +119,7 @@ class Net(nn.Module):
 
     def __call__(self, x):
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + af.gelu(layer(norm(x)))
+            x = x + af.gelu(layer(norm(x)), approximate="tanh")
         return self.head(x)
 
 

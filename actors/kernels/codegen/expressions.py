@@ -16,7 +16,7 @@ _HALVES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64, *_HALVES)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
-_LOGIC = {"and": "&", "or": "|"}
+_LOGIC = {"and": "&", "or": "|", "xor": "^"}
 
 _FLOAT_UNARY = {
     "sqrt": ("sqrtf({0})", "sqrt({0})"),
@@ -26,6 +26,12 @@ _FLOAT_UNARY = {
     "log": ("af_logf({0})", "log({0})"),
     "tanh": ("af_tanhf({0})", "tanh({0})"),
     "erf": ("af_erff({0})", "erf({0})"),
+    "erfc": ("erfcf({0})", "erfc({0})"),
+    "log1p": ("log1pf({0})", "log1p({0})"),
+    "expm1": ("expm1f({0})", "expm1({0})"),
+    "log2": ("log2f({0})", "log2({0})"),
+    "log10": ("log10f({0})", "log10({0})"),
+    "atan2": ("atan2f({0}, {1})", "atan2({0}, {1})"),
     "sin": ("sinf({0})", "sin({0})"),
     "cos": ("cosf({0})", "cos({0})"),
     "floor": ("floorf({0})", "floor({0})"),
@@ -145,13 +151,21 @@ def _float(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
 def _integer(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
     own = type_of(dtype)
     wide = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
+    is_less = f"(uint64_t){names[-1]} < {8 * dtype.itemsize}"
     if op in _ARITHMETIC and dtype is not DType.BOOL:
         return f"({own})(({wide}){names[0]} {_ARITHMETIC[op]} ({wide}){names[1]})"
     forms: dict[str, Callable[[], str]] = {
         "neg": lambda: f"({own})(0u - ({wide}){names[0]})",
         "abs": lambda: f"{names[0]} < 0 ? ({own})(0u - ({wide}){names[0]}) : {names[0]}",
         "sign": lambda: f"({own})(({names[0]} > 0) - ({names[0]} < 0))",
-        "mod": lambda: f"({own}){_mod(dtype)}({names[0]}, {names[1]})",
+        "mod": lambda: f"({own})af_mod_{_sort(dtype)}({names[0]}, {names[1]})",
+        "floordiv": lambda: f"({own})af_floordiv_{_sort(dtype)}({names[0]}, {names[1]})",
+        "and": lambda: f"({own})({names[0]} & {names[1]})",
+        "or": lambda: f"({own})({names[0]} | {names[1]})",
+        "xor": lambda: f"({own})({names[0]} ^ {names[1]})",
+        "not": lambda: f"({own})~{names[0]}",
+        "shl": lambda: f"{is_less} ? ({own})(({wide}){names[0]} << {names[1]}) : 0",
+        "shr": lambda: f"{is_less} ? ({own})({names[0]} >> {names[1]}) : ({own})-({names[0]} < 0)",
         "floor": lambda: names[0],
         "ceil": lambda: names[0],
         "round": lambda: names[0],
@@ -160,8 +174,8 @@ def _integer(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
     return None if form is None or dtype is DType.BOOL else form()
 
 
-def _mod(dtype: DType) -> str:
-    return "af_mod_uint" if dtype.value.startswith("uint") else "af_mod_int"
+def _sort(dtype: DType) -> str:
+    return "uint" if dtype.value.startswith("uint") else "int"
 
 
 def _extreme(

@@ -161,8 +161,8 @@ C_SORTS = {
         (BytePass.DIVIDE, ("div", "reciprocal")),
         (BytePass.ROOT, ("sqrt", "rsqrt")),
         (BytePass.EXP, ("exp", "log")),
-        (BytePass.TANH, ("tanh", "erf", "mod")),
-        (BytePass.POWER, ("pow", "sin", "cos")),
+        (BytePass.TANH, ("tanh", "erf", "mod", "floordiv", "log2", "log10")),
+        (BytePass.POWER, ("pow", "sin", "cos", "erfc", "expm1", "log1p", "atan2")),
         (BytePass.RANDOM, ("philox",)),
     )
     for op in ops

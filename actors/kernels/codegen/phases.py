@@ -24,8 +24,8 @@ _WEIGHTS = {
         (4, ("div", "reciprocal")),
         (6, ("sqrt", "rsqrt")),
         (12, ("exp", "log", "tanh")),
-        (25, ("erf", "mod", "philox")),
-        (60, ("pow", "sin", "cos")),
+        (25, ("erf", "mod", "philox", "floordiv", "log2", "log10")),
+        (60, ("pow", "sin", "cos", "erfc", "expm1", "log1p", "atan2")),
     )
     for op in ops
 }

@@ -49,11 +49,11 @@ _CHOICE = 5
 _SORTS = {
     op: sort
     for sort, ops in (
-        (BytePass.DIVIDE, ("div", "reciprocal", "mod")),
+        (BytePass.DIVIDE, ("div", "reciprocal", "mod", "floordiv")),
         (BytePass.ROOT, ("sqrt", "rsqrt")),
-        (BytePass.EXP, ("exp", "log")),
+        (BytePass.EXP, ("exp", "log", "log2", "log10", "log1p", "expm1")),
         (BytePass.TANH, ("tanh",)),
-        (BytePass.POWER, ("pow", "sin", "cos", "erf")),
+        (BytePass.POWER, ("pow", "sin", "cos", "erf", "erfc", "atan2")),
         (BytePass.RANDOM, ("philox",)),
     )
     for op in ops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ _REDUCTIONS: dict[str, np.ufunc] = {
     "row_min": np.minimum,
 }
 BYTE = np.dtype(np.uint8)
+_BY_NUMBER = {"erf": math.erf, "erfc": math.erfc}
 _ROUNDINGS = ("floor", "ceil", "round")
 
 
@@ -43,8 +45,8 @@ def step_calls(
         return _select(operands, out, mask)
     if op == "rsqrt":
         return [partial(np.sqrt, operands[0], out=out), partial(np.reciprocal, out, out=out)]
-    if op == "erf":
-        return [partial(_erf, operands[0], out)]
+    if op in _BY_NUMBER:
+        return [partial(_by_number, _BY_NUMBER[op], operands[0], out)]
     return [partial(UFUNCS[op], *operands, out=out)]
 
 
@@ -102,8 +104,7 @@ def _start(op: str, dtype: np.dtype[Any]) -> float:
     return int(limits.min if is_most else limits.max)
 
 
-def _erf(x: Array, out: Array) -> None:
-    """Compute the error function, of which numpy has none, one element at a time."""
-    wide = np.broadcast_to(x, out.shape)
-    for index in np.ndindex(out.shape):
-        out[index] = math.erf(wide[index])
+def _by_number(function: Callable[[float], float], x: Array, out: Array) -> None:
+    """Compute a function that numpy has not, one number at a time."""
+    made = np.fromiter(map(function, x.ravel().tolist()), np.float64, x.size)
+    np.copyto(out, made.reshape(x.shape), casting="unsafe")

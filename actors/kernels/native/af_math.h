@@ -151,6 +151,13 @@ AF_INLINE int64_t af_mod_int(int64_t a, int64_t b) {
 }
 
 AF_INLINE uint64_t af_mod_uint(uint64_t a, uint64_t b) { return b == 0 ? 0 : a % b; }
+/* Quotients rounded down; by 0: 0. By -1 they wrap around, as numpy's do. */
+AF_INLINE int64_t af_floordiv_int(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return (int64_t)(0 - (uint64_t)a);
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+AF_INLINE uint64_t af_floordiv_uint(uint64_t a, uint64_t b) { return b == 0 ? 0 : a / b; }
 
 AF_INLINE double af_mod_double(double a, double b) {
     const double m = fmod(a, b);

@@ -44,7 +44,7 @@ class Net(nn.Module):
 
     def __call__(self, x):
         for layer in self.layers:
-            x = x + layer(af.gelu(layer(x)))
+            x = x + layer(af.gelu(layer(x), approximate="tanh"))
         return x
 
 @af.job(optimizer=af.optim.SGD(0.1), recompute="blocks")

@@ -29,7 +29,7 @@ class Model(nn.Module):
 
     def __call__(self, x):
         hidden = af.dropout(af.relu(self.up(x)), 0.2)
-        return self.down(af.gelu(self.mid(hidden)))
+        return self.down(af.gelu(self.mid(hidden), approximate="tanh"))
 
 
 def rows():
