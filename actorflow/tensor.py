@@ -282,10 +282,11 @@ def _alike(
     for i in places:
         if isinstance(given[i], (np.ndarray, np.generic)) and not isinstance(given[i], float):
             given[i] = as_tensor(given[i])
-    if not any([isinstance(given[i], Tensor) for i in places]):
-        return op, operands, partner
     known = (Tensor, bool, int, float)  # of anything else the value says what is wrong
-    dtype = result_type([given[i] for i in places if isinstance(given[i], known)])
+    meeting = [given[i] for i in places if isinstance(given[i], known)]
+    if not meeting:
+        return op, operands, partner
+    dtype = result_type(meeting)
     if not dtype.is_float and definition.get(op).signature.inputs[places[0]].elements == "float":
         dtype = DType.FLOAT32
     for i in places:

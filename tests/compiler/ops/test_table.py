@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import op_table as table
 import pytest
+from element_rows import ROWS_OF_ELEMENTS
 from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
 from kernel_calls import GUARD, garbage, kernel_op
@@ -28,7 +29,7 @@ from compiler.registry import Op, cost, find_op, infer_type, is_source, referenc
 from compiler.rules import gradient
 from compiler.types import DType, TensorType, numpy_dtype
 
-ROWS = table.ROWS_OF_OPS
+ROWS = (*table.ROWS_OF_OPS, *ROWS_OF_ELEMENTS)
 LOW = DType.BFLOAT16
 ELSEWHERE = {
     "constant": "tests/compiler/test_ops.py",
