@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 38_500,
     "compiler": 23_700,
     "memory": 3_650,
-    "tests": 69_000,
+    "tests": 71_500,
     "benchmarks": 10_500,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""

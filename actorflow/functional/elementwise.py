@@ -213,7 +213,8 @@ def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
             f"{find_source()}: {x.type} can be taken to the power of a whole number from 0 on, got"
             f" {came}; convert the tensor first with .to('float32')"
         )
-    base, power = (x.to(DType.INT64) if x.dtype is DType.BOOL else x), x * 0 + 1
+    base: Tensor = x.to(DType.INT64) if x.dtype is DType.BOOL else x
+    power: Tensor = base * 0 + 1
     for bit in reversed(f"{exponent:b}"):
         power, base = (power * base if bit == "1" else power), base * base
     return power
