@@ -51,6 +51,7 @@ from compiler.passes import (
     simplify,
     skip_updates,
     sparse_update,
+    stage_updates,
 )
 from compiler.passes.check import check
 from compiler.plan import Plan
@@ -126,6 +127,13 @@ PASSES: tuple[AnyPass, ...] = (
         lambda options: bool(options.clip_norm or options.clip_value),
     ),
     Pass(
+        "stage_updates",
+        stage_updates.run,
+        # What it emits reads gradients, which no pass after it may put others in the place of.
+        ("minimal", "a scale after the step", "gradients of all ranks"),
+        ("updates by programs",),
+    ),
+    Pass(
         "sparse_update",
         sparse_update.run,
         # A gradient that is searched, clipped, or summed over ranks, is needed whole.
@@ -140,14 +148,14 @@ PASSES: tuple[AnyPass, ...] = (
     Pass(
         "precision",
         precision.run,
-        ("minimal",),
+        ("minimal", "updates by programs"),
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
     Pass(
         "half_precision",
         partial(precision.run, low=DType.FLOAT16),
-        ("minimal",),
+        ("minimal", "updates by programs"),
         ("products in float16",),
         lambda options: options.precision == "fp16",
     ),
@@ -156,6 +164,7 @@ PASSES: tuple[AnyPass, ...] = (
         place.run,
         (
             "updates of rows",
+            "updates by programs",
             "products in bfloat16",
             "products in float16",
         ),  # what runs, but for fusion

@@ -27,3 +27,6 @@ from actorflow.optim.schedules import step as step
 from actorflow.optim.schedules import warmup as warmup
 from actorflow.optim.schedules import wsd as wsd
 from actorflow.optim.sgd import SGD as SGD
+from actorflow.optim.staged import LAMB as LAMB
+from actorflow.optim.staged import Adafactor as Adafactor
+from actorflow.optim.staged import Muon as Muon

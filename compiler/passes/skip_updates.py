@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.errors import CompileError
+from compiler.fusion.staged import stages
 from compiler.fusion.updates import update
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.non_finite import NON_FINITE
@@ -46,7 +47,7 @@ def run(graph: Graph) -> Graph:
     if not updates:
         return graph
     for node in updates:
-        if not update.has(node.op):
+        if not update.has(node.op) and not stages.has(node.op):
             raise CompileError(
                 f"{node.source}: on_nan='skip' drops a step's updates, and {node.op} cannot be"
                 " dropped: define it by its program (`compiler.fusion.updates`)"

@@ -105,7 +105,7 @@ def test_a_schedule_of_the_users_own_is_traced_like_anything_else(traced, evalua
         (lambda: af.optim.one_cycle(0.1, steps=9, pct_start=1.0), r"pct_start must be in \(0, 1\)"),
         (lambda: af.optim.one_cycle(0.1, steps=9, div_factor=0), "div_factor divides"),
         (lambda: af.optim.wsd(0.1, warmup=1, stable=1, decay=0), "a schedule needs decay >= 1"),
-        (lambda: af.optim.chain([0.1, 0.2], milestones=[]), "one milestone between two"),
+        (lambda: af.optim.chain([0.1, 0.2], milestones=[]), "chain needs .* one milestone between"),
         (lambda: af.optim.chain([0.1, "a"], milestones=[3]), "lr, .* must be a number, got str"),
         (lambda: af.optim.constant("a"), "lr must be a number, got str"),
         (lambda: af.optim.linear(1.0, steps=0), "a schedule needs steps >= 1, got 0"),

@@ -206,6 +206,16 @@ def test_exactly_the_updates_write_over_their_variables():
         "amsgrad_update": ((0, 0), (1, 2), (2, 3), (3, 4)),
         "adagrad_update": ((0, 0), (1, 2)),
         "lion_update": ((0, 0), (1, 2)),
+        "lamb_update": ((0, 0), (1, 2), (2, 3)),
+        "lamb_step": ((0, 0), (1, 2), (2, 3)),
+        "adafactor_update": ((0, 0), (1, 2), (2, 3)),
+        "adafactor_vector_update": ((0, 0), (1, 2)),
+        "muon_update": ((0, 0), (1, 2)),
+        "muon_step": ((0, 0), (1, 2)),
+        "decayed_step": ((0, 0),),
+        "approach": ((0, 0),),
+        "carry": ((0, 0),),
+        "carry_sum": ((0, 0),),
     }
 
 

@@ -126,6 +126,55 @@ def lion(torch, p, g, state, t, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, ma
     state["m"] = betas[1] * m + (1 - betas[1]) * g
 
 
+def lamb(
+    torch, p, g, state, t,
+    lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, maximize=False,
+):  # fmt: skip
+    """You et al., 2020, algorithm 2."""
+    g = -g if maximize else g
+    zeros = torch.zeros_like(p)
+    m = betas[0] * state.get("m", zeros) + (1 - betas[0]) * g
+    v = betas[1] * state.get("v", zeros) + (1 - betas[1]) * g * g
+    state |= {"m": m, "v": v}
+    r = m / (1 - betas[0] ** t) / (torch.sqrt(v / (1 - betas[1] ** t)) + eps) + weight_decay * p
+    has_both = float(p.norm()) > 0 and float(r.norm()) > 0
+    p.copy_(p - lr * (p.norm() / r.norm() if has_both else 1.0) * r)
+
+
+def wide_muon(torch):
+    """Return torch's Muon with products that are not rounded to bfloat16."""
+    from torch.optim import _muon
+
+    def orthogonal(g, coefficients, steps, eps):
+        a, b, c = coefficients
+        x = g.T if g.shape[0] > g.shape[1] else g
+        x = x / x.norm().clamp(min=eps)
+        for _ in range(steps):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        return x.T if g.shape[0] > g.shape[1] else x
+
+    class WideMuon(torch.optim.Muon):
+        def step(self):
+            own, _muon._zeropower_via_newtonschulz = _muon._zeropower_via_newtonschulz, orthogonal
+            try:
+                return super().step()
+            finally:
+                _muon._zeropower_via_newtonschulz = own
+
+    return WideMuon
+
+
+MATRICES = ((4, 3), (3, 4), (1, 5), (5, 1), (6, 6), (1, 1))
+MUON_SETS = (
+    {},
+    {"lr": 0.05, "weight_decay": 0.0},
+    {"lr": 0.05, "nesterov": False, "momentum": 0.8},
+    {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"},
+    {"lr": 0.02, "ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5)},
+    {"lr": 0.05, "eps": 0.1, "momentum": 0.0},
+)
+
 CASES = [
     OptimizerCase(
         "sgd", af.optim.SGD, lambda t: t.optim.SGD,
@@ -189,6 +238,34 @@ CASES = [
             {"lr": 0.02, "betas": (0.95, 0.98), "weight_decay": 0.1},
             {"lr": 0.01, "maximize": True, "weight_decay": 0.1},
         ),
+    ),
+    OptimizerCase(
+        "lamb", af.optim.LAMB, lambda t: written(lamb)(t),
+        (
+            {},
+            {"lr": 0.05},
+            {"lr": 0.02, "weight_decay": 0.0, "eps": 1e-3},
+            {"lr": 0.02, "betas": (0.5, 0.6)},
+            {"lr": 0.02, "betas": (0.0, 0.9), "weight_decay": 0.3},
+            {"lr": 0.02, "maximize": True},
+        ),
+    ),
+    OptimizerCase(
+        "adafactor", af.optim.Adafactor, lambda t: t.optim.Adafactor,
+        (
+            {"eps": (1e-10, 1e-3)},
+            {"lr": 0.1, "eps": (1e-10, 1e-3)},
+            {"lr": 0.1, "beta2_decay": -0.3, "eps": (1e-3, 0.5)},
+            {"lr": 0.1, "d": 3.0, "weight_decay": 0.1, "eps": (1e-4, 1e-3)},
+            {"lr": 0.9, "d": 1.5, "eps": (1e-10, 1e-3)},
+            {"lr": 0.05, "maximize": True, "weight_decay": 0.2, "eps": (0.1, 1e-3)},
+        ),
+        tolerance=1e-4,
+    ),
+    OptimizerCase("muon", af.optim.Muon, wide_muon, MUON_SETS, MATRICES, tolerance=1e-4),
+    OptimizerCase(
+        "muon as torch rounds it", af.optim.Muon, lambda t: t.optim.Muon, MUON_SETS, MATRICES,
+        tolerance=3e-2,
     ),
 ]  # fmt: skip
 

@@ -262,6 +262,20 @@ def amsgrad(p, g, m, v, most, lr, step, beta1, beta2, eps, weight_decay, decoupl
     return corrected(p, m, most, lr, step, beta1, beta2, eps), m, v, most
 
 
+def lamb_step(p, g, m, v, rate, step, beta1, beta2, eps, weight_decay):
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    return corrected(p, m, v, rate, step, beta1, beta2, eps) - rate * weight_decay * p, m, v
+
+
+def decayed_step(p, change, lr, weight_decay):
+    return p * (1 - lr * weight_decay) - change
+
+
+def muon_step(p, g, buffer, direction, lr, momentum, weight_decay, scale):
+    kept = p * (1 - lr * weight_decay)
+    return kept - lr * scale * direction, momentum * buffer + (1 - momentum) * g
+
+
 def adagrad(p, g, total, lr, step, lr_decay, eps, weight_decay, maximize):
     g = (-g if maximize else g) + weight_decay * p
     total = total + g * g
@@ -375,6 +389,10 @@ def adaptive_updates(p, g, m, decay):
     yield row(
         "damped_momentum_update", damped, p, g, m, LR, ONE, momentum=0.9, dampening=0.4, **own
     )
+    yield row("lamb_step", lamb_step, p, g, m, v, LR, ONE, **own, **ADAM)
+    yield row("decayed_step", decayed_step, p, g, LR, **own)
+    yield row("approach", lambda old, new, share: (1 - share) * old + share * new, p, g, LR)
+    yield row("muon_step", muon_step, p, g, m, v, LR, momentum=0.9, scale=1.5, **own)
     for centered in (False, True):
         for momentum in (0.0, 0.9):
             name = "centered_" * centered + "rmsprop" + "_momentum" * bool(momentum) + "_update"

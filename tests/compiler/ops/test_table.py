@@ -38,6 +38,10 @@ ELSEWHERE = {
     "cond": "its functions are attributes; tests/oracle/test_scan.py",
     "while": "its functions are attributes; tests/actorflow/functional/test_control.py",
     "scan": "its function is an attribute; tests/oracle/test_scan.py",
+    "lamb_update": "made of others, as are two more; tests/compiler/test_stage_updates.py",
+    "adafactor_update": "tests/compiler/test_stage_updates.py",
+    "adafactor_vector_update": "tests/compiler/test_stage_updates.py",
+    "muon_update": "tests/compiler/test_stage_updates.py",
     "joined_updates": "made of the others; tests/actors/kernels/cuda/test_joined_updates.py",
 }
 """Ops that have a reference and no row, and where they are tested instead."""
