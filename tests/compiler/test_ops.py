@@ -214,8 +214,6 @@ def test_exactly_the_updates_write_over_their_variables():
         "muon_step": ((0, 0), (1, 2)),
         "decayed_step": ((0, 0),),
         "approach": ((0, 0),),
-        "carry": ((0, 0),),
-        "carry_sum": ((0, 0),),
     }
 
 
