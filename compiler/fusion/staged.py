@@ -6,7 +6,7 @@ Until every pass that cares for gradients has run (scale, skipped steps, ranks) 
 any other update. Then the pass `stage_updates` puts in its place what the function `lamb` emits:
 ordinary nodes, and updates by a program (`compiler.fusion.updates`) that read them.
 
-The function takes a `Stage`, the operands as expressions, and attributes by keyword; it returns the
+The function takes a `StageBuilder`, the operands as expressions, and attributes by keyword; it returns the
 new values, in the order of the outputs. What it emits must read none of them.
 """
 
@@ -43,7 +43,7 @@ from compiler.types import DType, TensorType, ValueId
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageBuilder:
     """What a function emits by: nodes of a graph, with the skip flag of the update that they are.
 
     Expressions on tensors broadcast as ops do.
@@ -96,7 +96,7 @@ class StagedUpdate:
 
     def emit(self, b: GraphBuilder, inputs: Sequence[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Emit what the update is made of; return the new values of what it writes over."""
-        stage = Stage(b, GraphEmitter(b), tuple(inputs[self.num_operands :]))
+        stage = StageBuilder(b, GraphEmitter(b), tuple(inputs[self.num_operands :]))
         operands = [stage.read(value) for value in inputs[: self.num_operands]]
         return self.function(stage, *operands, **settings_of(self.attributes, attrs))
 

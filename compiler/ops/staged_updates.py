@@ -8,7 +8,7 @@ which can be joined with others of its kind.
 from __future__ import annotations
 
 from compiler.fusion.expressions import Expression
-from compiler.fusion.staged import Stage, staged_update
+from compiler.fusion.staged import StageBuilder, staged_update
 from compiler.fusion.updates import update_op
 from compiler.ops.adaptive_updates import corrections, moments
 from compiler.ops.update import decayed
@@ -52,7 +52,7 @@ LAMB_STEP = update_op(
 
 
 def _lamb(
-    s: Stage, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
+    s: StageBuilder, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
     *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
 ) -> News:  # fmt: skip
     settings = (beta1, beta2, eps, weight_decay)
@@ -93,7 +93,7 @@ def _kept(param: Value, lr: Value, weight_decay: float) -> Value:
 
 
 def _clipped(
-    s: Stage, param: Value, grad: Value, estimate: Value, lr: Value, count: Value,
+    s: StageBuilder, param: Value, grad: Value, estimate: Value, lr: Value, count: Value,
     eps1: float, eps2: float, d: float,
 ) -> Value:  # fmt: skip
     """Return Adafactor's step from the estimate of the squares."""
@@ -104,7 +104,7 @@ def _clipped(
 
 
 def _adafactor(
-    s: Stage, param: Value, grad: Value, rows: Value, columns: Value, lr: Value, step: Value,
+    s: StageBuilder, param: Value, grad: Value, rows: Value, columns: Value, lr: Value, step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
     maximize: bool = False,
 ) -> News:  # fmt: skip
@@ -123,7 +123,7 @@ def _adafactor(
 
 
 def _adafactor_vector(
-    s: Stage, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
+    s: StageBuilder, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
     maximize: bool = False,
 ) -> News:  # fmt: skip
@@ -175,7 +175,7 @@ MUON_STEP = update_op(
 
 
 def _muon(
-    s: Stage, param: Value, grad: Value, buffer: Value, lr: Value,
+    s: StageBuilder, param: Value, grad: Value, buffer: Value, lr: Value,
     *, momentum: float, nesterov: bool, weight_decay: float, scale: float,
     a: float, b: float, c: float, ns_steps: int, eps: float,
 ) -> News:  # fmt: skip
