@@ -6,8 +6,8 @@ Until every pass that cares for gradients has run (scale, skipped steps, ranks) 
 any other update. Then the pass `stage_updates` puts in its place what the function `lamb` emits:
 ordinary nodes, and updates by a program (`compiler.fusion.updates`) that read them.
 
-The function takes a `StageBuilder`, the operands as expressions, and attributes by keyword; it returns the
-new values, in the order of the outputs. What it emits must read none of them.
+The function takes a `StageBuilder`, the operands as expressions, and attributes by keyword; it
+returns the new values, in the order of the outputs. What it emits must read none of them.
 """
 
 from __future__ import annotations
