@@ -67,9 +67,10 @@ Array = np.ndarray[Any, Any]
 class Job:
     """A function of (model, batch) that can be compiled and run.
 
-    A training job returns its loss, a float scalar, or a dict of tensors with the key "loss". Other
-    jobs return a tensor ("output") or a dict of tensors. Whoever hears of a step gets numbers for
-    scalars and arrays for all else, of which progress lines and files have the numbers.
+    A training job returns its loss, a float scalar, or a dict of tensors with the key "loss", or
+    with the keys that several optimizers name. Other jobs return a tensor ("output") or a dict of
+    tensors. Whoever hears of a step gets numbers for scalars and arrays for all else, of which
+    progress lines and files have the numbers.
     """
 
     def __init__(self, function: Function, options: JobOptions) -> None:
@@ -331,6 +332,7 @@ class Job:
             precision=self.options.precision,
             clip_norm=self.options.clip_norm or 0.0,
             clip_value=self.options.clip_value or 0.0,
+            losses=() if self.options.losses == ("loss",) else self.options.losses,
             evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
         )
 

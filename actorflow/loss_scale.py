@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 
@@ -71,8 +72,10 @@ def is_scale(value: object) -> bool:
     return is_number and 0.0 < float(value) < _LARGEST  # type: ignore[arg-type]  # a Real
 
 
-def scaled(trace: Trace, loss: Tensor, scaling: LossScale | float) -> Tensor:
-    """Return a loss times its scale, which becomes an output of the job and state of its plan."""
+def scaled(
+    trace: Trace, losses: Mapping[str, Tensor], scaling: LossScale | float
+) -> dict[str, Tensor]:
+    """Return losses times a scale, which becomes an output of the job and state of its plan."""
     single, counter = TensorType(DType.FLOAT32, ()), TensorType(DType.INT64, ())
     if isinstance(scaling, LossScale):
         init = (("kind", "constant"), ("value", float(scaling.init_scale)))
@@ -93,5 +96,9 @@ def scaled(trace: Trace, loss: Tensor, scaling: LossScale | float) -> Tensor:
     else:
         scale = as_tensor(float(scaling))._value_in(trace)
     trace.builder.outputs.append(Output(LOSS_SCALE, scale))
+    return {name: _times(loss, Tensor(trace, scale)) for name, loss in losses.items()}
+
+
+def _times(loss: Tensor, scale: Tensor) -> Tensor:
     wide = DType.FLOAT64 if loss.dtype is DType.FLOAT64 else DType.FLOAT32
-    return loss.to(wide) * Tensor(trace, scale).to(wide)
+    return loss.to(wide) * scale.to(wide)

@@ -92,9 +92,9 @@ PASSES: tuple[AnyPass, ...] = (
     Pass("narrow_bodies", narrow_bodies.run, ("gradients",), ("bodies of what is read",)),
     Pass("simplify", simplify.run, ("gradients", "bodies of what is read"), ("minimal",)),
     Pass("unscale", loss_scale.unscale, ("minimal",), ("gradients without scale",), _is_scaled),
-    Pass(
+    JobPass(
         "skip_updates",
-        skip_updates.run,
+        lambda graph, hardware, options: skip_updates.run(graph, options.losses or ("loss",)),
         ("minimal", "gradients without scale"),
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,

@@ -11,7 +11,8 @@ import numpy as np
 from actorflow.keywords import Choice, Count, check_fields
 from actorflow.literals import checked_number
 from actorflow.loss_scale import LossScale, is_scale
-from actorflow.optim import Optimizer
+from actorflow.optim import Optimizer, Part
+from actorflow.optim.parts import parts_of
 from actorflow.patterns import Patterns, wrong_patterns
 from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
@@ -36,7 +37,9 @@ class JobOptions:
     """The options of a job.
 
     Args:
-        optimizer: changes the model's parameters; a training job needs one.
+        optimizer: changes the model's parameters; a training job needs one. Or a list of
+            `af.optim.on(patterns, optimizer, loss=...)`: several of them, each with parameters and
+            a loss of its own; all are computed from the values before the step.
         train: False for a job that only computes its outputs.
         trainable: patterns over paths of parameters, such as ["head.*", "!*.bias"]: only these are
             trained by this job, and others read as if frozen (`actorflow.patterns`).
@@ -93,7 +96,7 @@ class JobOptions:
             machine, or `--tune`, may then choose another, whose last bits differ.
     """
 
-    optimizer: Optimizer | None = None
+    optimizer: Optimizer | Part | Sequence[Part] | None = None
     train: bool = True
     trainable: Patterns | None = None
     seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
@@ -119,6 +122,16 @@ class JobOptions:
         if not self.train or self.precision != "fp16":
             return None
         return LossScale() if self.loss_scale is None else self.loss_scale
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The optimizers, each with what it trains; one for everything where there is only one."""
+        return parts_of(self.optimizer, find_source()) or ()
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """The keys of what is trained on, in order; none where the job does not train."""
+        return tuple(dict.fromkeys([part.loss for part in self.parts])) if self.train else ()
 
     @property
     def budget_bytes(self) -> int:
@@ -155,11 +168,10 @@ class JobOptions:
                 f" {self.accumulate * self.metrics_every:,} batches before it hands them on; at"
                 f" most {MAX_TOGETHER:,} are possible. Lower metrics_every"
             )
-        has_rules = callable(getattr(optimizer, "rules", None)) and not isinstance(optimizer, type)
-        if optimizer is not None and not has_rules:
+        if optimizer is not None and parts_of(optimizer, where) is None:
             raise CompileError(
-                f"{where}: optimizer of job {job!r} must be one, such as af.optim.AdamW(1e-3), got"
-                f" {optimizer!r}"
+                f"{where}: optimizer of job {job!r} must be one, such as af.optim.AdamW(1e-3), or a"
+                f" list of af.optim.on(patterns, optimizer, loss=...), got {optimizer!r}"
             )
         if self.accumulate > 1 and not self.train:
             raise CompileError(

@@ -12,6 +12,8 @@ from actorflow.optim.adaptive import Lion as Lion
 from actorflow.optim.adaptive import RMSprop as RMSprop
 from actorflow.optim.groups import Group as Group
 from actorflow.optim.groups import group as group
+from actorflow.optim.parts import Part as Part
+from actorflow.optim.parts import on as on
 from actorflow.optim.rates import Schedule as Schedule
 from actorflow.optim.recipes import Optimizer as Optimizer
 from actorflow.optim.schedules import chain as chain

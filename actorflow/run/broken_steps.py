@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class BrokenSteps:
 
     Args:
         policy: one of `POLICIES`.
-        line: the user's line of the loss.
+        lines: the user's line of each loss, by its name.
         warn: receives what is to be said.
         skipped: steps that were skipped before this run; None for a plan that skips none.
         scaled: whether the plan's steps find a loss scale by skipping.
@@ -86,7 +86,7 @@ class BrokenSteps:
     def __init__(
         self,
         policy: str,
-        line: str,
+        lines: Mapping[str, str],
         warn: Callable[[str], object],
         *,
         skipped: int | None = None,
@@ -95,13 +95,14 @@ class BrokenSteps:
     ) -> None:
         self._policy = SKIP if scaled else policy
         self._is_scaled = scaled
-        self._line = line
+        self._lines = dict(lines)
         self._warn = warn
         self._before = self._total = skipped
         self._note = None if directory is None else directory / _NOTE
         self._warn_once = once(warn)
         self._in_a_row = 0
         self._last = (0, 0.0)  # step and its loss
+        self._name = next(iter(self._lines))  # of that loss: the first that is not finite
         self._scale = self._largest_scale = 0.0
 
     @property
@@ -117,13 +118,20 @@ class BrokenSteps:
         if self._total is not None:
             outputs[SKIPPED] = int(outputs[SKIPPED])
             self._count(outputs[SKIPPED])
-        loss = float(outputs["loss"])
+        losses = {name: float(outputs[name]) for name in self._lines}
+        broken = [name for name, loss in losses.items() if not math.isfinite(loss)]
+        self._name = (broken or list(losses))[0]
+        loss = losses[self._name]
         self._last = (step, loss)
         if self._is_scaled:
             self._scale = float(outputs[LOSS_SCALE])
             self._largest_scale = max(self._scale, self._largest_scale)
         if not math.isfinite(loss) and self._policy != SKIP:
-            self._report(step, f"loss is {loss} at step {step}")
+            self._report(step, f"{self._name} is {loss} at step {step}")
+
+    @property
+    def _line(self) -> str:
+        return self._lines[self._name]
 
     def finish(self, skipped: int) -> None:
         """Take how many steps are skipped now that the run is over: the last may be one."""
@@ -136,9 +144,9 @@ class BrokenSteps:
         self._total = total
         self._in_a_row += 1
         step, loss = self._last
-        what = f"loss is {loss}"
+        what = f"{self._name} is {loss}"
         if math.isfinite(loss):
-            what = f"a gradient or the learning rate is not finite (loss is {loss})"
+            what = f"a gradient or the learning rate is not finite ({self._name} is {loss})"
         if self._policy != SKIP:
             if math.isfinite(loss):  # else it was told with the loss
                 self._report(step, f"{what} at step {step}")

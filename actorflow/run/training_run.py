@@ -26,6 +26,7 @@ from actorflow.run.plan_facts import (
     batches_per_step,
     credits_after,
     line_of_output,
+    losses_of,
     snapshot_rate,
     takes_snapshots,
 )
@@ -355,13 +356,13 @@ def _share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) 
 
 
 def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
-    line = line_of_output(plan, "loss") if plan.option("is_training") else None
-    if line is None:
+    lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
+    if not lines:
         return None
     values = options.values
     return BrokenSteps(
         options.on_nan,
-        line,
+        lines,
         options.warn,
         skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
         scaled=is_scaled(plan),

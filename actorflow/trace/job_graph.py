@@ -11,6 +11,7 @@ from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.loss_scale import scaled
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
+from actorflow.optim.parts import claims
 from actorflow.patterns import chosen
 from actorflow.tensor import Tensor
 from actorflow.trace.devices import place_traced
@@ -70,31 +71,40 @@ def trace_job(
     forget()
     with collector_paused(), recording(trace):
         returned = function(model, Batch(trace))
-        outputs = _outputs(name, returned, is_training=options.train)
+        outputs = _outputs(name, returned, options.losses)
         b = trace.builder
         b.outputs = [Output(key, t._value_in(trace)) for key, t in outputs.items()]
         if options.train:
-            _add_update(trace, name, source_of(function), options, model, outputs["loss"])
+            losses = {key: outputs[key] for key in options.losses}
+            _add_update(trace, name, source_of(function), options, model, losses)
         place_traced(trace)
     return b.freeze()
 
 
 def _add_update(
-    trace: Trace, job: str, where: SourceLocation, options: JobOptions, model: Module, loss: Tensor
+    trace: Trace,
+    job: str,
+    where: SourceLocation,
+    options: JobOptions,
+    model: Module,
+    losses: Mapping[str, Tensor],
 ) -> None:
     b = trace.builder
     if options.scaling is not None:
         _check_scale_name(trace, where, job)
-        loss = scaled(trace, loss, options.scaling)
-    objective = loss._value_in(trace)
-    trained = {}
+        losses = scaled(trace, losses, options.scaling)
+    trainable = _trainable(where, job, options, model)
+    paths = [path for path, _ in model.named_parameters()]
+    parts = list(zip(options.parts, claims(options.parts, paths, trainable), strict=True))
     for name, stored in model.named_stored():
         if name in RESERVED:
             raise CompileError(
                 f"{stored.source}: a {stored.kind} cannot be called {name!r}: the engine counts"
                 " under that name; give the attribute another"
             )
-    for name, parameter in _trainable(where, job, options, model):
+    trained = {}
+    for name in [name for _, own in parts for name in own]:
+        parameter = trainable[name]
         if not trace.has_variable(name):
             raise CompileError(
                 f"{parameter.source}: parameter {name!r} is not used by job {job!r}, so"
@@ -115,9 +125,10 @@ def _add_update(
         )
     seed_of(trace)
     step = step_of(trace)._value_in(trace)
-    if options.optimizer is not None:
-        rules = options.optimizer.rules(trace, trained)
-        b.updates = [replace(rule, objective=objective) for rule in rules]
+    for part, own in parts:
+        objective = losses[part.loss]._value_in(trace)
+        rules = part.optimizer.rules(trace, {name: trained[name] for name in own})
+        b.updates += [replace(rule, objective=objective) for rule in rules]
     with trace.scope("optimizer"):
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))
@@ -128,13 +139,13 @@ def _add_update(
 
 def _trainable(
     where: SourceLocation, job: str, options: JobOptions, model: Module
-) -> list[tuple[str, Parameter]]:
-    """Return the parameters that a job trains, by path."""
+) -> dict[str, Parameter]:
+    """Return the parameters that a job may train, by path."""
     named = dict(model.named_parameters())
     if options.trainable is not None:
         what = f"{where}: trainable of job {job!r}"
         named = {path: named[path] for path in chosen(options.trainable, list(named), what)}
-    return [(path, parameter) for path, parameter in named.items() if not parameter.is_frozen]
+    return {path: parameter for path, parameter in named.items() if not parameter.is_frozen}
 
 
 def _add_assignments(trace: Trace) -> None:
@@ -157,8 +168,8 @@ def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
         )
 
 
-def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]:
-    name = "loss" if is_training else "output"
+def _outputs(job: str, returned: Any, losses: tuple[str, ...]) -> dict[str, Tensor]:
+    name = "loss" if losses else "output"
     outputs = dict(returned) if isinstance(returned, Mapping) else {name: returned}
     for key, value in outputs.items():
         if not isinstance(value, Tensor):
@@ -168,23 +179,21 @@ def _outputs(job: str, returned: Any, *, is_training: bool) -> dict[str, Tensor]
             )
     if not outputs:
         raise CompileError(f"job {job!r} returned nothing")
-    if is_training:
-        if "loss" not in outputs:
+    for key in losses:
+        if key not in outputs:
             raise CompileError(
                 f"job {job!r} returned {sorted(outputs)}; a training job's dict needs the"
-                " key 'loss'"
+                f" key {key!r}, which it trains on"
             )
-        _check_loss(job, outputs["loss"])
+        loss = outputs[key]
+        if loss.shape != () or not loss.dtype.is_float:
+            named = "the loss" if key == "loss" else f"the loss {key!r}"
+            mend = "; reduce it with .mean() or .sum()" if loss.shape else ""
+            raise CompileError(
+                f"{_line(loss)}: {named} of job {job!r} must be a float scalar, it is"
+                f" {loss.type}{mend}"
+            )
     return outputs
-
-
-def _check_loss(job: str, loss: Tensor) -> None:
-    if loss.shape != () or not loss.dtype.is_float:
-        mend = "; reduce it with .mean() or .sum()" if loss.shape else ""
-        raise CompileError(
-            f"{_line(loss)}: the loss of job {job!r} must be a float scalar, it is"
-            f" {loss.type}{mend}"
-        )
 
 
 def _line(tensor: Tensor) -> str:

@@ -2,14 +2,14 @@
 
     update(variable, gradient, ...)  ->  update(variable, gradient, ..., skip)
 
-where `skip` says whether the loss, or what an update reads besides its variables (the gradient, the
+where `skip` says whether a loss, or what an update reads besides its variables (the gradient, the
 learning rate), holds NaN or infinity. It is part of the step and not a decision of the host, which
 learns of a step when later ones have long begun. All gradients stay alive until the last of them is
 made, where each could otherwise go with its update: whoever wants all of a step or nothing of it
 pays that. Where a step sums gradients over batches, the sums are looked at, which live so long
 anyway, and a broken batch drops its whole step.
 
-The flag passes from one tensor to the next, first the loss, then the others as they are made.
+The flag passes from one tensor to the next, first the losses, then the others as they are made.
 The variable `skipped` counts the steps dropped; its value before a step is an output of that step.
 
 It runs after `simplify`, which leaves one learning rate where every update had its own, and before
@@ -38,7 +38,7 @@ from compiler.types import DType, Phase, ValueId
 _ZEROS = (("kind", "zeros"),)
 
 
-def run(graph: Graph) -> Graph:
+def run(graph: Graph, losses: tuple[str, ...] = ("loss",)) -> Graph:
     """Return the graph with updates that can be skipped. O(nodes).
 
     Raises CompileError where an update has no way to be skipped, or a name is taken.
@@ -60,7 +60,7 @@ def run(graph: Graph) -> Graph:
     others = tuple([node for node in graph.nodes if not ends_step(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
     with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
-        flag = _flag(b, graph, updates)
+        flag = _flag(b, graph, updates, losses)
         counter = _variable(b, SKIPPED, "counter", DType.INT64)
         b.writes.append(Write(counter, b.one(COUNT, counter, flag)))
     b.outputs.append(Output(SKIPPED, counter))
@@ -68,8 +68,8 @@ def run(graph: Graph) -> Graph:
     return b.freeze()
 
 
-def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
-    """Emit the search through the loss and what updates read, in the order of their making."""
+def _flag(b: GraphBuilder, graph: Graph, updates: list[Node], losses: tuple[str, ...]) -> ValueId:
+    """Emit the search through losses and what updates read, in the order of their making."""
     made_by = graph.producers()
     read = [
         value
@@ -79,7 +79,7 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node]) -> ValueId:
         if graph.types[value].dtype.is_float and position not in [over for _, over in node.writes]
     ]
     read = [_untransposed(b, value) for value in read if graph.types[value].num_elements]
-    values = [_loss_of_step(b, o.value) for o in graph.outputs if o.name == "loss"]
+    values = [_loss_of_step(b, o) for o in graph.outputs if o.name in losses]
     values += sorted(dict.fromkeys(read), key=lambda value: made_by[value])
     flag: tuple[ValueId, ...] = ()
     for value in values:
@@ -94,12 +94,13 @@ def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:
     return value if maker.op is not TRANSPOSE else _untransposed(b, maker.inputs[0])
 
 
-def _loss_of_step(b: GraphBuilder, loss: ValueId) -> ValueId:
+def _loss_of_step(b: GraphBuilder, output: Output) -> ValueId:
     """Return what is finite if the losses of all batches of a step are."""
+    loss = output.value
     total = next((node for node in b.nodes if node.op is ACCUMULATE), None)
     if total is not None:
         with b.on(b.producer_of(loss).device):
-            of_step = _variable(b, "sum/loss", SCRATCH, b.type_of(loss).dtype)
+            of_step = _variable(b, f"sum/{output.name}", SCRATCH, b.type_of(loss).dtype)
             loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
         b.writes.append(Write(of_step, loss))
     return loss

@@ -14,6 +14,7 @@ EVERYTHING = CompileOptions(
     "job",
     precision="bf16",
     skips_broken_steps=True,
+    clip_norm=1.0,
     memory_budget=1,
     devices=("host:0", "sim:0"),
     num_ranks=2,
