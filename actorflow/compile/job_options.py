@@ -11,7 +11,7 @@ import numpy as np
 from actorflow.keywords import Choice, Count, check_fields
 from actorflow.literals import checked_number
 from actorflow.loss_scale import LossScale, is_scale
-from actorflow.optim import Optimizer, Part
+from actorflow.optim import Optimizer, OptimizerPart
 from actorflow.optim.parts import parts_of
 from actorflow.patterns import Patterns, wrong_patterns
 from actorflow.sizes import parse_bytes
@@ -96,7 +96,7 @@ class JobOptions:
             machine, or `--tune`, may then choose another, whose last bits differ.
     """
 
-    optimizer: Optimizer | Part | Sequence[Part] | None = None
+    optimizer: Optimizer | OptimizerPart | Sequence[OptimizerPart] | None = None
     train: bool = True
     trainable: Patterns | None = None
     seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
@@ -124,7 +124,7 @@ class JobOptions:
         return LossScale() if self.loss_scale is None else self.loss_scale
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[OptimizerPart, ...]:
         """The optimizers, each with what it trains; one for everything where there is only one."""
         return parts_of(self.optimizer, find_source()) or ()
 

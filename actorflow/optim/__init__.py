@@ -12,7 +12,7 @@ from actorflow.optim.adaptive import Lion as Lion
 from actorflow.optim.adaptive import RMSprop as RMSprop
 from actorflow.optim.groups import Group as Group
 from actorflow.optim.groups import group as group
-from actorflow.optim.parts import Part as Part
+from actorflow.optim.parts import OptimizerPart as OptimizerPart
 from actorflow.optim.parts import on as on
 from actorflow.optim.rates import Schedule as Schedule
 from actorflow.optim.recipes import Optimizer as Optimizer

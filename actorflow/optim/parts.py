@@ -29,7 +29,7 @@ from compiler.graph import SourceLocation
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OptimizerPart:
     """See `on`, which makes one."""
 
     patterns: Patterns
@@ -38,7 +38,7 @@ class Part:
     source: SourceLocation
 
 
-def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> Part:
+def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> OptimizerPart:
     """Return a part of a job's optimizer: which parameters it trains, how, and on what loss.
 
     Args:
@@ -58,7 +58,7 @@ def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> Part:
     if not isinstance(loss, str) or not loss:
         raise CompileError(f"{where}: loss must be a key of what the job returns, got {loss!r}")
     kept = patterns if isinstance(patterns, str) else tuple(patterns)
-    return Part(kept, optimizer, loss, where)
+    return OptimizerPart(kept, optimizer, loss, where)
 
 
 def is_optimizer(value: object) -> bool:
@@ -66,25 +66,25 @@ def is_optimizer(value: object) -> bool:
     return callable(getattr(value, "rules", None)) and not isinstance(value, type)
 
 
-def parts_of(given: object, where: SourceLocation) -> tuple[Part, ...] | None:
+def parts_of(given: object, where: SourceLocation) -> tuple[OptimizerPart, ...] | None:
     """Return the parts of what a job got as its optimizer; None for what is none."""
     if is_optimizer(given):
-        return (Part("*", given, "loss", where),)  # type: ignore[arg-type]  # it has rules
-    listed = [given] if isinstance(given, Part) else given
+        return (OptimizerPart("*", given, "loss", where),)  # type: ignore[arg-type]  # it has rules
+    listed = [given] if isinstance(given, OptimizerPart) else given
     if not isinstance(listed, (list, tuple)) or not listed:
         return None
-    return tuple(listed) if all([isinstance(part, Part) for part in listed]) else None
+    return tuple(listed) if all([isinstance(part, OptimizerPart) for part in listed]) else None
 
 
 def claims(
-    parts: Sequence[Part], paths: Sequence[str], trained: Mapping[str, object]
+    parts: Sequence[OptimizerPart], paths: Sequence[str], trained: Mapping[str, object]
 ) -> list[list[str]]:
     """Return the paths that each part trains, of those that a job trains.
 
     Raises CompileError, with the line of the part, for a path that two parts claim, and for a part
     that has nothing to train.
     """
-    owner: dict[str, Part] = {}
+    owner: dict[str, OptimizerPart] = {}
     found = []
     for part in parts:
         named = chosen(part.patterns, paths, f"{part.source}: on()") if paths else ()
