@@ -121,11 +121,11 @@ class Subject:
 def gpt_job(seq, batch, d, heads, layers, accumulate=1, evaluates=False):
     @af.job(optimizer=af.optim.AdamW(1e-3), accumulate=accumulate)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     @af.job(train=False)
     def evaluate(model, batch):
-        return {"loss": af.cross_entropy(model(batch.x), batch.y)}
+        return {"loss": af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())}
 
     text = (np.arange(200_000) * 37 % 96 + 32).astype(np.uint8)
     tokens = lambda seed: af.data.Tokens(text, seq=seq, batch=batch, seed=seed)  # noqa: E731
@@ -137,7 +137,7 @@ def gpt_job(seq, batch, d, heads, layers, accumulate=1, evaluates=False):
 def mlp_job(batch, widths):
     @af.job(optimizer=af.optim.AdamW(1e-3))
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     rng = np.random.default_rng(0)
     count = 4 * batch

@@ -60,7 +60,7 @@ def make_job(memory_budget: int | None = None, recompute: str = "auto"):
         recompute=recompute,
     )
     def gpt(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return gpt
 

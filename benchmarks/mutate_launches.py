@@ -94,14 +94,14 @@ def tokens(seed: int = 0) -> af.data.DataSource:
 def job(**options: object) -> af.Job:
     @af.job(optimizer=af.optim.AdamW(1e-2), seed=3, **options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return train
 
 
 @af.job(train=False)
 def evaluate(model, batch):
-    return {"loss": af.cross_entropy(model(batch.x), batch.y)}
+    return {"loss": af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())}
 
 
 @dataclass(frozen=True)

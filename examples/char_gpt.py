@@ -33,7 +33,7 @@ class CharLM(nn.Module):
 
 @af.job(optimizer=af.optim.AdamW(1e-3))
 def train(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, 1), batch.y.flatten())
 
 
 @af.job(train=False)

@@ -5,7 +5,8 @@
 - `elementwise`: arithmetic and analysis of each element; `activation`: nonlinearities.
 - `comparison`: what elements are, and logic; `rounding`: whole numbers and bounds.
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
-- `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
+- `dense`, `attending`, `normalisation`: what layers compute; `loss`,
+  `classification`: what is minimised.
 - `control`: functions that run functions, step by step.
 - `convolution`, `pooling`: over the windows of images.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
@@ -18,6 +19,7 @@ from actorflow.functional import (
     activation,
     arranging,
     attending,
+    classification,
     comparison,
     control,
     convolution,
@@ -36,6 +38,7 @@ from actorflow.functional import (
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
 from actorflow.functional.attending import *
+from actorflow.functional.classification import *
 from actorflow.functional.comparison import *
 from actorflow.functional.control import *
 from actorflow.functional.convolution import *
@@ -55,6 +58,7 @@ __all__: list[str] = []
 __all__ += activation.__all__
 __all__ += arranging.__all__
 __all__ += attending.__all__
+__all__ += classification.__all__
 __all__ += creating.__all__
 __all__ += control.__all__
 __all__ += convolution.__all__

@@ -28,12 +28,13 @@ def checked(
     dense: Array,
     extremes: Array,
     axes: tuple[int, ...] = (),
+    first: int = 0,
 ) -> Launch:
     """Return the launch that copies `indices` to `dense` (flat) and checks 0 <= index < extent.
 
     The check is ours because numpy's own (mode "raise") works on a copy of the output. The launch
     raises IndexError naming `what`, the first bad value, its position and the allowed range; see
-    `bad_index` for `axes`.
+    `bad_index` for `axes`. Indices of one axis are counted from `first`.
     """
     if indices.size == 0:
         return in_sequence(())
@@ -47,7 +48,7 @@ def checked(
         minimum()
         maximum()
         if int(smallest) < 0 or int(largest) >= extent:
-            raise _first_bad(what, indices, extent, axes)
+            raise _first_bad(what, indices, extent, axes, first)
 
     return launch
 
@@ -71,7 +72,10 @@ def axes_of(attrs: Attrs) -> tuple[int, ...]:
     return integers(attrs, "axes") if "axes" in attrs else ()
 
 
-def _first_bad(what: str, indices: Array, extent: int, axes: tuple[int, ...]) -> IndexError:
+def _first_bad(
+    what: str, indices: Array, extent: int, axes: tuple[int, ...], first: int
+) -> IndexError:
     numbers = indices.astype(object)  # any width, any sign; only on the way to the error
     position = tuple(np.argwhere((numbers < 0) | (numbers >= extent))[0].tolist())
-    return bad_index(what, int(indices[position]), position, extent, axes)
+    counted = (position[0] + first,) if len(position) == 1 else position
+    return bad_index(what, int(indices[position]), counted, extent, axes)

@@ -146,11 +146,11 @@ def mlp(row: Row) -> tuple[nn.Module, Loss]:
 def gpt(row: Row) -> tuple[nn.Module, Loss]:
     if not row.is_training:
         return GPT(**row.sizes), lambda m, b: m(b.x)
-    return GPT(**row.sizes), lambda m, b: af.cross_entropy(m(b.x), b.y)
+    return GPT(**row.sizes), lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
 
 
 def gpt2(row: Row) -> tuple[nn.Module, Loss]:
-    return GPT2(**row.sizes), lambda m, b: af.cross_entropy(m(b.x), b.y)
+    return GPT2(**row.sizes), lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
 
 
 def bert(row: Row) -> tuple[nn.Module, Loss]:

@@ -56,7 +56,7 @@ class Towers(nn.Module):
 
 
 def loss(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 @af.job(train=False)

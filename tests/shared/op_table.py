@@ -95,6 +95,29 @@ def losses(logits, labels):
     return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
 
 
+def weighted_losses(logits, labels, weight, smoothing):
+    _, lse = losses(logits, labels)
+    share = weight[labels.astype(int)]
+    even = ((lse[:, None] - logits) * weight).mean(1)
+    picked = logits[np.arange(len(logits)), labels.astype(int)]
+    return (lse - picked) * share * (1 - smoothing) + even * smoothing, share, lse
+
+
+def soft_losses(logits, target):
+    lse = np.log(np.exp(logits).sum(1))
+    return (target * (lse[:, None] - logits)).sum(1), lse
+
+
+def picked_losses(x, labels, weight):
+    share = weight[labels.astype(int)]
+    return -x[np.arange(len(x)), labels.astype(int)] * share, share
+
+
+def bce_of_logits(x, y, weight):
+    s = sigmoid(x)
+    return -(weight * y * np.log(s) + (1 - y) * np.log(1 - s))
+
+
 def stretched(x, shape):
     return np.broadcast_to(x, shape)
 
@@ -404,6 +427,8 @@ def adaptive_updates(p, g, m, decay):
             yield Row(name, (p, g, *states, LR), attrs, formula, frozenset())
 
 
+SHARES = np.array([[0.1, 0.4, 0.5], [0.7, 0.25, 0.9]])
+
 ROWS_OF_OPS = (
     *[row(op, formula, X) for op, formula in UNARY.items()],
     *[row(op, formula, normal()) for op, formula in UNARY.items()],
@@ -530,6 +555,17 @@ ROWS_OF_OPS = (
         for n in (6, 1)
     ],
     row("cross_entropy_rows", losses, HUGE, np.array([1, 0]), flags="fused"),
+    *[
+        row(
+            "weighted_cross_entropy_rows",
+            weighted_losses, normal(4, 3), LABELS, positive(3), smoothing=smoothing,
+        )
+        for smoothing in (0.0, 0.2)
+    ],
+    row("soft_cross_entropy_rows", soft_losses, normal(4, 3), positive(4, 3)),
+    row("nll_rows", picked_losses, normal(4, 3), LABELS, positive(3)),
+    row("bce_with_logits", bce_of_logits, normal(4, 3), positive(4, 3), positive(3)),
+    row("bce", lambda x, y: -(y * np.log(x) + (1 - y) * np.log(1 - x)), SHARES, positive(2, 3)),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], normal(4, 2), IDS.astype("int32")[:, 0], flags=MOVES),
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],

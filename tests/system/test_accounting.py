@@ -63,7 +63,7 @@ class MLP(nn.Module):
 
 
 def loss(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 def of_gpt():

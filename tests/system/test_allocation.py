@@ -12,7 +12,7 @@ import actorflow as af
 
 @af.job(optimizer=af.optim.AdamW(1e-3))
 def train(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 @pytest.mark.no_gpu("the host that acts one multiplies in memory of its own")

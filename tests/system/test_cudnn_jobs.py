@@ -52,7 +52,7 @@ def compiled(monkeypatch):
             **options,
         )
         def train(model, batch):
-            return af.cross_entropy(model(batch.x), batch.y)
+            return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
         monkeypatch.setenv("ACTORFLOW_CUDNN", uses)
         return train.compile(make_model(width), tokens(), every=3)

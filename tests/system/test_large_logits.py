@@ -60,7 +60,7 @@ def spec(*shape):
 def job_with(**options):
     @af.job(optimizer=af.optim.AdamW(1e-2), **options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return train
 
@@ -126,7 +126,7 @@ def test_the_square_of_a_loss_computes_the_logits_twice(make, precision, toleran
 
         @af.job(optimizer=af.optim.SGD(0.1), precision=precision)
         def squared(model, batch):
-            loss = af.cross_entropy(model(batch.x), batch.y)
+            loss = af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
             return loss * loss
 
         model = make()
@@ -154,7 +154,10 @@ def test_an_evaluation_has_the_same_loss_and_hits_by_the_chunk(limit):
         def evaluate(model, batch):
             logits = model(batch.x)
             hit = (logits.argmax(-1) == batch.y.to("int64")).to("float32")
-            return {"loss": af.cross_entropy(logits, batch.y), "hits": hit.sum()}
+            return {
+                "loss": af.cross_entropy(logits.flatten(0, -2), batch.y.flatten()),
+                "hits": hit.sum(),
+            }
 
         model = Headed()
         assert len(regions_of(evaluate.compile(model, spec(4, 6)))) == (size == 0)
@@ -193,7 +196,7 @@ def large(wide, **options):
     @af.job(optimizer=af.optim.SGD(0.1))
     def train(model, batch):
         logits = model(batch.x)
-        metrics = {"loss": af.cross_entropy(logits, batch.y)}
+        metrics = {"loss": af.cross_entropy(logits.flatten(0, -2), batch.y.flatten())}
         if options.get("accuracy"):
             metrics["accuracy"] = (logits.argmax(-1) == batch.y.to("int64")).to("float32").mean()
         return metrics

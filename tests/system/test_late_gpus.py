@@ -97,7 +97,7 @@ def runner(kind, **options):
     @af.job(optimizer=af.optim.AdamW(1e-2), seed=2, **where | options)
     def train(model, batch):
         logits, labels = model(batch)
-        return af.cross_entropy(logits, labels)
+        return af.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
     plan = train.compile(make(), rows())
     settings = Settings.from_env(os.environ)

@@ -286,7 +286,7 @@ def tokens():
 def gpt_job(precision, **options):
     @af.job(precision=precision, optimizer=af.optim.AdamW(3e-3), **options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return train
 

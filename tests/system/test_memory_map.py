@@ -37,7 +37,7 @@ for (const view of views) {
 
 
 def loss(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 def compiled(**options):

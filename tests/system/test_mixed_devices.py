@@ -73,7 +73,10 @@ def body(split, dropout=0.1):
             y = half(model, h.to(device(1)))
         else:
             y = half(model, h)
-        return {"loss": af.cross_entropy(y, batch.y), "size": (y * y).mean()}
+        return {
+            "loss": af.cross_entropy(y.flatten(0, -2), batch.y.flatten()),
+            "size": (y * y).mean(),
+        }
 
     return train
 
@@ -138,7 +141,7 @@ def blocks_on(num_devices):
                 continue
             with af.device(device(index % num_devices)):
                 h = block(h)
-        return af.cross_entropy(model.head(model.norm(h)), batch.y)
+        return af.cross_entropy(model.head(model.norm(h)).flatten(0, -2), batch.y.flatten())
 
     return train
 
@@ -203,7 +206,7 @@ def test_a_tied_table_is_copied_each_step_and_its_gradient_comes_back():
             h = af.gelu(model.lower(model.table(batch.x)), approximate="tanh")
             weight = model.table.weight.to(device(1)) if split else model.table.weight
             h = model.norm(h.to(device(1)) if split else h)
-            return af.cross_entropy(h @ weight.T, batch.y)
+            return af.cross_entropy((h @ weight.T).flatten(0, -2), batch.y.flatten())
 
         return train
 
@@ -277,7 +280,9 @@ def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend():
     def train(model, batch):
         h = model.lower(model.table(batch.x))
         with af.device(device(1)):
-            return af.cross_entropy(model.norm(h) @ model.table.weight.T, batch.y)
+            return af.cross_entropy(
+                (model.norm(h) @ model.table.weight.T).flatten(0, -2), batch.y.flatten()
+            )
 
     model = Model()
     model.upper.weight.freeze(), model.upper.bias.freeze()

@@ -24,7 +24,7 @@ class TinyGPT(nn.Module):
 def job_with(optimizer):
     @af.job(optimizer=optimizer)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return train
 

@@ -96,7 +96,7 @@ def trained(kind, passes, monkeypatch):
 
     @af.job(**options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     model = make()
     rng = np.random.default_rng(1)

@@ -27,7 +27,7 @@ class Model(nn.Module):
 
 @af.job(optimizer=af.optim.AdamW(1e-2))
 def train(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 if __name__ == "__main__":
     data = af.data.Tokens.from_files("text.txt", seq=8, batch=4)

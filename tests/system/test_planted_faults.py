@@ -238,7 +238,7 @@ def outcomes(monkeypatch):
 
     @af.job(optimizer=af.optim.AdamW(1e-2), device="cuda", gpu="h200")
     def train(model, batch):
-        return af.cross_entropy(model.rows(batch.ids), batch.y)
+        return af.cross_entropy(model.rows(batch.ids).flatten(0, -2), batch.y.flatten())
 
     plan = train.compile(Table(), af.data.ArraySource(ROWS, batch=8))
 

@@ -38,7 +38,7 @@ def make_job(precision, **options):
 
     @af.job(precision=precision, **settings)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     return train
 
@@ -190,7 +190,7 @@ def test_an_evaluation_computes_in_the_precision_of_its_own_job(
 ):
     @af.job(train=False, precision=evaluating)
     def evaluate(model, batch):
-        return {"loss": af.cross_entropy(model(batch.x), batch.y)}
+        return {"loss": af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())}
 
     found = []
     evaluation = af.Evaluation(

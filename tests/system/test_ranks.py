@@ -25,7 +25,7 @@ BATCH = {name: TensorType(DType.INT32, (8, 64)) for name in ("x", "y")}
 def plans():
     @af.job(optimizer=af.optim.AdamW(1e-3))
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     model = GPT(64, seq=64, width=64, layers=4, heads=4)
     return [train.compile(model, BATCH, num_ranks=ranks) for ranks in (1, 4)]
@@ -117,7 +117,7 @@ def trained(plan, batches):
 def test_ranks_train_alike_and_as_one_with_all_batches(meeting, options):
     @af.job(optimizer=af.optim.SGD(0.1), **options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     def spec(rows):
         return {name: TensorType(DType.INT32, (rows, 16)) for name in ("x", "y")}
@@ -166,7 +166,7 @@ def test_all_that_a_job_may_ask_for_keeps_the_order_of_collectives(monkeypatch, 
 
     @af.job(optimizer=af.optim.AdamW(1e-3), **options)
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     spec = {name: TensorType(DType.INT32, (8, 32)) for name in ("x", "y")}
     model = GPT(32, seq=32, width=32, layers=2, heads=2)

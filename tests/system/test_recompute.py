@@ -21,7 +21,7 @@ class TokenGPT(GPT):
         super().__init__(17, seq=24, width=16, layers=layers, dropout=0.1)
 
     def __call__(self, batch):
-        return af.cross_entropy(super().__call__(batch.x), batch.y)
+        return af.cross_entropy(super().__call__(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 class UNet(nn.Module):

@@ -32,7 +32,7 @@ JOB = textwrap.dedent(
 
     @af.job(optimizer=af.optim.AdamW(af.optim.cosine(3e-3, steps=400)), seed=11)
     def train(model, batch):
-        loss = af.cross_entropy(model(batch.x), batch.y)
+        loss = af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
         return {"loss": loss, "ids": batch.x.to("float64").sum(), "first": batch.y[0, 0]}
 
     run, steps = sys.argv[1], int(sys.argv[2])

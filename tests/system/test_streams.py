@@ -45,7 +45,7 @@ class TinyGPT(GPT):
         super().__init__(17, seq=6, width=12, heads=3, dropout=0.2)
 
     def __call__(self, batch):
-        return af.cross_entropy(super().__call__(batch.x), batch.y)
+        return af.cross_entropy(super().__call__(batch.x).flatten(0, -2), batch.y.flatten())
 
 
 class Classifier(nn.Module):

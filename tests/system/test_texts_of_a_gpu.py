@@ -37,7 +37,7 @@ def programs_of():
 
     @af.job(device="cuda", gpu="h200", optimizer=af.optim.AdamW(1e-3))
     def train(model, batch):
-        return af.cross_entropy(model(batch.x), batch.y)
+        return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     ids = TensorType(DType.INT64, (8, 32))
     found = {}

@@ -69,16 +69,13 @@ class NumpyFusedKernel:
     op: str = "fused"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take every program on evenly spaced rows of dense columns; indices only of inputs."""
+        """Take every program on evenly spaced rows of dense columns."""
         inputs = inputs[: len(made_of(attrs).program.inputs)]
         walk = walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
         has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
         if walk is None or has_bits:
             return None
         program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
-        checked_values = [i.operands[0] for i in program.instructions if i.op == "check_index"]
-        if any([value >= len(program.inputs) for value in checked_values]):
-            return None
         is_copied = any([v < len(program.inputs) for v in program.outputs])
         return cost.needs(
             inputs,
@@ -208,10 +205,17 @@ class _Binding:
                 rewind, self.generators[v] = rewound_generator(seed, step, key)
                 self.launches.append(rewind)
         for v in [v for v in self.plan.rows[0] if op_of(program, v) == "check_index"]:
-            labels = self.inputs[operands_of(program, v)[0]].reshape(-1)
-            extent = int(program.instructions[v - len(program.inputs)].constants[0])
-            dense, extremes = self.held["indices", v][0], self.held["extremes", v][0]
-            self.launches.append(checked("label", labels, extent, dense, extremes))
+            given = operands_of(program, v)[0]
+            if given < len(program.inputs):
+                self._check(v, self.inputs[given].reshape(-1))
+
+    def _check(self, value: int, labels: Array, first: int = 0) -> None:
+        """Add the call that refuses what is out of range; `first` is the row of labels[0]."""
+        extent = int(self.program.instructions[value - len(self.program.inputs)].constants[0])
+        dense, extremes = self.held["indices", value][0], self.held["extremes", value][0]
+        self.launches.append(
+            checked("label", labels, extent, dense[: labels.size], extremes, first)
+        )
 
     def _compute(self, value: int, out: Array) -> None:
         """Add the calls of an elementwise instruction; its operands are in `values`."""
@@ -232,7 +236,10 @@ class _Binding:
                 rows = np.arange(r0, r1, dtype=np.int32)[:, None] // every
                 self.values[v] = rows % count if count else rows
             elif instruction.op == "check_index":
-                self.values[v] = self.values[instruction.operands[0]]
+                (given,) = instruction.operands
+                self.values[v] = self.values[given]
+                if given >= len(self.program.inputs):
+                    self._check(v, self.values[v].reshape(-1), r0)
             else:
                 self._compute(v, out)
 

@@ -144,5 +144,9 @@ class Walk:
         self.places[what, value] = ((rows, columns), held_dtype(self.program.dtype_of(value)))
 
     def _own_rows(self, value: int) -> int:
-        entry = self.program.inputs[operands_of(self.program, value)[0]]
+        """Return how many indices are checked at once: all that are given, or a block's."""
+        given = operands_of(self.program, value)[0]
+        if given >= len(self.program.inputs):
+            return self.rows
+        entry = self.program.inputs[given]
         return entry.count or -(-self.space.rows // entry.every)
