@@ -213,9 +213,8 @@ class _Binding:
         """Add the call that refuses what is out of range; `first` is the row of labels[0]."""
         extent = int(self.program.instructions[value - len(self.program.inputs)].constants[0])
         dense, extremes = self.held["indices", value][0], self.held["extremes", value][0]
-        self.launches.append(
-            checked("label", labels, extent, dense[: labels.size], extremes, first)
-        )
+        dense = dense[: labels.size]
+        self.launches.append(checked("label", labels, extent, dense, extremes, first=first))
 
     def _compute(self, value: int, out: Array) -> None:
         """Add the calls of an elementwise instruction; its operands are in `values`."""
