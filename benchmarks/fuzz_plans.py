@@ -194,7 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--plans", default="gpt,mlp,accumulate,streams,bf16")
+    parser.add_argument("--plans", default="gpt,mlp,accumulate,streams,bf16,scan")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sanitize", action="store_true", help="under gcc's AddressSanitizer")
     parser.add_argument("--numpy", action="store_true", help="numpy's kernels in place of native")

@@ -29,7 +29,9 @@ def _needs(
 ) -> KernelNeeds | None:
     """Return what two bodies need that run one after the other, if at all."""
     bodies = [body for name in names if isinstance(body := attrs[name], SubPlan)]
-    if len(bodies) != len(names) or not all([x.is_dense for x in operands]):
+    if len(bodies) != len(names):  # a device is chosen before there are plans
+        return KernelNeeds()
+    if not all([x.is_dense for x in operands]):
         return None
     return KernelNeeds(
         workspace_bytes=max([frame_of(body.plan).size_bytes for body in bodies]),

@@ -47,11 +47,16 @@ class ScanKernel:
     op: str = "scan"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Ask for the frame of the body; a carry may lie where its first value lay."""
+        """Ask for the frame of the body; a carry may lie where its first value lay.
+
+        Whoever chooses a device asks before there is a plan of the body: then it is a guess.
+        """
         body = attrs["body"]
-        if not isinstance(body, SubPlan) or not all([x.is_dense for x in (*inputs, *outputs)]):
-            return None
         moved = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
+        if not isinstance(body, SubPlan):
+            return KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved)
+        if not all([x.is_dense for x in (*inputs, *outputs)]):
+            return None
         return KernelNeeds(
             workspace_bytes=frame_of(body.plan).size_bytes,
             in_place=tuple([(i, i) for i in range(body.carries)]),

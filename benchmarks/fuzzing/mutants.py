@@ -115,8 +115,23 @@ _WEIGHTS = {
 
 
 def _change(body: list, rng: random.Random) -> str:
-    """Change one place of a plan; return its way, with * for places in tables."""
+    """Change one place of a plan, or of one within it; return its way, with * in tables."""
     columns = [field.name for field in fields(Plan)]
+    inner = [
+        attr[1]["sub_plan"]
+        for actor in body[columns.index("actors")]
+        for launch in actor[4]
+        for attr in launch[2]
+        if isinstance(attr[1], dict) and "sub_plan" in attr[1]
+    ]
+    if inner and rng.random() < 0.7:
+        chosen = rng.choice(inner)
+        if rng.random() < 0.2:
+            place = rng.randrange(1, len(chosen))
+            chosen[place] = _other_plain(chosen[place], rng)
+        else:
+            _change(chosen[0], rng)
+        return "launch.attrs.sub_plan"
     name = rng.choices(columns, [_WEIGHTS.get(column, 1) for column in columns])[0]
     hint = get_type_hints(Plan)[name]
     column = columns.index(name)

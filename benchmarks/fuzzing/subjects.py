@@ -16,7 +16,7 @@ from actorflow.settings import Settings
 from compiler.plan import Plan
 
 STEPS = 4
-NAMES = ("gpt", "mlp", "accumulate", "streams", "bf16")
+NAMES = ("gpt", "mlp", "accumulate", "streams", "bf16", "scan")
 
 
 class GPT(nn.Module):
@@ -55,6 +55,22 @@ class Towers(nn.Module):
         return self.left(x) * self.right(x)
 
 
+class Recurrent(nn.Module):
+    """A loop over ids, with a choice in every step."""
+
+    def __init__(self):
+        self.emb, self.cell, self.down = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def __call__(self, x):
+        def step(h, row):
+            new = af.tanh(self.cell(h) + row)
+            return af.cond(new.sum() > 0.0, lambda: new, lambda: new * 0.5), new
+
+        rows = self.emb(x).reshape(-1, 1, 8)
+        _, hs = af.scan(step, np.ones((1, 8), np.float32), rows)
+        return self.down(hs.reshape(-1, 8))
+
+
 def loss(model, batch):
     return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
@@ -82,6 +98,7 @@ def _job(name: str):
     options: dict = {
         "gpt": {"optimizer": af.optim.AdamW(1e-2)},
         "mlp": {"optimizer": af.optim.AdamW(1e-2)},
+        "scan": {"optimizer": af.optim.SGD(0.1)},
         "accumulate": {"optimizer": af.optim.SGD(0.1), "accumulate": 2},
         "streams": {"optimizer": af.optim.AdamW(1e-2), "streams": 2, "metrics_every": 2},
         "bf16": {
@@ -102,7 +119,7 @@ def evaluation(name: str):
 
 def compiled(name: str) -> Plan:
     """Compile one of the plans."""
-    model = GPT() if name == "gpt" else Towers() if name == "streams" else MLP()
+    model = {"gpt": GPT, "streams": Towers, "scan": Recurrent}.get(name, MLP)()
     # So that a small model is cut into many chains, on every stream that is asked for.
     with (
         mock.patch.object(HostTarget, "message_ns", 100.0),

@@ -47,7 +47,7 @@ def wanted_passes():
 def ordered(depth, target):
     graph = traced(depth)
     for step in wanted_passes():
-        graph = step.apply(graph, target)
+        graph = step.apply(graph, target, OPTIONS)
     return graph
 
 
@@ -78,7 +78,9 @@ def work(depth, target):
     graph = traced(depth)
     counted("hash", lambda: hash_graph(graph, with_sources=True))
     for step in wanted_passes():
-        graph = counted(step.name, lambda step=step, graph=graph: step.apply(graph, target))
+        graph = counted(
+            step.name, lambda step=step, graph=graph: step.apply(graph, target, OPTIONS)
+        )
     plan = counted("lower", lambda: lower(graph, target, OPTIONS, ""))
     counted("verify", lambda: verify_plan(plan))
     data = counted("to bytes", plan.to_bytes)
@@ -115,7 +117,7 @@ def test_the_target_is_asked_once_for_equal_calls(fake_target):
 def test_simplifying_what_is_simple_keeps_the_nodes_themselves():
     graph = traced(6)
     for step in wanted_passes():
-        graph = step.apply(graph, one_device(HostCosts()))
+        graph = step.apply(graph, one_device(HostCosts()), OPTIONS)
         if step.name == "simplify":
             break
     again = simplify.run(graph)

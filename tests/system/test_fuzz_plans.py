@@ -28,7 +28,7 @@ def test_a_mutant_is_refused_or_runs_and_nothing_dies(fuzz, tmp_path, built_kern
     (tmp_path / "cache" / "native").symlink_to(built_kernels, target_is_directory=True)
     is_native = os.environ.get("ACTORFLOW_NATIVE") != "0"
     environ = fuzz.environment(tmp_path, is_native=is_native)
-    names = ("gpt", "mlp", "accumulate", "streams", "bf16")
+    names = ("gpt", "mlp", "accumulate", "streams", "bf16", "scan")
     tally = fuzz.campaign(tmp_path, names, range(300), 1, environ)
     failures = [text for kind in fuzz.BAD for text in tally.shown.get(kind, ())]
     assert not failures, "\n".join(failures)

@@ -45,7 +45,9 @@ class CudaScan:
         operands lie, for it is bound a second time where ways of a call are tried.
         """
         body = attrs["body"]
-        if not isinstance(body, SubPlan) or not all([x.is_dense for x in (*inputs, *outputs)]):
+        if not isinstance(body, SubPlan):  # a device is chosen before there is a plan
+            return KernelNeeds(duration_ns=_COPY_NS * steps_of(attrs))
+        if not all([x.is_dense for x in (*inputs, *outputs)]):
             return None
         if steps_of(attrs) * len(body.launches) > MOST_LAUNCHES:
             return None
