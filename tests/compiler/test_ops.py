@@ -200,8 +200,6 @@ def test_exactly_the_updates_write_over_their_variables():
         "momentum_update": ((0, 0), (1, 2)),
         "adamw_update": ((0, 0), (1, 2), (2, 3)),
         "rescale": ((0, 0), (1, 1)),
-        "carry": ((0, 0),),
-        "carry_sum": ((0, 0),),
         "joined_updates": tuple([(k, k) for k in range(MOST_WRITTEN)]),
         "damped_momentum_update": ((0, 0), (1, 2)),
         "adam_update": ((0, 0), (1, 2), (2, 3)),
