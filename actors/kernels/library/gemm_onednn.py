@@ -74,7 +74,7 @@ class OneDnn:
         """Make the memory objects of every call; a status that is not 0 is the launch's."""
         item, out_item = gemm.dtype.itemsize, gemm.out_dtype.itemsize
         a, b, out = [address(array) for array in arrays]
-        table = _Table(place)
+        table = CallTable(place)
         for call in calls_of(chunks):
             primitive = self._primitive(gemm, call)
             if primitive is None:
@@ -107,7 +107,7 @@ class OneDnn:
         packs = None if product is None else _packs(gemm, product)
         if packs is None:
             raise InternalError(f"{self.name} does not pack the operand b of {gemm.key}")
-        table = _Table(place)
+        table = CallTable(place)
         for first, primitive in packs:
             source = b + first * gemm.b.column * gemm.dtype.itemsize
             table.add(primitive, (onednn.SOURCE, source), (onednn.DESTINATION, place.shared))
@@ -151,7 +151,7 @@ def _packs(
 
 
 @dataclass(slots=True)
-class _Table:
+class CallTable:
     """The calls of a block as C reads them, and what they point to."""
 
     place: PackedPlace

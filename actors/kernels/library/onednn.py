@@ -29,12 +29,14 @@ from compiler.types import DType
 PACKAGE = "onednn-cpu-gomp"
 
 SOURCE, WEIGHTS, DESTINATION = 1, 33, 17
+SOURCE_GRAD, WEIGHTS_GRAD, DESTINATION_GRAD = 129, 161, 145
 """Which argument of a primitive a memory is."""
 
-_TYPES = {DType.BFLOAT16: 2, DType.FLOAT32: 3}
-_CPU, _IN_ORDER, _USER_SCRATCH, _ANY = 1, 1, 1, 1
+TYPES = {DType.BFLOAT16: 2, DType.FLOAT32: 3}
+_CPU, _IN_ORDER, _USER_SCRATCH, ANY = 1, 1, 1, 1
 _QUERY_NAME, _QUERY_SCRATCH = 8, 136
-_QUERY_OF = {SOURCE: 129, WEIGHTS: 131, DESTINATION: 133}
+QUERY_OF = {SOURCE: 129, WEIGHTS: 131, DESTINATION: 133}
+QUERY_OF |= {SOURCE_GRAD: 130, WEIGHTS_GRAD: 132, DESTINATION_GRAD: 134}
 _STATUS = {
     1: "out of memory",
     2: "invalid arguments",
@@ -79,7 +81,7 @@ class Primitive:
 
 
 @dataclass(slots=True)
-class _Onednn:
+class Onednn:
     """The loaded library with its engine and stream; handles are cffi objects."""
 
     ffi: Any
@@ -92,7 +94,7 @@ class _Onednn:
 @dataclass(slots=True)
 class _OnednnState:
     is_sought: bool = False
-    library: _Onednn | None = None
+    library: Onednn | None = None
     primitives: dict[object, Primitive | None] = field(default_factory=dict)
 
 
@@ -115,13 +117,13 @@ def fingerprint() -> str:
 
 def address_of(function: str) -> int:
     """Return the address of a function of the library. Raises LibraryError without the library."""
-    library = _needed()
+    library = needed()
     return int(library.ffi.cast("intptr_t", library.ffi.addressof(library.calls, function)))
 
 
 def stream() -> int:
     """Return the handle of the stream that launches run on."""
-    library = _needed()
+    library = needed()
     return int(library.ffi.cast("intptr_t", library.stream))
 
 
@@ -130,7 +132,7 @@ def matmul(a: Matrix, b: Matrix, out: Matrix, *, adds: bool = False) -> Primitiv
 
     With `adds` the product is added to what `out` holds.
     """
-    return _shared((a, b, out, adds), lambda: _matmul(a, b, out, adds))
+    return shared((a, b, out, adds), lambda: _matmul(a, b, out, adds))
 
 
 def pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
@@ -138,20 +140,21 @@ def pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive |
 
     Its source is b from column `first` on, its destination the whole packed b.
     """
-    return _shared((b, first, columns, product), lambda: _pack(b, first, columns, product))
+    return shared((b, first, columns, product), lambda: _pack(b, first, columns, product))
 
 
 def pack_alike(first: Primitive, second: Primitive) -> bool:
     """Whether two products read their weights in one layout."""
-    library = _needed()
+    library = needed()
     weights = [
-        library.calls.dnnl_primitive_desc_query_md(x.descriptor, _QUERY_OF[WEIGHTS], 0)
+        library.calls.dnnl_primitive_desc_query_md(x.descriptor, QUERY_OF[WEIGHTS], 0)
         for x in (first, second)
     ]
     return bool(library.calls.dnnl_memory_desc_equal(*weights))
 
 
-def _shared(key: object, make: Callable[[], Primitive | None]) -> Primitive | None:
+def shared(key: object, make: Callable[[], Primitive | None]) -> Primitive | None:
+    """Return the primitive of a key, made at the first call; None where it is refused."""
     with _lock:
         if key not in _state.primitives:
             try:
@@ -166,7 +169,7 @@ def memory(primitive: Primitive, argument: int, address: int) -> Any:
 
     Raises LibraryError.
     """
-    return _memory(primitive, _QUERY_OF[argument], address)
+    return _memory(primitive, QUERY_OF[argument], address)
 
 
 def scratch(primitive: Primitive, address: int) -> Any:
@@ -176,7 +179,7 @@ def scratch(primitive: Primitive, address: int) -> Any:
 
 def handle_of(memory: Any) -> int:
     """Return the handle of a memory object, as C takes it."""
-    return int(_needed().ffi.cast("intptr_t", memory))
+    return int(needed().ffi.cast("intptr_t", memory))
 
 
 def explain(status: int) -> str:
@@ -185,7 +188,7 @@ def explain(status: int) -> str:
 
 
 def _memory(primitive: Primitive, query: int, address: int) -> Any:
-    library = _needed()
+    library = needed()
     described = library.calls.dnnl_primitive_desc_query_md(primitive.descriptor, query, 0)
     made = library.ffi.new("H *")
     target = library.ffi.cast("void *", address)
@@ -198,42 +201,42 @@ def _memory(primitive: Primitive, query: int, address: int) -> Any:
 
 def _matmul(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> Primitive | None:
     library = _library()
-    if library is None or any([x.dtype not in _TYPES for x in (a, b, out)]):
+    if library is None or any([x.dtype not in TYPES for x in (a, b, out)]):
         return None
     calls, null = library.calls, library.ffi.NULL
     with (
-        _one_thread(library),
+        one_thread(library),
         _described(library, a, b, out) as (src, wei, dst),
-        _attr(library, adds) as attr,
+        attributes(library, adds) as attr,
     ):
         made = library.ffi.new("H *")
         status = calls.dnnl_matmul_primitive_desc_create(
             made, library.engine, src, wei, null, dst, attr
         )
-        return None if status else _created(library, made[0])
+        return None if status else created(library, made[0])
 
 
 def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
-    library = _needed()
+    library = needed()
     ffi, calls = library.ffi, library.calls
     part = Matrix(b.dtype, b.rows, columns, b.row, b.column)
-    whole = calls.dnnl_primitive_desc_query_md(product.descriptor, _QUERY_OF[WEIGHTS], 0)
+    whole = calls.dnnl_primitive_desc_query_md(product.descriptor, QUERY_OF[WEIGHTS], 0)
     extents, begin = ffi.new("int64_t[12]", [b.rows, columns]), ffi.new("int64_t[12]", [0, first])
     window, made = ffi.new("H *"), ffi.new("H *")
     if calls.dnnl_memory_desc_create_submemory(window, whole, extents, begin):
         return None
     try:
-        with _one_thread(library), _described(library, part) as (src,), _attr(library) as attr:
+        with one_thread(library), _described(library, part) as (src,), attributes(library) as attr:
             engine = library.engine
             status = calls.dnnl_reorder_primitive_desc_create(
                 made, src, engine, window[0], engine, attr
             )
-            return None if status else _created(library, made[0])
+            return None if status else created(library, made[0])
     finally:
         calls.dnnl_memory_desc_destroy(window[0])
 
 
-def _created(library: _Onednn, pd: Any) -> Primitive | None:
+def created(library: Onednn, pd: Any) -> Primitive | None:
     """Return the primitive of a descriptor, which it keeps; None for a reference implementation."""
     ffi, calls = library.ffi, library.calls
     descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
@@ -249,7 +252,7 @@ def _created(library: _Onednn, pd: Any) -> Primitive | None:
         int(calls.dnnl_memory_desc_get_size(wanted)) if wanted != ffi.NULL else 0
         for wanted in (
             calls.dnnl_primitive_desc_query_md(pd, query, 0)
-            for query in (_QUERY_SCRATCH, _QUERY_OF[WEIGHTS])
+            for query in (_QUERY_SCRATCH, QUERY_OF[WEIGHTS])
         )
     ]
     handle = int(ffi.cast("intptr_t", made[0]))
@@ -257,7 +260,7 @@ def _created(library: _Onednn, pd: Any) -> Primitive | None:
 
 
 @contextmanager
-def _one_thread(library: _Onednn) -> Iterator[None]:
+def one_thread(library: Onednn) -> Iterator[None]:
     """Let the library believe that it has one thread, for what is made in here."""
     before = library.calls.omp_get_max_threads()
     library.calls.omp_set_num_threads(1)
@@ -268,7 +271,7 @@ def _one_thread(library: _Onednn) -> Iterator[None]:
 
 
 @contextmanager
-def _described(library: _Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
+def _described(library: Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
     """Give the library's descriptions of plain matrices."""
     ffi, calls = library.ffi, library.calls
     made: list[Any] = []
@@ -277,9 +280,9 @@ def _described(library: _Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]
             one = ffi.new("H *")
             extents = ffi.new("int64_t[12]", [matrix.rows, matrix.columns])
             strides = ffi.new("int64_t[12]", [matrix.row, matrix.column])
-            dtype = _TYPES[matrix.dtype]
+            dtype = TYPES[matrix.dtype]
             if matrix.is_packed:
-                status = calls.dnnl_memory_desc_create_with_tag(one, 2, extents, dtype, _ANY)
+                status = calls.dnnl_memory_desc_create_with_tag(one, 2, extents, dtype, ANY)
             else:
                 status = calls.dnnl_memory_desc_create_with_strides(one, 2, extents, dtype, strides)
             _check(status, f"the description of {matrix}")
@@ -291,7 +294,7 @@ def _described(library: _Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]
 
 
 @contextmanager
-def _attr(library: _Onednn, adds: bool = False) -> Iterator[Any]:
+def attributes(library: Onednn, adds: bool = False) -> Iterator[Any]:
     """Give the attributes of a primitive: scratch comes from us, and results may be added up."""
     made, calls = library.ffi.new("H *"), library.calls
     _check(calls.dnnl_primitive_attr_create(made), "attributes")
@@ -307,7 +310,7 @@ def _attr(library: _Onednn, adds: bool = False) -> Iterator[Any]:
         calls.dnnl_primitive_attr_destroy(made[0])
 
 
-def _add_to_output(library: _Onednn, attr: Any) -> None:
+def _add_to_output(library: Onednn, attr: Any) -> None:
     ops, calls = library.ffi.new("H *"), library.calls
     _check(calls.dnnl_post_ops_create(ops), "operations after a product")
     try:
@@ -317,7 +320,8 @@ def _add_to_output(library: _Onednn, attr: Any) -> None:
         calls.dnnl_post_ops_destroy(ops[0])
 
 
-def _needed() -> _Onednn:
+def needed() -> Onednn:
+    """Return the library. Raises LibraryError without it."""
     library = _library()
     if library is None:
         raise LibraryError(
@@ -327,7 +331,7 @@ def _needed() -> _Onednn:
     return library
 
 
-def _library() -> _Onednn | None:
+def _library() -> Onednn | None:
     with _lock:
         if not _state.is_sought:
             _state.is_sought = True
@@ -335,7 +339,7 @@ def _library() -> _Onednn | None:
         return _state.library
 
 
-def _loaded() -> _Onednn | None:
+def _loaded() -> Onednn | None:
     """Return the library with its engine, or None when any part of that is missing."""
     path = _path()
     try:
@@ -354,7 +358,7 @@ def _loaded() -> _Onednn | None:
     except (OSError, AttributeError, LibraryError):
         return None
     numbers = f"{version.major}.{version.minor}.{version.patch}"
-    return _Onednn(ffi, calls, engine, own, numbers)
+    return Onednn(ffi, calls, engine, own, numbers)
 
 
 def _path() -> str | None:

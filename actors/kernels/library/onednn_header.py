@@ -24,6 +24,12 @@ int dnnl_post_ops_create(H *);
 int dnnl_post_ops_append_sum(H, float, int32_t, int);
 int dnnl_post_ops_destroy(H);
 int dnnl_matmul_primitive_desc_create(H *, H, CH, CH, CH, CH, CH);
+int dnnl_convolution_forward_primitive_desc_create(H *, H, int, int, CH, CH, CH, CH,
+    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH);
+int dnnl_convolution_backward_data_primitive_desc_create(H *, H, int, CH, CH, CH,
+    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH, CH);
+int dnnl_convolution_backward_weights_primitive_desc_create(H *, H, int, CH, CH, CH, CH,
+    const int64_t *, const int64_t *, const int64_t *, const int64_t *, CH, CH);
 int dnnl_reorder_primitive_desc_create(H *, CH, H, CH, H, CH);
 CH dnnl_primitive_desc_query_md(CH, int, int);
 int dnnl_primitive_desc_query(CH, int, int, void *);

@@ -9,6 +9,7 @@ from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.kernel import Kernel
 from actors.kernels.native import runtime
 from actors.kernels.native.attention import ATTENTION_KERNELS
+from actors.kernels.native.convolution import CONVOLUTION_KERNELS
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
@@ -16,6 +17,7 @@ from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
 
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
+    (("gemm.c",), CONVOLUTION_KERNELS),
     ((), FUSED_KERNELS),
     (("gemm.c", "fused_product.c"), FUSED_PRODUCT_KERNELS),
     (("gemm.c", "chunked.c"), CHUNKED_KERNELS),

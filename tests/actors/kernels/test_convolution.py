@@ -1,5 +1,7 @@
 """Convolution and pooling on every path against the references: odd windows, layouts, chunks."""
 
+import itertools
+
 import numpy as np
 import pytest
 from emulated_run import emulated_run
@@ -10,6 +12,7 @@ from actors.kernels.convolution import OPS
 from actors.kernels.cuda import catalogue as gpus
 from actors.kernels.cuda import convolution as on_cuda
 from actors.kernels.interpret import convolution as on_numpy
+from actors.kernels.library import onednn
 from compiler.attrs import Attrs
 from compiler.registry import find_op, reference
 from compiler.types import DType, TensorType
@@ -84,6 +87,26 @@ def test_numpy_agrees_with_float64_however_columns_are_cut(chunk_bytes, monkeypa
             made = call_kernel(kernels[f"numpy.{op}"], attrs, inputs, outputs)
             for got, want in zip(made, right, strict=True):
                 close(got, want, problem[1].dtype)
+
+
+def test_onednn_agrees_with_float64_on_any_number_of_threads(native):
+    kernels, rng, taken = catalogue.binders(), np.random.default_rng(0), 0
+    for attrs, x, weight, y in problems(7, 60):
+        wide = [attrs, *[np.concatenate([a] * 3).astype("f4") for a in (x, y)]]
+        wide.insert(2, np.ascontiguousarray(weight, "f4"))
+        for op, own, inputs in itertools.islice(calls_of(*wide), 3):
+            (right,) = wanted(op, own, inputs)
+            out = strided(rng, right.shape, np.float32, "dense" if "weight" in op else "windowed")
+            kernel = kernels[f"onednn.{op}"]
+            if kernel.query(own, tuple(map(operand, inputs)), (operand(out),)) is None:
+                continue
+            taken += 1
+            (made,) = call_kernel(kernel, own, inputs, (out,))
+            close(made, right, np.float32)
+            with native.as_one_thread():
+                (alone,) = call_kernel(kernel, own, inputs, (out,))
+            assert alone.tobytes() == made.tobytes()
+    assert taken > 60 or not onednn.is_there()
 
 
 @pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])

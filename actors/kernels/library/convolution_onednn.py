@@ -1,0 +1,191 @@
+"""Convolutions by oneDNN, some images at a time, in the layouts that the library likes best.
+
+Those are blocks of channels: 1.3 to 2 times as fast as plain tensors, also where elements are
+brought there and back for each call, in planned scratch that stays in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from actors.kernels.library import onednn
+from actors.kernels.library.onednn import (
+    DESTINATION,
+    DESTINATION_GRAD,
+    QUERY_OF,
+    SOURCE,
+    SOURCE_GRAD,
+    WEIGHTS,
+    WEIGHTS_GRAD,
+    Onednn,
+    Primitive,
+)
+from compiler.types import DType
+
+_TRAINING, _DIRECT = 64, 1
+
+ARGUMENTS = {
+    "conv": (SOURCE, WEIGHTS, DESTINATION),
+    "conv_input_grad": (SOURCE_GRAD, WEIGHTS, DESTINATION_GRAD),
+    "conv_weight_grad": (SOURCE, WEIGHTS_GRAD, DESTINATION_GRAD),
+}
+"""Which arguments of the primitive of an op x, weight and y are."""
+
+Extents = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTensor:
+    """Extents, and steps in elements."""
+
+    shape: Extents
+    steps: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionForm:
+    """A call: x and y of some images, the weight [groups, O / groups, C / groups, *kernel]."""
+
+    op: str
+    x: PlainTensor
+    weight: PlainTensor
+    y: PlainTensor
+    strides: Extents
+    dilation: Extents
+    low: Extents
+    high: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTensor:
+    """How one operand goes to the library and back; its own layout takes `size_bytes`.
+
+    `there` and `back` are the copies, `adds` the one back that adds; None where it lies so already.
+    """
+
+    size_bytes: int
+    there: Primitive | None
+    back: Primitive | None
+    adds: Primitive | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCalls:
+    """The primitive of a form, and what surrounds it."""
+
+    main: Primitive
+    x: BlockedTensor
+    weight: BlockedTensor
+    y: BlockedTensor
+
+
+def calls_of(form: ConvolutionForm) -> ConvolutionCalls | None:
+    """Return the primitives of a form, made at the first call; None where one is refused."""
+    main = onednn.shared(form, lambda: _primitive(form))
+    if main is None:
+        return None
+    arguments = ARGUMENTS[form.op]
+    found = [
+        _blocked(main, argument, plain)
+        for argument, plain in zip(arguments, (form.x, form.weight, form.y), strict=True)
+    ]
+    blocked = [one for one in found if one is not None]
+    return ConvolutionCalls(main, *blocked) if len(blocked) == len(found) else None
+
+
+def sum_of(plain: PlainTensor) -> Primitive | None:
+    """Return the primitive that adds one tensor to another that lies alike."""
+
+    def make() -> Primitive | None:
+        library = onednn.needed()
+        with _described(library, plain) as described:
+            return _reorder(library, described, described, adds=True)
+
+    return onednn.shared(("sum", plain), make)
+
+
+def _primitive(form: ConvolutionForm) -> Primitive | None:
+    library = onednn.needed()
+    ffi, calls, null = library.ffi, library.calls, library.ffi.NULL
+    low, high, strides = [_extents(library, e) for e in (form.low, form.high, form.strides)]
+    apart = _extents(library, tuple([d - 1 for d in form.dilation]))
+    ways = (strides, apart, low, high)
+    with onednn.one_thread(library), onednn.attributes(library) as attr:
+        x, weight, y = [_free(library, t.shape) for t in (form.x, form.weight, form.y)]
+        forward, made = ffi.new("H *"), ffi.new("H *")
+        try:
+            engine, ends = library.engine, (x[0], weight[0])
+            if calls.dnnl_convolution_forward_primitive_desc_create(
+                forward, engine, _TRAINING, _DIRECT, *ends, null, y[0], *ways, attr
+            ):
+                return None
+            if form.op == "conv":
+                return onednn.created(library, forward[0])
+            kept = ffi.gc(forward[0], calls.dnnl_primitive_desc_destroy)
+            if form.op == "conv_input_grad":
+                status = calls.dnnl_convolution_backward_data_primitive_desc_create(
+                    made, engine, _DIRECT, *ends, y[0], *ways, kept, attr
+                )
+            else:
+                status = calls.dnnl_convolution_backward_weights_primitive_desc_create(
+                    made, engine, _DIRECT, *ends, null, y[0], *ways, kept, attr
+                )
+            return None if status else onednn.created(library, made[0])
+        finally:
+            for one in (x, weight, y):
+                calls.dnnl_memory_desc_destroy(one[0])
+
+
+def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTensor | None:
+    library = onednn.needed()
+    calls = library.calls
+    own = calls.dnnl_primitive_desc_query_md(main.descriptor, QUERY_OF[argument], 0)
+    size = int(calls.dnnl_memory_desc_get_size(own))
+    with _described(library, plain) as here:
+        if calls.dnnl_memory_desc_equal(own, here) and argument != WEIGHTS_GRAD:
+            return BlockedTensor(size, None, None, None)
+        key = (main, argument, plain)
+        there = onednn.shared((key, "there"), lambda: _reorder(library, here, own))
+        back = onednn.shared((key, "back"), lambda: _reorder(library, own, here))
+        adds = onednn.shared((key, "adds"), lambda: _reorder(library, own, here, adds=True))
+    return None if None in (there, back, adds) else BlockedTensor(size, there, back, adds)
+
+
+@contextmanager
+def _described(library: Onednn, plain: PlainTensor) -> Iterator[Any]:
+    """Give the library's description of a tensor as it lies."""
+    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+    extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
+    if library.calls.dnnl_memory_desc_create_with_strides(
+        made, len(plain.shape), extents, real, steps
+    ):
+        raise onednn.LibraryError(f"oneDNN does not describe {plain}")
+    try:
+        yield made[0]
+    finally:
+        library.calls.dnnl_memory_desc_destroy(made[0])
+
+
+def _reorder(library: Onednn, source: Any, target: Any, *, adds: bool = False) -> Primitive | None:
+    made, engine = library.ffi.new("H *"), library.engine
+    with onednn.one_thread(library), onednn.attributes(library, adds) as attr:
+        status = library.calls.dnnl_reorder_primitive_desc_create(
+            made, source, engine, target, engine, attr
+        )
+        return None if status else onednn.created(library, made[0])
+
+
+def _extents(library: Onednn, extents: Extents) -> Any:
+    return library.ffi.new("int64_t[12]", list(extents))
+
+
+def _free(library: Onednn, shape: Extents) -> Any:
+    """Return the description of a tensor in a layout of the library's choice."""
+    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+    library.calls.dnnl_memory_desc_create_with_tag(
+        made, len(shape), _extents(library, shape), real, onednn.ANY
+    )
+    return made
