@@ -41,7 +41,7 @@ _CALL_BYTES = 2 << 20
 """x and y of the images of a call, about: they stay in a core's cache."""
 
 _MOST_CHUNKS, _SUM_BYTES = 16, 2 << 20
-"""Chunks of a gradient of weights, at least two, have sums of no more bytes: each is moved twice."""
+"""Sums of chunks, of which there are at least two, take no more bytes: each is moved twice."""
 
 _ITEM = 4
 _CALLS = 0.5
