@@ -144,7 +144,8 @@ class Job:
             raise PlanCaptured(plan, store_all)
         from actorflow.run.open_model import runner_on
 
-        with runner_on(model, plan, claim, self.options.seed) as runner:
+        seed = self.options.seed if options.seed is None else options.seed
+        with runner_on(model, plan, claim, seed) as runner:
             return runner.run(options)
 
     def _compiled_for(self, model: Module, options: FitOptions) -> Plan:

@@ -67,7 +67,9 @@ def check_fields(options: Any, where: object, owner: str = "") -> None:
     """
     for field in fields(options):
         rule, value = field.metadata.get("rule"), getattr(options, field.name)
-        if rule is not None and (expected := rule.expected(value)):
+        if rule is None or value is field.default:  # which may be None, for what is left out
+            continue
+        if expected := rule.expected(value):
             raise CompileError(f"{where}: {field.name}{owner} must be {expected}, got {value!r}")
 
 

@@ -39,6 +39,8 @@ class FitOptions:
             a directory that was moved away. "raise" ends the run; "warn" trains on and tries
             again with the next one that is due, and raises when the last one fails.
         progress: print the plan and live progress to stdout.
+        seed: of initialisers and random ops, in place of the job's; no other plan is compiled. A
+            model that has values keeps them, and a resumed run needs the seed that it began with.
         on_step: called with (step, outputs) on the metrics thread, in order.
         evaluation: what the plan was compiled to evaluate between steps.
     """
@@ -52,6 +54,7 @@ class FitOptions:
     on_nan: str = field(default="raise", metadata={"rule": Choice(POLICIES)})
     on_save_error: str = field(default="raise", metadata={"rule": Choice(("raise", "warn"))})
     progress: bool = True
+    seed: int | None = field(default=None, metadata={"rule": Count(0, (1 << 63) - 1)})
     on_step: OnStep | None = None
     evaluation: Evaluation | None = None
 

@@ -107,6 +107,9 @@ class Runner:
         """Do what `fit` does, with the options in one."""
         check_policy(self.plan, options.on_nan)
         self.close()
+        if options.seed is not None and options.seed != self.seed:
+            self.seed = options.seed
+            self.given = {name: a for name, a in self.given.items() if name != "seed"}
         return fit(self, options)
 
     def stream(

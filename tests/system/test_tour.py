@@ -46,6 +46,12 @@ def test_the_code_about_kernels_runs_top_to_bottom_with_native_ones_and_without(
     run_python("\n".join(blocks), ACTORFLOW_NATIVE=native)
 
 
+def test_the_code_about_training_runs_top_to_bottom(run_python):
+    blocks = blocks_of(ROOT / "docs" / "training.md")
+    assert len(blocks) >= 6
+    run_python("\n".join(blocks))
+
+
 def test_the_readme_example_is_the_shipped_example_in_short(run_python):
     blocks = blocks_of(ROOT / "README.md")
     code = blocks[0]
