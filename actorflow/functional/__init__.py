@@ -7,6 +7,7 @@
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`,
   `classification`: what is minimised.
+- `by_channel`: normalisation over batch and places.
 - `control`: functions that run functions, step by step.
 - `convolution`, `pooling`: over the windows of images.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
@@ -19,6 +20,7 @@ from actorflow.functional import (
     activation,
     arranging,
     attending,
+    by_channel,
     classification,
     comparison,
     control,
@@ -38,6 +40,7 @@ from actorflow.functional import (
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
 from actorflow.functional.attending import *
+from actorflow.functional.by_channel import *
 from actorflow.functional.classification import *
 from actorflow.functional.comparison import *
 from actorflow.functional.control import *
@@ -58,6 +61,7 @@ __all__: list[str] = []
 __all__ += activation.__all__
 __all__ += arranging.__all__
 __all__ += attending.__all__
+__all__ += by_channel.__all__
 __all__ += classification.__all__
 __all__ += creating.__all__
 __all__ += control.__all__

@@ -1,6 +1,7 @@
 """Layers and models. `Module` and `Parameter` are the base; names and shapes follow torch's.
 
 - `parameter`: a tensor that the optimizer changes, and its initialisers' specs.
+- `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d.
 - `buffer`: state that is no parameter.
 - `module`: a tree of parameters and buffers, named by path.
 - `layers`: Linear, Embedding, LayerNorm, Dropout.
@@ -37,6 +38,7 @@ from actorflow.nn.activations import (
     Tanhshrink,
     Threshold,
 )
+from actorflow.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from actorflow.nn.buffer import Buffer
 from actorflow.nn.convolution import (
     AdaptiveAvgPool1d,
@@ -80,6 +82,9 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "Buffer",
     "Conv1d",
     "Conv2d",

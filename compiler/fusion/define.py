@@ -137,6 +137,7 @@ def fused_op(
     program: Function,
     *,
     gradient: Function | None = None,
+    has_rule: bool = False,
     check: Check | None = None,
     where: str | None = None,
     traces_at_once: bool = False,
@@ -152,6 +153,7 @@ def fused_op(
             gradients (`dy` for an output `y`), and the attributes; returns one expression per float
             operand. Derived from the program where it is None, and for outputs whose gradients it
             does not name.
+        has_rule: its gradient is no program but a rule, which the caller registers.
         check: refuses, by OpTypeError, what the signature cannot say.
         where: the file that knows, by default the caller's.
         traces_at_once: run the program when types are inferred, so that what is wrong with it is
@@ -182,7 +184,7 @@ def fused_op(
     definition.register(op, found, where)
     infer_type.register(op, remembered(1024)(found.infer), where)
     register_program(op, found, where)
-    if any([spec.elements != "bool" for spec in read.outputs]):
+    if not has_rule and any([spec.elements != "bool" for spec in read.outputs]):
         by_rule = single if gradient is None else None
         gradients.register(op, derived_gradient(found, by_rule), where)
         if by_rule is None:

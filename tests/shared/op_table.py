@@ -159,6 +159,18 @@ def accumulated(total, x, step, every):
     return np.where(step % every == 0, 0, total) + x
 
 
+def statistics(x, kept):
+    """Return the mean and one over the standard deviation of x, over axes of extent 1."""
+    axes = tuple(axis for axis, extent in enumerate(kept) if extent == 1)
+    return x.mean(axes, keepdims=True), (x.var(axes, keepdims=True) + 1e-3) ** -0.5
+
+
+def batch_norm(x, mean, rstd, weight, bias):
+    """The statistics are those of x, and follow it."""
+    mean, rstd = statistics(x, mean.shape)
+    return (x - mean) * rstd * weight + bias
+
+
 def handed_on(batch, variable, held, every):
     return variable if batch % every == 0 else held
 
@@ -539,6 +551,13 @@ ROWS_OF_OPS = (
     *[
         row("handed_on", handed_on, np.array(batch), X, np.flip(X), every=3)
         for batch in (0, 3, 4)
+    ],
+    *[
+        row(
+            "batch_norm", batch_norm, CUBE, *statistics(CUBE, (1, wide, 1)),
+            normal(1, wide, 1), normal(1, wide, 1, seed=1),
+        )
+        for wide in (3, 1)
     ],
     row("increment", lambda x: x + 1, ONE),
     *[row("count", lambda x, by: x + by, ONE, np.array(by)) for by in (0, 7)],

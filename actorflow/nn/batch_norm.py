@@ -1,0 +1,106 @@
+"""Batch normalisation over one, two or three axes beside those of batch and channels."""
+
+from __future__ import annotations
+
+from actorflow import functional
+from actorflow.literals import checked_number, checked_size
+from actorflow.nn.buffer import Buffer
+from actorflow.nn.module import Module
+from actorflow.nn.parameter import Parameter
+from actorflow.tensor import Tensor
+from actorflow.trace.tracer import current_trace, find_source
+from compiler.errors import CompileError
+
+_ONES, _ZEROS = (("kind", "ones"),), (("kind", "zeros"),)
+
+
+class _BatchNorm(Module):
+    """What the layers of one, two and three axes have in common; `ranks` are those of tensors."""
+
+    ranks: tuple[int, ...]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        track: bool = True,
+    ) -> None:
+        name = type(self).__name__
+        shape = (checked_size(num_features, f"num_features of {name}"),)
+        if shape[0] < 1:
+            raise CompileError(
+                f"{find_source()}: num_features of {name} must be 1 or more, got {num_features}"
+            )
+        self.eps = checked_number(eps, f"eps of {name}")
+        self.momentum = (
+            None if momentum is None else checked_number(momentum, f"momentum of {name}")
+        )
+        self.track = track
+        self.weight = Parameter(shape, _ONES) if affine else None
+        self.bias = Parameter(shape, _ZEROS) if affine else None
+        self.running_mean = Buffer(shape) if track_running_stats else None
+        self.running_var = Buffer(shape, _ONES) if track_running_stats else None
+        self.num_batches_tracked = Buffer((), dtype="int64") if track_running_stats else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same type as x."""
+        if x.ndim not in self.ranks:
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} takes tensors of"
+                f" {' or '.join(map(str, self.ranks))} axes, [N, C, ...], got {x.type}"
+            )
+        trace = current_trace()
+        is_training = trace is not None and trace.is_training and self.track
+        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None and is_training:
+            self.num_batches_tracked.assign(self.num_batches_tracked + 1)
+            if self.momentum is None:
+                momentum = 1.0 / self.num_batches_tracked.to(x.dtype)
+        return functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=is_training or self.running_mean is None,
+            momentum=momentum,
+            eps=self.eps,
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation of [N, C] or [N, C, L].
+
+    Normalise each channel: in training by the batch's statistics, else by the running ones.
+
+    `weight` starts at 1, `bias` at 0, `running_mean` at 0, `running_var` at 1, all [C]; the count
+    `num_batches_tracked` is int64. A job that trains (`train=True`) updates the running
+    statistics, once per batch; one that does not reads them.
+
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        momentum: share of the new statistics; None for the mean over all batches so far.
+        affine: whether there are weight and bias.
+        track_running_stats: False keeps no statistics; every batch is normalised by its own.
+        track: False freezes the running statistics: training jobs normalise by them, too, as
+            torch's layer does after eval(). It may be set at any time: `layer.track = False`.
+    """
+
+    ranks = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of [N, C, H, W]; see `BatchNorm1d`."""
+
+    ranks = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Batch normalisation of [N, C, D, H, W]; see `BatchNorm1d`."""
+
+    ranks = (5,)
