@@ -23,10 +23,6 @@ UNUSED = {
     "actors/transitions.py:state_diagram": "docs/actors.md is generated from it",
     "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",
     "actors/proof/mutate.py:exec_module": "Python's import calls it",
-<<<<<<< HEAD
-=======
-    "compiler/ops/elementwise.py:RECIPROCAL": "an op is registered where it is defined",
->>>>>>> f3293b0 (Batch normalisation of one, two and three axes)
     "compiler/ops/sparse_update.py:EMBEDDING_SGD_UPDATE": "an op is registered where it is defined",
     "compiler/ops/standard.py:FAMILIES": "modules are named there that register ops",
 }
