@@ -13,6 +13,7 @@ from actors.kernels.native.convolution import CONVOLUTION_KERNELS
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
+from actors.kernels.native.pooling import NATIVE_POOLING_KERNELS
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
 
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
@@ -26,6 +27,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("embedding.c",), EMBEDDING_UPDATE_KERNELS),
     (("copy.c",), MOVEMENT_KERNELS),
     (("reduce.c",), NATIVE_REDUCE_KERNELS),
+    (("pooling.c",), NATIVE_POOLING_KERNELS),
 )
 """Kernels, with the C files of this folder that they call."""
 

@@ -109,6 +109,20 @@ def test_onednn_agrees_with_float64_on_any_number_of_threads(native):
     assert taken > 60 or not onednn.is_there()
 
 
+def test_pools_in_c_agree_with_the_reference(native):
+    kernels = catalogue.binders()
+    for problem in problems(3, 40):
+        for op, attrs, inputs in calls_of(*problem):
+            if op in POOLS:
+                given = [np.array(a, order="C") for a in inputs]
+                right = wanted(op, attrs, inputs)
+                dtypes = [problem[1].dtype if r.dtype.kind == "f" else r.dtype for r in right]
+                outputs = [np.zeros(r.shape, d) for r, d in zip(right, dtypes, strict=True)]
+                made = call_kernel(kernels[f"c.{op}"], attrs, given, outputs)
+                for got, want in zip(made, right, strict=True):
+                    close(got, want, problem[1].dtype)
+
+
 @pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])
 def test_a_gpu_agrees_with_float64_however_columns_are_cut(
     chunk_bytes, native_toolchain, monkeypatch
