@@ -130,7 +130,7 @@ PASSES: tuple[AnyPass, ...] = (
         "stage_updates",
         stage_updates.run,
         # What it emits reads gradients, which no pass after it may put others in the place of.
-        ("minimal", "a scale after the step", "gradients of all ranks"),
+        ("minimal", "clipped gradients"),
         ("updates by programs",),
     ),
     Pass(

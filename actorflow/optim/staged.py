@@ -164,7 +164,7 @@ class Muon:
         if type_.rank != 2:
             raise CompileError(
                 f"{find_source()}: Muon trains matrices, and parameter {name!r} is {type_}; give"
-                " it another optimizer"
+                " it another optimizer with af.optim.on, or freeze it"
             )
         rows, columns = type_.shape
         ratio = math.sqrt(max(1.0, rows / max(columns, 1)))

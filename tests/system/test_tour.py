@@ -52,6 +52,10 @@ def test_the_code_about_training_runs_top_to_bottom(run_python):
     run_python("\n".join(blocks))
 
 
+def test_the_code_about_optimizers_runs(run_python):
+    run_python("\n".join(blocks_of(ROOT / "docs" / "optimizers.md")))
+
+
 def test_the_readme_example_is_the_shipped_example_in_short(run_python):
     blocks = blocks_of(ROOT / "README.md")
     code = blocks[0]
