@@ -21,6 +21,7 @@ _NAMES = (
     *("swapdims", "unbind", "unsqueeze", "view", "view_as"),
     *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
     *("rot90", "tile", "tril", "triu", "unfold"),
+    *("bernoulli", "multinomial"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )

@@ -5,15 +5,35 @@ So they are the same after a resume and under recomputation, and there is nothin
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 from actorflow.functional.counters import batches_of, seed_of, step_of
-from actorflow.literals import checked_number
-from actorflow.tensor import Tensor, apply
-from actorflow.trace.tracer import current_trace, find_source
+from actorflow.functional.elementwise import cos, log, sqrt, where
+from actorflow.functional.reduce import argmax
+from actorflow.literals import checked_number, checked_size, dtype_named
+from actorflow.tensor import Operand, Tensor, apply, as_tensor, integers
+from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.fusion.expressions import Expression
 from compiler.ops import random
+from compiler.types import DType
 
-__all__ = ["dropout"]
+__all__ = [
+    "bernoulli",
+    "dropout",
+    "multinomial",
+    "normal",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "uniform",
+]
+
+Shape = int | Sequence[int]
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -33,8 +53,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if trace is None or not trace.is_training or p == 0.0:
         return x
     key = trace.next_random_key()
-    counter = batches_of(trace) if trace.batches_per_step > 1 else step_of(trace)
-    return apply(random.DROPOUT, x, seed_of(trace), counter, p=p, key=key)
+    return apply(random.DROPOUT, x, seed_of(trace), _counter(trace), p=p, key=key)
 
 
 def checked_probability(p: float) -> float:
@@ -43,3 +62,140 @@ def checked_probability(p: float) -> float:
     if not 0.0 <= number < 1.0:
         raise CompileError(f"{find_source()}: dropout probability must be in [0, 1), got {number}")
     return number
+
+
+class _Stream:
+    """Where the numbers of one call come from."""
+
+    def __init__(self, shape: tuple[int, ...], what: str) -> None:
+        trace = current_trace()
+        if trace is None:
+            raise CompileError(
+                f"{find_source()}: {what} was called outside of a job; call it inside a function"
+                " decorated with @af.job"
+            )
+        self.trace, self.shape = trace, shape
+        self.seed, self.counter = seed_of(trace), _counter(trace)
+
+    def bits(self) -> Tensor:
+        """Return 24 new bits for each element, int32."""
+        key = self.trace.next_random_key()
+        return apply(random.RANDOM_BITS, self.seed, self.counter, shape=self.shape, key=key)
+
+    def uniform(self, dtype: DType, *, is_above_zero: bool = False) -> Tensor:
+        """Return numbers in [0, 1) of as many bits as float32 has, of 48 in float64.
+
+        `is_above_zero`: in (0, 1] and of 48 bits, so that a logarithm reaches far.
+        """
+        high = self.bits().to(dtype)
+        if dtype is not DType.FLOAT64 and not is_above_zero:
+            return high * 2.0**-24
+        low = self.bits().to(dtype) + (1.0 if is_above_zero else 0.0)
+        return (high + low * 2.0**-24) * 2.0**-24
+
+
+def _counter(trace: Trace) -> Tensor:
+    return batches_of(trace) if trace.batches_per_step > 1 else step_of(trace)
+
+
+def _float(dtype: Any) -> DType:
+    found = DType.FLOAT32 if dtype is None else dtype_named(dtype, "dtype")
+    if found not in (DType.FLOAT32, DType.FLOAT64):
+        raise CompileError(
+            f"{find_source()}: random numbers are made in float32 or float64, got {found}; convert"
+            " them with .to(...)"
+        )
+    return found
+
+
+def uniform(low: float, high: float, size: Shape, *, dtype: Any = None) -> Tensor:
+    """Return numbers that are equally likely anywhere in [low, high); float32 unless said.
+
+    Of 24 bits in float32, 48 in float64. A pure function of the seed, the step, this call and the
+    element: after a resume, recomputed, and on every device the same. Numbers of float32 in [0, 1)
+    are those of numpy's Generator(Philox(key=[seed, draw], counter=[0, 0, step, 0])); draws are
+    counted from 1 as the job is traced. float64 takes two, of which the first has the upper bits.
+    """
+    first = checked_number(low, "the low of uniform")
+    width = checked_number(high, "the high of uniform") - first
+    made = _Stream(integers(size, what="an extent"), "uniform").uniform(_float(dtype))
+    made = made if width == 1.0 else made * width
+    return made if first == 0.0 else made + first
+
+
+def rand(*size: Shape, dtype: Any = None) -> Tensor:
+    """Return `uniform` numbers in [0, 1)."""
+    return uniform(0.0, 1.0, integers(*size, what="an extent"), dtype=dtype)
+
+
+def rand_like(x: Tensor, *, dtype: Any = None) -> Tensor:
+    """Return `uniform` numbers in [0, 1) in the shape of x."""
+    return uniform(0.0, 1.0, x.shape, dtype=x.dtype if dtype is None else dtype)
+
+
+def normal(mean: Operand, std: Operand, size: Shape, *, dtype: Any = None) -> Tensor:
+    """Return normally distributed numbers (Box & Muller, 1958); float32 unless said.
+
+    The radius is made of 48 bits, so that numbers reach 8.1 standard deviations as often as they
+    should. See `uniform` for what they are a function of; the last bit may differ between devices.
+    """
+    kind = _float(dtype)
+    stream = _Stream(integers(size, what="an extent"), "normal")
+    radius = sqrt(log(stream.uniform(kind, is_above_zero=True)) * -2.0)
+    made = radius * cos(stream.uniform(kind) * (2.0 * math.pi))
+    made = made if isinstance(std, (int, float)) and std == 1 else made * std
+    return made if isinstance(mean, (int, float)) and mean == 0 else made + mean
+
+
+def randn(*size: Shape, dtype: Any = None) -> Tensor:
+    """Return `normal` numbers of mean 0 and standard deviation 1."""
+    return normal(0.0, 1.0, integers(*size, what="an extent"), dtype=dtype)
+
+
+def randn_like(x: Tensor, *, dtype: Any = None) -> Tensor:
+    """Return `randn` in the shape of x."""
+    return normal(0.0, 1.0, x.shape, dtype=x.dtype if dtype is None else dtype)
+
+
+def bernoulli(p: Tensor) -> Tensor:
+    """Return 1 with the probability that each element says, else 0, in the dtype of p."""
+    p = as_tensor(p)
+    kind = p.dtype if p.dtype in (DType.FLOAT32, DType.FLOAT64) else DType.FLOAT32
+    drawn = _Stream(p.shape, "bernoulli").uniform(kind)
+    return (drawn < p.to(kind).detach()).to(p.dtype)
+
+
+def randint(low: int, high: int, size: Shape, *, dtype: Any = None) -> Tensor:
+    """Return integers that are equally likely in low..high - 1, int64 unless said.
+
+    Of n numbers one is more likely than another by n / 2^48 at most.
+    """
+    first, last = checked_size(low, "the low of randint"), checked_size(high, "the high of randint")
+    if not 0 < last - first <= 1 << 32:
+        raise CompileError(
+            f"{find_source()}: randint needs up to 2^32 integers from low to high - 1, got low"
+            f" {first} and high {last}"
+        )
+    stream = _Stream(integers(size, what="an extent"), "randint")
+    made = (stream.uniform(DType.FLOAT64) * float(last - first)).to("int64") + first
+    kind = DType.INT64 if dtype is None else dtype_named(dtype, "dtype")
+    return made if kind is DType.INT64 else made.to(kind)
+
+
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    """Return places along the last axis of x, drawn as often as its elements weigh.
+
+    int64 [..., num_samples]. Weights are 0 or more, and need no sum. Draws are the largest of
+    weights divided by exponentially distributed numbers (Efraimidis & Spirakis, 2006).
+    """
+    x, count = as_tensor(x), checked_size(num_samples, "num_samples")
+    if not (x.ndim and x.dtype.is_float and count > 0 and (replacement or count == 1)):
+        raise CompileError(
+            f"{find_source()}: multinomial needs floats with an axis, num_samples of 1 or more, and"
+            f" replacement=True for several; got {x.type} and {count}"
+        )
+    kind = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+    shape = (*x.shape[:-1], count, x.shape[-1])
+    drawn = log(_Stream(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
+    weights = x.detach().to(kind).reshape(*x.shape[:-1], 1, x.shape[-1])
+    return argmax(where(weights > 0.0, weights / drawn, -1.0), -1)

@@ -131,6 +131,10 @@ class ProgramBuilder:
         """Emit whether dropout keeps an element, see `compiler.fusion.program.OTHERS`."""
         return self._emit("philox", (seed, step), DType.BOOL, Kind.FULL, (key, p))
 
+    def random_bits(self, seed: int, step: int, key: int) -> int:
+        """Emit 24 random bits for each element, an int32."""
+        return self._emit("philox", (seed, step), DType.INT32, Kind.FULL, (key, 0.0))
+
     def replay(self, program: FusedProgram, values: tuple[int, ...]) -> tuple[int, ...]:
         """Emit the instructions of a whole program on these inputs; return its outputs.
 

@@ -121,7 +121,8 @@ def _check_other(
         _expect(op, is_state, "seed and step, single numbers of int64")
         _expect_whole(op, constants[0], -(2**63), 2**64 - 1)
         _expect(op, 0 <= constants[1] < 1, "a share to drop from 0 to 1")
-        _expect_result(instruction, DType.BOOL, Kind.FULL)
+        is_bits = instruction.dtype is DType.INT32
+        _expect_result(instruction, DType.INT32 if is_bits else DType.BOOL, Kind.FULL)
         return
     _expect(op, not kinds, "no operands")
     if op == "row_index":

@@ -20,7 +20,7 @@ from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInpu
 from compiler.fusion.spaces import Space
 from compiler.fusion.ufuncs import UFUNCS
 from compiler.ops.indices import check_indices
-from compiler.ops.random import dropout_mask
+from compiler.ops.random import dropout_mask, random_bits
 from compiler.ops.reduce import total
 from compiler.types import DType, numpy_dtype
 
@@ -82,7 +82,7 @@ def _execute(
     if op == "column_index":
         return np.arange(space.columns, dtype=dtype)[None, :]
     if op == "philox":
-        return _kept(operands, constants, space)
+        return _random(operands, constants, space, instruction.dtype)
     if op not in _FUNCTIONS:
         raise InternalError(f"a fused program knows no instruction {op!r}")
     return np.asarray(_FUNCTIONS[op](*operands))
@@ -93,11 +93,17 @@ def _width(dtype: DType) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype is DType.BFLOAT16 else numpy_dtype(dtype)
 
 
-def _kept(operands: list[Array], constants: tuple[int | float, ...], space: Space) -> Array:
+def _random(
+    operands: list[Array], constants: tuple[int | float, ...], space: Space, dtype: DType
+) -> Array:
     seed, step = [int(v.reshape(())) for v in operands]
     key, p = constants
-    mask = dropout_mask(seed, step, int(key), p, space.rows * space.columns)
-    return mask.reshape(space.rows, space.columns)
+    count = space.rows * space.columns
+    if dtype is DType.BOOL:
+        made = dropout_mask(seed, step, int(key), p, count)
+    else:
+        made = random_bits(seed, step, int(key), count)
+    return made.reshape(space.rows, space.columns)
 
 
 def _spread(operand: ProgramInput, array: Array, space: Space) -> Array:

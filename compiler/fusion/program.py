@@ -81,7 +81,8 @@ int32 (kind COLUMN); `row_index` (every, count) -> (row // every) % count, or ro
 count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW: labels) -> the
 operand, and the launch fails where one is not in [0, extent); `philox` (operands seed, step: int64
 SCALAR; constants key, p) -> bool FULL: whether dropout keeps the element, as
-`compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column."""
+`compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column; or int32
+FULL: the number of 24 bits that this is decided by."""
 
 
 @dataclass(frozen=True, slots=True)

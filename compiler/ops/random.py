@@ -1,4 +1,4 @@
-"""Dropout by a counter-based generator: the mask is a pure function, so backward needs no copy.
+"""Dropout and random bits by a counter-based generator, so that backward needs no copy of a mask.
 
 Generator: Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), as
 numpy.random.Philox has it.
@@ -15,16 +15,22 @@ from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import Frame, expand, frame
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.rule import Grads, Values, array_of, gradient_of
-from compiler.ops.signature import Array, Types, typed
-from compiler.registry import Cost, OpTypeError, cost, define
+from compiler.ops.signature import Array, Types, expect_inputs, expect_type, typed
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type
 from compiler.rules import simplify
-from compiler.types import ValueId
+from compiler.types import DType, TensorType, ValueId
 
 DROPOUT = define("dropout")
 """x, seed [], step [] -> x * mask / (1 - p). x floats, seed and step int64.
 
 Attrs: p (0 <= p < 1), key (an int that tells the dropouts of a job apart). The mask depends only on
 seed, step, key and the row-major index of the element.
+"""
+
+RANDOM_BITS = define("random_bits")
+"""seed [], step [] -> 24 random bits for each element of a shape, int32. Attrs: shape, key.
+
+The same stream as dropout's, so a pure function of seed, step, key and row-major index.
 """
 
 _WORDS = 2**64
@@ -47,12 +53,47 @@ def dropout_mask(seed: int, step: int, key: int, p: float, n: int) -> Array:
     upper 24 of them make a number of at least p * 2^24, which is how `Generator.random` makes a
     float32.
     """
+    kept: Array = random_bits(seed, step, key, n) >= math.ceil(p * 2**24)
+    return kept
+
+
+def random_bits(seed: int, step: int, key: int, n: int) -> Array:
+    """Return the 24 bits of each of `n` elements, int32 [n]; see `dropout_mask`."""
     counter = np.array([0, 0, step % _WORDS, 0], np.uint64)
     keys = np.array([seed % _WORDS, key % _WORDS], np.uint64)
     generator = np.random.Philox(counter=counter, key=keys)
     bits = generator.random_raw((n + 1) // 2).astype("<u8").view("<u4")[:n]
-    kept: Array = bits >> 8 >= math.ceil(p * 2**24)
-    return kept
+    return (bits >> 8).astype(np.int32)
+
+
+@infer_type.of(RANDOM_BITS)
+def _bits_type(inputs: Types, attrs: Attrs) -> Types:
+    seed, step = expect_inputs(inputs, "seed", "step")
+    for type_, name in ((seed, "seed"), (step, "step")):
+        expect_type(type_, name, TensorType(DType.INT64, ()))
+    attrs.int_("key")
+    return (TensorType(DType.INT32, attrs.ints("shape")),)
+
+
+@array_of(RANDOM_BITS)
+def _bits_reference(attrs: Attrs, seed: Array, step: Array) -> Array:
+    shape = attrs.ints("shape")
+    bits = random_bits(int(seed), int(step), attrs.int_("key"), math.prod(shape))
+    return bits.reshape(shape)
+
+
+@frame.of(RANDOM_BITS)
+def _bits_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+    shape = outputs[0].shape or (1,)
+    return Frame(shape, ((), ()), (shape,), is_whole=True)
+
+
+@expand.of(RANDOM_BITS)
+def _bits(
+    p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
+) -> tuple[int, ...]:
+    seed, step = values
+    return (p.random_bits(seed, step, attrs.int_("key")),)
 
 
 @array_of(DROPOUT)

@@ -148,6 +148,12 @@ def scattered(dy, ids, rows):
     return out
 
 
+def random_numbers(seed, step, shape, key):
+    counter, keys = np.array([0, 0, step, 0], "u8"), np.array([seed, key], "u8")
+    generator = np.random.Generator(np.random.Philox(key=keys, counter=counter))
+    return np.asarray(generator.random(shape, np.float32) * 2**24).astype(np.int32)
+
+
 def last_places(ids, rows):
     flat = [int(i) for i in ids.reshape(-1)]
     return np.array(
@@ -512,7 +518,12 @@ ROWS_OF_OPS = (
     *[row("embedding_grad", scattered, normal(*IDS.shape, n), IDS, rows=4) for n in (1, 2, 130)],
     row("embedding", lambda w, ids: w[ids], counts(4, 3, dtype="int16"), IDS, flags=MOVES),
     row("embedding", lambda w, ids: w[ids], counts(4, 1) > 3, IDS, flags=MOVES),
-    row("flat_index", lambda flat, i, extent, **_: flat * extent + i % extent,
+    *[
+        row("random_bits", random_numbers, np.array(5), np.array(3), shape=shape, key=9)
+        for shape in ((), (7,), (3, 5), (2, 0), (130, 70))
+    ],
+    row(
+        "flat_index", lambda flat, i, extent, **_: flat * extent + i % extent,
         counts(3, 2), counts(3, 2, below=4) - 2, extent=2, number=0, count=1, rows=18),
     *[row("last_place", last_places, ids, rows=9)
       for ids in (counts(40), counts(0), counts(3, 700, dtype="int8"), counts(2, 2)[0])],

@@ -117,7 +117,9 @@ class Values:
             return self.name(instruction.operands[0], suffix)
         if instruction.op == "philox":
             least = math.ceil(float(instruction.constants[1]) * 2**24)
-            return f"({bits}[{self._place}] >> 8) >= {least}u"
+            number = f"({bits}[{self._place}] >> 8)"
+            is_bits = instruction.dtype is DType.INT32
+            return f"(int32_t){number}" if is_bits else f"{number} >= {least}u"
         return None
 
     def prelude(self, values: tuple[int, ...], suffix: str = "", row: str = "row") -> list[str]:

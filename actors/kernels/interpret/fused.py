@@ -329,7 +329,11 @@ class _Binding:
             uniform = scratch.window(self.held["uniform", value].reshape(-1), out.shape)
             p = np.array(np.ceil(float(instruction.constants[1]) * 2**24) * 2.0**-24, np.float32)
             self._call(self.generators[value].random, out=uniform, dtype=np.float32)
-            self._call(np.greater_equal, uniform, p, out=out)
+            if instruction.dtype is DType.BOOL:
+                self._call(np.greater_equal, uniform, p, out=out)
+            else:  # the bits again
+                self._call(np.multiply, uniform, np.float32(2**24), out=uniform)
+                self._call(np.copyto, out, uniform, casting="unsafe")
             self.values[value] = out
         else:
             self._compute(value, out)
