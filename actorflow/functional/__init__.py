@@ -10,6 +10,7 @@
 - `by_channel`: normalisation over batch and places.
 - `control`: functions that run functions, step by step.
 - `convolution`, `pooling`: over the windows of images.
+- `sorting`: order and the largest; `cumulative`: sums and products up to each element.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
 - `names`, `methods`: what arguments are called, and which functions tensors have as methods.
 
@@ -26,6 +27,7 @@ from actorflow.functional import (
     control,
     convolution,
     creating,
+    cumulative,
     dense,
     elementwise,
     indexing,
@@ -36,6 +38,7 @@ from actorflow.functional import (
     reduce,
     rounding,
     shape,
+    sorting,
 )
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
@@ -46,6 +49,7 @@ from actorflow.functional.comparison import *
 from actorflow.functional.control import *
 from actorflow.functional.convolution import *
 from actorflow.functional.creating import *
+from actorflow.functional.cumulative import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
@@ -56,6 +60,7 @@ from actorflow.functional.random import *
 from actorflow.functional.reduce import *
 from actorflow.functional.rounding import *
 from actorflow.functional.shape import *
+from actorflow.functional.sorting import *
 
 __all__: list[str] = []
 __all__ += activation.__all__
@@ -64,6 +69,7 @@ __all__ += attending.__all__
 __all__ += by_channel.__all__
 __all__ += classification.__all__
 __all__ += creating.__all__
+__all__ += cumulative.__all__
 __all__ += control.__all__
 __all__ += convolution.__all__
 __all__ += comparison.__all__
@@ -77,3 +83,4 @@ __all__ += random.__all__
 __all__ += reduce.__all__
 __all__ += rounding.__all__
 __all__ += shape.__all__
+__all__ += sorting.__all__

@@ -22,6 +22,8 @@ _NAMES = (
     *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
     *("rot90", "tile", "tril", "triu", "unfold"),
     *("bernoulli", "multinomial"),
+    *("argsort", "kthvalue", "median", "sort", "topk", "unique"),
+    *("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
     *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
     *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
 )

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from actors.kernels.branch import BRANCH_KERNELS
+from actors.kernels.interpret.along import ALONG_KERNELS
 from actors.kernels.interpret.attention import ATTENTION_KERNELS
 from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
 from actors.kernels.interpret.chunked import REGION_KERNELS
@@ -49,6 +50,7 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
     *REGION_KERNELS,
     *EMBEDDING_KERNELS,
     EMBEDDING_UPDATE,
+    *ALONG_KERNELS,
 )
 
 HOST_KERNELS: tuple[Kernel, ...] = (

@@ -154,6 +154,19 @@ def random_numbers(seed, step, shape, key):
     return np.asarray(generator.random(shape, np.float32) * 2**24).astype(np.int32)
 
 
+def order(x, descending):
+    ranks = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    return np.argsort(-ranks if descending else ranks, -1, kind="stable")
+
+
+def recurred(a, b, reverse):
+    out, total = np.zeros(b.shape, b.dtype), 0
+    for i in range(b.shape[-1])[:: -1 if reverse else 1]:
+        total = a[..., i] * total + b[..., i]
+        out[..., i] = total
+    return out
+
+
 def last_places(ids, rows):
     flat = [int(i) for i in ids.reshape(-1)]
     return np.array(
@@ -521,6 +534,21 @@ ROWS_OF_OPS = (
     *[
         row("random_bits", random_numbers, np.array(5), np.array(3), shape=shape, key=9)
         for shape in ((), (7,), (3, 5), (2, 0), (130, 70))
+    ],
+    *[
+        row("argsort", order, x, descending=descending)
+        for x in (distinct(3, 7), np.round(normal(2, 3, 70)), counts(5, 40), normal(2, 0))
+        for descending in (False, True)
+    ],
+    *[
+        row("recurrence", recurred, *operands, reverse=reverse)
+        for operands in (
+            (normal(3, 5), normal(3, 5, seed=1)),
+            (normal(2, 70, seed=2) / 2, normal(2, 70)),
+            (counts(4, 3, below=3), counts(4, 3)),
+            (normal(2, 0), normal(2, 0)),
+        )
+        for reverse in (False, True)
     ],
     row(
         "flat_index", lambda flat, i, extent, **_: flat * extent + i % extent,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from actors.kernels.cuda.along import CudaArgsort, CudaRecurrence
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.convolution import convolution_kernels
 from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
@@ -43,6 +44,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaEmbedding(gpu),
         CudaEmbeddingGrad(gpu),
         CudaLastPlace(gpu),
+        CudaArgsort(gpu),
+        CudaRecurrence(gpu),
         CudaEmbeddingUpdate(gpu),
         CudaJoinedUpdates(gpu),
         CudnnAttention(gpu),

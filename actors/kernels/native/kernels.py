@@ -8,6 +8,7 @@ from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
 from actors.kernels.kernel import Kernel
 from actors.kernels.native import runtime
+from actors.kernels.native.along import NATIVE_ALONG_KERNELS
 from actors.kernels.native.attention import ATTENTION_KERNELS
 from actors.kernels.native.convolution import CONVOLUTION_KERNELS
 from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
@@ -25,6 +26,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("attention.c",), ATTENTION_KERNELS),
     (("embedding.c",), NATIVE_EMBEDDING_KERNELS),
     (("embedding.c",), EMBEDDING_UPDATE_KERNELS),
+    (("along.c",), NATIVE_ALONG_KERNELS),
     (("copy.c",), MOVEMENT_KERNELS),
     (("reduce.c",), NATIVE_REDUCE_KERNELS),
     (("pooling.c",), NATIVE_POOLING_KERNELS),

@@ -1,0 +1,98 @@
+"""Along the last axis: the order of elements, and linear recurrences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.attrs import Attrs
+from compiler.graph import GraphBuilder, Node
+from compiler.ops.binary import MUL
+from compiler.ops.rule import Grads, array_of, gradient_of
+from compiler.ops.signature import Array, Types, expect_inputs, expect_type
+from compiler.ops.slicing import PAD, SLICE
+from compiler.registry import Cost, OpTypeError, cost, define, infer_type
+from compiler.types import DType, TensorType, ValueId
+
+ARGSORT = define("argsort")
+"""x -> int64, the places of the elements along the last axis in ascending order; equal ones as they
+came. Floats or int64. NaN is larger than all. Attrs: descending."""
+
+RECURRENCE = define("recurrence")
+"""a, b -> y, y[i] = a[i] * y[i - 1] + b[i] along the last axis, with 0 before the first.
+
+Floats, which are in float64 inside, or int64. Attrs: reverse, to go from the end.
+"""
+
+
+def _check(x: TensorType) -> None:
+    if x.rank < 1 or not (x.dtype.is_float or x.dtype is DType.INT64):
+        raise OpTypeError(f"needs an axis, and floats or int64; got {x}")
+
+
+@infer_type.of(ARGSORT)
+def _argsort_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    _check(x)
+    attrs.bool_("descending")
+    return (TensorType(DType.INT64, x.shape),)
+
+
+@infer_type.of(RECURRENCE)
+def _recurrence_type(inputs: Types, attrs: Attrs) -> Types:
+    a, b = expect_inputs(inputs, "a", "b")
+    _check(b)
+    expect_type(a, "a", b)
+    attrs.bool_("reverse")
+    return (b,)
+
+
+@array_of(ARGSORT)
+def _argsort(attrs: Attrs, x: Array) -> Array:
+    if not attrs.bool_("descending"):
+        return np.asarray(np.argsort(x, -1, kind="stable"))
+    turned = np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1]
+    return np.asarray(x.shape[-1] - 1 - turned)
+
+
+@array_of(RECURRENCE)
+def _recurrence(attrs: Attrs, a: Array, b: Array) -> Array:
+    wide = np.promote_types(b.dtype, np.float64) if b.dtype.kind == "f" else b.dtype
+    result, total = np.empty(b.shape, b.dtype), np.zeros(b.shape[:-1], wide)
+    order = range(b.shape[-1])
+    for i in reversed(order) if attrs.bool_("reverse") else order:
+        total = total * a[..., i] + b[..., i]
+        result[..., i] = total
+    return result
+
+
+@cost.of(ARGSORT)
+def _argsort_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    """Each pass of a merge sort moves a key and a place."""
+    passes = max(1, inputs[0].shape[-1]).bit_length()
+    return Cost(0.0, inputs[0].size_bytes + 32.0 * passes * inputs[0].num_elements)
+
+
+@cost.of(RECURRENCE)
+def _recurrence_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+    return Cost(2.0 * inputs[0].num_elements, 3.0 * inputs[0].size_bytes)
+
+
+@gradient_of(RECURRENCE)
+def _recurrence_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
+    """What flows into y[i] comes by way of y[i + 1] too: a recurrence the other way."""
+    factor, (y,), reverse = node.inputs[0], node.outputs, node.attrs.bool_("reverse")
+    if 0 in b.type_of(y).shape:
+        return dy, dy
+    flow = b.one(RECURRENCE, _moved(b, factor, reverse), dy, reverse=not reverse)
+    return b.one(MUL, flow, _moved(b, y, not reverse)), flow
+
+
+def _moved(b: GraphBuilder, x: ValueId, forward: bool) -> ValueId:
+    """Emit x moved by one place along its last axis, with a 0 at the end that is left."""
+    shape = b.type_of(x).shape
+    rank, last = len(shape), shape[-1]
+    none, one = (0,) * rank, (*(0,) * (rank - 1), 1)
+    starts, stops = (none, (*shape[:-1], last - 1)) if forward else (one, shape)
+    part = b.one(SLICE, x, starts=starts, stops=stops, steps=(1,) * rank)
+    low, high = (one, none) if forward else (none, one)
+    return b.one(PAD, part, low=low, high=high, steps=(1,) * rank)
