@@ -64,7 +64,7 @@ def checked_probability(p: float) -> float:
     return number
 
 
-class _Stream:
+class _Drawing:
     """Where the numbers of one call come from."""
 
     def __init__(self, shape: tuple[int, ...], what: str) -> None:
@@ -118,7 +118,7 @@ def uniform(low: float, high: float, size: Shape, *, dtype: Any = None) -> Tenso
     """
     first = checked_number(low, "the low of uniform")
     width = checked_number(high, "the high of uniform") - first
-    made = _Stream(integers(size, what="an extent"), "uniform").uniform(_float(dtype))
+    made = _Drawing(integers(size, what="an extent"), "uniform").uniform(_float(dtype))
     made = made if width == 1.0 else made * width
     return made if first == 0.0 else made + first
 
@@ -140,7 +140,7 @@ def normal(mean: Operand, std: Operand, size: Shape, *, dtype: Any = None) -> Te
     should. See `uniform` for what they are a function of; the last bit may differ between devices.
     """
     kind = _float(dtype)
-    stream = _Stream(integers(size, what="an extent"), "normal")
+    stream = _Drawing(integers(size, what="an extent"), "normal")
     radius = sqrt(log(stream.uniform(kind, is_above_zero=True)) * -2.0)
     made = radius * cos(stream.uniform(kind) * (2.0 * math.pi))
     made = made if isinstance(std, (int, float)) and std == 1 else made * std
@@ -161,7 +161,7 @@ def bernoulli(p: Tensor) -> Tensor:
     """Return 1 with the probability that each element says, else 0, in the dtype of p."""
     p = as_tensor(p)
     kind = p.dtype if p.dtype in (DType.FLOAT32, DType.FLOAT64) else DType.FLOAT32
-    drawn = _Stream(p.shape, "bernoulli").uniform(kind)
+    drawn = _Drawing(p.shape, "bernoulli").uniform(kind)
     return (drawn < p.to(kind).detach()).to(p.dtype)
 
 
@@ -176,7 +176,7 @@ def randint(low: int, high: int, size: Shape, *, dtype: Any = None) -> Tensor:
             f"{find_source()}: randint needs up to 2^32 integers from low to high - 1, got low"
             f" {first} and high {last}"
         )
-    stream = _Stream(integers(size, what="an extent"), "randint")
+    stream = _Drawing(integers(size, what="an extent"), "randint")
     made = (stream.uniform(DType.FLOAT64) * float(last - first)).to("int64") + first
     kind = DType.INT64 if dtype is None else dtype_named(dtype, "dtype")
     return made if kind is DType.INT64 else made.to(kind)
@@ -196,6 +196,6 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
         )
     kind = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
     shape = (*x.shape[:-1], count, x.shape[-1])
-    drawn = log(_Stream(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
+    drawn = log(_Drawing(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
     weights = x.detach().to(kind).reshape(*x.shape[:-1], 1, x.shape[-1])
     return argmax(where(weights > 0.0, weights / drawn, -1.0), -1)
