@@ -29,7 +29,6 @@ from compiler.ops import (
     binary,
     copies,
     elementwise,
-    matmul,
     rounding,
     shape,
     sources,
@@ -98,7 +97,6 @@ class Tensor:
     __lshift__, __rlshift__ = _infix(rounding.SHIFT_LEFT)
     __rshift__, __rrshift__ = _infix(rounding.SHIFT_RIGHT)
     __rpow__ = _infix(binary.POW)[1]
-    __matmul__, __rmatmul__ = _infix(matmul.MATMUL)
     __lt__ = _infix(binary.LESS)[0]
     __le__ = _infix(binary.LESS_EQUAL)[0]
     __gt__ = _infix(binary.GREATER)[0]
@@ -114,6 +112,14 @@ class Tensor:
 
     def __invert__(self) -> Tensor:
         return apply(rounding.BITWISE_NOT, self)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return self.matmul(other)
+
+    def __rmatmul__(self, other: Operand) -> Tensor:
+        from actorflow.functional.products import matmul  # functions are written with tensors
+
+        return matmul(other, self)
 
     def __pow__(self, other: Operand) -> Tensor:
         return self.pow(other)

@@ -8,6 +8,8 @@
 - `dense`, `attending`, `normalisation`: what layers compute; `loss`,
   `classification`: what is minimised.
 - `by_channel`: normalisation over batch and places.
+- `products`: of vectors, matrices, and by Einstein's convention.
+- `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
 - `convolution`, `pooling`: over the windows of images.
 - `sorting`: order and the largest; `cumulative`: sums and products up to each element.
@@ -34,6 +36,7 @@ from actorflow.functional import (
     loss,
     normalisation,
     pooling,
+    products,
     random,
     reduce,
     rounding,
@@ -56,6 +59,7 @@ from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
 from actorflow.functional.pooling import *
+from actorflow.functional.products import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
 from actorflow.functional.rounding import *
@@ -79,6 +83,7 @@ __all__ += indexing.__all__
 __all__ += loss.__all__
 __all__ += normalisation.__all__
 __all__ += pooling.__all__
+__all__ += products.__all__
 __all__ += random.__all__
 __all__ += reduce.__all__
 __all__ += rounding.__all__

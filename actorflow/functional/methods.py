@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from actorflow import functional
-from actorflow.functional import arranging, comparison, elementwise, rounding
+from actorflow.functional import arranging, comparison, elementwise, products, reduce, rounding
 from actorflow.tensor import Tensor
 
 _NAMES = (
@@ -15,7 +15,8 @@ _NAMES = (
     *comparison.__all__,
     *rounding.__all__,
     *("log_softmax", "relu", "sigmoid", "softmax", "tanh"),
-    *("amax", "argmax", "max", "mean", "sum"),
+    *reduce.__all__,
+    *(name for name in products.__all__ if name not in ("einsum", "tensordot")),
     *("chunk", "flatten", "split", "unflatten"),
     *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
     *("swapdims", "unbind", "unsqueeze", "view", "view_as"),

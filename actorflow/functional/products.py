@@ -1,0 +1,245 @@
+"""Products of vectors, matrices and tensors, down to matrix products over broadcast batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from actorflow.functional.arranging import diagonal, roll
+from actorflow.functional.names import with_numpy_names
+from actorflow.literals import checked_number, checked_size
+from actorflow.tensor import Operand, Tensor, apply, as_tensor, checked_axis, integers
+from actorflow.trace.tracer import find_source
+from compiler.errors import CompileError
+from compiler.ops.matmul import MATMUL
+
+__all__ = [
+    "addmm",
+    "baddbmm",
+    "bmm",
+    "cross",
+    "dot",
+    "einsum",
+    "matmul",
+    "mm",
+    "mv",
+    "outer",
+    "tensordot",
+]
+
+
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """Return a @ b: of the last two axes, over all before them, which broadcast.
+
+    A vector on the left is one row, on the right one column, and the result lacks that axis.
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    if not a.ndim or not b.ndim:
+        raise CompileError(f"{find_source()}: matmul needs axes to sum over: {a.type}, {b.type}")
+    left = a.reshape(1, a.shape[0]) if a.ndim == 1 else a
+    right = b.reshape(b.shape[0], 1) if b.ndim == 1 else b
+    made = apply(MATMUL, left, right)
+    rows = made.shape[-2:-1] if a.ndim > 1 else ()
+    columns = made.shape[-1:] if b.ndim > 1 else ()
+    return made.reshape(*made.shape[:-2], *rows, *columns) if 1 in (a.ndim, b.ndim) else made
+
+
+def _of_ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> Tensor:
+    a, b = as_tensor(a), as_tensor(b)
+    if (a.ndim, b.ndim) != ranks:
+        raise CompileError(
+            f"{find_source()}: {name} needs tensors of rank {ranks[0]} and {ranks[1]}, got {a.type}"
+            f" and {b.type}"
+        )
+    return matmul(a, b)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner product of two vectors, a scalar."""
+    return _of_ranks("dot", a, b, (1, 1))
+
+
+def mv(a: Tensor, b: Tensor) -> Tensor:
+    """Return a matrix times a vector."""
+    return _of_ranks("mv", a, b, (2, 1))
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Return a matrix times a matrix."""
+    return _of_ranks("mm", a, b, (2, 2))
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of matrices [B, M, K] and [B, K, N]."""
+    return _of_ranks("bmm", a, b, (3, 3))
+
+
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Return beta * x + alpha * (a @ b) of matrices."""
+    return _added(x, mm(a, b), beta, alpha)
+
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Return beta * x + alpha * (a @ b) of matrices [B, M, K] and [B, K, N]."""
+    return _added(x, bmm(a, b), beta, alpha)
+
+
+def _added(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """Leave x out where beta is 0, so that what is infinite in it does no harm."""
+    factor, share = checked_number(alpha, "alpha"), checked_number(beta, "beta")
+    scaled = product if factor == 1.0 else product * factor
+    if share == 0.0:
+        return scaled
+    return scaled + (x if share == 1.0 else x * share)
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of every element of one vector and every element of another."""
+    a, b = as_tensor(a), as_tensor(b)
+    if (a.ndim, b.ndim) != (1, 1):
+        raise CompileError(f"{find_source()}: outer needs vectors, got {a.type} and {b.type}")
+    return a.reshape(-1, 1) * b
+
+
+@with_numpy_names
+def cross(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
+    """Return the cross product along an axis of extent 3; other axes broadcast."""
+    a, b = as_tensor(a), as_tensor(b)
+    axis, other = checked_axis(a, dim), checked_axis(b, dim)
+    if (a.shape[axis], b.shape[other]) != (3, 3):
+        raise CompileError(
+            f"{find_source()}: cross needs extents of 3 along axis {dim}, got {a.type}, {b.type}"
+        )
+    one = roll(a, -1, axis) * roll(b, -2, other)
+    return one - roll(a, -2, axis) * roll(b, -1, other)
+
+
+def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
+    """Return the sum of products over the last `dims` axes of a and the first of b.
+
+    Or over pairs of axes: ([axes of a], [axes of b]).
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    if isinstance(dims, Sequence):
+        if len(dims) != 2:
+            raise CompileError(f"{find_source()}: tensordot needs axes of a and of b, got {dims!r}")
+        of_a = [checked_axis(a, axis) for axis in integers(dims[0], what="an axis")]
+        of_b = [checked_axis(b, axis) for axis in integers(dims[1], what="an axis")]
+    else:
+        count = checked_size(dims, "dims of tensordot")
+        if not 0 <= count <= min(a.ndim, b.ndim):
+            raise CompileError(
+                f"{find_source()}: tensordot over {count} axes of {a.type} and {b.type}"
+            )
+        of_a, of_b = list(range(a.ndim - count, a.ndim)), list(range(count))
+    if [a.shape[i] for i in of_a] != [b.shape[i] for i in of_b]:
+        raise CompileError(
+            f"{find_source()}: tensordot needs equal extents of axes {of_a} of {a.type} and {of_b}"
+            f" of {b.type}"
+        )
+    number = dict(zip(of_b, of_a, strict=True))
+    names = [number.get(i, a.ndim + i) for i in range(b.ndim)]
+    left = [i for i in range(a.ndim) if i not in of_a] + [n for n in names if n >= a.ndim]
+    return _summed(*_contracted((a, list(range(a.ndim))), (b, names), set(left)), left)
+
+
+_Named = tuple[Tensor, list[int]]
+"""A tensor with a number for each axis; those of equal numbers go together."""
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Return sums of products by Einstein's convention: "bij,bjk->bik".
+
+    A letter is an axis. Those that the result lacks are summed over; without an arrow it has those
+    that occur once, by the alphabet. Operands are taken from left to right.
+    """
+    text = equation.replace(" ", "") if isinstance(equation, str) else ""
+    sides = text.split("->")
+    terms = sides[0].split(",")
+    letters = "".join(terms)
+    wanted = sides[1] if len(sides) == 2 else _once(letters)
+    is_right = len(sides) <= 2 and len(terms) == len(operands) and bool(operands)
+    is_right = is_right and (letters + wanted).isalpha() | (not letters + wanted)
+    if not is_right or len({*wanted}) != len(wanted) or not {*wanted} <= {*letters}:
+        raise CompileError(
+            f"{find_source()}: einsum needs an equation such as 'ij,jk->ik', with letters for the"
+            f" axes of each operand, and no '...'; got {equation!r} for {len(operands)} operands"
+        )
+    found = _with_extents(terms, [as_tensor(operand) for operand in operands], equation)
+    left = [ord(letter) for letter in wanted]
+    made = found[0]
+    for place, other in enumerate(found[1:], 2):
+        later = {number for _, numbers in found[place:] for number in numbers}
+        made = _contracted(made, other, later.union(left))
+    return _summed(*made, left)
+
+
+def _once(letters: str) -> str:
+    return "".join(sorted([c for c in dict.fromkeys(letters) if letters.count(c) == 1]))
+
+
+def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> list[_Named]:
+    """Return operands without repeated axes, those of extent 1 stretched to their letter's."""
+    extents: dict[str, int] = {}
+    for term, x in zip(terms, tensors, strict=True):
+        if len(term) != x.ndim:
+            raise CompileError(
+                f"{find_source()}: einsum {equation!r} has {len(term)} letters for {x.type}"
+            )
+        for letter, extent in zip(term, x.shape, strict=True):
+            if extents.setdefault(letter, extent) == 1:
+                extents[letter] = extent
+            if extent not in (1, extents[letter]):
+                raise CompileError(
+                    f"{find_source()}: einsum {equation!r} has extents {extents[letter]} and"
+                    f" {extent} for {letter!r}"
+                )
+    found: list[_Named] = []
+    for term, tensor in zip(terms, tensors, strict=True):
+        names, x = list(term), tensor
+        if wide := tuple([extents[letter] for letter in term]):
+            x = x if x.shape == wide else x.broadcast_to(wide)
+        while again := [name for name in names if names.count(name) > 1]:
+            first = names.index(again[0])
+            second = names.index(again[0], first + 1)
+            x = diagonal(x, 0, first, second)
+            names = [n for i, n in enumerate(names) if i not in (first, second)] + again[:1]
+        found.append((x, [ord(name) for name in names]))
+    return found
+
+
+def _contracted(a: _Named, b: _Named, kept: set[int]) -> _Named:
+    """Return the product of two tensors, summed over what is not kept."""
+    x, left = a
+    y, right = b
+    x, left = _without(x, left, [n for n in left if n not in kept and n not in right])
+    y, right = _without(y, right, [n for n in right if n not in kept and n not in left])
+    both = [n for n in left if n in right and n in kept]
+    over = [n for n in left if n in right and n not in kept]
+    own, other = [[n for n in side if n not in both + over] for side in (left, right)]
+    extents = dict(zip(left + right, x.shape + y.shape, strict=True))
+    batch, rows, columns = [[extents[n] for n in part] for part in (both, own, other)]
+    x = x.permute([left.index(n) for n in both + own + over])
+    names = both + own + other
+    if not over:
+        y = y.permute([right.index(n) for n in both + other])
+        return x.reshape(*batch, *rows, *[1] * len(other)) * y.reshape(
+            *batch, *[1] * len(own), *columns
+        ), names
+    inner = math.prod([extents[n] for n in over])
+    y = y.permute([right.index(n) for n in both + over + other])
+    matrices = x.reshape(*batch, math.prod(rows), inner) @ y.reshape(
+        *batch, inner, math.prod(columns)
+    )
+    return matrices.reshape(*batch, *rows, *columns), names
+
+
+def _without(x: Tensor, names: list[int], gone: list[int]) -> _Named:
+    if not gone:
+        return x, names
+    return x.sum([names.index(n) for n in gone]), [n for n in names if n not in gone]
+
+
+def _summed(x: Tensor, names: list[int], wanted: list[int]) -> Tensor:
+    x, names = _without(x, names, [n for n in names if n not in wanted])
+    return x.permute([names.index(n) for n in wanted])
