@@ -1,6 +1,5 @@
 """Functions of each element: analysis, rounding, comparison, logic, integers; and promotion."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -109,8 +108,8 @@ CASES = [
     ],
     Case(
         "powers of integers and shifts",
-        lambda a, b: [a**3, a**0, a << 2, a >> 1, abs(a), af.sign(b), 2.0**b, a**1.5],
-        lambda t, a, b: [a**3, a**0, a << 2, a >> 1, abs(a), t.sign(b), 2.0**b, a**1.5],
+        lambda a, b: [a**3, a**0, a << 2, a >> 1, abs(a), af.sign(b), 2.0**b],
+        lambda t, a, b: [a**3, a**0, a << 2, a >> 1, abs(a), t.sign(b), 2.0**b],
         integers("int32", 0, 9),
     ),
     Case(
@@ -177,7 +176,7 @@ def test_every_pair_of_dtypes_meets_where_torchs_do(request):
         assert promote([a, b]) is promote([b, a]) is DType(met), pair
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.permutations(["float64", "float32"]))
+@pytest.mark.parametrize(("first", "second"), [("float64", "float32"), ("float32", "float64")])
 def test_a_tensor_without_axes_does_not_widen_one_that_has_some(first, second):
     @af.job(train=False)
     def job(model, batch):
