@@ -9,7 +9,6 @@
   `classification`: what is minimised.
 - `by_channel`: normalisation over batch and places.
 - `products`: of vectors, matrices, and by Einstein's convention.
-- `dense`, `attending`, `normalisation`: what layers compute; `loss`: what is minimised.
 - `control`: functions that run functions, step by step.
 - `convolution`, `pooling`: over the windows of images.
 - `sorting`: order and the largest; `cumulative`: sums and products up to each element.
