@@ -21,6 +21,7 @@ from compiler.graph import Graph, Node, Output, new_value
 from compiler.ops.copies import COPY_TO, is_copy, next_bucket, places
 from compiler.ops.sources import INPUT
 from compiler.placement import HOST_SIDE, Device, DeviceKind
+from compiler.rates import outputs_per_step
 from compiler.registry import is_source
 from compiler.types import TensorType, ValueId
 
@@ -28,7 +29,8 @@ from compiler.types import TensorType, ValueId
 def run(graph: Graph, devices: Sequence[Device]) -> Graph:
     """Return an ordered graph with the copies that its devices need; itself on the host. O(nodes).
 
-    Copies to a device are first among what runs, and one bucket; so are those from it, at the end.
+    Copies to a device are first among what runs, and one bucket; so are those from it, at the end,
+    but for outputs that there is one of per step of several batches.
     """
     is_host = [device.kind is DeviceKind.HOST for device in devices]
     return graph if all(is_host) else _Feeding(graph, is_host).run()
@@ -108,7 +110,7 @@ class _Feeding:
 
     def _outputs(self) -> tuple[Output, ...]:
         """Append the copies of outputs; return these instead of what they copy."""
-        graph, place = self._graph, places(self._graph)
+        graph, place, rare = self._graph, places(self._graph), outputs_per_step(self._graph)
         outputs: list[Output] = []
         for output in graph.outputs:
             device, value = place[output.value], self._now(output.value)
@@ -117,7 +119,7 @@ class _Feeding:
                 continue
             maker = graph.nodes[graph.producers()[output.value]]
             copy = replace(maker, inputs=(value,), after=(), device=device)
-            bucket = len(self._is_host) + device
+            bucket = len(self._is_host) * (2 if output.value in rare else 1) + device
             outputs.append(Output(output.name, self._append(copy, HOST_SIDE, bucket)))
         return tuple(outputs)
 

@@ -7,6 +7,7 @@ for every root the chain that makes it and the chains that read it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
@@ -90,7 +91,8 @@ def make_program(
     per_step, is_beside = needed_per_step(graph), runs_beside_steps(graph)
     every = batches_per_step(graph)
     makespan_ns = 0.0
-    chains = _chains_beside(work, [i for i, node in enumerate(nodes) if is_beside[node]])
+    beside = {i: per_step[node] for i, node in enumerate(nodes) if is_beside[node]}
+    chains = _chains_beside(work, beside)
     order: list[tuple[int, int]] = []
     for is_per_step in (False, True):
         launches = [
@@ -161,13 +163,13 @@ def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
     return StreamKey(node.device, role)
 
 
-def _chains_beside(work: LaunchWork, launches: list[int]) -> list[ChainDraft]:
-    """Return a chain for each bucket of copies that run beside steps."""
+def _chains_beside(work: LaunchWork, launches: Mapping[int, bool]) -> list[ChainDraft]:
+    """Return a chain for each bucket of copies that run beside steps; launches by their rate."""
     buckets: dict[tuple[StreamKey, int], list[int]] = {}
     for i in launches:
         buckets.setdefault((work.stream[i], work.buckets[i]), []).append(i)
     return [
-        ChainDraft(tuple(own), stream, False, (0, 1), is_beside=True)
+        ChainDraft(tuple(own), stream, launches[own[0]], (0, 1), is_beside=True)
         for (stream, _), own in buckets.items()
     ]
 

@@ -133,19 +133,19 @@ def test_steps_are_those_of_the_formula(optimizer, clip):
 
 OPTIONS = [
     {"streams": 2}, {"metrics_every": 3}, {"recompute": "blocks"}, {"offload": "optimizer"},
-    {"devices": ["sim:0", "sim:1"]}, {"device": "sim"},
+    {"devices": ["sim:0", "sim:1"]}, {"device": "sim"}, {"device": "sim", "metrics_every": 2},
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_clipping_is_the_same_under_every_option(options):
+def test_clipping_is_the_same_under_every_option(options, every):
     runs = []
     for more in ({}, options):
         model = Products()
         first_values(model)
-        runs.append(
-            rows_of_fit(training("adamw", clip_norm=0.3, **more), model, source(batches(6)), 6)
-        )
+        train = training("adamw", clip_norm=0.3, accumulate=every, **more)
+        runs.append(rows_of_fit(train, model, source(batches(6)), 6 // every))
     (rows, plain), (others, result) = runs
     assert rows == others
     assert_same(result.variables, plain.variables)
