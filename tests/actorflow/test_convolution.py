@@ -1,0 +1,79 @@
+"""Layers of convolutions: parameters as torch has them, and what a user reads of wrong ones."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.errors import CompileError
+
+
+def traced(function, **shapes):
+    """Compile a job of one function of tensors."""
+    job = af.job(train=False)(lambda model, batch: {"y": function(batch["x"], batch["w"])})
+    model = nn.Module()
+    try:
+        feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        return job.step(model, feeds)["y"]
+    finally:
+        job.close(model)
+
+
+@pytest.mark.parametrize(
+    ("layer", "weight", "fan_in"),
+    [
+        (nn.Conv1d(4, 6, 3), (6, 4, 3), 12),
+        (nn.Conv2d(4, 6, (3, 5), groups=2), (6, 2, 3, 5), 30),
+        (nn.Conv3d(4, 6, 1), (6, 4, 1, 1, 1), 4),
+        (nn.ConvTranspose1d(4, 6, 3), (4, 6, 3), 18),
+        (nn.ConvTranspose2d(4, 6, 2, groups=2), (4, 3, 2, 2), 12),
+        (nn.ConvTranspose3d(4, 6, 1), (4, 6, 1, 1, 1), 6),
+    ],
+)
+def test_parameters_begin_like_torchs(layer, weight, fan_in):
+    assert {name: p.shape for name, p in layer.named_parameters()} == {
+        "weight": weight,
+        "bias": (6,),
+    }
+    bounds = [dict(p.init)["bound"] for _, p in layer.named_parameters()]
+    assert bounds == pytest.approx([fan_in**-0.5] * 2)
+
+
+WRONG = (
+    (lambda x, w: af.conv2d(x, w, padding="same", stride=2), "padding 'same' needs a stride of 1"),
+    (lambda x, w: af.conv2d(x, w, padding="full"), "integers, 'same' or 'valid', got 'full'"),
+    (lambda x, w: af.conv2d(x, w, stride=0), "stride must be one integer of 1 or more, or 2 of"),
+    (lambda x, w: af.conv2d(x, w, padding=(1, 2, 3)), "padding must be one integer of 0 or more"),
+    (lambda x, w: af.conv1d(x, w), "conv1d expects x [N, C, *spatial] or [C, *spatial] with 1"),
+    (lambda x, w: af.conv2d(x, w[0]), "conv2d expects a weight of 4 axes, got float32[4, 3, 3]"),
+    (lambda x, w: af.conv2d(x, w, w[0, 0, 0]), "to 6 channels expects a bias of shape [6], got"),
+    (lambda x, w: af.conv2d(x, w, dilation=9), "has windows of 19 elements on spatial axis 0"),
+    (
+        lambda x, w: af.conv_transpose2d(x, w, output_padding=1),
+        "needs an output_padding below the stride or the dilation",
+    ),
+    (lambda x, w: af.max_pool2d(x, 3, padding=2), "padding is at most half of its kernel_size"),
+    (lambda x, w: af.avg_pool2d(x, 2, divisor_override=0), "divisor_override must not be 0"),
+    (lambda x, w: af.adaptive_avg_pool2d(x, 0), "output_size must be one integer of 1 or more"),
+)
+
+
+@pytest.mark.parametrize(("wrong", "says"), WRONG)
+def test_what_is_wrong_is_said_with_the_users_line(wrong, says):
+    with pytest.raises(CompileError) as raised:
+        traced(lambda x, w: wrong(x, w), x=(2, 4, 8, 8), w=(6, 4, 3, 3))
+    assert says in str(raised.value)
+    assert "test_convolution.py:" in str(raised.value)
+
+
+def test_layers_of_groups_that_do_not_divide_say_so():
+    with pytest.raises(
+        CompileError, match=r"Conv2d needs channels of 1 or more that groups divide"
+    ):
+        nn.Conv2d(4, 6, 3, groups=3)
+
+
+def test_a_single_image_needs_no_batch():
+    assert traced(lambda x, w: af.conv2d(x, w), x=(4, 8, 8), w=(6, 4, 3, 3)).shape == (6, 6, 6)
+    pooled = traced(lambda x, w: nn.MaxPool2d(2)(x), x=(4, 8, 8), w=(1,))
+    assert pooled.shape == (4, 4, 4)
