@@ -15,7 +15,7 @@ OPTIMIZERS = {
     "adagrad": optim.Adagrad(0.1, lr_decay=0.1, initial_accumulator_value=0.1),
     "rmsprop": optim.RMSprop(0.01, momentum=0.9, centered=True, eps=1e-3),
     "lion": optim.Lion(optim.cosine(0.01, steps=20), weight_decay=0.1),
-    "lamb": optim.LAMB(0.01),
+    "lamb": optim.LAMB(0.01, eps=1e-3),
     "adafactor": optim.Adafactor(0.05, weight_decay=0.1, eps=(1e-6, 1e-3)),
     "muon": optim.Muon(0.02),
 }
@@ -161,3 +161,30 @@ def test_muon_refuses_what_is_no_matrix_by_name():
     job, words = af.job(loss, optimizer=optim.Muon()), r"'first.bias' is float32\[7\]; give"
     with pytest.raises(af.CompileError, match=f"Muon trains matrices, and parameter {words}"):
         job.compile(Net(bias=True), data())
+
+
+def test_muon_has_the_matrices_and_another_optimizer_the_rest():
+    parts = [optim.on("*.weight", optim.Muon(0.1)), optim.on("*.bias", optim.AdamW(0.05))]
+    job, model = af.job(loss, optimizer=parts, clip_norm=1.0), Net(bias=True)
+    found = []
+    job.fit(
+        model, data(32), steps=20, progress=False,
+        on_step=lambda _, metrics: found.append(metrics["loss"]),
+    )  # fmt: skip
+    assert found[-1] < 0.5 * found[0]
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
+def test_norms_and_products_are_of_clipped_gradients(name):
+    """Clipped to a constant, gradients are those of any loss that is steep enough."""
+
+    def moved(times):
+        job = af.job(
+            lambda model, batch: loss(model, batch) * times,
+            optimizer=OPTIMIZERS[name], clip_norm=1e-2, seed=3,
+        )  # fmt: skip
+        model = net(name)
+        job.fit(model, data(), steps=2, progress=False)
+        return {path: np.array(value) for path, value in model.state().items()}
+
+    near(moved(1000.0), moved(10.0), 1e-3)
