@@ -271,17 +271,18 @@ def _ints_in(bounds: Bounds, read: Convert) -> Convert:
 def _read(
     readers: Sequence[Convert], row: tuple[Any, ...], step: str, places: Sequence[object]
 ) -> list[Any]:
-    """Return the items of a row as read; what is wrong in one gets a step of its way."""
+    """Return the items of a row as read; what is wrong in one gets a step of its way.
+
+    Each is read once: a second time, to find which it was, would be two times at every depth.
+    """
+    made: list[Any] = []
     try:
-        return [read(item) for read, item in zip(readers, row, strict=True)]
-    except WrongValue:
-        for read, item, place in zip(readers, row, places, strict=True):
-            try:
-                read(item)
-            except WrongValue as wrong:
-                wrong.way = f"{step.format(place)}{wrong.way}"
-                raise
+        for read, item in zip(readers, row, strict=True):
+            made.append(read(item))  # how many there are tells which is wrong
+    except WrongValue as wrong:
+        wrong.way = f"{step.format(places[len(made)])}{wrong.way}"
         raise
+    return made
 
 
 def _one_of(hint: Any) -> Convert:
