@@ -6,6 +6,7 @@ In reading order:
 - `rule`: how most cells are written.
 - `elementwise`, `binary`, `reduce`, `shape`, `slicing`: the core; `core_gradients`: those
   of reductions and moves, apart as they are written in terms of the others.
+- `convolution`, `pooling`: what models of images are made of besides.
 - `activation`, `matmul`, `softmax`, `attention`, `norm`, `loss`, `embedding`, `random`: what models
   are made of.
 - `fused`, `region`: many ops in one launch, with the interpreter as their meaning.

@@ -19,8 +19,9 @@ gemm_onednn    chunks as primitives of oneDNN; gemm_products: as calls of OpenBL
 gemm_launch    chunks as tables that C walks
 tuning         which library is the fastest for a shape: measured once, or a fixed rule
 matmul         the kernels, one per library
+convolution    images in chunks, by oneDNN in its own layouts
 
-Everything else, each beside its C file: attention, embedding, reduce and
+Everything else, each beside its C file: attention, embedding, pooling, reduce and
 movement (copy.c), with chunks, which says how a walk over tensors is cut.
 
 runtime.c has the pool and the chain runner; runtime.h is what every other C file includes;
