@@ -12,6 +12,7 @@ from typing import Any
 from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.functional.elementwise import cos, log, sqrt, where
 from actorflow.functional.reduce import argmax
+from actorflow.functional.sorting import argsort, topk
 from actorflow.literals import checked_number, checked_size, dtype_named
 from actorflow.tensor import Operand, Tensor, apply, as_tensor, integers
 from actorflow.trace.tracer import Trace, current_trace, find_source
@@ -30,6 +31,7 @@ __all__ = [
     "randint",
     "randn",
     "randn_like",
+    "randperm",
     "uniform",
 ]
 
@@ -182,20 +184,31 @@ def randint(low: int, high: int, size: Shape, *, dtype: Any = None) -> Tensor:
     return made if kind is DType.INT64 else made.to(kind)
 
 
+def randperm(n: int) -> Tensor:
+    """Return the integers 0..n - 1 in an order by chance, int64: that of random numbers."""
+    return argsort(randint(0, 1 << 32, n))
+
+
 def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """Return places along the last axis of x, drawn as often as its elements weigh.
 
     int64 [..., num_samples]. Weights are 0 or more, and need no sum. Draws are the largest of
-    weights divided by exponentially distributed numbers (Efraimidis & Spirakis, 2006).
+    weights divided by exponentially distributed numbers (Efraimidis & Spirakis, 2006). Without
+    `replacement` a row needs as many weights above 0 as there are samples.
     """
     x, count = as_tensor(x), checked_size(num_samples, "num_samples")
-    if not (x.ndim and x.dtype.is_float and count > 0 and (replacement or count == 1)):
+    most = x.shape[-1] if x.ndim and not replacement else 1 << 48
+    if not (x.ndim and x.dtype.is_float and 0 < count <= most):
         raise CompileError(
-            f"{find_source()}: multinomial needs floats with an axis, num_samples of 1 or more, and"
-            f" replacement=True for several; got {x.type} and {count}"
+            f"{find_source()}: multinomial needs floats with an axis, and 1 sample or more, up to"
+            f" its extent unless replacement=True; got {x.type} and {count} samples"
         )
     kind = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
-    shape = (*x.shape[:-1], count, x.shape[-1])
+    times = (count,) if replacement else (1,)
+    shape = (*x.shape[:-1], *times, x.shape[-1])
     drawn = log(_Drawing(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
     weights = x.detach().to(kind).reshape(*x.shape[:-1], 1, x.shape[-1])
-    return argmax(where(weights > 0.0, weights / drawn, -1.0), -1)
+    share = where(weights > 0.0, weights / drawn, -1.0)
+    if replacement:
+        return argmax(share, -1)
+    return topk(share.reshape(x.shape), count).indices

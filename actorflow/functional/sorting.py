@@ -20,7 +20,6 @@ __all__ = [
     "bucketize",
     "kthvalue",
     "median",
-    "randperm",
     "searchsorted",
     "sort",
     "topk",
@@ -149,10 +148,3 @@ def unique(x: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
         f"{find_source()}: unique has as many elements as there are different ones, and shapes are"
         " static here; sort the tensor, or compare neighbours of a sorted one"
     )
-
-
-def randperm(n: int) -> Tensor:
-    """Return the integers 0..n - 1 in an order by chance, int64; see `uniform` for its source."""
-    from actorflow.functional.random import randint  # which draws places of the order
-
-    return argsort(randint(0, 1 << 32, n))

@@ -77,11 +77,22 @@ def test_normal_numbers_reach_into_the_tails():
         assert abs((np.abs(got) > bound).sum() - expected) < 5 * math.sqrt(expected) + 1
 
 
+def test_places_are_drawn_once_where_they_are_not_put_back():
+    def orders(x):
+        weights = x.reshape(1, 3).broadcast_to(4000, 3) * np.array([1, 2, 5], np.float32)
+        return weights.multinomial(2)
+
+    (got,) = drawn(orders)
+    assert (got[:, 0] != got[:, 1]).all()
+    for place, share in enumerate((0.125, 0.25, 0.625)):
+        assert abs((got[:, 0] == place).mean() - share) < 4 * math.sqrt(share * (1 - share) / 4000)
+
+
 def test_bad_arguments_are_told():
     for function, words in (
         (lambda x: af.randint(3, 3, 5), "randint needs up to"),
         (lambda x: af.rand(3, dtype="int32"), "float32 or float64"),
-        (lambda x: x.multinomial(2), "replacement=True for several"),
+        (lambda x: x.multinomial(4), "up to its extent unless replacement=True"),
     ):
         with pytest.raises(af.CompileError, match=words):
             drawn(function)
