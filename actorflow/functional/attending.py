@@ -1,13 +1,22 @@
-"""Attention."""
+"""Attention, and rotary positions."""
 
 from __future__ import annotations
 
 import math
 
-from actorflow.functional.activation import softmax
-from actorflow.tensor import Tensor, as_tensor
+import numpy as np
 
-__all__ = ["attention"]
+from actorflow.functional.activation import softmax
+from actorflow.functional.elementwise import cos, sin, where
+from actorflow.functional.random import dropout
+from actorflow.functional.shape import concat
+from actorflow.literals import checked_number
+from actorflow.tensor import Operand, Tensor, as_tensor
+from actorflow.trace.tracer import find_source
+from compiler.errors import CompileError
+from compiler.types import DType
+
+__all__ = ["attention", "rotary", "scaled_dot_product_attention"]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
@@ -17,8 +26,135 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
         q: [..., T, d].
         k: [..., S, d].
         v: [..., S, e].
-        causal: row i attends to columns j <= i + (S - T) only.
+        causal: row i attends to columns j <= i + (S - T) only: the last query sees all keys, as it
+            must where keys are kept of earlier steps. Where S is not T this is another mask than
+            that of `scaled_dot_product_attention`, whose first query sees the first key alone.
     """
     q, k = as_tensor(q), as_tensor(k)
     scores = q @ k.swapaxes(-1, -2)
     return softmax(scores, scale=1.0 / math.sqrt(max(q.shape[-1], 1)), causal=causal) @ v
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Operand | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(scale q kT + mask) v, as torch's function of this name.
+
+    Without a mask and dropout, scores exist a few rows at a time; with one of them they are a
+    whole matrix [..., T, S].
+
+    Args:
+        query: [..., T, d], heads before the last two axes.
+        key: [..., S, d].
+        value: [..., S, e].
+        attn_mask: broadcasts to [..., T, S]: bool, True where a query sees a key, or floats that
+            are added. A query that sees nothing (-inf in floats) gives zeros.
+        dropout_p: the probability with which a weight is dropped; in training alone, unlike torch.
+        is_causal: row i attends to columns j <= i only; not together with a mask.
+        scale: 1 / sqrt(d) by default.
+        enable_gqa: several heads of queries share one of keys and values, in order.
+
+    Raises CompileError for shapes that do not fit.
+    """
+    q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise CompileError(
+            f"{find_source()}: attention expects queries [..., T, d], keys [..., S, d] and values"
+            f" [..., S, e], got {q.type}, {k.type} and {v.type}"
+        )
+    if is_causal and attn_mask is not None:
+        raise CompileError(
+            f"{find_source()}: attention got is_causal and attn_mask; say both in the mask"
+        )
+    if enable_gqa:
+        k, v = _for_each_query(q, k), _for_each_query(q, v)
+    factor = 1.0 / math.sqrt(max(q.shape[-1], 1))
+    if scale is not None:
+        factor = checked_number(scale, "the scale of attention")
+    rows, columns = q.shape[-2], k.shape[-2]
+    if is_causal and rows < columns:  # no query sees the keys after the last one of its own
+        k, v, columns = k[..., :rows, :], v[..., :rows, :], rows
+    if is_causal and rows > columns:
+        attn_mask = np.tri(rows, columns, dtype=bool)
+    scores, visible = q @ k.swapaxes(-1, -2), None
+    if attn_mask is not None:
+        scores, visible = _masked(scores * factor, as_tensor(attn_mask, DType.BOOL))
+        factor = 1.0
+    elif factor <= 0.0:
+        scores, factor = scores * factor, 1.0
+    weights = softmax(scores, scale=factor, causal=is_causal and visible is None)
+    if visible is not None:
+        weights = where(visible, weights, 0.0)
+    return dropout(weights, dropout_p) @ v
+
+
+def _for_each_query(q: Tensor, x: Tensor) -> Tensor:
+    """Return keys or values repeated for the heads of queries that share them."""
+    heads, own = q.shape[-3] if q.ndim > 2 else 1, x.shape[-3] if x.ndim > 2 else 0
+    if not own or heads % own:
+        raise CompileError(
+            f"{find_source()}: grouped attention expects [..., heads, T, d] with the heads of"
+            f" queries divisible by those of keys and values, got {q.type} and {x.type}"
+        )
+    if heads == own:
+        return x
+    *leading, _, length, width = x.shape
+    one = x.reshape(*leading, own, 1, length, width)
+    wide = one.broadcast_to(*leading, own, heads // own, length, width)
+    return wide.reshape(*leading, heads, length, width)
+
+
+def _masked(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores with a mask, finite where nothing is seen, and what is seen."""
+    visible = mask
+    if mask.dtype is not DType.BOOL:
+        visible, scores = mask > -math.inf, scores + mask
+    least = float(np.finfo(scores.dtype.value).min)
+    return where(visible, scores, least), visible
+
+
+def rotary(
+    x: Tensor,
+    positions: Operand | None = None,
+    base: float = 10000.0,
+    *,
+    interleaved: bool = False,
+) -> Tensor:
+    """Turn pairs of columns by angles that grow with the position (Su et al., RoFormer, 2021).
+
+    Args:
+        x: [..., T, d] with an even d: queries or keys, heads before the last two axes.
+        positions: integers that broadcast to [..., T]; 0 .. T-1 by default.
+        base: pair i turns by position / base^(2 i / d).
+        interleaved: pairs are columns (2 i, 2 i + 1), as in RoFormer and GPT-J; else columns
+            (i, i + d / 2), as in GPT-NeoX and LLaMA's published weights for transformers.
+    """
+    x, number = as_tensor(x), checked_number(base, "the base of rotary")
+    if x.ndim < 2 or x.shape[-1] % 2 or not number > 0:
+        raise CompileError(
+            f"{find_source()}: rotary expects [..., T, d] of an even d and a base above 0, got"
+            f" {x.type} and {number}"
+        )
+    length, width = x.shape[-2:]
+    speeds = number ** (np.arange(width // 2) * (-2.0 / max(width, 1)))
+    dtype = x.dtype.value
+    if positions is None:
+        angles = np.arange(length)[:, None] * speeds
+        c, s = as_tensor(np.cos(angles).astype(dtype)), as_tensor(np.sin(angles).astype(dtype))
+    else:
+        where_at = as_tensor(positions, DType.INT64).to(x.dtype)
+        turned = where_at.reshape(*where_at.shape, 1) * speeds.astype(dtype)
+        c, s = cos(turned), sin(turned)
+    if not interleaved:
+        a, b = x[..., : width // 2], x[..., width // 2 :]
+        return concat([a * c - b * s, b * c + a * s], dim=-1)
+    a, b = x[..., ::2], x[..., 1::2]
+    parts = [t.reshape(*t.shape, 1) for t in (a * c - b * s, b * c + a * s)]
+    return concat(parts, dim=-1).reshape(x.shape)

@@ -4,7 +4,8 @@
 - `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d.
 - `buffer`: state that is no parameter.
 - `module`: a tree of parameters and buffers, named by path.
-- `layers`: Linear, Embedding, LayerNorm, Dropout.
+- `layers`: Linear, Embedding, Dropout; `normalisation`: LayerNorm, RMSNorm, GroupNorm and others.
+- `containers`: Sequential, ModuleList, ModuleDict; `losses`: functions with their options held.
 - `convolution`: Conv1d to 3d, their transposes, pools.
 - `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
 - `transformer`: Attention, MLP, TransformerBlock.
@@ -40,6 +41,7 @@ from actorflow.nn.activations import (
 )
 from actorflow.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from actorflow.nn.buffer import Buffer
+from actorflow.nn.containers import Flatten, Identity, ModuleDict, ModuleList, Sequential, Unflatten
 from actorflow.nn.convolution import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -60,8 +62,34 @@ from actorflow.nn.convolution import (
     MaxPool2d,
     MaxPool3d,
 )
-from actorflow.nn.layers import Dropout, Embedding, LayerNorm, Linear
+from actorflow.nn.layers import Dropout, Embedding, Linear
+from actorflow.nn.losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    GaussianNLLLoss,
+    HingeEmbeddingLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MarginRankingLoss,
+    MSELoss,
+    NLLLoss,
+    PoissonNLLLoss,
+    SmoothL1Loss,
+    SoftMarginLoss,
+    TripletMarginLoss,
+)
 from actorflow.nn.module import Module
+from actorflow.nn.normalisation import (
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    RMSNorm,
+)
 from actorflow.nn.parameter import Parameter
 from actorflow.nn.transformer import MLP, Attention, TransformerBlock
 
@@ -85,6 +113,8 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "Buffer",
     "Conv1d",
     "Conv2d",
@@ -92,28 +122,51 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CosineEmbeddingLoss",
+    "CrossEntropyLoss",
     "Dropout",
     "Embedding",
+    "Flatten",
+    "GaussianNLLLoss",
+    "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "HingeEmbeddingLoss",
+    "HuberLoss",
+    "Identity",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "KLDivLoss",
+    "L1Loss",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSigmoid",
     "LogSoftmax",
+    "MSELoss",
+    "MarginRankingLoss",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
     "Mish",
     "Module",
+    "ModuleDict",
+    "ModuleList",
+    "NLLLoss",
     "PReLU",
     "Parameter",
+    "PoissonNLLLoss",
+    "RMSNorm",
     "ReLU",
     "ReLU6",
+    "Sequential",
     "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
+    "SoftMarginLoss",
     "Softmax",
     "Softmin",
     "Softplus",
@@ -123,4 +176,6 @@ __all__ = [
     "Tanhshrink",
     "Threshold",
     "TransformerBlock",
+    "TripletMarginLoss",
+    "Unflatten",
 ]

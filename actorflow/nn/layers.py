@@ -21,8 +21,8 @@ class Linear(Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
-        in_features = _checked_extent("Linear", "in_features", in_features)
-        out_features = _checked_extent("Linear", "out_features", out_features)
+        in_features = checked_extent("Linear", "in_features", in_features)
+        out_features = checked_extent("Linear", "out_features", out_features)
         bound = 1.0 / math.sqrt(in_features)
         init = (("kind", "uniform"), ("bound", bound))
         self.weight = Parameter((out_features, in_features), init)
@@ -40,8 +40,8 @@ class Embedding(Module):
     """
 
     def __init__(self, num_embeddings: int, dim: int, *, std: float = 1.0) -> None:
-        num_embeddings = _checked_extent("Embedding", "num_embeddings", num_embeddings)
-        dim = _checked_extent("Embedding", "dim", dim)
+        num_embeddings = checked_extent("Embedding", "num_embeddings", num_embeddings)
+        dim = checked_extent("Embedding", "dim", dim)
         std = checked_number(std, "std of Embedding")
         if not std >= 0.0:
             raise CompileError(f"{find_source()}: std of Embedding must be 0 or more, got {std}")
@@ -50,20 +50,6 @@ class Embedding(Module):
     def __call__(self, ids: Tensor) -> Tensor:
         """Return ids.shape + [dim]."""
         return functional.embedding(self.weight, ids)
-
-
-class LayerNorm(Module):
-    """Normalise the last axis; `weight` starts at 1, `bias` at 0, both [dim]."""
-
-    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
-        dim = _checked_extent("LayerNorm", "dim", dim)
-        self.eps = checked_number(eps, "eps of LayerNorm")
-        self.weight = Parameter((dim,), (("kind", "ones"),))
-        self.bias = Parameter((dim,), (("kind", "zeros"),))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same type as x [..., dim]."""
-        return functional.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class Dropout(Module):
@@ -77,7 +63,7 @@ class Dropout(Module):
         return functional.dropout(x, self.p)
 
 
-def _checked_extent(layer: str, name: str, extent: int) -> int:
+def checked_extent(layer: str, name: str, extent: int) -> int:
     """Return an extent of a layer's parameters. Raises CompileError with the user's line."""
     size = checked_size(extent, f"{name} of {layer}")
     if size < 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from actorflow import functional
 from actorflow.literals import checked_size
-from actorflow.nn.layers import Dropout, LayerNorm, Linear
+from actorflow.nn.layers import Dropout, Linear
 from actorflow.nn.module import Module
+from actorflow.nn.normalisation import LayerNorm
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError

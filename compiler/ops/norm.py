@@ -1,4 +1,7 @@
-"""Layer normalisation over the last axis (Ba, Kiros & Hinton, Layer Normalization, 2016)."""
+"""Normalisation of rows: by mean and variance (Ba, Kiros & Hinton, Layer Normalization, 2016).
+
+Or by the root of the mean square alone (Zhang & Sennrich, 2019).
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,46 @@ LAYER_NORM = fused_op(
     check=_check,
 )
 """y = (x - mean) * rstd * gamma + beta with rstd = 1 / sqrt(var + eps) and the biased variance."""
+
+
+def _standardised(x: Expression, *, eps: float) -> tuple[Expression, Expression]:
+    difference = x - x.mean()
+    rstd = ((difference * difference).mean() + eps).rsqrt()
+    return difference * rstd, rstd
+
+
+def _standardised_gradient(dy: Expression, y: Expression, rstd: Expression) -> Expression:
+    """Read the output, so that x may be gone."""
+    return rstd * (dy - dy.mean() - y * (dy * y).mean())
+
+
+STANDARDISED = fused_op(
+    "standardised",
+    "x[*, D] -> y[*, D], rstd[*]",
+    _standardised,
+    gradient=_standardised_gradient,
+    check=_check,
+)
+"""y = (x - mean) * rstd: layer_norm without scale and shift, which others have per channel."""
+
+
+def _rms_norm(x: Expression, gamma: Expression, *, eps: float) -> tuple[Expression, Expression]:
+    rstd = ((x * x).mean() + eps).rsqrt()
+    return x * rstd * gamma, rstd
+
+
+def _rms_norm_gradient(
+    dy: Expression, x: Expression, gamma: Expression, rstd: Expression
+) -> tuple[Expression, Expression]:
+    normal, inner = x * rstd, dy * gamma
+    return rstd * (inner - normal * (inner * normal).mean()), dy * normal
+
+
+RMS_NORM = fused_op(
+    "rms_norm",
+    "x[*, D], gamma[D] -> y[*, D], rstd[*]",
+    _rms_norm,
+    gradient=_rms_norm_gradient,
+    check=_check,
+)
+"""y = x * rstd * gamma with rstd = 1 / sqrt(mean of x^2 + eps)."""

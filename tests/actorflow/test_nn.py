@@ -193,8 +193,8 @@ def test_every_dropout_of_a_model_has_a_key_of_its_own(traced):
         (lambda: nn.Embedding(2, -1), "dim of Embedding must be 1 or more, got -1"),
         (lambda: nn.Embedding(2, 2, std="a"), "std of Embedding must be a number, got str"),
         (lambda: nn.Embedding(2, 2, std=-1.0), "std of Embedding must be 0 or more"),
-        (lambda: nn.LayerNorm(0), "dim of LayerNorm must be 1 or more, got 0"),
-        (lambda: nn.LayerNorm((2, 3)), r"dim of LayerNorm must be an integer, got \(2, 3\)"),
+        (lambda: nn.LayerNorm(0), "normalized_shape of LayerNorm must be 1 or more, got 0"),
+        (lambda: nn.LayerNorm(2.5), r"an extent of LayerNorm must be an integer, got 2.5"),
         (lambda: nn.LayerNorm(2, eps="a"), "eps of LayerNorm must be a number, got str"),
         (lambda: nn.Dropout("a"), "dropout probability must be a number, got str"),
         (lambda: nn.Dropout(1.5), r"dropout probability must be in \[0, 1\), got 1.5"),
@@ -248,7 +248,8 @@ def test_a_model_is_shown_as_a_tree_with_settings_types_and_what_is_shared():
     assert repr(Net()).splitlines() == [
         "Net(width=4, names.first='up', tied float32[4] (shared))",
         "  blocks.0: Linear(weight float32[4, 4] frozen, bias float32[4])",
-        "  blocks.1: LayerNorm(eps=1e-05, weight float32[4], bias float32[4])",
+        "  blocks.1: LayerNorm(normalized_shape.0=4, eps=1e-05, weight float32[4],"
+        " bias float32[4])",
         "  twin: Linear (shared)",
         "28 parameters",
     ]

@@ -113,6 +113,11 @@ def layer_norm(x, gamma, beta, eps):
     return (x - mean) * rstd * gamma + beta, mean[..., 0], rstd[..., 0]
 
 
+def rms_norm(x, gamma, eps):
+    rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    return x * rstd * gamma, rstd[..., 0]
+
+
 def losses(logits, labels):
     largest = logits.max(1)
     sums = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
@@ -437,6 +442,8 @@ ROWS_OF_OPS = (
     row("layer_norm", layer_norm, normal(4), normal(4), positive(4), eps=1e-3),
     row("layer_norm", layer_norm, normal(4, 1), normal(1), positive(1), eps=1e-3, flags="fused"),
     row("layer_norm", layer_norm, normal(40, 7), normal(7), positive(7), eps=1e-5),
+    row("standardised", lambda x, eps: layer_norm(x, 1, 0, eps)[::2], CUBE + 2, eps=1e-3),
+    row("rms_norm", rms_norm, CUBE + 2, normal(4), eps=1e-3),
     *[
         row("cross_entropy_rows", losses, normal(4, 3), y)
         for y in (LABELS, LABELS.astype("uint8"), LABELS.astype("int32"))

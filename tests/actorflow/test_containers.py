@@ -1,0 +1,64 @@
+"""Containers of modules, losses as layers, and parameters of two names."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+
+
+def out(model, function, **batch):
+    job = af.job(train=False)(lambda model, batch: {"y": function(model, batch)})
+    return job.step(model, batch)["y"]
+
+
+def test_containers_name_parameters_as_torch_does_and_run_in_order():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Identity())
+    assert [path for path, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    x = np.ones((2, 3, 4), np.float32)
+    y = out(model, lambda m, b: m(b.x), x=x)
+    state = model.state()
+    expected = np.maximum(x @ state["0.weight"].T + state["0.bias"], 0).reshape(2, 18)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert len(model[:2]) == 2
+    assert isinstance(model[-1], nn.Identity)
+
+
+def test_lists_and_dicts_of_modules_are_parts_of_the_model():
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(2, 2)]).append(nn.Linear(2, 3, bias=False))
+    model.heads = nn.ModuleDict({"left": nn.Linear(3, 1)})
+    assert [*model.heads] == ["left"]
+    assert [path for path, _ in model.named_parameters()] == [
+        *("blocks.0.weight", "blocks.0.bias", "blocks.1.weight"),
+        *("heads.left.weight", "heads.left.bias"),
+    ]
+    with pytest.raises(af.CompileError, match="holds modules, got function"):
+        model.blocks.append(lambda x: x)
+
+
+def test_a_parameter_of_two_names_is_one_and_gets_both_gradients():
+    model = nn.Module()
+    model.emb, model.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+    model.head.weight = model.emb.weight
+    assert [path for path, _ in model.named_parameters()] == ["emb.weight"]
+
+    @af.job(optimizer=af.optim.SGD(1.0))
+    def train(model, batch):
+        return (model.head(model.emb(batch.x)) * batch.c).sum()
+
+    x, c = np.array([1, 3], np.int64), np.ones((2, 5), np.float32)
+    model.emb.weight.data = w = np.arange(15, dtype=np.float32).reshape(5, 3)
+    train.step(model, {"x": x, "c": c})
+    expected = np.tile(w[x].sum(0), (5, 1))
+    np.add.at(expected, x, np.tile(w.sum(0), (2, 1)))
+    np.testing.assert_allclose(model.emb.weight.data, w - expected, rtol=1e-5)
+
+
+def test_losses_hold_options_and_refuse_unknown_ones():
+    loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
+    x, y = np.zeros((3, 4), np.float32), np.array([0, -1, 2])
+    got = out(nn.Module(), lambda m, b: loss(b.x, b.y), x=x, y=y)
+    assert got == pytest.approx(2 * np.log(4.0))
+    with pytest.raises(af.CompileError, match="MSELoss knows no option 'margin'"):
+        nn.MSELoss(margin=1.0)
