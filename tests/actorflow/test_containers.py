@@ -16,8 +16,12 @@ def test_containers_name_parameters_as_torch_does_and_run_in_order():
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Identity())
     assert [path for path, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     x = np.ones((2, 3, 4), np.float32)
+    rng = np.random.default_rng(0)
+    state = {
+        path: rng.normal(size=p.shape).astype(np.float32) for path, p in model.named_parameters()
+    }
+    model.load(state)
     y = out(model, lambda m, b: m(b.x), x=x)
-    state = model.state()
     expected = np.maximum(x @ state["0.weight"].T + state["0.bias"], 0).reshape(2, 18)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert len(model[:2]) == 2
