@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "ops.md"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
-os.environ |= {"ACTORFLOW_NATIVE": "1", "ACTORFLOW_CACHE": "0", "ACTORFLOW_CUDNN": "0"}
+os.environ |= {"ACTORFLOW_NATIVE": "1", "ACTORFLOW_CACHE": "off", "ACTORFLOW_CUDNN": "0"}
 os.environ["ACTORFLOW_LOG"] = "error"  # lambdas of cases have no names
 
 import actorflow as af  # noqa: E402  # found beside this folder

@@ -14,11 +14,11 @@ MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 25_500,
-    "actors": 38_500,
-    "compiler": 23_700,
+    "actorflow": 26_000,
+    "actors": 40_000,
+    "compiler": 25_300,
     "memory": 3_650,
-    "tests": 71_500,
+    "tests": 74_000,
     "benchmarks": 10_500,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from loss_formulas import bce_of_logits, losses, picked_losses, soft_losses, weighted_losses
+from norm_formulas import batch_norm, layer_norm, rms_norm, statistics
 from update_formulas import (
     RESCALE,
     adagrad,
@@ -107,46 +109,6 @@ def attention(q, k, v, scale, causal):
     return weights @ v, np.log(np.exp(seen).sum(-1))
 
 
-def layer_norm(x, gamma, beta, eps):
-    mean = x.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps)
-    return (x - mean) * rstd * gamma + beta, mean[..., 0], rstd[..., 0]
-
-
-def rms_norm(x, gamma, eps):
-    rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
-    return x * rstd * gamma, rstd[..., 0]
-
-
-def losses(logits, labels):
-    largest = logits.max(1)
-    sums = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
-    return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
-
-
-def weighted_losses(logits, labels, weight, smoothing):
-    _, lse = losses(logits, labels)
-    share = weight[labels.astype(int)]
-    even = ((lse[:, None] - logits) * weight).mean(1)
-    picked = logits[np.arange(len(logits)), labels.astype(int)]
-    return (lse - picked) * share * (1 - smoothing) + even * smoothing, share, lse
-
-
-def soft_losses(logits, target):
-    lse = np.log(np.exp(logits).sum(1))
-    return (target * (lse[:, None] - logits)).sum(1), lse
-
-
-def picked_losses(x, labels, weight):
-    share = weight[labels.astype(int)]
-    return -x[np.arange(len(x)), labels.astype(int)] * share, share
-
-
-def bce_of_logits(x, y, weight):
-    s = sigmoid(x)
-    return -(weight * y * np.log(s) + (1 - y) * np.log(1 - s))
-
-
 def stretched(x, shape):
     return np.broadcast_to(x, shape)
 
@@ -197,18 +159,6 @@ def last_places(ids, rows):
 
 def accumulated(total, x, step, every):
     return np.where(step % every == 0, 0, total) + x
-
-
-def statistics(x, kept):
-    """Return the mean and one over the standard deviation of x, over axes of extent 1."""
-    axes = tuple(axis for axis, extent in enumerate(kept) if extent == 1)
-    return x.mean(axes, keepdims=True), (x.var(axes, keepdims=True) + 1e-3) ** -0.5
-
-
-def batch_norm(x, mean, rstd, weight, bias):
-    """The statistics are those of x, and follow it."""
-    mean, rstd = statistics(x, mean.shape)
-    return (x - mean) * rstd * weight + bias
 
 
 def handed_on(batch, variable, held, every):
