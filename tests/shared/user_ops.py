@@ -11,7 +11,7 @@ def softsign(x):
 
 
 @af.op("x[*, D], gamma[D] -> y[*, D]")
-def rms_norm(x, gamma, *, eps: float = 1e-6):
+def rms_scale(x, gamma, *, eps: float = 1e-6):
     return x * ((x * x).mean() + eps).rsqrt() * gamma
 
 

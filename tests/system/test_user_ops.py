@@ -21,7 +21,7 @@ from compiler.printer import print_plan
 
 FILE = Path(ours.__file__)
 ROOT = Path(__file__).resolve().parents[2]
-LINES = {"softsign": 8, "rms_norm": 12, "group_norm": 20, "weighted_huber": 15}
+LINES = {"softsign": 8, "rms_scale": 12, "group_norm": 20, "weighted_huber": 15}
 NEEDS = {"group_norm": ("standardised",)}
 
 
@@ -40,7 +40,7 @@ class Primitive:
         return x / (1 + af.maximum(x, -x))
 
     @staticmethod
-    def rms_norm(x, gamma, *, eps=1e-6):
+    def rms_scale(x, gamma, *, eps=1e-6):
         return x / af.sqrt(af.square(x).mean(-1, keepdims=True) + eps) * gamma
 
     @staticmethod
@@ -65,7 +65,7 @@ class Net(nn.Module):
         self.bias = nn.Parameter((6,), zeros)
 
     def __call__(self, x):
-        h = self.ops.rms_norm(self.ops.softsign(self.up(x)), self.gain, eps=1e-5)
+        h = self.ops.rms_scale(self.ops.softsign(self.up(x)), self.gain, eps=1e-5)
         h = self.down(h).reshape(-1, 6, 4)
         return self.ops.group_norm(h, self.weight, self.bias, 2).reshape(-1, 24)
 
@@ -185,7 +185,7 @@ def test_an_op_of_numpy_trains_with_a_gradient_of_tensors(road):
 def test_the_table_of_ops_shows_them(capsys):
     assert main(["ops", str(FILE)]) == 0
     shown = capsys.readouterr().out
-    for name in ("softsign", "rms_norm", "weighted_huber", "prefix_sums"):
+    for name in ("softsign", "rms_scale", "weighted_huber", "prefix_sums"):
         assert f"| {name}" in shown
 
 
@@ -204,9 +204,9 @@ def test_what_is_wrong_is_told_with_the_users_line():
 
     @af.job(train=False)
     def evaluate(model, batch):
-        return ours.rms_norm(batch.x, batch.w)
+        return ours.rms_scale(batch.x, batch.w)
 
-    with pytest.raises(af.CompileError, match=r"test_user_ops\.py:\d+: rms_norm.*needs gamma of"):
+    with pytest.raises(af.CompileError, match=r"test_user_ops\.py:\d+: rms_scale.*needs gamma of"):
         evaluate.compile(nn.Linear(1, 1), data())
 
 
