@@ -16,14 +16,14 @@ def rms_scale(x, gamma, *, eps: float = 1e-6):
 
 
 @af.op("x[*, D] -> y[*, D]")
-def standardised(x, *, eps: float = 1e-5):
+def normal_rows(x, *, eps: float = 1e-5):
     difference = x - x.mean()
     return difference * ((difference * difference).mean() + eps).rsqrt()
 
 
 def group_norm(x, weight, bias, groups):
     batch, channels, *rest = x.shape
-    y = standardised(x.reshape(batch, groups, -1)).reshape(x.shape)
+    y = normal_rows(x.reshape(batch, groups, -1)).reshape(x.shape)
     shape = (channels, *[1] * len(rest))
     return y * weight.reshape(shape) + bias.reshape(shape)
 

@@ -22,7 +22,7 @@ from compiler.printer import print_plan
 FILE = Path(ours.__file__)
 ROOT = Path(__file__).resolve().parents[2]
 LINES = {"softsign": 8, "rms_scale": 12, "group_norm": 20, "weighted_huber": 15}
-NEEDS = {"group_norm": ("standardised",)}
+NEEDS = {"group_norm": ("normal_rows",)}
 
 
 def loaded(name):
