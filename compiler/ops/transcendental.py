@@ -27,7 +27,23 @@ ERF = fused_op("erf", "x -> y", Expression.erf)
 
 ERFC = fused_op("erfc", "x -> y", Expression.erfc)
 
-ATAN2 = fused_op("atan2", "a, b -> y", Expression.atan2)
+
+def _atan2_gradient(dy: Expression, a: Expression, b: Expression) -> tuple[Expression, Expression]:
+    """Divide by the larger side first: squares of small and of large numbers do not exist.
+
+    The slope at the origin is 0, as in torch.
+    """
+    large = abs(a).maximum(abs(b))
+    p, q = a / large, b / large
+    share = dy / (p * p + q * q)
+    is_plain = (large > 0) & (large < math.inf)
+    return (
+        is_plain.where(q * share / large, 0.0 * dy),
+        is_plain.where(-p * share / large, 0.0 * dy),
+    )
+
+
+ATAN2 = fused_op("atan2", "a, b -> y", Expression.atan2, gradient=_atan2_gradient)
 """The angle of the point (b, a), from -pi to pi."""
 
 
@@ -79,7 +95,13 @@ def _cosh(x: Expression) -> Expression:
 def _asinh(x: Expression) -> Expression:
     size = abs(x)
     inverse = 1 / size
-    return _odd(x, (size + size / (inverse + (inverse * inverse + 1).sqrt())).log1p())
+    return _odd(x, _log_of_sum(size, size / (inverse + (inverse * inverse + 1).sqrt())))
+
+
+def _log_of_sum(a: Expression, b: Expression) -> Expression:
+    """Return log(1 + a + b); the sum of two large ones may be beyond what there is."""
+    quarter = a * 0.25 + b * 0.25
+    return (a > 1).where((quarter + 0.25).log() + 2 * math.log(2), (a + b).log1p())
 
 
 def _atanh(x: Expression) -> Expression:
@@ -96,8 +118,8 @@ ASINH = fused_op("asinh", "x -> y", _asinh, gradient=lambda dy, x: dy * (x * x +
 ACOSH = fused_op(
     "acosh",
     "x -> y",
-    lambda x: ((x - 1) + (x - 1).sqrt() * (x + 1).sqrt()).log1p(),
-    gradient=lambda dy, x: dy / ((x - 1).sqrt() * (x + 1).sqrt()),
+    lambda x: _log_of_sum(x - 1, (x - 1).sqrt() * (x + 1).sqrt()),
+    gradient=lambda dy, x: dy / ((x - 1) * (x + 1)).sqrt(),
 )
 
 ATANH = fused_op("atanh", "x -> y", _atanh, gradient=lambda dy, x: dy / ((1 - x) * (1 + x)))
@@ -107,7 +129,8 @@ def _hypot(a: Expression, b: Expression) -> Expression:
     large, small = abs(a).maximum(abs(b)), abs(a).minimum(abs(b))
     share = small / large
     is_plain = (large > 0) & (large < math.inf)
-    return is_plain.where(large * (share * share + 1).sqrt(), large)
+    is_infinite = (abs(a) == math.inf) | (abs(b) == math.inf)  # beside NaN, too: IEEE 754
+    return is_infinite.where(math.inf, is_plain.where(large * (share * share + 1).sqrt(), large))
 
 
 def _hypot_gradient(

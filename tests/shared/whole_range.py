@@ -22,9 +22,14 @@ _LIMITS = {
 
 UNARY = (
     *("neg", "abs", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos"),
-    *("tanh", "sigmoid", "relu", "gelu", "silu"),
+    *("tanh", "sigmoid", "relu", "gelu", "silu", "gelu_exact", "log_sigmoid", "mish"),
+    *("hardsigmoid", "hardswish", "exp2", "expm1", "log1p", "log2", "log10", "erf", "erfc"),
+    *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
 )
-BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+BINARY = (
+    *("add", "sub", "mul", "div", "pow", "maximum", "minimum"),
+    *("fmod", "remainder", "hypot", "logaddexp"),
+)
 ROWS = {
     "softmax": {"scale": 1.0, "causal": False},
     "layer_norm": {"eps": 1e-5},
@@ -88,6 +93,9 @@ def _computed(name: str, dtype: str) -> list[np.ndarray]:
         "relu": functional.relu,
         "gelu": lambda t: functional.gelu(t, approximate="tanh"),
         "silu": functional.silu,
+        "gelu_exact": functional.gelu,
+        "log_sigmoid": functional.logsigmoid,
+        **{n: getattr(functional, n) for n in ("mish", "hardsigmoid", "hardswish")},
         "softmax": lambda t: functional.softmax(t, 1),
         "layer_norm": lambda t: functional.layer_norm(t, (3,)),
         "cross_entropy_rows": lambda t: functional.cross_entropy(
