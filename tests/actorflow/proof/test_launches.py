@@ -25,7 +25,7 @@ def test_a_plan_of_the_compiler_is_taken(plan):
 def test_a_moment_larger_than_its_parameter_is_refused_by_the_ops_types(edit):
     refused(
         edit.with_operand("adamw_update", 2, type=TensorType(F32, (999,)), strides_bytes=(4,)),
-        "needs m of type",
+        "needs operand 2 of 5 elements of float32",
     )
 
 
