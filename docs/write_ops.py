@@ -44,7 +44,8 @@ def cases() -> Iterator[tuple[str, Any]]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for case in getattr(module, "CASES", ()):
-            if all([isinstance(a, np.ndarray) for arrays in case.sets for a in arrays]):
+            given = [a for arrays in getattr(case, "sets", ()) for a in arrays]
+            if given and all([isinstance(a, np.ndarray) for a in given]):
                 yield file.stem[5:], case
 
 

@@ -55,7 +55,7 @@ def run(where, folder, bad):
 
     @af.job(optimizer=af.optim.SGD(0.1), **WHERE[where])
     def train(model, batch):
-        return af.cross_entropy(model.rows(batch.ids), batch.y)
+        return af.cross_entropy(model.rows(batch.ids).flatten(0, 1), batch.y.flatten())
 
     losses, error = {}, None
     try:

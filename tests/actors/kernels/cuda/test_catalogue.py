@@ -12,6 +12,12 @@ from compiler.ops import standard
 from compiler.ops.copies import COPY_TO
 from compiler.registry import Op, is_comm, is_source, view
 
+ON_HOSTS_ALONE = {"cond", "while"}
+"""A job on a GPU is refused with the user's line: what runs next is decided on the host."""
+
+STAGED = {"adafactor_update", "adafactor_vector_update", "lamb_update", "muon_update"}
+"""Nodes that stand for others, which take their place once gradients are final."""
+
 every_gpu = pytest.mark.parametrize("gpu", known_gpus())
 
 
@@ -32,12 +38,13 @@ def test_every_op_that_a_plan_can_launch_has_a_kernel(gpu):
     ops = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
     wanted = {launched_as(op) for op in ops} - {None}
     assert {"fused", "embedding_update", "copy", "attention_grad", "region"} <= wanted
-    assert wanted - {kernel.op for kernel in catalogue.kernels_of(gpu)} == set()
+    known = {kernel.op for kernel in catalogue.kernels_of(gpu)}
+    assert wanted - known == ON_HOSTS_ALONE | STAGED
 
 
 @every_gpu
 def test_a_gpu_leaves_no_op_to_the_kernels_of_the_host(gpu):
-    ops = {kernel.op for kernel in host.HOST_KERNELS}
+    ops = {kernel.op for kernel in host.HOST_KERNELS} - ON_HOSTS_ALONE
     assert ops <= {kernel.op for kernel in catalogue.kernels_of(gpu)}
 
 
