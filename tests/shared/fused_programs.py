@@ -68,7 +68,9 @@ _UFUNCS = {
     "sin": np.sin, "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and, "or": np.bitwise_or,
-    "not": np.invert, "select": np.where,
+    "not": np.invert, "select": np.where, "xor": np.bitwise_xor, "floordiv": np.floor_divide,
+    "log1p": np.log1p, "expm1": np.expm1, "log2": np.log2, "log10": np.log10, "atan2": np.arctan2,
+    "erfc": np.vectorize(math.erfc, otypes="d"),
 }  # fmt: skip
 _REDUCTIONS = {"row_sum": np.sum, "row_max": np.max, "row_min": np.min}
 
