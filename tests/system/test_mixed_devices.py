@@ -291,7 +291,7 @@ def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend():
     first = train.__code__.co_firstlineno
     name = r"\S*test_mixed_devices.py"
     assert re.match(
-        rf"{name}:{first + 3}: transpose on {device(1)} reads parameter 'table.weight', which lies"
+        rf"{name}:{first + 4}: transpose on {device(1)} reads parameter 'table.weight', which lies"
         rf" on {device(0)}, where {name}:{first + 1} uses it; a parameter is not copied unasked:"
         rf' read parameter.to\("{device(1)}"\) here',
         str(caught.value),

@@ -13,9 +13,9 @@ from compiler.errors import InternalError
 from compiler.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
-    "attention attention_grad concat conv conv_input_grad conv_weight_grad copy copy_block "
-    "embedding embedding_grad embedding_update fused matmul max max_pool max_pool_grad "
-    "max_pool_pick mean pad region reshape sum"
+    "argsort attention attention_grad carry concat cond conv conv_input_grad conv_weight_grad "
+    "copy copy_block embedding embedding_grad embedding_update fused last_place matmul max "
+    "max_pool max_pool_grad max_pool_pick mean pad recurrence region reshape scan sum while"
 )
 
 
