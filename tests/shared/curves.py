@@ -1,0 +1,191 @@
+"""Twenty steps of a model's training against the same model in torch: names, weights and losses.
+
+A `Curve` has the model twice, ours and one written in torch, with the same names of parameters.
+Weights are drawn by name and shape and given to both, so that nothing hangs on initial values.
+Torch computes in float64; its losses are stored, so that tests need no torch. Optimizers come as
+(pattern of names, ours, torch's, key of the loss); a pattern chooses the parameters of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracle import seeded
+
+import actorflow as af
+from actorflow import nn
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "curves"
+STEPS = 20
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """Which parameters an optimizer changes, ours, torch's of (torch, params), and its loss."""
+
+    ours: Any
+    torchs: Callable[[Any, list[Any]], Any]
+    pattern: str = "*"
+    loss: str = "loss"
+
+
+def sgd(rate: float = 0.05, momentum: float = 0.9) -> tuple[Optimized]:
+    """Return gradient descent over all parameters."""
+    own = {"momentum": momentum}
+    return (
+        Optimized(
+            af.optim.SGD(rate, **own),
+            lambda torch, params: torch.optim.SGD(params, rate, **own),
+        ),
+    )
+
+
+def adamw(rate: float = 1e-3, decay: float = 0.01) -> tuple[Optimized]:
+    """Return AdamW over all parameters."""
+    return (
+        Optimized(
+            af.optim.AdamW(rate, weight_decay=decay),
+            lambda torch, params: torch.optim.AdamW(params, rate, weight_decay=decay),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A model of ours and torch's, with what is trained.
+
+    `model()` is ours, `torch_model(torch)` torch's. `loss(model, batch)` and
+    `torch_loss(torch, model, batch)` return a loss, or several by key. `batch(step)` are arrays,
+    floats of them in float32. `names` says what names of ours are in torch where they differ:
+    parts of names, replaced in order. `weights` says how first values differ from the usual.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    torch_model: Callable[[Any], Any]
+    loss: Callable[[Any, Any], Any]
+    torch_loss: Callable[[Any, Any, Any], Any]
+    batch: Callable[[int], Arrays]
+    optimizers: Sequence[Optimized] = sgd()
+    precisions: tuple[str, ...] = ("float32",)
+    names: tuple[tuple[str, str], ...] = ()
+    weights: Mapping[str, float] | None = None
+    """How far from 0 matrices begin, by pattern of names; 1 / sqrt(elements of a row) else."""
+
+
+def first_weights(curve: Curve, model: nn.Module) -> Arrays:
+    """Return first values of all parameters by our names; buffers begin as the layers say."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        shape = parameter.shape
+        drawn = seeded("weight", name, shape).standard_normal(shape)
+        if len(shape) > 1:
+            spread = 1.0 / np.sqrt(np.prod(shape[1:]))
+            for pattern, own in (curve.weights or {}).items():
+                spread = own if fnmatchcase(name, pattern) else spread
+            found[name] = drawn * spread
+        else:
+            found[name] = 0.1 * drawn + (1.0 if name.endswith("weight") else 0.0)
+    return {name: np.asarray(array, np.float32) for name, array in found.items()}
+
+
+def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
+    """Return the losses of twenty steps by key, of a job."""
+    model = curve.model()
+    for name, parameter in model.named_parameters():
+        parameter.load(first_weights(curve, model)[name])
+    optimizer: Any = curve.optimizers[0].ours
+    if len(curve.optimizers) > 1:
+        optimizer = [af.optim.on(o.pattern, o.ours, loss=o.loss) for o in curve.optimizers]
+    job = af.job(curve.loss, optimizer=optimizer, precision=PRECISION[precision])
+    found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
+    try:
+        for step in range(STEPS):
+            made = job.step(model, curve.batch(step))
+            for key, losses in found.items():
+                losses.append(float(made[key]))
+    finally:
+        job.close(model)
+    return found
+
+
+def torchs(curve: Curve, torch: Any) -> dict[str, list[float]]:
+    """Return the same by torch in float64, all updates of a step from the values before it."""
+    own, model = curve.model(), curve.torch_model(torch).double()
+    renamed = {torch_name(curve, n): a for n, a in first_weights(curve, own).items()}
+    stored = {torch_name(curve, n) for n, _ in own.named_stored()}
+    assert stored == {*model.state_dict()}, stored ^ {*model.state_dict()}
+    loaded = {n: torch.tensor(a).double() for n, a in renamed.items()}
+    model.load_state_dict(loaded, strict=False)
+    model.train()
+    chosen = [
+        [p for n, p in model.named_parameters() if fnmatchcase(n, o.pattern)]
+        for o in curve.optimizers
+    ]
+    optimizers = [
+        o.torchs(torch, params) for o, params in zip(curve.optimizers, chosen, strict=True)
+    ]
+    found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
+    for step in range(STEPS):
+        batch = {n: torch.tensor(_wide(a)) for n, a in curve.batch(step).items()}
+        made = curve.torch_loss(torch, model, batch)
+        made = made if isinstance(made, dict) else {"loss": made}
+        for o, params in zip(curve.optimizers, chosen, strict=True):
+            found[o.loss].append(made[o.loss].item())
+            grads = torch.autograd.grad(made[o.loss], params, retain_graph=True)
+            for parameter, grad in zip(params, grads, strict=True):
+                parameter.grad = grad
+        for optimizer in optimizers:
+            optimizer.step()
+    return found
+
+
+def torch_name(curve: Curve, name: str) -> str:
+    """Return what a parameter or buffer of ours is called in torch's model."""
+    for our_part, part in curve.names:
+        name = name.replace(our_part, part)
+    return name
+
+
+def check(curve: Curve, precision: str, expected: Mapping[str, Sequence[float]]) -> None:
+    """Hold the losses of a job against torch's, step by step."""
+    for key, losses in ours(curve, precision).items():
+        np.testing.assert_allclose(
+            losses,
+            expected[key],
+            rtol=TOLERANCE[precision],
+            atol=TOLERANCE[precision],
+            err_msg=f"{key} of {curve.name} in {precision}",
+        )
+
+
+def stored(name: str) -> dict[str, dict[str, list[float]]]:
+    """Return what is stored for a file of curves."""
+    file = FOLDER / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def store(name: str, curves: Sequence[Curve], torch: Any) -> None:
+    """Store the losses of torch for a file of curves."""
+    FOLDER.mkdir(exist_ok=True)
+    rows = [
+        f"{json.dumps(curve.name)}: "
+        + json.dumps({k: [float(f"{x:.12g}") for x in v] for k, v in torchs(curve, torch).items()})
+        for curve in curves
+    ]
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """Return an array as torch wants it: floats in float64, ids in int64."""
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
