@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from actorflow.functional.names import of_ranks
 from actorflow.literals import checked_size
 from actorflow.tensor import Tensor, apply, as_tensor, integers
 from actorflow.trace.tracer import find_source
@@ -24,20 +25,8 @@ Sizes = int | Sequence[int]
 """A number for each spatial axis, or one for all of them."""
 
 
-def conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve x [N, C, L], or [C, L], with weight [O, C / groups, k]; see `conv2d`."""
-    return convolved(1, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv2d(
+def convolved(
+    rank: int,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -49,8 +38,9 @@ def conv2d(
     """Convolve x with weight; as in torch it is a cross-correlation.
 
     Args:
-        x: [N, C, H, W], or [C, H, W].
-        weight: [O, C / groups, kh, kw].
+        rank: number of spatial axes.
+        x: [N, C, *spatial], or [C, *spatial].
+        weight: [O, C / groups, *kernel].
         bias: [O], or None.
         stride: steps between windows.
         padding: zeros on both sides of an axis; "valid" for none, "same" for an output as large as
@@ -58,86 +48,6 @@ def conv2d(
         dilation: steps between the elements of a window.
         groups: channels and results are cut into so many groups, each convolved on its own.
     """
-    return convolved(2, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve x [N, C, D, H, W], or without N, with weight [O, C / groups, kd, kh, kw]."""
-    return convolved(3, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv_transpose1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Return the transposed convolution of x [N, C, L], or [C, L]; see `conv_transpose2d`."""
-    return transposed(1, x, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Return what the gradient of a convolution makes of x: the transposed convolution.
-
-    Args:
-        x: [N, C, H, W], or [C, H, W].
-        weight: [C, O / groups, kh, kw].
-        bias: [O], or None.
-        stride: that of the convolution whose transpose it is; so are the others.
-        padding: taken away from both sides of an axis.
-        output_padding: rows and columns that are added behind, fewer than the stride or dilation.
-        groups: see `conv2d`.
-        dilation: see `conv2d`.
-    """
-    return transposed(2, x, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Return the transposed convolution of x [N, C, D, H, W], or without N."""
-    return transposed(3, x, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def convolved(
-    rank: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Sizes | str,
-    dilation: Sizes,
-    groups: int,
-) -> Tensor:
-    """Convolve over `rank` axes."""
     name = f"conv{rank}d"
     images, weight = batched(x, rank, name), as_tensor(weight)
     strides, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
@@ -163,14 +73,26 @@ def transposed(
     rank: int,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
 ) -> Tensor:
-    """Return the transposed convolution over `rank` axes."""
+    """Return what the gradient of a convolution makes of x: the transposed convolution.
+
+    Args:
+        rank: number of spatial axes.
+        x: [N, C, *spatial], or [C, *spatial].
+        weight: [C, O / groups, *kernel].
+        bias: [O], or None.
+        stride: that of the convolution whose transpose it is; so are the others.
+        padding: taken away from both sides of an axis.
+        output_padding: rows and columns that are added behind, fewer than the stride or dilation.
+        groups: channels and results are cut into so many groups.
+        dilation: steps between the elements of a window.
+    """
     name = f"conv_transpose{rank}d"
     images, weight = batched(x, rank, name), as_tensor(weight)
     _expect_weight(weight, rank, name)
@@ -208,6 +130,10 @@ def transposed(
         spatial=spatial,
     )
     return _finished(y, bias, x, rank)
+
+
+conv1d, conv2d, conv3d = of_ranks(convolved, "conv")
+conv_transpose1d, conv_transpose2d, conv_transpose3d = of_ranks(transposed, "conv_transpose")
 
 
 def batched(x: Tensor, rank: int, name: str) -> Tensor:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+_RANK = "        rank: number of spatial axes.\n"
+"""What functions of ranks say of the argument that those of one rank have not."""
 
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
@@ -32,3 +36,26 @@ def with_numpy_names(function: Callable[..., R]) -> Callable[..., R]:
         return function(*args, **kwargs)
 
     return called
+
+
+def of_ranks(
+    function: Callable[Concatenate[int, P], R], name: str
+) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R]]:
+    """Return a function of (rank, ...) for 1, 2 and 3 axes, called `<name>1d` and so on.
+
+    What the function says of itself it says for all of them.
+    """
+
+    def of_rank(rank: int) -> Callable[P, R]:
+        @functools.wraps(function)
+        def ranked(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(rank, *args, **kwargs)
+
+        ranked.__name__ = ranked.__qualname__ = f"{name}{rank}d"
+        ranked.__doc__ = (function.__doc__ or "").replace(_RANK, "")
+        ranked.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
+        return ranked
+
+    own = inspect.signature(function)
+    signature = own.replace(parameters=[*own.parameters.values()][1:])
+    return of_rank(1), of_rank(2), of_rank(3)

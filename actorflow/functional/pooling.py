@@ -9,6 +9,7 @@ import numpy as np
 
 from actorflow.functional.convolution import Sizes, batched, per_axis, unbatched
 from actorflow.functional.elementwise import where
+from actorflow.functional.names import of_ranks
 from actorflow.functional.reduce import mean
 from actorflow.functional.shape import concat
 from actorflow.literals import checked_number
@@ -37,20 +38,8 @@ Extents = tuple[int, ...]
 ValuesAndIndices = tuple[Tensor, Tensor]
 
 
-def max_pool1d(
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | ValuesAndIndices:
-    """Return the largest elements of windows of x [N, C, L], or [C, L]; see `max_pool2d`."""
-    return max_pool(1, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool2d(
+def max_pool(
+    rank: int,
     x: Tensor,
     kernel_size: Sizes,
     stride: Sizes | None = None,
@@ -62,7 +51,8 @@ def max_pool2d(
     """Return the largest element of each window; the gradient goes to the first of equal ones.
 
     Args:
-        x: [N, C, H, W], or [C, H, W].
+        rank: number of spatial axes.
+        x: [N, C, *spatial], or [C, *spatial].
         kernel_size: extents of a window.
         stride: steps between windows; the extents of one where it is None.
         padding: what windows reach beyond x, and never find anything; at most half a window.
@@ -70,115 +60,6 @@ def max_pool2d(
         ceil_mode: a last window may reach beyond the padding, too.
         return_indices: return also where each element lies in its channel, int64.
     """
-    return max_pool(2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool3d(
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | ValuesAndIndices:
-    """Return the largest elements of windows of x [N, C, D, H, W], or without N."""
-    return max_pool(3, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def avg_pool1d(
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """Return the means of windows of x [N, C, L], or [C, L]; see `avg_pool2d`."""
-    return avg_pool(1, x, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
-
-
-def avg_pool2d(
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: float | None = None,
-) -> Tensor:
-    """Return the mean of each window.
-
-    Args:
-        x: [N, C, H, W], or [C, H, W].
-        kernel_size: extents of a window.
-        stride: steps between windows; the extents of one where it is None.
-        padding: zeros on both sides of an axis; at most half a window.
-        ceil_mode: a last window may reach beyond the padding, too.
-        count_include_pad: the zeros of the padding are elements of a window, too.
-        divisor_override: what sums are divided by, in place of the number of elements.
-    """
-    return avg_pool(
-        2, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    )
-
-
-def avg_pool3d(
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: float | None = None,
-) -> Tensor:
-    """Return the means of windows of x [N, C, D, H, W], or without N; see `avg_pool2d`."""
-    return avg_pool(
-        3, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    )
-
-
-def adaptive_avg_pool1d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the means of `output_size` windows that cover x [N, C, L], or [C, L]."""
-    return adaptive(1, x, output_size, _mean_of)
-
-
-def adaptive_avg_pool2d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the means of windows, as many as are asked for, that cover x [N, C, H, W]."""
-    return adaptive(2, x, output_size, _mean_of)
-
-
-def adaptive_avg_pool3d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the means of windows, as many as are asked for, that cover x [N, C, D, H, W]."""
-    return adaptive(3, x, output_size, _mean_of)
-
-
-def adaptive_max_pool1d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the maxima of `output_size` windows that cover x [N, C, L], or [C, L]."""
-    return adaptive(1, x, output_size, _largest_of)
-
-
-def adaptive_max_pool2d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the maxima of windows, as many as are asked for, that cover x [N, C, H, W]."""
-    return adaptive(2, x, output_size, _largest_of)
-
-
-def adaptive_max_pool3d(x: Tensor, output_size: Sizes) -> Tensor:
-    """Return the maxima of windows, as many as are asked for, that cover x [N, C, D, H, W]."""
-    return adaptive(3, x, output_size, _largest_of)
-
-
-def max_pool(
-    rank: int,
-    x: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    return_indices: bool,
-) -> Tensor | ValuesAndIndices:
-    """Return the largest elements over `rank` axes, and where they are."""
     images = batched(x, rank, f"max_pool{rank}d")
     kernel, strides, low = _sizes(rank, kernel_size, stride, padding)
     apart = per_axis(dilation, rank, "dilation")
@@ -204,13 +85,24 @@ def avg_pool(
     rank: int,
     x: Tensor,
     kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: float | None,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: float | None = None,
 ) -> Tensor:
-    """Return the means over `rank` axes: a convolution with ones, divided."""
+    """Return the mean of each window: a convolution with ones, divided.
+
+    Args:
+        rank: number of spatial axes.
+        x: [N, C, *spatial], or [C, *spatial].
+        kernel_size: extents of a window.
+        stride: steps between windows; the extents of one where it is None.
+        padding: zeros on both sides of an axis; at most half a window.
+        ceil_mode: a last window may reach beyond the padding, too.
+        count_include_pad: the zeros of the padding are elements of a window, too.
+        divisor_override: what sums are divided by, in place of the number of elements.
+    """
     images = batched(x, rank, f"avg_pool{rank}d")
     kernel, strides, low = _sizes(rank, kernel_size, stride, padding)
     spatial = images.shape[2:]
@@ -271,6 +163,26 @@ def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tenso
     return unbatched(made, x, rank)
 
 
+def adaptive_avg_pool(rank: int, x: Tensor, output_size: Sizes) -> Tensor:
+    """Return the means of windows, as many as are asked for, that cover x [N, C, *spatial]."""
+    return adaptive(rank, x, output_size, _mean_of)
+
+
+def adaptive_max_pool(rank: int, x: Tensor, output_size: Sizes) -> Tensor:
+    """Return the maxima of windows, as many as are asked for, that cover x [N, C, *spatial]."""
+    return adaptive(rank, x, output_size, _largest_of)
+
+
+max_pool1d, max_pool2d, max_pool3d = of_ranks(max_pool, "max_pool")
+avg_pool1d, avg_pool2d, avg_pool3d = of_ranks(avg_pool, "avg_pool")
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = of_ranks(
+    adaptive_avg_pool, "adaptive_avg_pool"
+)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = of_ranks(
+    adaptive_max_pool, "adaptive_max_pool"
+)
+
+
 def _mean_of(x: Tensor, spatial: Extents, counts: Extents) -> Tensor:
     """Return the means of windows that part the spatial axes evenly."""
     rank = len(spatial)
@@ -278,7 +190,7 @@ def _mean_of(x: Tensor, spatial: Extents, counts: Extents) -> Tensor:
     if all([counts[axis - 2] == 1 for axis in along]):
         return mean(x, along, keepdim=True) if along else x
     kernel = [n // count for n, count in zip(spatial, counts, strict=True)]
-    return avg_pool(rank, x, kernel, None, 0, False, True, None)
+    return avg_pool(rank, x, kernel)
 
 
 def _largest_of(x: Tensor, spatial: Extents, counts: Extents) -> Tensor:

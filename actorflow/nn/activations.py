@@ -2,181 +2,112 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar
-
 from actorflow import functional
 from actorflow.literals import checked_number, checked_size
+from actorflow.nn.function_layer import FunctionLayer
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
 
 
-class Activation(Module):
-    """A function of a tensor. Its other arguments are the attributes, and have its names."""
-
-    function: ClassVar[Callable[..., Tensor]]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Keep what the function takes after its tensor. Raises TypeError for anything else."""
-        given = inspect.signature(type(self).function).bind(None, *args, **kwargs).arguments
-        for name in [*given][1:]:
-            setattr(self, name, given[name])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the function of x."""
-        return type(self).function(x, **vars(self))
-
-
-class CELU(Activation):
+class CELU(FunctionLayer, function=functional.celu):
     """See `functional.celu`."""
 
-    function = staticmethod(functional.celu)
 
-
-class ELU(Activation):
+class ELU(FunctionLayer, function=functional.elu):
     """See `functional.elu`."""
 
-    function = staticmethod(functional.elu)
 
-
-class GELU(Activation):
+class GELU(FunctionLayer, function=functional.gelu):
     """See `functional.gelu`."""
 
-    function = staticmethod(functional.gelu)
 
-
-class GLU(Activation):
+class GLU(FunctionLayer, function=functional.glu):
     """See `functional.glu`."""
 
-    function = staticmethod(functional.glu)
 
-
-class Hardshrink(Activation):
+class Hardshrink(FunctionLayer, function=functional.hardshrink):
     """See `functional.hardshrink`."""
 
-    function = staticmethod(functional.hardshrink)
 
-
-class Hardsigmoid(Activation):
+class Hardsigmoid(FunctionLayer, function=functional.hardsigmoid):
     """See `functional.hardsigmoid`."""
 
-    function = staticmethod(functional.hardsigmoid)
 
-
-class Hardswish(Activation):
+class Hardswish(FunctionLayer, function=functional.hardswish):
     """See `functional.hardswish`."""
 
-    function = staticmethod(functional.hardswish)
 
-
-class Hardtanh(Activation):
+class Hardtanh(FunctionLayer, function=functional.hardtanh):
     """See `functional.hardtanh`."""
 
-    function = staticmethod(functional.hardtanh)
 
-
-class LeakyReLU(Activation):
+class LeakyReLU(FunctionLayer, function=functional.leaky_relu):
     """See `functional.leaky_relu`."""
 
-    function = staticmethod(functional.leaky_relu)
 
-
-class LogSigmoid(Activation):
+class LogSigmoid(FunctionLayer, function=functional.logsigmoid):
     """See `functional.logsigmoid`."""
 
-    function = staticmethod(functional.logsigmoid)
 
-
-class LogSoftmax(Activation):
+class LogSoftmax(FunctionLayer, function=functional.log_softmax):
     """See `functional.log_softmax`."""
 
-    function = staticmethod(functional.log_softmax)
 
-
-class Mish(Activation):
+class Mish(FunctionLayer, function=functional.mish):
     """See `functional.mish`."""
 
-    function = staticmethod(functional.mish)
 
-
-class ReLU(Activation):
+class ReLU(FunctionLayer, function=functional.relu):
     """See `functional.relu`."""
 
-    function = staticmethod(functional.relu)
 
-
-class ReLU6(Activation):
+class ReLU6(FunctionLayer, function=functional.relu6):
     """See `functional.relu6`."""
 
-    function = staticmethod(functional.relu6)
 
-
-class SELU(Activation):
+class SELU(FunctionLayer, function=functional.selu):
     """See `functional.selu`."""
 
-    function = staticmethod(functional.selu)
 
-
-class SiLU(Activation):
+class SiLU(FunctionLayer, function=functional.silu):
     """See `functional.silu`."""
 
-    function = staticmethod(functional.silu)
 
-
-class Sigmoid(Activation):
+class Sigmoid(FunctionLayer, function=functional.sigmoid):
     """See `functional.sigmoid`."""
 
-    function = staticmethod(functional.sigmoid)
 
-
-class Softmax(Activation):
+class Softmax(FunctionLayer, function=functional.softmax):
     """See `functional.softmax`."""
 
-    function = staticmethod(functional.softmax)
 
-
-class Softmin(Activation):
+class Softmin(FunctionLayer, function=functional.softmin):
     """See `functional.softmin`."""
 
-    function = staticmethod(functional.softmin)
 
-
-class Softplus(Activation):
+class Softplus(FunctionLayer, function=functional.softplus):
     """See `functional.softplus`."""
 
-    function = staticmethod(functional.softplus)
 
-
-class Softshrink(Activation):
+class Softshrink(FunctionLayer, function=functional.softshrink):
     """See `functional.softshrink`."""
 
-    function = staticmethod(functional.softshrink)
 
-
-class Softsign(Activation):
+class Softsign(FunctionLayer, function=functional.softsign):
     """See `functional.softsign`."""
 
-    function = staticmethod(functional.softsign)
 
-
-class Tanh(Activation):
+class Tanh(FunctionLayer, function=functional.tanh):
     """See `functional.tanh`."""
 
-    function = staticmethod(functional.tanh)
 
-
-class Tanhshrink(Activation):
+class Tanhshrink(FunctionLayer, function=functional.tanhshrink):
     """See `functional.tanhshrink`."""
 
-    function = staticmethod(functional.tanhshrink)
 
-
-class Threshold(Activation):
+class Threshold(FunctionLayer, function=functional.threshold):
     """See `functional.threshold`."""
-
-    function = staticmethod(functional.threshold)
 
 
 class PReLU(Module):

@@ -1,11 +1,11 @@
-"""Convolutions and pools as layers. Names, parameters and initialisers follow torch's."""
+"""Convolutions as layers. Names, parameters and initialisers follow torch's."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from actorflow.functional import convolution, pooling
+from actorflow.functional import convolution
 from actorflow.functional.convolution import Sizes, per_axis
 from actorflow.literals import checked_size
 from actorflow.nn.module import Module
@@ -20,6 +20,10 @@ class _Convolution(Module):
 
     _rank = 0
     _is_transposed = False
+
+    def __init_subclass__(cls, rank: int = 0, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._rank = rank
 
     def __init__(
         self,
@@ -64,22 +68,16 @@ class _Convolution(Module):
         return convolution.convolved(self._rank, x, self.weight, self.bias, *ways)
 
 
-class Conv1d(_Convolution):
+class Conv1d(_Convolution, rank=1):
     """Convolve x [N, in_channels, L]; see `functional.conv1d`."""
 
-    _rank = 1
 
-
-class Conv2d(_Convolution):
+class Conv2d(_Convolution, rank=2):
     """Convolve x [N, in_channels, H, W]; see `functional.conv2d`."""
 
-    _rank = 2
 
-
-class Conv3d(_Convolution):
+class Conv3d(_Convolution, rank=3):
     """Convolve x [N, in_channels, D, H, W]; see `functional.conv3d`."""
-
-    _rank = 3
 
 
 class _Transposed(_Convolution):
@@ -110,153 +108,13 @@ class _Transposed(_Convolution):
         return convolution.transposed(self._rank, x, self.weight, self.bias, *ways)
 
 
-class ConvTranspose1d(_Transposed):
+class ConvTranspose1d(_Transposed, rank=1):
     """The transposed convolution of x [N, in_channels, L]; see `functional.conv_transpose1d`."""
 
-    _rank = 1
 
-
-class ConvTranspose2d(_Transposed):
+class ConvTranspose2d(_Transposed, rank=2):
     """The transposed convolution of x [N, in_channels, H, W]."""
 
-    _rank = 2
 
-
-class ConvTranspose3d(_Transposed):
+class ConvTranspose3d(_Transposed, rank=3):
     """The transposed convolution of x [N, in_channels, D, H, W]."""
-
-    _rank = 3
-
-
-class _MaxPool(Module):
-    """The largest element of each window."""
-
-    _rank = 0
-
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.dilation, self.return_indices, self.ceil_mode = dilation, return_indices, ceil_mode
-
-    def __call__(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return [N, C, *positions]."""
-        windows = self.kernel_size, self.stride, self.padding, self.dilation
-        return pooling.max_pool(self._rank, x, *windows, self.ceil_mode, self.return_indices)
-
-
-class MaxPool1d(_MaxPool):
-    """See `functional.max_pool1d`."""
-
-    _rank = 1
-
-
-class MaxPool2d(_MaxPool):
-    """See `functional.max_pool2d`."""
-
-    _rank = 2
-
-
-class MaxPool3d(_MaxPool):
-    """See `functional.max_pool3d`."""
-
-    _rank = 3
-
-
-class _AvgPool(Module):
-    """The mean of each window."""
-
-    _rank = 0
-
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: float | None = None,
-    ) -> None:
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
-        self.divisor_override = divisor_override
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [N, C, *positions]."""
-        windows = self.kernel_size, self.stride, self.padding, self.ceil_mode
-        counted = self.count_include_pad, self.divisor_override
-        return pooling.avg_pool(self._rank, x, *windows, *counted)
-
-
-class AvgPool1d(_AvgPool):
-    """See `functional.avg_pool1d`."""
-
-    _rank = 1
-
-
-class AvgPool2d(_AvgPool):
-    """See `functional.avg_pool2d`."""
-
-    _rank = 2
-
-
-class AvgPool3d(_AvgPool):
-    """See `functional.avg_pool3d`."""
-
-    _rank = 3
-
-
-class _Adaptive(Module):
-    """A function of `functional` with an output size."""
-
-    _function = ""
-
-    def __init__(self, output_size: Sizes) -> None:
-        self.output_size = output_size
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [N, C, *output_size]."""
-        pooled: Tensor = getattr(pooling, self._function)(x, self.output_size)
-        return pooled
-
-
-class AdaptiveAvgPool1d(_Adaptive):
-    """See `functional.adaptive_avg_pool1d`."""
-
-    _function = "adaptive_avg_pool1d"
-
-
-class AdaptiveAvgPool2d(_Adaptive):
-    """See `functional.adaptive_avg_pool2d`."""
-
-    _function = "adaptive_avg_pool2d"
-
-
-class AdaptiveAvgPool3d(_Adaptive):
-    """See `functional.adaptive_avg_pool3d`."""
-
-    _function = "adaptive_avg_pool3d"
-
-
-class AdaptiveMaxPool1d(_Adaptive):
-    """See `functional.adaptive_max_pool1d`."""
-
-    _function = "adaptive_max_pool1d"
-
-
-class AdaptiveMaxPool2d(_Adaptive):
-    """See `functional.adaptive_max_pool2d`."""
-
-    _function = "adaptive_max_pool2d"
-
-
-class AdaptiveMaxPool3d(_Adaptive):
-    """See `functional.adaptive_max_pool3d`."""
-
-    _function = "adaptive_max_pool3d"

@@ -2,128 +2,71 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar
-
 from actorflow import functional
-from actorflow.nn.module import Module
-from actorflow.tensor import Tensor
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
+from actorflow.nn.function_layer import FunctionLayer
 
 
-class Loss(Module):
-    """Base of losses: options by keyword, of the names that the function has."""
-
-    function: ClassVar[Callable[..., Tensor]]
-
-    def __init__(self, **options: Any) -> None:
-        known = [p.name for p in inspect.signature(self.function).parameters.values()]
-        for name in options:
-            if name not in known:
-                raise CompileError(
-                    f"{find_source()}: {type(self).__name__} knows no option {name!r}; see"
-                    f" functional.{self.function.__name__}"
-                )
-        self.options = options
-
-    def __call__(self, *operands: Tensor) -> Tensor:
-        """Return the loss of prediction and target, or of what else the function takes."""
-        return type(self).function(*operands, **self.options)
-
-
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(FunctionLayer, function=functional.cross_entropy, operands=2):
     """`functional.cross_entropy` with its options."""
 
-    function = staticmethod(functional.cross_entropy)
 
-
-class NLLLoss(Loss):
+class NLLLoss(FunctionLayer, function=functional.nll_loss, operands=2):
     """`functional.nll_loss` with its options."""
 
-    function = staticmethod(functional.nll_loss)
 
-
-class MSELoss(Loss):
+class MSELoss(FunctionLayer, function=functional.mse_loss, operands=2):
     """`functional.mse_loss` with its options."""
 
-    function = staticmethod(functional.mse_loss)
 
-
-class L1Loss(Loss):
+class L1Loss(FunctionLayer, function=functional.l1_loss, operands=2):
     """`functional.l1_loss` with its options."""
 
-    function = staticmethod(functional.l1_loss)
 
-
-class SmoothL1Loss(Loss):
+class SmoothL1Loss(FunctionLayer, function=functional.smooth_l1_loss, operands=2):
     """`functional.smooth_l1_loss` with its options."""
 
-    function = staticmethod(functional.smooth_l1_loss)
 
-
-class HuberLoss(Loss):
+class HuberLoss(FunctionLayer, function=functional.huber_loss, operands=2):
     """`functional.huber_loss` with its options."""
 
-    function = staticmethod(functional.huber_loss)
 
-
-class BCELoss(Loss):
+class BCELoss(FunctionLayer, function=functional.binary_cross_entropy, operands=2):
     """`functional.binary_cross_entropy` with its options."""
 
-    function = staticmethod(functional.binary_cross_entropy)
 
-
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(
+    FunctionLayer, function=functional.binary_cross_entropy_with_logits, operands=2
+):
     """`functional.binary_cross_entropy_with_logits` with its options."""
 
-    function = staticmethod(functional.binary_cross_entropy_with_logits)
 
-
-class KLDivLoss(Loss):
+class KLDivLoss(FunctionLayer, function=functional.kl_div, operands=2):
     """`functional.kl_div` with its options."""
 
-    function = staticmethod(functional.kl_div)
 
-
-class PoissonNLLLoss(Loss):
+class PoissonNLLLoss(FunctionLayer, function=functional.poisson_nll_loss, operands=2):
     """`functional.poisson_nll_loss` with its options."""
 
-    function = staticmethod(functional.poisson_nll_loss)
 
-
-class GaussianNLLLoss(Loss):
+class GaussianNLLLoss(FunctionLayer, function=functional.gaussian_nll_loss, operands=3):
     """`functional.gaussian_nll_loss` with its options."""
 
-    function = staticmethod(functional.gaussian_nll_loss)
 
-
-class HingeEmbeddingLoss(Loss):
+class HingeEmbeddingLoss(FunctionLayer, function=functional.hinge_embedding_loss, operands=2):
     """`functional.hinge_embedding_loss` with its options."""
 
-    function = staticmethod(functional.hinge_embedding_loss)
 
-
-class SoftMarginLoss(Loss):
+class SoftMarginLoss(FunctionLayer, function=functional.soft_margin_loss, operands=2):
     """`functional.soft_margin_loss` with its options."""
 
-    function = staticmethod(functional.soft_margin_loss)
 
-
-class MarginRankingLoss(Loss):
+class MarginRankingLoss(FunctionLayer, function=functional.margin_ranking_loss, operands=3):
     """`functional.margin_ranking_loss` with its options."""
 
-    function = staticmethod(functional.margin_ranking_loss)
 
-
-class CosineEmbeddingLoss(Loss):
+class CosineEmbeddingLoss(FunctionLayer, function=functional.cosine_embedding_loss, operands=3):
     """`functional.cosine_embedding_loss` with its options."""
 
-    function = staticmethod(functional.cosine_embedding_loss)
 
-
-class TripletMarginLoss(Loss):
+class TripletMarginLoss(FunctionLayer, function=functional.triplet_margin_loss, operands=3):
     """`functional.triplet_margin_loss` with its options."""
-
-    function = staticmethod(functional.triplet_margin_loss)
