@@ -1,15 +1,15 @@
 """How an optimizer declares its state and says which op updates each parameter.
 
 An optimizer is a frozen dataclass whose fields are its settings. Its method `recipe` says how one
-parameter is updated; `declared` does the rest for all optimizers alike: groups, learning rates,
-variables for the state.
+parameter is updated; `RecipeOptimizer` does the rest for all of them alike: groups, learning rates,
+variables for the state, and the attributes of the op, which have the names of the settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from actorflow.functional.counters import step_of
 from actorflow.literals import checked_number
@@ -19,6 +19,8 @@ from actorflow.tensor import Tensor
 from actorflow.trace.tracer import Trace, find_source
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError
+from compiler.fusion.staged import StagedUpdate, stages
+from compiler.fusion.updates import Update, update
 from compiler.graph import UpdateRule
 from compiler.registry import Op
 from compiler.types import DType, TensorType
@@ -35,20 +37,6 @@ class Optimizer(Protocol):
         ...
 
 
-class _Grouped(Protocol):
-    """What `declared` needs: a dataclass with these fields, among others."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def lr(self) -> float | Schedule: ...
-
-    @property
-    def groups(self) -> Sequence[Group]: ...
-
-    def recipe(self, name: str, type_: TensorType) -> UpdateRecipe: ...
-
-
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
     """A variable beside a parameter, called `<name>/<parameter>`; of its shape, or its own."""
@@ -60,12 +48,21 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecipe:
-    """How one parameter is updated. The op reads the step after the rate where it `needs_step`."""
+    """How one parameter is updated: by an op, over state; `attrs` are those that no setting is."""
 
     op: Op
     states: tuple[OptimizerState, ...] = ()
     attrs: Mapping[str, AttrValue] = field(default_factory=dict)
-    needs_step: bool = False
+
+    @property
+    def definition(self) -> Update | StagedUpdate:
+        """What the op is defined by."""
+        return update.get(self.op) if update.has(self.op) else stages.get(self.op)
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether the op reads the step after the rate."""
+        return self.definition.num_operands > 3 + len(self.states)
 
 
 def states(*names: str) -> tuple[OptimizerState, ...]:
@@ -73,14 +70,41 @@ def states(*names: str) -> tuple[OptimizerState, ...]:
     return tuple([OptimizerState(name) for name in names])
 
 
-def declared(
-    optimizer: _Grouped, trace: Trace, parameters: dict[str, TensorType]
-) -> tuple[UpdateRule, ...]:
-    """Declare the state of all parameters and return one rule for each that is not frozen.
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptimizer:
+    """What optimizers have in common. A subclass adds its settings, and says its `recipe`.
 
-    Parameters of one learning rate share its value, so that updates which are alike can be joined.
-    Raises CompileError with the user's line.
+    Args:
+        lr: the learning rate, a number or a schedule.
+        maximize: climb instead of descending.
+        decay_only: "matrices" for no weight decay of biases and scales.
+        groups: what is otherwise for some parameters; see `actorflow.optim.groups`.
     """
+
+    lr: float | Schedule = 1e-3
+    maximize: bool = False
+    decay_only: str | None = None
+    groups: Sequence[Group] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def recipe(self, name: str, type_: TensorType) -> UpdateRecipe:
+        """Return how one parameter is updated."""
+        raise NotImplementedError
+
+    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
+        """Declare the state, `<state>/<parameter>`; return a rule for each that is not frozen.
+
+        Parameters of one learning rate share its value, so that updates which are alike can be
+        joined. Raises CompileError with the user's line.
+        """
+        return _declared(self, trace, parameters)
+
+
+def _declared(
+    optimizer: RecipeOptimizer, trace: Trace, parameters: dict[str, TensorType]
+) -> tuple[UpdateRule, ...]:
     check_patterns(optimizer.groups, tuple(parameters))
     step, rates = step_of(trace), _RateTable(trace)
     rules = []
@@ -97,7 +121,7 @@ def declared(
                 variable=trace.variable(name, type_, "parameter", ()),
                 state=tuple([_declare(trace, state, name, type_) for state in recipe.states]),
                 scalars=(rate._value_in(trace), *[step._value_in(trace)] * recipe.needs_step),
-                attrs=Attrs(recipe.attrs),
+                attrs=Attrs(_attrs(settings, recipe)),
             )
         )
     if not rules:
@@ -108,7 +132,16 @@ def declared(
     return tuple(rules)
 
 
-def _settings_for(optimizer: Any, own: Group | None, type_: TensorType) -> _Grouped:
+def _attrs(settings: RecipeOptimizer, recipe: UpdateRecipe) -> dict[str, AttrValue]:
+    """Return the attributes of the op: what the recipe says, and settings of their names."""
+    given = {**vars(settings), **recipe.attrs}
+    given |= {f"beta{i}": beta for i, beta in enumerate(given.pop("betas", ()), 1)}
+    given = given if settings.maximize else {k: v for k, v in given.items() if k != "maximize"}
+    own = recipe.definition.attributes
+    return {a.name: a.type(given[a.name]) for a in own if a.name in given}
+
+
+def _settings_for(optimizer: Any, own: Group | None, type_: TensorType) -> RecipeOptimizer:
     """Return the optimizer that a parameter of a group has."""
     options = {} if own is None else dict(own.options)
     is_matrix_only = getattr(optimizer, "decay_only", None) == MATRICES
@@ -149,9 +182,9 @@ class _RateTable:
         return self._known[key]
 
 
-def check_settings(optimizer: _Grouped) -> None:
+def check_settings(optimizer: RecipeOptimizer) -> None:
     """Check every field of an optimizer by its name. Raises CompileError with the user's line."""
-    names = [f.name for f in fields(optimizer)]
+    names = [f.name for f in sorted(fields(optimizer), key=lambda f: f.kw_only)]
     for name in names:
         check = _CHECKS.get(name)
         if check is not None:

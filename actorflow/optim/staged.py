@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from actorflow.literals import checked_number, checked_size
-from actorflow.optim.groups import Group
 from actorflow.optim.rates import Schedule, not_negative
 from actorflow.optim.recipes import (
     OptimizerState,
+    RecipeOptimizer,
     UpdateRecipe,
-    check_settings,
-    declared,
     states,
 )
-from actorflow.trace.tracer import Trace, find_source
+from actorflow.trace.tracer import find_source
 from compiler.attrs import AttrValue
 from compiler.errors import CompileError
-from compiler.graph import UpdateRule
 from compiler.ops.staged_updates import (
     ADAFACTOR_UPDATE,
     ADAFACTOR_VECTOR_UPDATE,
@@ -32,45 +28,30 @@ from compiler.types import TensorType
 
 
 @dataclass(frozen=True)
-class LAMB:
+class LAMB(RecipeOptimizer):
     """Adam's direction, as long as the parameter times the rate (You et al., 2020, algorithm 2).
 
-    With the bias corrected; a parameter, or a direction, of norm 0 moves as AdamW's.
+    With the bias corrected; a parameter, or a direction, of norm 0 moves as AdamW's. Its state is
+    `adam_m/<name>` and `adam_v/<name>`.
     """
 
     lr: float | Schedule = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     weight_decay: float = 0.01
-    maximize: bool = False
-    decay_only: str | None = None
-    groups: Sequence[Group] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
-        """Return one rule per parameter; state `adam_m/<name>` and `adam_v/<name>`."""
-        return declared(self, trace, parameters)
 
     def recipe(self, name: str, type_: TensorType) -> UpdateRecipe:
         """Return how one parameter is updated."""
-        attrs: dict[str, AttrValue] = {
-            "beta1": float(self.betas[0]),
-            "beta2": float(self.betas[1]),
-            "eps": float(self.eps),
-            "weight_decay": float(self.weight_decay),
-        }
-        attrs |= {"maximize": True} if self.maximize else {}
-        return UpdateRecipe(LAMB_UPDATE, states("adam_m", "adam_v"), attrs, needs_step=True)
+        return UpdateRecipe(LAMB_UPDATE, states("adam_m", "adam_v"))
 
 
 @dataclass(frozen=True)
-class Adafactor:
+class Adafactor(RecipeOptimizer):
     """Adam whose squares are kept by row and column alone (Shazeer & Stern, 2018).
 
     Follows torch.optim.Adafactor: no momentum, steps relative to the parameter's size, `eps` is
-    (that of the squares, by default the dtype's, and the least size).
+    (that of the squares, by default the dtype's, and the least size). Its state is
+    `ada_rows/<name>` and `ada_columns/<name>`, of vectors `ada_squares/<name>`.
     """
 
     lr: float | Schedule = 1e-2
@@ -78,12 +59,9 @@ class Adafactor:
     eps: tuple[float | None, float] = (None, 1e-3)
     d: float = 1.0
     weight_decay: float = 0.0
-    maximize: bool = False
-    decay_only: str | None = None
-    groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         where = find_source()
         if not isinstance(self.eps, (tuple, list)) or len(self.eps) != 2:
             raise CompileError(f"{where}: eps must be two numbers, got {self.eps!r}")
@@ -95,39 +73,29 @@ class Adafactor:
         if not 1.0 <= checked_number(self.d, "d") < math.inf:
             raise CompileError(f"{where}: d must be 1 or more, got {self.d}")
 
-    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
-        """Return one rule per parameter; state `ada_rows`, `ada_columns`, or `ada_squares`."""
-        return declared(self, trace, parameters)
-
     def recipe(self, name: str, type_: TensorType) -> UpdateRecipe:
         """Return how one parameter is updated."""
         least = float(np.finfo(type_.dtype.value).eps) if self.eps[0] is None else self.eps[0]
-        attrs: dict[str, AttrValue] = {
-            "beta2_decay": float(self.beta2_decay),
-            "eps1": float(least),
-            "eps2": float(self.eps[1]),
-            "d": float(self.d),
-            "weight_decay": float(self.weight_decay),
-        }
-        attrs |= {"maximize": True} if self.maximize else {}
+        attrs: dict[str, AttrValue] = {"eps1": float(least), "eps2": float(self.eps[1])}
         if type_.rank < 2:
             own = states("ada_squares")
-            return UpdateRecipe(ADAFACTOR_VECTOR_UPDATE, own, attrs, needs_step=True)
+            return UpdateRecipe(ADAFACTOR_VECTOR_UPDATE, own, attrs)
         *outer, rows, columns = type_.shape
         factors = (
             OptimizerState("ada_rows", shape=(*outer, rows, 1)),
             OptimizerState("ada_columns", shape=(*outer, 1, columns)),
         )
-        return UpdateRecipe(ADAFACTOR_UPDATE, factors, attrs, needs_step=True)
+        return UpdateRecipe(ADAFACTOR_UPDATE, factors, attrs)
 
 
 @dataclass(frozen=True)
-class Muon:
+class Muon(RecipeOptimizer):
     """Momentum made orthogonal by Newton and Schulz' iteration (Jordan et al., 2024).
 
     For matrices alone: others are given to another optimizer. Follows torch.optim.Muon, but for
     its products, which torch rounds to bfloat16: here a job's `precision` says that.
-    `adjust_lr_fn` is "original", which None means, or "match_rms_adamw".
+    `adjust_lr_fn` is "original", which None means, or "match_rms_adamw". Its state is
+    `momentum/<name>`.
     """
 
     lr: float | Schedule = 1e-3
@@ -138,10 +106,9 @@ class Muon:
     eps: float = 1e-7
     ns_steps: int = 5
     adjust_lr_fn: str | None = None
-    groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         where, three = find_source(), self.ns_coefficients
         if not isinstance(three, (tuple, list)) or len(three) != 3:
             raise CompileError(f"{where}: ns_coefficients must be three numbers, got {three!r}")
@@ -155,10 +122,6 @@ class Muon:
                 f" {self.adjust_lr_fn!r}"
             )
 
-    def rules(self, trace: Trace, parameters: dict[str, TensorType]) -> tuple[UpdateRule, ...]:
-        """Return one rule per parameter; state `momentum/<name>`."""
-        return declared(self, trace, parameters)
-
     def recipe(self, name: str, type_: TensorType) -> UpdateRecipe:
         """Return how one parameter is updated. Raises CompileError for what is no matrix."""
         if type_.rank != 2:
@@ -171,13 +134,5 @@ class Muon:
         if self.adjust_lr_fn == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
         a, b, c = map(float, self.ns_coefficients)
-        attrs: dict[str, AttrValue] = {
-            "momentum": float(self.momentum),
-            "nesterov": bool(self.nesterov),
-            "weight_decay": float(self.weight_decay),
-            "scale": ratio,
-            "ns_steps": int(self.ns_steps),
-            "eps": float(self.eps),
-        }
-        attrs |= {"a": a, "b": b, "c": c}
+        attrs: dict[str, AttrValue] = {"scale": ratio, "a": a, "b": b, "c": c}
         return UpdateRecipe(MUON_UPDATE, states("momentum"), attrs)

@@ -23,6 +23,7 @@ from compiler.attrs import Attrs, AttrValue
 from compiler.fusion.expressions import Expression
 from compiler.fusion.products import GraphEmitter
 from compiler.fusion.stated import Attribute, attributes_of, settings_of
+from compiler.fusion.updates import MAXIMIZE
 from compiler.graph import GraphBuilder
 from compiler.ops.matmul import MATMUL
 from compiler.ops.reduce import SUM
@@ -98,7 +99,10 @@ class StagedUpdate:
         """Emit what the update is made of; return the new values of what it writes over."""
         stage = StageBuilder(b, GraphEmitter(b), tuple(inputs[self.num_operands :]))
         operands = [stage.read(value) for value in inputs[: self.num_operands]]
-        return self.function(stage, *operands, **settings_of(self.attributes, attrs))
+        settings = settings_of(self.attributes, attrs)
+        if settings.pop(MAXIMIZE.name, False):
+            operands[1] = -operands[1]
+        return self.function(stage, *operands, **settings)
 
 
 stages = OpAttr[StagedUpdate]("stages", "what an update is made of; read by stage_updates")
@@ -113,7 +117,7 @@ def staged_update(name: str, signature: str, function: Callable[..., tuple[Value
     op = define(name)
     types: TypeSignature = read_types(signature.replace(" ->", ", skip? = int64 ->"))
     names = [row.name for row in types.operands if not row.optional]
-    found = StagedUpdate(function, attributes_of(function), len(names))
+    found = StagedUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
     over = tuple([(out, names.index(result)) for out, result in enumerate(types.results)])
 
     def infer(inputs: Types, attrs: Attrs) -> Types:

@@ -70,6 +70,9 @@ class Update:
         return _traced(self, tuple([t.dtype for t in operands]), attrs)
 
 
+MAXIMIZE = Attribute("maximize", bool, False, is_required=False)
+"""Every update by a gradient has it: the gradient, its second operand, is negated first."""
+
 update = OpAttr[Update]("update", "the program that makes new values of a variable's old ones")
 
 
@@ -94,10 +97,11 @@ def update_op(
         skippable: whether a broken step leaves out the update; counters go on.
     """
     where = sys._getframe(1).f_code.co_filename
-    op, attributes = define(name), attributes_of(program)
+    op = define(name)
     types = read_types(signature.replace(" ->", ", skip? = int64 ->") if skippable else signature)
     operands = [row for row in types.operands if not row.optional]
     names = [row.name for row in operands]
+    attributes = (*attributes_of(program), *[MAXIMIZE] * (skippable and "grad" in names))
     over = tuple([(out, names.index(name)) for out, name in enumerate(types.results)])
     numbers = tuple([row.is_number and row.name not in types.results for row in operands])
     found = Update(program, attributes, numbers, over)
@@ -160,9 +164,11 @@ def _traced(found: Update, dtypes: tuple[DType, ...], attrs: Attrs) -> FusedProg
         p.input(ProgramInput(dtype, Kind.SCALAR if single else Kind.FULL))
         for dtype, single in zip(dtypes, found.is_number, strict=True)
     ]
-    made = found.program(
-        *[Expression(p, v) for v in values], **settings_of(found.attributes, attrs)
-    )
+    operands = [Expression(p, v) for v in values]
+    settings = settings_of(found.attributes, attrs)
+    if settings.pop(MAXIMIZE.name, False):
+        operands[1] = -operands[1]
+    made = found.program(*operands, **settings)
     results = made if isinstance(made, tuple) else (made,)
     news = [output_of(p, new, Kind.FULL) for new in results]
     return p.whole(tuple([_made_late(p, news[out], values[old]) for out, old in found.over]))

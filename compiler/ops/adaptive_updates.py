@@ -19,9 +19,7 @@ Value = Expression
 _ADAM = "param: float, grad = param, m = param, v = param, {}lr = param [], step = int64 -> {}"
 
 
-def moments(
-    param: Value, grad: Value, m: Value, v: Value, beta1: float, beta2: float
-) -> tuple[Value, Value]:
+def moments(grad: Value, m: Value, v: Value, beta1: float, beta2: float) -> tuple[Value, Value]:
     """Return the new means of gradients and of their squares."""
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
     return m * beta1 + grad * (1.0 - beta1), square
@@ -35,10 +33,10 @@ def corrections(step: Value, beta1: float, beta2: float) -> tuple[Value, Value]:
 
 def _adam(
     param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
+    *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    slope, own = decayed(param, grad, weight_decay, maximize=maximize), param.dtype
-    mean, square = moments(param, slope, m, v, beta1, beta2)
+    slope, own = decayed(param, grad, weight_decay), param.dtype
+    mean, square = moments(slope, m, v, beta1, beta2)
     first, second = corrections(step, beta1, beta2)
     change = mean / (square.sqrt() + (second * eps).to(own))
     return param - change * (lr.to(DType.FLOAT64) * second / first).to(own), mean, square
@@ -47,11 +45,10 @@ def _adam(
 def _amsgrad(
     param: Value, grad: Value, m: Value, v: Value, most: Value, lr: Value, step: Value,
     *, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
-    maximize: bool = False,
 ) -> tuple[Value, Value, Value, Value]:  # fmt: skip
     rate, own = lr.to(DType.FLOAT64), param.dtype
-    slope = decayed(param, grad, 0.0 if decoupled else weight_decay, maximize=maximize)
-    mean, square = moments(param, slope, m, v, beta1, beta2)
+    slope = decayed(param, grad, 0.0 if decoupled else weight_decay)
+    mean, square = moments(slope, m, v, beta1, beta2)
     largest = most.maximum(square)
     first, second = corrections(step, beta1, beta2)
     kept = param * (1.0 - rate * weight_decay).to(own) if decoupled else param
@@ -61,9 +58,9 @@ def _amsgrad(
 
 def _adagrad(
     param: Value, grad: Value, total: Value, lr: Value, step: Value,
-    *, lr_decay: float, eps: float, weight_decay: float, maximize: bool = False,
+    *, lr_decay: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value]:  # fmt: skip
-    slope = decayed(param, grad, weight_decay, maximize=maximize)
+    slope = decayed(param, grad, weight_decay)
     rate = lr.to(DType.FLOAT64) / (step.to(DType.FLOAT64) * lr_decay + 1.0)
     now = total + slope * slope
     return param - slope / (now.sqrt() + eps) * rate.to(param.dtype), now
@@ -71,9 +68,8 @@ def _adagrad(
 
 def _lion(
     param: Value, grad: Value, m: Value, lr: Value,
-    *, beta1: float, beta2: float, weight_decay: float, maximize: bool = False,
+    *, beta1: float, beta2: float, weight_decay: float,
 ) -> tuple[Value, Value]:  # fmt: skip
-    grad = -grad if maximize else grad
     change = (m * beta1 + grad * (1.0 - beta1)).sign()
     return param - decayed(param, change, weight_decay) * lr, m * beta2 + grad * (1.0 - beta2)
 
@@ -83,10 +79,10 @@ def _rmsprop(*, is_centered: bool, has_momentum: bool) -> Op:
 
     def program(
         param: Value, grad: Value, square: Value, *rest: Value,
-        alpha: float, eps: float, weight_decay: float, momentum: float, maximize: bool = False,
+        alpha: float, eps: float, weight_decay: float, momentum: float,
     ) -> tuple[Value, ...]:  # fmt: skip
         *olds, lr = rest
-        slope = decayed(param, grad, weight_decay, maximize=maximize)
+        slope = decayed(param, grad, weight_decay)
         news = [square * alpha + slope * (1.0 - alpha) * slope]
         spread = news[0]
         if is_centered:

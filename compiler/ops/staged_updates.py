@@ -20,10 +20,10 @@ News = tuple[ValueId, ...]
 
 def _lamb_change(
     param: Value, grad: Value, m: Value, v: Value, step: Value,
-    beta1: float, beta2: float, eps: float, weight_decay: float, *, maximize: bool,
+    beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return the direction, before trust, and the new means."""
-    mean, square = moments(param, -grad if maximize else grad, m, v, beta1, beta2)
+    mean, square = moments(grad, m, v, beta1, beta2)
     first, second = corrections(step, beta1, beta2)
     own = param.dtype
     change = mean / (square.sqrt() + (second * eps).to(own)) * (second / first).to(own)
@@ -32,11 +32,9 @@ def _lamb_change(
 
 def _lamb_step(
     param: Value, grad: Value, m: Value, v: Value, rate: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
+    *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    change, mean, square = _lamb_change(
-        param, grad, m, v, step, beta1, beta2, eps, weight_decay, maximize=maximize
-    )
+    change, mean, square = _lamb_change(param, grad, m, v, step, beta1, beta2, eps, weight_decay)
     return param - change * rate, mean, square
 
 
@@ -53,15 +51,15 @@ LAMB_STEP = update_op(
 
 def _lamb(
     s: StageBuilder, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
+    *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> News:  # fmt: skip
     settings = (beta1, beta2, eps, weight_decay)
-    change, _, _ = _lamb_change(param, grad, m, v, step, *settings, maximize=maximize)
+    change, _, _ = _lamb_change(param, grad, m, v, step, *settings)
     size, length = s.norm(param), s.norm(change)
     trust = (size > 0.0).where((length > 0.0).where(size / length, 1.0), 1.0)
     return s.update(
         LAMB_STEP, param, grad, m, v, lr * trust, step,
-        beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, maximize=maximize,
+        beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
     )  # fmt: skip
 
 
@@ -106,15 +104,13 @@ def _clipped(
 def _adafactor(
     s: StageBuilder, param: Value, grad: Value, rows: Value, columns: Value, lr: Value, step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
-    maximize: bool = False,
 ) -> News:  # fmt: skip
-    slope = -grad if maximize else grad
     count = step.to(DType.FLOAT64) + 1.0
     share = (count**beta2_decay).to(param.dtype)
-    row, column = s.mean(slope * slope, (-1,)), s.mean(slope * slope, (-2,))
+    row, column = s.mean(grad * grad, (-1,)), s.mean(grad * grad, (-2,))
     now = rows + (row - rows) * share
     estimate = now * (columns + (column - columns) * share) / s.mean(now, (-2,)).maximum(eps1)
-    change = _clipped(s, param, slope, estimate, lr, count, eps1, eps2, d)
+    change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
     return (
         *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
         *s.update(APPROACH, rows, row, share),
@@ -125,13 +121,11 @@ def _adafactor(
 def _adafactor_vector(
     s: StageBuilder, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
-    maximize: bool = False,
 ) -> News:  # fmt: skip
-    slope = -grad if maximize else grad
     count = step.to(DType.FLOAT64) + 1.0
-    share, square = (count**beta2_decay).to(param.dtype), slope * slope
+    share, square = (count**beta2_decay).to(param.dtype), grad * grad
     estimate = variance + (square - variance) * share
-    change = _clipped(s, param, slope, estimate, lr, count, eps1, eps2, d)
+    change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
     return (
         *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
         *s.update(APPROACH, variance, square, share),

@@ -5,7 +5,7 @@ Semantics are torch.optim's: SGD with weight decay added to the gradient, heavy-
 Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2). `compiler.ops.adaptive_updates` has
 more of them.
 
-Each is its program; see `compiler.fusion.updates`. They have no gradient. `maximize` climbs.
+Each is its program; see `compiler.fusion.updates`. They have no gradient.
 """
 
 from __future__ import annotations
@@ -24,39 +24,36 @@ from compiler.types import DType
 Value = Expression
 
 
-def decayed(param: Value, grad: Value, weight_decay: float, *, maximize: bool = False) -> Value:
+def decayed(param: Value, grad: Value, weight_decay: float) -> Value:
     """Return the slope. Without decay the parameter is not read: it may be infinite."""
-    slope = -grad if maximize else grad
-    return slope if weight_decay == 0 else param * weight_decay + slope
+    return grad if weight_decay == 0 else param * weight_decay + grad
 
 
-def _sgd(
-    param: Value, grad: Value, lr: Value, *, weight_decay: float, maximize: bool = False
-) -> Value:
-    return param - decayed(param, grad, weight_decay, maximize=maximize) * lr
+def _sgd(param: Value, grad: Value, lr: Value, *, weight_decay: float) -> Value:
+    return param - decayed(param, grad, weight_decay) * lr
 
 
 def _momentum(
     param: Value, grad: Value, buffer: Value, lr: Value,
-    *, momentum: float, nesterov: bool, weight_decay: float, maximize: bool = False,
+    *, momentum: float, nesterov: bool, weight_decay: float,
 ) -> tuple[Value, Value]:  # fmt: skip
-    slope = decayed(param, grad, weight_decay, maximize=maximize)
+    slope = decayed(param, grad, weight_decay)
     now = buffer * momentum + slope
     return param - (now * momentum + slope if nesterov else now) * lr, now
 
 
 def _damped_momentum(
     param: Value, grad: Value, buffer: Value, lr: Value, step: Value,
-    *, momentum: float, dampening: float, weight_decay: float, maximize: bool = False,
+    *, momentum: float, dampening: float, weight_decay: float,
 ) -> tuple[Value, Value]:  # fmt: skip
-    slope = decayed(param, grad, weight_decay, maximize=maximize)
+    slope = decayed(param, grad, weight_decay)
     now = (step == 0).where(slope, buffer * momentum + slope * (1.0 - dampening))
     return param - now * lr, now
 
 
 def _adamw(
     param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
-    *, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: bool = False,
+    *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return the update with t = step + 1, its last term with one division less per element.
 
@@ -65,7 +62,6 @@ def _adamw(
     """
     t, rate, own = step.to(DType.FLOAT64) + 1.0, lr.to(DType.FLOAT64), param.dtype
     correction = (1.0 - beta2**t).sqrt()
-    grad = -grad if maximize else grad
     mean = m * beta1 + grad * (1.0 - beta1)
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
     kept = param * (1.0 - rate * weight_decay).to(own)

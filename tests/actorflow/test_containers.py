@@ -64,5 +64,5 @@ def test_losses_hold_options_and_refuse_unknown_ones():
     x, y = np.zeros((3, 4), np.float32), np.array([0, -1, 2])
     got = out(nn.Module(), lambda m, b: loss(b.x, b.y), x=x, y=y)
     assert got == pytest.approx(2 * np.log(4.0))
-    with pytest.raises(af.CompileError, match="MSELoss: .* unexpected .* 'margin'"):
+    with pytest.raises(af.CompileError, match=r"MSELoss: .* unexpected .* 'margin'"):
         nn.MSELoss(margin=1.0)
