@@ -184,7 +184,7 @@ class _RateTable:
 
 def check_settings(optimizer: RecipeOptimizer) -> None:
     """Check every field of an optimizer by its name. Raises CompileError with the user's line."""
-    names = [f.name for f in sorted(fields(optimizer), key=lambda f: f.kw_only)]
+    names = [f.name for f in sorted(fields(optimizer), key=lambda f: f.kw_only is True)]
     for name in names:
         check = _CHECKS.get(name)
         if check is not None:
