@@ -9,6 +9,7 @@
 - `convolution`: Conv1d to 3d, their transposes; `pooling`: pools.
 - `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
 - `function_layer`: a function as a layer, which activations, losses and pools are.
+- `recurrent`: RNN, LSTM, GRU and their cells.
 - `transformer`: Attention, MLP, TransformerBlock.
 """
 
@@ -93,6 +94,12 @@ from actorflow.nn.pooling import AvgPool3d as AvgPool3d
 from actorflow.nn.pooling import MaxPool1d as MaxPool1d
 from actorflow.nn.pooling import MaxPool2d as MaxPool2d
 from actorflow.nn.pooling import MaxPool3d as MaxPool3d
+from actorflow.nn.recurrent import GRU as GRU
+from actorflow.nn.recurrent import LSTM as LSTM
+from actorflow.nn.recurrent import RNN as RNN
+from actorflow.nn.recurrent import GRUCell as GRUCell
+from actorflow.nn.recurrent import LSTMCell as LSTMCell
+from actorflow.nn.recurrent import RNNCell as RNNCell
 from actorflow.nn.transformer import MLP as MLP
 from actorflow.nn.transformer import Attention as Attention
 from actorflow.nn.transformer import TransformerBlock as TransformerBlock

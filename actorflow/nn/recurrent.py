@@ -1,0 +1,382 @@
+"""Recurrent layers: RNN, LSTM and GRU of several layers and both directions, and their cells.
+
+Names, arguments and initialisers are torch's. A layer is a scan (`functional.control`) over what
+its input products give for all steps at once: so a step is one product, with the state, and one
+kernel of all that is elementwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from actorflow.functional import activation, control, creating, dense, elementwise, shape
+from actorflow.functional.random import checked_probability, dropout
+from actorflow.literals import checked_size
+from actorflow.nn.layers import checked_extent
+from actorflow.nn.module import Module
+from actorflow.nn.parameter import Parameter
+from actorflow.tensor import Tensor, as_tensor
+from actorflow.trace.tracer import find_source
+from compiler.errors import CompileError
+from compiler.types import DType, TensorType
+
+State = tuple[Tensor, ...]
+"""What a step hands to the next: h [batch, hidden], and c of an LSTM."""
+
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+
+Weights = dict[str, Tensor]
+"""The weights of a direction of a layer, by their names without its suffix."""
+
+
+def _tanh_step(given: Tensor, state: State, w: Weights) -> State:
+    return (activation.tanh(given + dense.linear(state[0], w["weight_hh"])),)
+
+
+def _relu_step(given: Tensor, state: State, w: Weights) -> State:
+    return (activation.relu(given + dense.linear(state[0], w["weight_hh"])),)
+
+
+def _lstm_step(given: Tensor, state: State, w: Weights) -> State:
+    h, c = state
+    i, f, g, o = shape.chunk(given + dense.linear(h, w["weight_hh"]), 4, -1)
+    c = activation.sigmoid(f) * c + activation.sigmoid(i) * activation.tanh(g)
+    h = activation.sigmoid(o) * activation.tanh(c)
+    return dense.linear(h, w["weight_hr"]) if "weight_hr" in w else h, c
+
+
+def _gru_step(given: Tensor, state: State, w: Weights) -> State:
+    (h,) = state
+    own = shape.chunk(dense.linear(h, w["weight_hh"], w.get("bias_hh")), 3, -1)
+    r, z, n = shape.chunk(given, 3, -1)
+    r, z = activation.sigmoid(r + own[0]), activation.sigmoid(z + own[1])
+    n = activation.tanh(n + r * own[2])
+    return (n + z * (h - n),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What makes a layer an RNN, LSTM or GRU.
+
+    `step` takes what the input products give, the state and the weights, and returns the next
+    state; `adds_biases_before` says that it only ever adds `bias_hh` to the former.
+    """
+
+    num_gates: int
+    num_states: int
+    step: Callable[[Tensor, State, Weights], State]
+    adds_biases_before: bool = True
+
+
+_RNNS = {"tanh": _Kind(1, 1, _tanh_step), "relu": _Kind(1, 1, _relu_step)}
+_LSTM = _Kind(4, 2, _lstm_step)
+_GRU = _Kind(3, 1, _gru_step, adds_biases_before=False)
+
+
+def _rnn(layer: str, nonlinearity: str) -> _Kind:
+    if nonlinearity in _RNNS:
+        return _RNNS[nonlinearity]
+    raise CompileError(
+        f"{find_source()}: nonlinearity of {layer} must be 'tanh' or 'relu', got {nonlinearity!r}"
+    )
+
+
+class _Recurrent(Module):
+    """What cells and layers have in common: weights named by a suffix, and what they compute."""
+
+    _kind: _Kind
+    hidden_size: int
+    bias: bool
+
+    def _make_weights(self, suffix: str, fan_in: int, out: int) -> None:
+        """Make the weights of one direction of a layer, whose h is `out` wide, in torch's order."""
+        rows = self._kind.num_gates * self.hidden_size
+        init = (("kind", "uniform"), ("bound", 1.0 / math.sqrt(self.hidden_size)))
+        extents: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, fan_in),
+            "weight_hh": (rows, out),
+        }
+        if self.bias:
+            extents |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if out != self.hidden_size:
+            extents["weight_hr"] = (out, self.hidden_size)
+        for name, own in extents.items():
+            setattr(self, name + suffix, Parameter(own, init))
+
+    def _weights(self, suffix: str) -> Weights:
+        found = {name: getattr(self, name + suffix, None) for name in _NAMES}
+        return {name: weight for name, weight in found.items() if weight is not None}
+
+    def _products(self, x: Tensor, w: Weights) -> Tensor:
+        """Return x [..., in] by the input weights, with all biases that can be added before."""
+        bias = w.get("bias_ih")
+        if bias is not None and self._kind.adds_biases_before:
+            bias = bias + w["bias_hh"]
+        return dense.linear(x, w["weight_ih"], bias)
+
+
+class _Layers(_Recurrent):
+    """Several layers of one or two directions."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+    ) -> None:
+        name = type(self).__name__
+        self.input_size = checked_extent(name, "input_size", input_size)
+        self.hidden_size = checked_extent(name, "hidden_size", hidden_size)
+        self.num_layers = checked_extent(name, "num_layers", num_layers)
+        self.bias, self.batch_first = bool(bias), bool(batch_first)
+        self.dropout, self.bidirectional = checked_probability(dropout), bool(bidirectional)
+        self.proj_size = checked_size(proj_size, f"proj_size of {name}")
+        if not 0 <= self.proj_size < self.hidden_size:
+            raise CompileError(
+                f"{find_source()}: proj_size of {name} must be 0 or more and below hidden_size"
+                f" {self.hidden_size}, got {proj_size}"
+            )
+        fan_in, out = self.input_size, self.proj_size or self.hidden_size
+        for layer in range(self.num_layers):
+            for suffix in self._suffixes(layer):
+                self._make_weights(suffix, fan_in, out)
+            fan_in = out * len(self._suffixes(layer))
+
+    def _suffixes(self, layer: int) -> list[str]:
+        """Return the ends of the names of a layer's weights, a direction each."""
+        return [f"_l{layer}{end}" for end in ("", "_reverse")[: 1 + self.bidirectional]]
+
+    def _run(self, x: Tensor, given: State | None, lengths: Any) -> tuple[Tensor, State]:
+        """Return the output of the last layer, and the last states of all."""
+        x, is_single = as_tensor(x), as_tensor(x).ndim == 2
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            axes = "batch, steps" if self.batch_first else "steps, batch"
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} takes [{axes}, {self.input_size}], or"
+                f" [steps, {self.input_size}], got {x.type}"
+            )
+        x = shape.unsqueeze(x, 1) if is_single else x.transpose(0, 1) if self.batch_first else x
+        seen = None if lengths is None else self._seen(x, lengths)
+        firsts = self._firsts(x, given, is_single)
+        lasts: list[State] = []
+        for layer in range(self.num_layers):
+            x = dropout(x, self.dropout) if layer and self.dropout else x
+            found: list[Tensor] = []
+            for suffix in self._suffixes(layer):
+                first = tuple([state[len(lasts)] for state in firsts])
+                last, hs = self._scan(x, first, seen, suffix)
+                lasts.append(last)
+                found.append(hs)
+            x = shape.concat(found, -1) if len(found) > 1 else found[0]
+        states = tuple([shape.stack(parts) for parts in zip(*lasts, strict=True)])
+        if is_single:
+            return x[:, 0], tuple([state[:, 0] for state in states])
+        return x.transpose(0, 1) if self.batch_first else x, states
+
+    def _scan(
+        self, x: Tensor, first: State, seen: Tensor | None, suffix: str
+    ) -> tuple[State, Tensor]:
+        """Return the last state of one direction, and h of all steps.
+
+        Going back, a shorter sequence's state stays the first one until its own last entry comes.
+        """
+        weights = self._weights(suffix)
+
+        def step(state: State, entry: tuple[Tensor, Tensor | None]) -> tuple[State, Tensor]:
+            new = self._kind.step(entry[0], state, weights)
+            if entry[1] is None:
+                return new, new[0]
+            kept = [elementwise.where(entry[1], n, s) for n, s in zip(new, state, strict=True)]
+            return tuple(kept), elementwise.where(entry[1], new[0], 0.0)
+
+        entries = self._products(x, weights), seen
+        return control.scan(step, first, entries, reverse=suffix.endswith("_reverse"))
+
+    def _seen(self, x: Tensor, lengths: Any) -> Tensor:
+        """Return which steps of [steps, batch, 1] are within a sequence's length."""
+        ends = as_tensor(lengths, DType.INT64)
+        steps, rows, _ = x.shape
+        if ends.shape != (rows,) or ends.dtype.is_float or ends.dtype is DType.BOOL:
+            raise CompileError(
+                f"{find_source()}: lengths of {type(self).__name__} are integers [{rows}], one per"
+                f" sequence of the batch, got {ends.type}"
+            )
+        return creating.arange(steps).reshape(steps, 1, 1) < ends.reshape(1, rows, 1)
+
+    def _firsts(self, x: Tensor, given: State | None, is_single: bool) -> State:
+        """Return the first states, [layers * directions, batch, width] each."""
+        count, widths = self.num_layers * (1 + self.bidirectional), [self.hidden_size] * 2
+        widths[0] = self.proj_size or self.hidden_size
+        types = [
+            TensorType(x.dtype, (count, x.shape[1], w)) for w in widths[: self._kind.num_states]
+        ]
+        if given is None:
+            return tuple([creating.zeros(t.shape, dtype=t.dtype) for t in types])
+        states = tuple([as_tensor(state) for state in given])
+        if is_single:
+            states = tuple([shape.unsqueeze(s, 1) if s.ndim == 2 else s for s in states])
+        if [s.type for s in states] != types:
+            raise CompileError(
+                f"{find_source()}: the first state of {type(self).__name__} is"
+                f" {', '.join(map(str, types))}, got {', '.join([str(s.type) for s in states])}"
+            )
+        return states
+
+
+class RNN(_Layers):
+    """Layers h' = tanh(W x + U h + b), over sequences [steps, batch, input_size].
+
+    Parameters are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0` and so on for each
+    layer, and `..._reverse`; all start uniform in +-1/sqrt(hidden_size).
+
+    Args:
+        input_size: extent of an entry.
+        hidden_size: extent of the state.
+        num_layers: each takes the output of the one before.
+        nonlinearity: "tanh" or "relu".
+        bias: whether biases are added.
+        batch_first: x and the output are [batch, steps, ...].
+        dropout: probability of zeros in the output of all layers but the last, in training.
+        bidirectional: a second direction goes from the last entry to the first; the output has both
+            side by side.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        self._kind, self.nonlinearity = _rnn("RNN", nonlinearity), nonlinearity
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional
+        )
+
+    def __call__(
+        self, x: Tensor, hx: Tensor | None = None, *, lengths: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output [steps, batch, directions * hidden], and h_n after the last steps.
+
+        Args:
+            x: [steps, batch, input_size], or [steps, input_size] of one sequence.
+            hx: the first state [layers * directions, batch, hidden], or None for zeros.
+            lengths: integers [batch]: steps from there on are none. The output is zero there,
+                `h_n` that of the last step before, and the direction that goes back begins there:
+                what torch does by `pack_padded_sequence`. Or None where all are whole.
+        """
+        output, (last,) = self._run(x, None if hx is None else (hx,), lengths)
+        return output, last
+
+
+class GRU(_Layers):
+    """Gated recurrent units; arguments, parameters and starts are those of `RNN`.
+
+    h' = (1 - z) n + z h, with gates r, z and n = tanh(W x + b + r (U h + b')). The rows of weights
+    are those of r, z, n.
+    """
+
+    _kind = _GRU
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional
+        )
+
+    def __call__(
+        self, x: Tensor, hx: Tensor | None = None, *, lengths: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output and h_n, as `RNN` does."""
+        output, (last,) = self._run(x, None if hx is None else (hx,), lengths)
+        return output, last
+
+
+class LSTM(_Layers):
+    """Long short-term memory; arguments, parameters and starts are those of `RNN`.
+
+    c' = f c + i g, h' = o tanh(c'). The rows of weights are those of the gates i, f, g, o. With a
+    `proj_size` h is narrowed by `weight_hr_l0` [proj_size, hidden_size] after each step.
+    """
+
+    _kind = _LSTM
+
+    def __call__(
+        self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None, *, lengths: Any = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the output and (h_n, c_n), from a first (h, c); else as `RNN` does."""
+        output, (h, c) = self._run(x, hx, lengths)
+        return output, (h, c)
+
+
+class _Cell(_Recurrent):
+    """One step of one layer."""
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
+        name = type(self).__name__
+        self.input_size = checked_extent(name, "input_size", input_size)
+        self.hidden_size, self.bias = checked_extent(name, "hidden_size", hidden_size), bool(bias)
+        self._make_weights("", self.input_size, self.hidden_size)
+
+    def _run(self, x: Tensor, given: State | None) -> State:
+        x = as_tensor(x)
+        if given is None:
+            zeros = creating.zeros((*x.shape[:-1], self.hidden_size), dtype=x.dtype)
+            given = (zeros,) * self._kind.num_states
+        weights, state = self._weights(""), tuple([as_tensor(s) for s in given])
+        return self._kind.step(self._products(x, weights), state, weights)
+
+
+class RNNCell(_Cell):
+    """A step of `RNN`; parameters are `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh"
+    ) -> None:
+        self._kind, self.nonlinearity = _rnn("RNNCell", nonlinearity), nonlinearity
+        super().__init__(input_size, hidden_size, bias)
+
+    def __call__(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return h [..., hidden] after a step, from x [..., in] and h before, or None for zeros."""
+        return self._run(x, None if hx is None else (hx,))[0]
+
+
+class GRUCell(_Cell):
+    """A step of `GRU`; see `RNNCell`."""
+
+    _kind = _GRU
+
+    def __call__(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return h after a step, from x and h before, or None for zeros."""
+        return self._run(x, None if hx is None else (hx,))[0]
+
+
+class LSTMCell(_Cell):
+    """A step of `LSTM`; see `RNNCell`."""
+
+    _kind = _LSTM
+
+    def __call__(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return (h, c) after a step, from x and (h, c) before, or None for zeros."""
+        h, c = self._run(x, hx)
+        return h, c
