@@ -58,7 +58,7 @@ def _gru_step(given: Tensor, state: State, w: Weights) -> State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _StepRule:
     """What makes a layer an RNN, LSTM or GRU.
 
     `step` takes what the input products give, the state and the weights, and returns the next
@@ -71,40 +71,34 @@ class _Kind:
     adds_biases_before: bool = True
 
 
-_RNNS = {"tanh": _Kind(1, 1, _tanh_step), "relu": _Kind(1, 1, _relu_step)}
-_LSTM = _Kind(4, 2, _lstm_step)
-_GRU = _Kind(3, 1, _gru_step, adds_biases_before=False)
-
-
-def _rnn(layer: str, nonlinearity: str) -> _Kind:
-    if nonlinearity in _RNNS:
-        return _RNNS[nonlinearity]
-    raise CompileError(
-        f"{find_source()}: nonlinearity of {layer} must be 'tanh' or 'relu', got {nonlinearity!r}"
-    )
+_RNNS = {"tanh": _StepRule(1, 1, _tanh_step), "relu": _StepRule(1, 1, _relu_step)}
 
 
 class _Recurrent(Module):
     """What cells and layers have in common: weights named by a suffix, and what they compute."""
 
-    _kind: _Kind
+    _rule: _StepRule
     hidden_size: int
     bias: bool
 
+    def _choose(self, nonlinearity: str) -> None:
+        if nonlinearity not in _RNNS:
+            raise CompileError(
+                f"{find_source()}: nonlinearity of {type(self).__name__} must be 'tanh' or 'relu',"
+                f" got {nonlinearity!r}"
+            )
+        self._rule, self.nonlinearity = _RNNS[nonlinearity], nonlinearity
+
     def _make_weights(self, suffix: str, fan_in: int, out: int) -> None:
         """Make the weights of one direction of a layer, whose h is `out` wide, in torch's order."""
-        rows = self._kind.num_gates * self.hidden_size
+        rows = self._rule.num_gates * self.hidden_size
         init = (("kind", "uniform"), ("bound", 1.0 / math.sqrt(self.hidden_size)))
-        extents: dict[str, tuple[int, ...]] = {
-            "weight_ih": (rows, fan_in),
-            "weight_hh": (rows, out),
-        }
-        if self.bias:
-            extents |= {"bias_ih": (rows,), "bias_hh": (rows,)}
-        if out != self.hidden_size:
-            extents["weight_hr"] = (out, self.hidden_size)
-        for name, own in extents.items():
-            setattr(self, name + suffix, Parameter(own, init))
+        extents: list[tuple[int, ...]] = [(rows, fan_in), (rows, out)]
+        extents += [(rows,) if self.bias else ()] * 2
+        extents += [(out, self.hidden_size) if out != self.hidden_size else ()]
+        for name, own in zip(_NAMES, extents, strict=True):
+            if own:
+                setattr(self, name + suffix, Parameter(own, init))
 
     def _weights(self, suffix: str) -> Weights:
         found = {name: getattr(self, name + suffix, None) for name in _NAMES}
@@ -113,9 +107,21 @@ class _Recurrent(Module):
     def _products(self, x: Tensor, w: Weights) -> Tensor:
         """Return x [..., in] by the input weights, with all biases that can be added before."""
         bias = w.get("bias_ih")
-        if bias is not None and self._kind.adds_biases_before:
+        if bias is not None and self._rule.adds_biases_before:
             bias = bias + w["bias_hh"]
         return dense.linear(x, w["weight_ih"], bias)
+
+    def _given(self, hx: Any, types: list[TensorType]) -> State:
+        """Return a first state as tensors of some types, or zeros for None."""
+        if hx is None:
+            return tuple([creating.zeros(t.shape, dtype=t.dtype) for t in types])
+        states = tuple([as_tensor(s) for s in (hx if len(types) > 1 else (hx,))])
+        if [s.type for s in states] != types:
+            raise CompileError(
+                f"{find_source()}: the first state of {type(self).__name__} is"
+                f" {', '.join(map(str, types))}, got {', '.join([str(s.type) for s in states])}"
+            )
+        return states
 
 
 class _Layers(_Recurrent):
@@ -139,23 +145,34 @@ class _Layers(_Recurrent):
         self.bias, self.batch_first = bool(bias), bool(batch_first)
         self.dropout, self.bidirectional = checked_probability(dropout), bool(bidirectional)
         self.proj_size = checked_size(proj_size, f"proj_size of {name}")
-        if not 0 <= self.proj_size < self.hidden_size:
+        if not 0 <= self.proj_size < (self.hidden_size if self._rule.num_states > 1 else 1):
             raise CompileError(
-                f"{find_source()}: proj_size of {name} must be 0 or more and below hidden_size"
-                f" {self.hidden_size}, got {proj_size}"
+                f"{find_source()}: proj_size of an LSTM is 0 or more and below hidden_size"
+                f" {self.hidden_size}, other layers have none; got {proj_size} for {name}"
             )
         fan_in, out = self.input_size, self.proj_size or self.hidden_size
         for layer in range(self.num_layers):
             for suffix in self._suffixes(layer):
                 self._make_weights(suffix, fan_in, out)
-            fan_in = out * len(self._suffixes(layer))
+            fan_in = out * (1 + self.bidirectional)
 
     def _suffixes(self, layer: int) -> list[str]:
         """Return the ends of the names of a layer's weights, a direction each."""
         return [f"_l{layer}{end}" for end in ("", "_reverse")[: 1 + self.bidirectional]]
 
-    def _run(self, x: Tensor, given: State | None, lengths: Any) -> tuple[Tensor, State]:
-        """Return the output of the last layer, and the last states of all."""
+    def __call__(self, x: Tensor, hx: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]:
+        """Return the output [steps, batch, directions * hidden], and the states after last steps.
+
+        Args:
+            x: [steps, batch, input_size], or [steps, input_size] of one sequence.
+            hx: the first state h [layers * directions, batch, hidden], of an LSTM a pair (h, c); or
+                None for zeros. What is returned beside the output has the same form.
+            lengths: integers [batch]: steps from there on are none. The output is zero there,
+                the last state that of the last step before, and the direction that goes back begins
+                there: what torch does by `pack_padded_sequence`. None where all are whole.
+
+        Raises CompileError for other shapes.
+        """
         x, is_single = as_tensor(x), as_tensor(x).ndim == 2
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             axes = "batch, steps" if self.batch_first else "steps, batch"
@@ -164,22 +181,33 @@ class _Layers(_Recurrent):
                 f" [steps, {self.input_size}], got {x.type}"
             )
         x = shape.unsqueeze(x, 1) if is_single else x.transpose(0, 1) if self.batch_first else x
-        seen = None if lengths is None else self._seen(x, lengths)
-        firsts = self._firsts(x, given, is_single)
-        lasts: list[State] = []
+        count, widths = self.num_layers * (1 + self.bidirectional), [self.hidden_size] * 2
+        widths[0] = self.proj_size or self.hidden_size
+        rows = () if is_single else (x.shape[1],)
+        types = [TensorType(x.dtype, (count, *rows, w)) for w in widths[: self._rule.num_states]]
+        firsts = [s.reshape(count, x.shape[1], s.shape[-1]) for s in self._given(hx, types)]
+        x, lasts = self._run(x, firsts, None if lengths is None else self._seen(x, lengths))
+        parts = zip(lasts, types, strict=True)
+        states = tuple([shape.stack(own).reshape(*type_.shape) for own, type_ in parts])
+        output = x[:, 0] if is_single else x.transpose(0, 1) if self.batch_first else x
+        return output, states if len(states) > 1 else states[0]
+
+    def _run(
+        self, x: Tensor, firsts: list[Tensor], seen: Tensor | None
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the output of the last layer, and per state the last ones of all layers."""
+        lasts: list[list[Tensor]] = [[] for _ in firsts]
         for layer in range(self.num_layers):
             x = dropout(x, self.dropout) if layer and self.dropout else x
             found: list[Tensor] = []
             for suffix in self._suffixes(layer):
-                first = tuple([state[len(lasts)] for state in firsts])
+                first = tuple([state[len(lasts[0])] for state in firsts])
                 last, hs = self._scan(x, first, seen, suffix)
-                lasts.append(last)
                 found.append(hs)
+                for own, state in zip(lasts, last, strict=True):
+                    own.append(state)
             x = shape.concat(found, -1) if len(found) > 1 else found[0]
-        states = tuple([shape.stack(parts) for parts in zip(*lasts, strict=True)])
-        if is_single:
-            return x[:, 0], tuple([state[:, 0] for state in states])
-        return x.transpose(0, 1) if self.batch_first else x, states
+        return x, lasts
 
     def _scan(
         self, x: Tensor, first: State, seen: Tensor | None, suffix: str
@@ -191,7 +219,7 @@ class _Layers(_Recurrent):
         weights = self._weights(suffix)
 
         def step(state: State, entry: tuple[Tensor, Tensor | None]) -> tuple[State, Tensor]:
-            new = self._kind.step(entry[0], state, weights)
+            new = self._rule.step(entry[0], state, weights)
             if entry[1] is None:
                 return new, new[0]
             kept = [elementwise.where(entry[1], n, s) for n, s in zip(new, state, strict=True)]
@@ -211,25 +239,6 @@ class _Layers(_Recurrent):
             )
         return creating.arange(steps).reshape(steps, 1, 1) < ends.reshape(1, rows, 1)
 
-    def _firsts(self, x: Tensor, given: State | None, is_single: bool) -> State:
-        """Return the first states, [layers * directions, batch, width] each."""
-        count, widths = self.num_layers * (1 + self.bidirectional), [self.hidden_size] * 2
-        widths[0] = self.proj_size or self.hidden_size
-        types = [
-            TensorType(x.dtype, (count, x.shape[1], w)) for w in widths[: self._kind.num_states]
-        ]
-        if given is None:
-            return tuple([creating.zeros(t.shape, dtype=t.dtype) for t in types])
-        states = tuple([as_tensor(state) for state in given])
-        if is_single:
-            states = tuple([shape.unsqueeze(s, 1) if s.ndim == 2 else s for s in states])
-        if [s.type for s in states] != types:
-            raise CompileError(
-                f"{find_source()}: the first state of {type(self).__name__} is"
-                f" {', '.join(map(str, types))}, got {', '.join([str(s.type) for s in states])}"
-            )
-        return states
-
 
 class RNN(_Layers):
     """Layers h' = tanh(W x + U h + b), over sequences [steps, batch, input_size].
@@ -242,11 +251,11 @@ class RNN(_Layers):
         hidden_size: extent of the state.
         num_layers: each takes the output of the one before.
         nonlinearity: "tanh" or "relu".
-        bias: whether biases are added.
-        batch_first: x and the output are [batch, steps, ...].
-        dropout: probability of zeros in the output of all layers but the last, in training.
-        bidirectional: a second direction goes from the last entry to the first; the output has both
-            side by side.
+        rest: bias (whether biases are added); batch_first (x and the output are [batch, steps,
+            ...]); dropout (probability of zeros in the output of all layers but the last, in
+            training); bidirectional (a second direction goes from the last entry to the first; the
+            output has both side by side).
+        options: the same by name.
     """
 
     def __init__(
@@ -255,82 +264,35 @@ class RNN(_Layers):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: str = "tanh",
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
+        *rest: Any,
+        **options: Any,
     ) -> None:
-        self._kind, self.nonlinearity = _rnn("RNN", nonlinearity), nonlinearity
-        super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional
-        )
-
-    def __call__(
-        self, x: Tensor, hx: Tensor | None = None, *, lengths: Any = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output [steps, batch, directions * hidden], and h_n after the last steps.
-
-        Args:
-            x: [steps, batch, input_size], or [steps, input_size] of one sequence.
-            hx: the first state [layers * directions, batch, hidden], or None for zeros.
-            lengths: integers [batch]: steps from there on are none. The output is zero there,
-                `h_n` that of the last step before, and the direction that goes back begins there:
-                what torch does by `pack_padded_sequence`. Or None where all are whole.
-        """
-        output, (last,) = self._run(x, None if hx is None else (hx,), lengths)
-        return output, last
+        self._choose(nonlinearity)
+        super().__init__(input_size, hidden_size, num_layers, *rest, **options)
 
 
 class GRU(_Layers):
-    """Gated recurrent units; arguments, parameters and starts are those of `RNN`.
+    """Gated recurrent units; parameters and starts are those of `RNN`, and arguments without one.
 
     h' = (1 - z) n + z h, with gates r, z and n = tanh(W x + b + r (U h + b')). The rows of weights
     are those of r, z, n.
     """
 
-    _kind = _GRU
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-    ) -> None:
-        super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional
-        )
-
-    def __call__(
-        self, x: Tensor, hx: Tensor | None = None, *, lengths: Any = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output and h_n, as `RNN` does."""
-        output, (last,) = self._run(x, None if hx is None else (hx,), lengths)
-        return output, last
+    _rule = _StepRule(3, 1, _gru_step, adds_biases_before=False)
 
 
 class LSTM(_Layers):
-    """Long short-term memory; arguments, parameters and starts are those of `RNN`.
+    """Long short-term memory; parameters and starts are those of `RNN`, and arguments without one.
 
     c' = f c + i g, h' = o tanh(c'). The rows of weights are those of the gates i, f, g, o. With a
     `proj_size` h is narrowed by `weight_hr_l0` [proj_size, hidden_size] after each step.
     """
 
-    _kind = _LSTM
-
-    def __call__(
-        self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None, *, lengths: Any = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the output and (h_n, c_n), from a first (h, c); else as `RNN` does."""
-        output, (h, c) = self._run(x, hx, lengths)
-        return output, (h, c)
+    _rule = _StepRule(4, 2, _lstm_step)
 
 
-class _Cell(_Recurrent):
-    """One step of one layer."""
+class _SingleStep(_Recurrent):
+    """One step of one layer; parameters are `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         name = type(self).__name__
@@ -338,45 +300,37 @@ class _Cell(_Recurrent):
         self.hidden_size, self.bias = checked_extent(name, "hidden_size", hidden_size), bool(bias)
         self._make_weights("", self.input_size, self.hidden_size)
 
-    def _run(self, x: Tensor, given: State | None) -> State:
-        x = as_tensor(x)
-        if given is None:
-            zeros = creating.zeros((*x.shape[:-1], self.hidden_size), dtype=x.dtype)
-            given = (zeros,) * self._kind.num_states
-        weights, state = self._weights(""), tuple([as_tensor(s) for s in given])
-        return self._kind.step(self._products(x, weights), state, weights)
+    def __call__(self, x: Tensor, hx: Any = None) -> Any:
+        """Return h [..., hidden] after a step, of an LSTM a pair (h, c).
+
+        Args:
+            x: [..., input_size].
+            hx: the same before the step, or None for zeros.
+        """
+        x, weights = as_tensor(x), self._weights("")
+        type_ = TensorType(x.dtype, (*x.shape[:-1], self.hidden_size))
+        state = self._given(hx, [type_] * self._rule.num_states)
+        made = self._rule.step(self._products(x, weights), state, weights)
+        return made if len(made) > 1 else made[0]
 
 
-class RNNCell(_Cell):
-    """A step of `RNN`; parameters are `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+class RNNCell(_SingleStep):
+    """A step of `RNN`."""
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh"
     ) -> None:
-        self._kind, self.nonlinearity = _rnn("RNNCell", nonlinearity), nonlinearity
+        self._choose(nonlinearity)
         super().__init__(input_size, hidden_size, bias)
 
-    def __call__(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return h [..., hidden] after a step, from x [..., in] and h before, or None for zeros."""
-        return self._run(x, None if hx is None else (hx,))[0]
+
+class GRUCell(_SingleStep):
+    """A step of `GRU`."""
+
+    _rule = GRU._rule
 
 
-class GRUCell(_Cell):
-    """A step of `GRU`; see `RNNCell`."""
+class LSTMCell(_SingleStep):
+    """A step of `LSTM`."""
 
-    _kind = _GRU
-
-    def __call__(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return h after a step, from x and h before, or None for zeros."""
-        return self._run(x, None if hx is None else (hx,))[0]
-
-
-class LSTMCell(_Cell):
-    """A step of `LSTM`; see `RNNCell`."""
-
-    _kind = _LSTM
-
-    def __call__(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Return (h, c) after a step, from x and (h, c) before, or None for zeros."""
-        h, c = self._run(x, hx)
-        return h, c
+    _rule = LSTM._rule

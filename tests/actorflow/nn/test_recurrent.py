@@ -29,7 +29,7 @@ def run(layer, *args, train=False, **kwargs):
     ("make", "text"),
     [
         (lambda: nn.RNN(3, 4, nonlinearity="gelu"), "nonlinearity of RNN must be 'tanh' or 'relu'"),
-        (lambda: nn.LSTM(3, 4, proj_size=4), "proj_size of LSTM must be 0 or more and below"),
+        (lambda: nn.LSTM(3, 4, proj_size=4), "proj_size of an LSTM is 0 or more and below"),
         (lambda: nn.GRU(3, 0), "hidden_size of GRU must be 1 or more, got 0"),
         (lambda: run(nn.GRU(5, 4)), r"GRU takes \[steps, batch, 5\], or \[steps, 5\]"),
         (
