@@ -1,9 +1,10 @@
-"""Convolutions by oneDNN: images are cut into chunks, and a chunk is a list of calls.
+"""Convolutions by oneDNN: cut into slices of channels and runs of images; a chunk is both.
 
 A call brings some images to the library's layout, convolves, and brings the result back, in scratch
-of its chunk. Weights are brought there once, before. The gradient of weights is a sum over images:
-each chunk adds up its own, the first where the result will be, and the others are added to it in
-order. Chunks follow from shapes alone, so that bits do not depend on the number of threads.
+of its chunk. Weights are brought there once, before, or by each chunk where there are slices. The
+gradient of weights is a sum over images: each run adds up its own, the first where the result will
+be, and the others are added to it in order. The cut follows from shapes alone, so that bits do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ from compiler.errors import InternalError
 _CALL_BYTES = 2 << 20
 """x and y of the images of a call, about: they stay in a core's cache."""
 
-_MOST_CHUNKS, _SUM_BYTES = 16, 2 << 20
-"""Sums of chunks, of which there are at least two, take no more bytes: each is moved twice."""
+_CHUNKS = 8
+"""A cut has about so many chunks, where there are so many images or channels."""
+
+_SLICE = 16
+"""Slices have multiples of so many channels, the library's blocks."""
 
 _ITEM = 4
 _CALLS = 0.5
@@ -56,39 +60,59 @@ class _Images:
 
 
 @dataclass(frozen=True, slots=True)
-class _ImageCut:
-    """All images, chunk by chunk, and where things lie in the scratch that chunks have, in bytes.
+class _SliceRun:
+    """A run of images of a slice: x, weight and y of the slice, and which of its runs it is."""
 
-    First the weight, or the sums of all chunks but one; then of each chunk x, y, and the gradient.
+    roles: Arrays
+    images: tuple[_Images, ...]
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ConvolutionCut:
+    """All chunks, slice by slice, and where things lie in the scratch that they have, in bytes.
+
+    First the weight, or the sums of all runs but the first; then of each chunk x, y, and the
+    weight or its gradient.
     """
 
     op: str
-    chunks: tuple[tuple[_Images, ...], ...]
-    sum_bytes: int
+    chunks: tuple[_SliceRun, ...]
+    num_runs: int
+
+    @property
+    def shares_weight(self) -> bool:
+        """Whether all chunks read one weight, brought to the library's layout before."""
+        return self.op != "conv_weight_grad" and self.num_runs == len(self.chunks)
 
     @property
     def first(self) -> ConvolutionCalls:
         """The primitives of the first images, of which there are the most at once."""
-        return self.chunks[0][0].calls
+        return self.chunks[0].images[0].calls
+
+    @property
+    def sum_bytes(self) -> int:
+        """The bytes of the sum of a run."""
+        return aligned(self.chunks[0].roles[1].size * _ITEM)
 
     @property
     def shared_bytes(self) -> int:
         """What lies before the scratch of chunks."""
         if self.op == "conv_weight_grad":
-            return aligned(self.sum_bytes) * (len(self.chunks) - 1)
-        return _kept(self.first.weight)
+            return self.sum_bytes * len([chunk for chunk in self.chunks if chunk.run])
+        return _kept(self.first.weight) if self.shares_weight else 0
 
     @property
     def chunk_bytes(self) -> int:
         """The scratch of one chunk."""
         first = self.first
-        own = _kept(first.weight) if self.op == "conv_weight_grad" else 0
+        own = 0 if self.shares_weight else _kept(first.weight)
         return _kept(first.x) + _kept(first.y) + own
 
     @property
     def scratch(self) -> ProductScratch:
         """The scratch of all."""
-        each = [one.calls for chunk in self.chunks for one in chunk]
+        each = [one.calls for chunk in self.chunks for one in chunk.images]
         used = {p for calls in each for p in _primitives(calls)}
         return ProductScratch(
             max([p.scratch_bytes for p in used]),
@@ -117,7 +141,7 @@ class OnednnConvolution:
         return f"onednn.{self.op}"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take more than one image; a single one is not cut, and numpy's threads share it."""
+        """Take float32 of up to three axes of space."""
         x, weight, y = roles = _roles(self.op, shown((*inputs, *outputs)))
         found = _cut(self.op, attrs, roles) if runtime.is_on() else None
         if found is None:
@@ -140,7 +164,7 @@ class OnednnConvolution:
         while found.scratch.size_bytes(workers) > given:
             workers -= 1
         place = PackedPlace(workspace, found.scratch, workers, None)
-        images, once = _tables(found, roles, place)
+        images, once = _tables(found, place)
         first, last = (images, once) if self.op == "conv_weight_grad" else (once, images)
         words, kept = first.table.words(first.chunks, place, 0)
         block = argument_block(words)
@@ -157,88 +181,168 @@ class _Calls:
     table: CallTable
     chunks: list[Chunk]
 
-    def close(self, before: int) -> None:
-        """Make a chunk of the calls from one on."""
-        none = ProductCall(0, 0, 0, 0, 0, 0)
-        if len(self.table.rows) > before:
-            self.chunks.append(Chunk((none,) * (len(self.table.rows) - before), 0, 0))
+    def close(self) -> None:
+        """Make a chunk of the calls since the last one."""
+        count = len(self.table.rows) - sum([len(chunk.calls) for chunk in self.chunks])
+        if count:
+            self.chunks.append(Chunk((ProductCall(0, 0, 0, 0, 0, 0),) * count, 0, 0))
 
 
-def _tables(found: _ImageCut, roles: Arrays, place: PackedPlace) -> tuple[_Calls, _Calls]:
+def _tables(found: _ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
     """Return the calls on images, and those that are made once: before them, or after a sum."""
     images, once = _Calls(CallTable(place), []), _Calls(CallTable(place), [])
-    x, weight, y = roles
-    places = ARGUMENTS[found.op]
-    is_sum, first = found.op == "conv_weight_grad", found.first
-    at_weight = address(weight)
-    if not is_sum and first.weight.there is not None:
+    is_sum, first, next_sum = found.op == "conv_weight_grad", found.first, place.shared
+    at_weight = address(found.chunks[0].roles[1])
+    if found.shares_weight and first.weight.there is not None:
         once.table.add(first.weight.there, (SOURCE, at_weight), (DESTINATION, place.shared))
         at_weight = place.shared
     for number, chunk in enumerate(found.chunks):
-        begin, before = place.shared + found.shared_bytes, len(images.table.rows)
-        spaces = [begin + number * found.chunk_bytes]
-        spaces += [spaces[0] + _kept(first.x), spaces[0] + _kept(first.x) + _kept(first.y)]
-        total = at_weight
-        if number and is_sum:
-            total = place.shared + (number - 1) * aligned(found.sum_bytes)
-            once.table.add(_added(weight), (SOURCE, total), (DESTINATION, at_weight))
-        for some in chunk:
-            ends = [(some.calls.x, x, spaces[0]), (some.calls.y, y, spaces[1])]
-            at: list[int] = []
-            for side, (tensor, array, space) in enumerate(ends):
-                plain = address(array) + some.first * array.strides[0]
-                at.append(plain if tensor.there is None else space)
-                is_read = is_sum or side == (found.op == "conv_input_grad")
-                if tensor.there is not None and is_read:
-                    images.table.add(tensor.there, (SOURCE, plain), (DESTINATION, space))
-            middle = spaces[2] if is_sum else at_weight
-            images.table.add(some.calls.main, *zip(places, (at[0], middle, at[1]), strict=True))
-            back = some.calls.weight.back if some is chunk[0] else some.calls.weight.adds
-            tensor, array, space = ends[found.op == "conv"]
-            plain = address(array) + some.first * array.strides[0]
-            if is_sum:
-                tensor, space, plain = some.calls.weight, middle, total
-            else:
-                back = tensor.back
-            if back is not None:
-                images.table.add(back, (SOURCE, space), (DESTINATION, plain))
-        images.close(before)
-    once.close(0)
+        weight = chunk.roles[1]
+        space = place.shared + found.shared_bytes + number * found.chunk_bytes
+        own = space + _kept(first.x) + _kept(first.y)
+        total = address(weight)
+        if not chunk.run:
+            once.close()
+        elif is_sum:
+            total, next_sum = next_sum, next_sum + found.sum_bytes
+            once.table.add(_added(weight), (SOURCE, total), (DESTINATION, address(weight)))
+        if not found.shares_weight:
+            there = chunk.images[0].calls.weight.there
+            at_weight = address(weight) if there is None else own
+            if there is not None and not is_sum:
+                images.table.add(there, (SOURCE, address(weight)), (DESTINATION, own))
+        for some in chunk.images:
+            _add_images(images.table, found, chunk, some, (space, at_weight, total))
+        images.close()
+    once.close()
     return images, once
 
 
-def _cut(op: str, attrs: Attrs, roles: Arrays) -> _ImageCut | None:
-    """Return how the images are cut; None for a call that is not taken."""
-    x, weight, y = roles
-    is_sum, count = op == "conv_weight_grad", len(x)
+def _add_images(
+    table: CallTable,
+    found: _ConvolutionCut,
+    chunk: _SliceRun,
+    some: _Images,
+    places: tuple[int, int, int],
+) -> None:
+    """Add the calls on some images: there, the primitive, and back.
+
+    `places`: of the chunk's scratch, of the weight as the library reads or makes it, and of what
+    the gradient is added to.
+    """
+    space, at_weight, total = places
+    is_sum = found.op == "conv_weight_grad"
+    at: list[int] = []
+    x, _, y = chunk.roles
+    ends = ((some.calls.x, x, space), (some.calls.y, y, space + _kept(found.first.x)))
+    for side, (tensor, array, own) in enumerate(ends):
+        plain = address(array) + some.first * array.strides[0]
+        at.append(plain if tensor.there is None else own)
+        is_read = is_sum or side == (found.op == "conv_input_grad")
+        if tensor.there is not None and is_read:
+            table.add(tensor.there, (SOURCE, plain), (DESTINATION, own))
+    given = zip(ARGUMENTS[found.op], (at[0], at_weight, at[1]), strict=True)
+    table.add(some.calls.main, *given)
+    if is_sum:
+        tensor, own, plain = some.calls.weight, at_weight, total
+        back = tensor.back if some is chunk.images[0] else tensor.adds
+    else:
+        tensor, array, own = ends[found.op == "conv"]
+        plain, back = address(array) + some.first * array.strides[0], tensor.back
+    if back is not None:
+        table.add(back, (SOURCE, own), (DESTINATION, plain))
+
+
+def _cut(op: str, attrs: Attrs, roles: Arrays) -> _ConvolutionCut | None:
+    """Return how a call is cut; None for one that is not taken."""
+    x, weight = roles[:2]
     is_known = onednn.is_there() and {a.dtype.name for a in roles} == {"float32"} and x.ndim <= 5
-    if not is_known or count < 2 or 0 in [a.size for a in roles]:
+    if not is_known or 0 in [a.size for a in roles]:
         return None
     if min(*integers(attrs, "low"), *integers(attrs, "high")) < 0:
         return None
     if any([step % _ITEM for a in roles for step in a.strides]) or not weight.flags.c_contiguous:
         return None
-    most = _MOST_CHUNKS
-    if is_sum:
-        most = max(2, min(most, _SUM_BYTES // weight.nbytes))
-    per_chunk = -(-count // min(most, count))
-    at_once = _CALL_BYTES * (4 if is_sum else 1) // ((x.size + y.size) * _ITEM // count)
-    step = max(1, min(per_chunk, at_once))
-    chunks: list[tuple[_Images, ...]] = []
-    for begin in range(0, count, per_chunk):
-        own: list[_Images] = []
-        end = min(begin + per_chunk, count)
-        for first in range(begin, end, step):
-            calls = calls_of(_form(op, attrs, roles, min(step, end - first)))
-            if calls is None:
+    num_slices, num_runs = _best_cut(op, roles, integer(attrs, "groups"))
+    per_run = -(-len(x) // num_runs)
+    chunks: list[_SliceRun] = []
+    for part in _slices(op, roles, num_slices):
+        step = _at_once(op, part, per_run)
+        for run, begin in enumerate(range(0, len(x), per_run)):
+            end = min(begin + per_run, len(x))
+            made = [
+                (first, calls_of(_form(op, attrs, part, min(step, end - first))))
+                for first in range(begin, end, step)
+            ]
+            own = tuple([_Images(first, calls) for first, calls in made if calls is not None])
+            if len(own) < len(made):
                 return None
-            own.append(_Images(first, calls))
-        chunks.append(tuple(own))
-    lead = chunks[0][0].calls.main
-    others = {one.calls.main for chunk in chunks for one in chunk}
-    if not is_sum and not all([onednn.pack_alike(lead, other) for other in others]):
-        return None
-    return _ImageCut(op, tuple(chunks), weight.nbytes)
+            chunks.append(_SliceRun(part, own, run))
+    found = _ConvolutionCut(op, tuple(chunks), -(-len(x) // per_run))
+    return found if op == "conv_weight_grad" or _reads_alike(found) else None
+
+
+def _reads_alike(found: _ConvolutionCut) -> bool:
+    """Whether all calls that share a weight read it in one layout."""
+    for chunk in found.chunks:
+        lead = found.first if found.shares_weight else chunk.images[0].calls
+        if not all([onednn.pack_alike(lead.main, one.calls.main) for one in chunk.images]):
+            return False
+    return True
+
+
+def _at_once(op: str, part: Arrays, most: int) -> int:
+    """Return how many images a call has.
+
+    They stay in a core's cache; but each call of a sum moves all of the sum, which is to be less.
+    """
+    x, weight, y = part
+    image_bytes = (x.size + y.size) * _ITEM // len(x)
+    wanted = _CALL_BYTES
+    if op == "conv_weight_grad":
+        wanted = max(4 * _CALL_BYTES, 4 * weight.size * _ITEM)
+    return max(1, min(most, wanted // image_bytes))
+
+
+def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
+    """Return slices and runs so that the fewest bytes are brought to the library and back.
+
+    Each slice brings what has all channels, and each run its sum, or the weight of its slice; one
+    weight for all is brought by one thread.
+    """
+    x, weight, y = [a.size for a in roles]
+    channels = roles[1].shape[op == "conv_input_grad"]
+    whole, cut = (y, x) if op == "conv_input_grad" else (x, y)
+    best, least = (1, 1), math.inf
+    for slices in (1, 2, 4, 8):
+        if slices > 1 and (groups > 1 or channels < slices * _SLICE):
+            break
+        runs = min(len(roles[0]), -(-_CHUNKS // slices))
+        moved = float(slices * whole + cut)
+        if op == "conv_weight_grad":
+            moved += 1.5 * runs * weight
+        else:
+            moved += weight * (runs if slices > 1 else 2)
+        if slices * runs < _CHUNKS:  # cores that have nothing to do
+            moved += 16.0 * (x + y + weight) * (_CHUNKS - slices * runs) / _CHUNKS
+        if moved < least:
+            best, least = (slices, runs), moved
+    return best
+
+
+def _slices(op: str, roles: Arrays, count: int) -> list[Arrays]:
+    """Return x, weight and y of slices of the channels that a call makes, or of its results."""
+    x, weight, y = roles
+    if count == 1:
+        return [roles]
+    axis = int(op == "conv_input_grad")
+    width = -(-weight.shape[axis] // count // _SLICE) * _SLICE
+    parts: list[Arrays] = []
+    for begin in range(0, weight.shape[axis], width):
+        part = slice(begin, begin + width)
+        ends = (x[:, part], weight[:, part], y) if axis else (x, weight[part], y[:, part])
+        parts.append(ends)
+    return parts
 
 
 def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
