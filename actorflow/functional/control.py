@@ -94,7 +94,8 @@ def cond(
 ) -> Any:
     """Return `true_fn(*operands)` where `pred` is true, else `false_fn(*operands)`; jax.lax.cond.
 
-    Only the one that is chosen runs. Both return the same form and types. Gradients flow through.
+    Both return the same form and types. Gradients flow through. On the host only the one that is
+    chosen runs; a GPU runs both, and nothing of the other one is seen: no NaN, no bad index.
 
     Args:
         pred: a bool of shape [].
@@ -102,7 +103,7 @@ def cond(
         false_fn: what is computed else.
         operands: what both are called with.
 
-    Raises CompileError with the user's line, also for a device that cannot choose (GPUs).
+    Raises CompileError with the user's line.
     """
     trace = _tracing("af.cond")
     flag = as_tensor(pred, DType.BOOL)
@@ -137,37 +138,63 @@ def cond(
 
 
 def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Tree,
+    *,
+    max_steps: int | None = None,
 ) -> Any:
     """Run `val = body_fun(val)` as long as `cond_fun(val)` is true; jax.lax.while_loop.
 
-    It has no gradient, for nobody knows how many steps there will be: see `scan`.
+    Without `max_steps` it runs on the host alone and has no gradient, for nobody knows how many
+    steps there will be.
 
     Args:
         cond_fun: returns a bool of shape [].
         body_fun: returns what it gets, in form and types.
         init_val: the first value: a tensor, or a tuple, list or dict of such.
+        max_steps: how many steps at most, TensorFlow's maximum_iterations. Then the loop is a
+            `scan` of so many steps, each of which is a `cond` that goes on or keeps the value: it
+            has a gradient and runs on every device, and takes the time of all of them on a GPU.
 
-    Raises CompileError with the user's line, also for a device that cannot choose (GPUs).
+    Raises CompileError with the user's line, also for a GPU without `max_steps`.
     """
     trace = _tracing("af.while_loop")
     firsts = [as_tensor(leaf) for leaf in leaves_of(init_val, "init_val")]
     if not firsts:
         raise CompileError(f"{find_source()}: af.while_loop needs at least one tensor to work on")
+
+    def goes_on(*held: Tensor) -> Tensor:
+        flag = cond_fun(like(init_val, list(held)))
+        if not isinstance(flag, Tensor) or flag.type != TensorType(DType.BOOL, ()):
+            came = str(flag.type) if isinstance(flag, Tensor) else type(flag).__name__
+            raise CompileError(
+                f"{source_of(cond_fun)}: the condition of af.while_loop is a bool of shape [], got"
+                f" {came}"
+            )
+        return flag
+
+    def stepped(*held: Tensor) -> list[Tensor]:
+        made = body_fun(like(init_val, list(held)))
+        return _same_carry(body_fun, init_val, firsts, made, "af.while_loop")
+
+    if max_steps is not None:
+
+        def step(held: list[Tensor], _: None) -> tuple[list[Tensor], None]:
+            return cond(goes_on(*held), stepped, lambda *kept: [*kept], *held), None
+
+        if checked_size(max_steps, "max_steps") < 0:
+            raise CompileError(
+                f"{find_source()}: af.while_loop got max_steps={max_steps}, expected 0 or more"
+            )
+        last, _ = scan(step, firsts, None, max_steps)
+        return like(init_val, last)
     test, body = [
         _TracedFunction(trace, "the function of af.while_loop", f, firsts)
-        for f in (cond_fun, body_fun)
+        for f in (goes_on, stepped)
     ]
-    flag = test.call(lambda *held: (like(init_val, list(held)),))
-    if not isinstance(flag, Tensor) or flag.type != TensorType(DType.BOOL, ()):
-        came = str(flag.type) if isinstance(flag, Tensor) else type(flag).__name__
-        raise CompileError(
-            f"{source_of(cond_fun)}: the condition of af.while_loop is a bool of shape [], got"
-            f" {came}"
-        )
-    new = body.call(lambda *held: (like(init_val, list(held)),))
-    with recording(body.inner):
-        body.results = _same_carry(body_fun, init_val, firsts, new, "af.while_loop")
+    flag = test.call(lambda *held: held)
+    body.call(lambda *held: held)
     test.results = [*test.held, flag]
     values, (test_body, loop_body) = _with_one_list(trace, firsts, [test, body])
     attrs: dict[str, AttrValue] = {"carries": len(firsts), "test": test_body, "body": loop_body}

@@ -17,7 +17,8 @@ ASSUMED_STEPS = 16
 """How often a loop of unknown length is assumed to go round; only estimates depend on it."""
 
 
-def _plan_in(attrs: Attrs, name: str) -> SubPlan:
+def plan_in(attrs: Attrs, name: str) -> SubPlan:
+    """Return the plan of a launch's body. Raises InternalError where it has none."""
     body = attrs[name]
     if not isinstance(body, SubPlan):
         raise InternalError(f"a launch is bound without the plan of its body {name!r}")
@@ -55,7 +56,7 @@ class CondKernel:
         flag, (then, otherwise) = (
             inputs[0],
             [
-                _whole(_plan_in(attrs, name), inputs, outputs, workspace)
+                _whole(plan_in(attrs, name), inputs, outputs, workspace)
                 for name in ("then", "otherwise")
             ],
         )
@@ -98,9 +99,9 @@ class WhileKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the loop."""
-        plan = _plan_in(attrs, "test")
+        plan = plan_in(attrs, "test")
         test = BoundStep(plan, inputs, outputs, workspace)
-        body = BoundStep(_plan_in(attrs, "body"), inputs, outputs, workspace)
+        body = BoundStep(plan_in(attrs, "body"), inputs, outputs, workspace)
         flag = test.field(f"out{plan.carries}")
         firsts = [
             (new, old)

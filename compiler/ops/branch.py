@@ -1,8 +1,8 @@
 """A choice between two bodies, and a loop that goes on as long as a body says.
 
-Both are launches of the host, which looks at a flag and runs one plan or another: semantics are
-those of jax.lax.cond and while_loop. The gradient of a choice is the choice of the gradients, with
-what they need computed once more. A loop of unknown length has none.
+Semantics are those of jax.lax.cond and while_loop. The host looks at a flag and runs one plan or
+another; a GPU runs both plans of a choice, and has no such loop. The gradient of a choice is the
+choice of the gradients, with what they need computed once more. A loop of unknown length has none.
 """
 
 from __future__ import annotations

@@ -10,7 +10,12 @@ import pytest
 def pytest_generate_tests(metafunc):
     if {"case", "dtype"} <= {*metafunc.fixturenames}:
         cases = metafunc.module.CASES
-        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+        marked = [
+            pytest.param(case, id=case.name, marks=pytest.mark.no_gpu(why) if why else ())
+            for case in cases
+            for why in [getattr(case, "no_gpu", "")]
+        ]
+        metafunc.parametrize("case", marked)
         metafunc.parametrize("dtype", ["float32", "float64"])
 
 

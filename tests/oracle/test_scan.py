@@ -159,21 +159,57 @@ def torch_chosen_within(t, x, w):
     return loop(t, step, x[0], x)
 
 
-def halved(x):
+def scanned_within(x, w):
+    """Return a scan or its reverse, by the sum of x."""
+
+    def cumulated(**options):
+        return af.scan(lambda c, row: (af.tanh(c * row), c + w), x[0], x, **options)
+
+    return af.cond(x.sum() > 0.0, cumulated, lambda: cumulated(reverse=True))
+
+
+def torch_scanned_within(t, x, w):
+    return loop(t, lambda c, row: (t.tanh(c * row), c + w), x[0], x, not x.sum() > 0.0)
+
+
+def chosen_twice(x, w):
+    """Return one of three functions; what is not chosen would be NaN."""
+    return af.cond(
+        x.sum() > 0.0,
+        lambda: af.log(x.sum()) * w,
+        lambda: af.cond(
+            w.sum() > 0.0, lambda: af.sqrt(w.sum()) * x, lambda: af.log(-w.sum()) + x * w
+        ),
+    )
+
+
+def torch_chosen_twice(t, x, w):
+    if x.sum() > 0.0:
+        return t.log(x.sum()) * w
+    if w.sum() > 0.0:
+        return t.sqrt(w.sum()) * x
+    return t.log(-w.sum()) + x * w
+
+
+def halved(x, **options):
     """Return x halved until its largest element is below a tenth, and how often that was."""
     return af.while_loop(
         lambda v: af.amax(af.maximum(v[0], -v[0])) > 0.1,
         lambda v: (v[0] * 0.5, v[1] + 1),
         (x, np.int64(0)),
+        **options,
     )
 
 
-def torch_halved(t, x):
+def torch_halved(t, x, most=100):
     count = 0
-    while x.abs().amax() > 0.1:
+    while x.abs().amax() > 0.1 and count < most:
         x, count = x * 0.5, count + 1
     return x, t.tensor(count)
 
+
+VECTORS = [floats((n,), key=i) for i in range(7) for n in (1, 2, 5)]
+VECTORS_TWICE = [floats((n,), (n,), low=-1, high=1, key=i) for i in range(7) for n in (1, 2, 5)]
 
 CASES = [
     Case(
@@ -200,27 +236,19 @@ CASES = [
         lambda t, x, w: t.exp(x) * w,
         sets(("t", "b", 3), ("b", 1)),
     ),
-]
-
-ON_THE_HOST = [
-    Case(
-        "cond",
-        chosen,
-        torch_chosen,
-        [floats((n,), (n,), low=-1, high=1, key=i) for i in range(7) for n in (1, 2, 5)],
-    ),
+    Case("cond", chosen, torch_chosen, VECTORS_TWICE),
     Case("cond in scan", chosen_within, torch_chosen_within, sets(("t", "b"), ("b",), first=1)),
+    Case("scan in cond", scanned_within, torch_scanned_within, sets(("t", "b"), ("b",), first=1)),
+    Case("cond in cond", chosen_twice, torch_chosen_twice, VECTORS_TWICE),
+    Case("while_loop", halved, torch_halved, VECTORS, has_gradient=False, no_gpu="no max_steps"),
+    Case("while_loop to the end", lambda x: halved(x, max_steps=9), torch_halved, VECTORS),
     Case(
-        "while_loop",
-        halved,
-        torch_halved,
-        [floats((n,), key=i) for i in range(7) for n in (1, 2, 5)],
-        has_gradient=False,
+        "while_loop cut short",
+        lambda x: halved(x, max_steps=3),
+        lambda t, x: torch_halved(t, x, most=3),
+        VECTORS,
     ),
 ]
-"""What a GPU cannot do: it is said with the user's line."""
-
-CASES += ON_THE_HOST
 
 assert all([len(case.sets) >= 20 for case in CASES]), [len(case.sets) for case in CASES]
 

@@ -162,8 +162,8 @@ def emulated_run(
         )
         calls = single(calls, way)
         kernels.load([c.text for c in calls if isinstance(c, RunKernel)], toolchain)
-        cell, elsewhere = np.zeros(6, np.int64), np.zeros(2, np.int64)
-        cell[4:] = elsewhere.ctypes.data, elsewhere.ctypes.data + 8
+        cell, elsewhere = np.zeros(7, np.int64), np.zeros(2, np.int64)
+        cell[4:6] = elsewhere.ctypes.data, elsewhere.ctypes.data + 8
         execute(calls, seed, cell)
         for place in (*given, *made, scratch):
             place.check()

@@ -55,7 +55,7 @@ class Case:
     """A function of tensors, ours and torch's, and the arguments to try.
 
     `torchs` gets the module torch first. Floats among the arguments are differentiated, unless the
-    function `has_gradient` not. `exact`: integers and bools, equal element by element.
+    function `has_gradient` not. `no_gpu`: why a GPU is left out.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Case:
     torchs: Callable[..., Any]
     sets: Sequence[Arrays]
     has_gradient: bool = True
+    no_gpu: str = ""
     tolerance: float = 1e-5
     gradient_tolerance: float = 1e-4
 

@@ -71,7 +71,7 @@ class CudaLaunch:
         if not isinstance(call, RunKernel) or call.status is None:
             return prepared(self._context, call)
         words = [*call.words]
-        cell = self._context.status.add_cell(call.status.explain)
+        cell = self._context.status.add_cell(call.status)
         self.cells = (*self.cells, cell)
         words[call.status.word] = cell.address
         return argument_block(words)

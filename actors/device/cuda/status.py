@@ -20,11 +20,11 @@ from typing import Protocol
 
 from actors.device.cuda.memory import DeviceBlock, KeptDriver, pinned_bytes
 from actors.device.protocol import DeviceFault, DeviceStream
-from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, Word
+from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, StatusWord, Word
 from actors.protocol import Array
 
 _PAGE_WORDS = 512
-_CELL_WORDS = 6
+_CELL_WORDS = 7
 _COUNTS_OF_A_BLOCK = 32
 
 ArgumentBlock = ctypes.Array[ctypes.c_uint64]
@@ -192,11 +192,13 @@ class StatusMemory:
         """What has to be loaded where there are cells."""
         return (COUNT,) if self.cells else ()
 
-    def add_cell(self, explain: Explain) -> StatusCell:
+    def add_cell(self, status: StatusWord) -> StatusCell:
         """Return a new cell, which has nothing; its firings are not counted yet."""
-        words = self._take(_CELL_WORDS)
-        words[4], words[5] = self._nowhere.ctypes.data, self._any.ctypes.data
-        cell = StatusCell(words, explain)
+        guards = [word for guard in status.guards for word in guard]
+        words = self._take(_CELL_WORDS + len(guards))
+        words[4:7] = self._nowhere.ctypes.data, self._any.ctypes.data, len(status.guards)
+        words[7:] = guards
+        cell = StatusCell(words, status.explain)
         self.cells.append(cell)
         self._reports.has_cells = True
         return cell

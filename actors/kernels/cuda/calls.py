@@ -61,11 +61,13 @@ class StatusWord:
     """Where in an argument block a kernel finds the cell in which it reports a bad index.
 
     The device puts the cell's address into `word` of the block. `af_report(cell, place, value)`
-    keeps the lowest place of the earliest firing.
+    keeps the lowest place of the earliest firing, where all bools of `guards` have their values:
+    pairs of an address on the device, and 0 or 1.
     """
 
     word: int
     explain: Explain
+    guards: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

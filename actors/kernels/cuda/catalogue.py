@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from actors.kernels.cuda.along import CudaArgsort, CudaRecurrence
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
+from actors.kernels.cuda.branch import CudaCond
 from actors.kernels.cuda.convolution import convolution_kernels
 from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
 from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad, CudaLastPlace
@@ -28,6 +29,12 @@ GENERATION = 2
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 _WITH_CUDNN = "with-cudnn"
+
+_INSTEAD = {
+    "while": "; how often a loop goes round is decided on the host, so say how often at most: give"
+    " af.while_loop max_steps=",
+}
+"""What to do about an op that has no kernel."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -53,6 +60,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
         CudaScan(gpu),
+        CudaCond(gpu),
         *convolution_kernels(gpu),
         *pooling_kernels(gpu),
         *movement_kernels(gpu),
@@ -84,7 +92,8 @@ def choose(
     types = [", ".join([str(x.type) for x in operands]) for operands in (inputs, outputs)]
     call = f"{op}({types[0]}) -> ({types[1]})"
     if not asked:
-        raise LookupError(f"CUDA devices have no kernel for op {op!r}, called as {call}")
+        instead = _INSTEAD.get(op, "")
+        raise LookupError(f"CUDA devices have no kernel for op {op!r}, called as {call}{instead}")
     names = ", ".join([kernel.name for kernel in asked])
     raise LookupError(f"no kernel of CUDA devices takes {call}; asked: {names}")
 

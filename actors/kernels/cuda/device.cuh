@@ -290,9 +290,13 @@ AF_TEAM(min_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
 
 /* Keeps the lowest place of the earliest firing at which an index was bad. The cell: a lock, the
  * firing + 1 or 0, the place, the value, the address of the number of this firing, the address of a
- * word that says whether any cell of the device has something. Only a bad index comes here. */
+ * word that says whether any cell of the device has something, how many bools on the device have to
+ * have a value for this to count, and of each its address and that value: both bodies of a choice
+ * run, and one of them in vain. Only a bad index comes here. */
 AF_FUNCTION void af_report(void *where, int64_t place, int64_t value) {
     volatile af_word *cell = (volatile af_word *)where;
+    for (int64_t i = 0; i < 2 * cell[6].i; i += 2)
+        if (*(const uint8_t *)cell[7 + i].p != cell[8 + i].i) return;
     const int64_t firing = *(volatile int64_t *)cell[4].p + 1;
     int32_t is_done = 0;
     while (!is_done) {

@@ -68,7 +68,7 @@ class CudaScan:
         body = attrs["body"]
         if not isinstance(body, SubPlan):
             raise InternalError("a loop is bound without the plan of its body")
-        steps = _Steps(self.gpu, body, on_device(inputs), on_device(outputs), workspace)
+        steps = BodyCalls(self.gpu, body, on_device(inputs), on_device(outputs), workspace)
         order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
         return (*steps.begin(), *[call for at in order for call in steps.calls(at)])
 
@@ -79,8 +79,8 @@ def _copied(body: SubPlan) -> dict[str, int]:
     return {name: v for name, v in fields.items() if views[v].type.size_bytes % _EVEN}
 
 
-class _Steps:
-    """The calls of each step, on addresses."""
+class BodyCalls:
+    """The calls of each step of a body, on addresses."""
 
     def __init__(
         self,
@@ -118,12 +118,18 @@ class _Steps:
                 yield CopyBytes(new.address, old.address, new.type.size_bytes)
 
     def calls(self, at: int) -> Iterator[DeviceCall | OneOf]:
-        """Yield the calls of one step."""
-        moves = [self._copy(name, view, at) for name, view in self._copied.items()]
+        """Yield the calls of one step; those of step -1 keep xs and ys in the frame."""
+        copied = self._copied if at >= 0 else {}
+        moves = [self._copy(name, view, at) for name, view in copied.items()]
         yield from [copy for is_out, copy in moves if not is_out]
         for launch in self._body.launches:
             yield from self._bound(launch, at)
         yield from [copy for is_out, copy in moves if is_out]
+
+    def result(self, number: int) -> DeviceView:
+        """Return where step -1 leaves a result."""
+        (view,) = [f.view for f in self._plan.fields if f.name == f"out{number}"]
+        return self._view(view, -1)
 
     def _copy(self, name: str, view: int, at: int) -> tuple[bool, CopyBytes]:
         inside, size = self._view(view, -1).address, self._plan.views[view].type.size_bytes

@@ -44,13 +44,14 @@ _MIN_TILED = 16
 _FEW_ROWS = 16
 """Rows that go over the link as a copy each; a call costs as much as 64 KiB."""
 
-_TYPES = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "af_16_bytes"}
+ELEMENT_TYPES = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "af_16_bytes"}
+"""What a text calls so many bytes."""
 
 
 @functools.cache
 def elements_text(item: int) -> KernelText:
     """Return the kernel that copies elements of 1, 2, 4, 8 or 16 bytes one by one."""
-    text = _text("strided_copy.cuh").replace("NAME_TYPE", _TYPES[item])
+    text = _text("strided_copy.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
     about = f"copies elements of {item} bytes"
     return KernelText.of("af_copy", text, ("NAME",), about, has_exchanges=False)
 
@@ -58,7 +59,7 @@ def elements_text(item: int) -> KernelText:
 @functools.cache
 def tiles_text(item: int) -> KernelText:
     """Return the kernel that transposes elements of 1, 2, 4 or 8 bytes tile by tile."""
-    text = _text("transpose.cuh").replace("NAME_TYPE", _TYPES[item])
+    text = _text("transpose.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
     text = text.replace("NAME_SIDE", str(_side(item)))
     return KernelText.of("af_transpose", text, ("NAME",), f"transposes elements of {item} bytes")
 

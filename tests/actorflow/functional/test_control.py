@@ -7,6 +7,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actors.errors import ActorFailed
 
 X = np.zeros((5, 2), np.float32)
 
@@ -139,8 +140,104 @@ def test_a_loop_of_unknown_length_has_no_gradient():
         train.compile(nn.Linear(2, 2), {"x": af.TensorType(af.DType.FLOAT32, (5, 2))})
 
 
-def test_a_gpu_that_cannot_choose_says_so_with_the_users_line(monkeypatch):
+@pytest.fixture
+def on_a_gpu(monkeypatch):
     monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda")
     monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
-    with pytest.raises(af.CompileError, match=r"test_control\.py:\d+: .*no kernel for op 'cond'"):
-        stepped(lambda b: af.cond(b.x.sum() > 0.0, lambda: b.x, lambda: -b.x))
+
+
+def doubled(x, **options):
+    return af.while_loop(lambda v: v.sum() < 10.0, lambda v: v * 2.0, x, **options)
+
+
+def test_a_loop_of_unknown_length_on_a_gpu_is_told_of_max_steps(on_a_gpu):
+    says = r"test_control\.py:\d+: .*no kernel for op 'while'.* give af\.while_loop max_steps="
+    with pytest.raises(af.CompileError, match=says):
+        stepped(lambda b: doubled(b.x))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: doubled(x, max_steps="many"), "max_steps"),
+        (lambda x: doubled(x, max_steps=-1), "af.while_loop got max_steps=-1, expected 0 or more"),
+        (
+            lambda x: af.while_loop(lambda v: v, lambda v: v, x, max_steps=2),
+            "the condition of af.while_loop is a bool of shape [], got float32[5, 2]",
+        ),
+        (
+            lambda x: af.while_loop(lambda v: v.sum() < 1.0, lambda v: v.sum(), x, max_steps=2),
+            "the carry of af.while_loop keeps its types: carry came as float32[5, 2]",
+        ),
+    ],
+)
+def test_a_loop_of_so_many_steps_that_does_not_fit_is_an_error_on_the_users_line(function, says):
+    with pytest.raises(af.CompileError, match=re.escape(says)) as error:
+        stepped(lambda b: function(b.x))
+    assert "test_control.py:" in str(error.value)
+
+
+def test_a_loop_of_no_steps_gives_its_first_value_back():
+    made = stepped(lambda b: doubled(b.x, max_steps=0), x=X + 1.0)["output"]
+    np.testing.assert_array_equal(made, X + 1.0)
+
+
+def rows_of_choices(batch):
+    """Return sums of rows by id, in the one of three bodies that two flags choose."""
+
+    def rows(off):
+        return af.embedding(batch.x, batch.ids + off).sum()
+
+    return af.cond(
+        batch.outer,
+        lambda: af.cond(batch.inner, lambda: rows(0), lambda: rows(90)),
+        lambda: rows(900),
+    )
+
+
+def read_rows(ids, outer, inner):
+    x = np.arange(10, dtype=np.float32).reshape(5, 2)
+    ids = np.array(ids, np.int32)
+    flags = {"outer": np.array(outer), "inner": np.array(inner)}
+    return stepped(rows_of_choices, x=x, ids=ids, **flags)["output"]
+
+
+@pytest.mark.parametrize("device", ["host", "cuda"])
+def test_a_bad_index_counts_where_its_body_is_chosen(device, request):
+    if device == "cuda":
+        request.getfixturevalue("on_a_gpu")
+    assert read_rows([1, 3], True, True) == 2 + 3 + 6 + 7
+    for ids, flags, bad in (
+        ([1, 5], (True, True), 5),
+        ([-88, -87], (False, True), 812),
+        ([1, 3], (True, False), 91),
+        ([1, 3], (False, False), 901),
+    ):
+        with pytest.raises(ActorFailed, match=f"IndexError: id {bad} at"):
+            read_rows(ids, *flags)
+    assert read_rows([-88, -87], True, False) == 4 + 5 + 6 + 7
+    assert read_rows([-899, -900], False, True) == 0 + 1 + 2 + 3
+
+
+def test_choices_within_loops_give_a_gpu_the_bits_of_the_host(monkeypatch):
+    """What a step does not choose is NaN, and its flag is another one in every step."""
+
+    def job(batch):
+        def step(total, x):
+            made = af.cond(
+                x.sum() > 0.0,
+                lambda: total - x,
+                lambda: af.cond(total.sum() > 0.0, lambda: total * x / 0.0 * 0.0, lambda: x * 2.0),
+            )
+            made = af.where(af.isnan(made), -total, made)
+            return made, (made, total[:1])
+
+        last, (rows, firsts) = af.scan(step, batch.x[0], batch.x)
+        return {"last": last, "rows": rows, "firsts": firsts}
+
+    x = np.random.default_rng(3).standard_normal((9, 3)).astype(np.float32)
+    host = stepped(job, x=x)
+    monkeypatch.setenv("ACTORFLOW_DEVICE", "cuda")
+    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+    for name, made in stepped(job, x=x).items():
+        np.testing.assert_array_equal(made, host[name])

@@ -173,7 +173,7 @@ def test_a_device_has_one_page_until_it_is_full(reporting, driver):
     assert driver.counts()["allocate_pinned"] == 2
     addresses = sorted([cell.address for cell in device._context.status.cells])
     assert len(addresses) == 101
-    assert all([later - earlier >= 48 for earlier, later in pairwise(addresses)])
+    assert all([later - earlier >= 56 for earlier, later in pairwise(addresses)])
 
 
 def test_a_device_that_failed_is_told_before_its_cells(reporting, driver):

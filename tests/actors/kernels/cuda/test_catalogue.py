@@ -12,8 +12,8 @@ from compiler.ops import standard
 from compiler.ops.copies import COPY_TO
 from compiler.registry import Op, is_comm, is_source, view
 
-ON_HOSTS_ALONE = {"cond", "while"}
-"""A job on a GPU is refused with the user's line: what runs next is decided on the host."""
+ON_HOSTS_ALONE = {"while"}
+"""A job on a GPU is refused with the user's line: hosts alone decide how often it goes round."""
 
 STAGED = {"adafactor_update", "adafactor_vector_update", "lamb_update", "muon_update"}
 """Nodes that stand for others, which take their place once gradients are final."""

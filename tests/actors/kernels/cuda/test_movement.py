@@ -8,6 +8,7 @@ from emulated_run import Place, execute, type_of
 
 from actors.device.emulated import kernels
 from actors.kernels.cuda import nvrtc, strided_copy
+from actors.kernels.cuda.branch import choose_text
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel
 from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.movement import movement_kernels
@@ -209,6 +210,7 @@ def test_a_copy_costs_its_bytes_and_a_sector_for_each_element_that_lies_alone(ha
 TEXTS = {
     **{f"elements of {n}": strided_copy.elements_text(n) for n in (1, 2, 4, 8, 16)},
     **{f"tiles of {n}": strided_copy.tiles_text(n) for n in (1, 2, 4, 8)},
+    **{f"chosen elements of {n}": choose_text(n) for n in (1, 16)},
 }
 
 
