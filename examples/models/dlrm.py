@@ -1,0 +1,53 @@
+"""DLRM (Naumov et al., 2019): will this be clicked? Names and first values as published."""
+
+from itertools import pairwise
+
+import numpy as np
+
+import actorflow as af
+from actorflow import nn
+
+
+def layers(widths):
+    """Return linear layers with relu between and after them, started as DLRM's are."""
+    made = []
+    for fan_in, fan_out in pairwise(widths):
+        layer = nn.Linear(fan_in, fan_out)
+        spread = (2 / (fan_in + fan_out)) ** 0.5
+        layer.weight = nn.Parameter((fan_out, fan_in), (("kind", "normal"), ("std", spread)))
+        layer.bias = nn.Parameter((fan_out,), (("kind", "normal"), ("std", fan_out**-0.5)))
+        made += [layer, nn.ReLU()]
+    return made
+
+
+class Table(nn.Module):
+    """An embedding whose rows start uniform within 1 / sqrt(rows)."""
+
+    def __init__(self, rows, dim):
+        self.weight = nn.Parameter((rows, dim), (("kind", "uniform"), ("bound", rows**-0.5)))
+
+    def __call__(self, ids):
+        return af.embedding(self.weight, ids)
+
+
+class DLRM(nn.Module):
+    """The logit of a click [batch], from dense features [batch, D] and ids [batch, tables].
+
+    `bottom` and `top` are the widths of hidden layers; the dense features end as wide as a row of
+    a table, so that each feature is one vector, and all pairs of them are multiplied.
+    """
+
+    def __init__(self, rows, dense=13, dim=16, bottom=(512, 256, 64), top=(512, 256)):
+        self.emb_l = [Table(n, dim) for n in rows]
+        self.bot_l = nn.Sequential(layers((dense, *bottom, dim)))
+        features = len(rows) + 1
+        self.pairs = np.flatnonzero(np.tri(features, k=-1))
+        self.top_l = nn.Sequential(layers((dim + len(self.pairs), *top, 1))[:-1])
+
+    def __call__(self, dense, ids):
+        x = self.bot_l(dense)
+        found = [table(ids[:, i]) for i, table in enumerate(self.emb_l)]
+        features = af.stack([x, *found], dim=1)
+        products = (features @ features.swapaxes(1, 2)).flatten(1)
+        pairs = products.index_select(1, self.pairs)
+        return self.top_l(af.concat([x, pairs], dim=1)).squeeze(1)
