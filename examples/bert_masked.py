@@ -1,6 +1,6 @@
 """BERT, small and by character, learns to fill in what was masked in a text.
 
-    python examples/bert_masked.py [--text FILE] [--steps 900] [--png bert_masked.png]
+python examples/bert_masked.py [--text FILE] [--steps 900] [--png bert_masked.png]
 """
 
 import argparse
@@ -12,19 +12,19 @@ from texts import VOCAB, parted, read_text
 
 import actorflow as af
 
-SEQ, BATCH, PICKED = 64, 32, 9
+SEQ, PICKED = 64, 9
 MASK = VOCAB - 1  # a character that no text has
 
 
-def masked(text, rng):
+def masked(text, rng, batch):
     """Return windows of a text in which 9 of 64 characters are to be told, as BERT has it.
 
     Of ten that are picked eight are masked, one is another character, and one stays.
     """
-    starts = rng.integers(0, len(text) - SEQ, BATCH)
+    starts = rng.integers(0, len(text) - SEQ, batch)
     x = text[starts[:, None] + np.arange(SEQ)].astype(np.int32)
-    picks = rng.permuted(np.tile(np.arange(SEQ), (BATCH, 1)), axis=1)[:, :PICKED]
-    places = (picks + SEQ * np.arange(BATCH)[:, None]).reshape(-1).astype(np.int32)
+    picks = rng.permuted(np.tile(np.arange(SEQ), (batch, 1)), axis=1)[:, :PICKED]
+    places = (picks + SEQ * np.arange(batch)[:, None]).reshape(-1).astype(np.int32)
     answers = x.reshape(-1)[places]
     chance = rng.random(len(places))
     others = rng.integers(0, VOCAB, len(places))
@@ -33,10 +33,10 @@ def masked(text, rng):
     return {"x": x, "places": places, "y": answers}
 
 
-def batches(text, seed=0):
+def batches(text, batch, seed=0):
     rng = np.random.default_rng(seed)
     while True:
-        yield masked(text, rng)
+        yield masked(text, rng, batch)
 
 
 def score(model, batch):
@@ -62,6 +62,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a small BERT and let it fill in.")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--png", default="bert_masked.png", help="where the picture is written")
     args = parser.parse_args()
 
@@ -70,20 +71,20 @@ def main():
     train = af.job(score, optimizer=recipe, clip_norm=1.0)
 
     known, unseen = parted(read_text(args.text))
-    spec = af.data.spec_of(masked(known, np.random.default_rng(0)))
-    data = af.data.from_iterable(lambda: batches(known), spec)
+    spec = af.data.spec_of(masked(known, np.random.default_rng(0), args.batch))
+    data = af.data.from_iterable(lambda: batches(known, args.batch), spec)
     model, losses = BertForMaskedLM(VOCAB, SEQ, width=128, layers=3, heads=4, dropout=0.0), []
     train.fit(model, data, steps=args.steps, on_step=lambda _, out: losses.append(out["loss"]))
 
-    test = af.data.from_iterable(lambda: batches(unseen, seed=1), spec)
+    test = af.data.from_iterable(lambda: batches(unseen, args.batch, seed=1), spec)
     hits = np.mean([out["accuracy"] for out in evaluate.stream(model, test, steps=20)])
     print(f"unseen text: {hits:.1%} of what was masked is filled in right")
     picture.write_png(args.png, picture.curves({"loss": losses}))
     print(f"the loss by step: {args.png}\n{'-' * 72}")
 
-    batch = masked(unseen, np.random.default_rng(2))
+    batch = masked(unseen, np.random.default_rng(2), 5)
     filled = fill.step(model, {"x": batch["x"]})["filled"]
-    for x, y in zip(batch["x"][:5], filled, strict=False):
+    for x, y in zip(batch["x"], filled, strict=True):
         print(f"{shown(x)}\n{shown(np.where(x == MASK, y, x))}\n")
 
 

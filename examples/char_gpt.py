@@ -6,16 +6,15 @@ Stop it with ^C or kill -9 at any moment and start it again: it continues, bit-e
 """
 
 import argparse
-import os
 import pathlib
 import sys
 
-import numpy as np
+from texts import VOCAB, continued, read_text
 
 import actorflow as af
 from actorflow import nn
 
-SEQ, BATCH, VOCAB = 64, 32, 128
+SEQ, BATCH = 64, 32
 
 
 class CharLM(nn.Module):
@@ -41,30 +40,6 @@ def predict(model, batch):
     return {"probabilities": af.softmax(model(batch.x))}
 
 
-def read_text(path=None):
-    """The ASCII bytes of a file, or of the standard library's top-level modules in sorted order."""
-    if path is not None:
-        files = [pathlib.Path(path)]
-    else:
-        files = sorted(pathlib.Path(os.__file__).parent.glob("*.py"))
-    text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
-    return np.frombuffer(text.encode("ascii", "ignore"), np.uint8)
-
-
-def sample(model, prompt, length=400, seed=0):
-    """Continue `prompt` by `length` characters, each drawn from the model's distribution."""
-    rng = np.random.default_rng(seed)
-    codes = list(prompt.encode("ascii"))
-    for _ in range(length):
-        window = codes[-SEQ:]
-        x = np.zeros((1, SEQ), np.int32)
-        x[0, : len(window)] = window
-        probabilities = predict.step(model, {"x": x})["probabilities"][0, len(window) - 1]
-        codes.append(int(rng.choice(VOCAB, p=probabilities / probabilities.sum())))
-    predict.close(model)
-    return bytes(codes).decode("ascii")
-
-
 def main():
     parser = argparse.ArgumentParser(description="Train a character GPT and let it write.")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
@@ -80,7 +55,7 @@ def main():
     if result.mean_loss is not None:
         print(f"mean loss of the last {result.num_averaged} steps: {result.mean_loss:.4f}")
     print("-" * 72)
-    print(sample(model, "def "))
+    print(continued(model, predict, "def ", seq=SEQ, length=400))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ def clicks(num, rows, *, dense=13, seed=0):
     features = rng.standard_normal((num, dense))
     ids = np.stack([(n * rng.random(num) ** SKEW).astype(np.int32) for n in rows], axis=1)
     shown = np.stack([taste[ids[:, i]] for i, taste in enumerate(tastes)], axis=1)
-    logits = -0.5 + features @ weights + np.einsum("nik,njk,ij->n", shown, shown, bonds, optimize=True)
+    logits = (
+        -0.5 + features @ weights + np.einsum("nik,njk,ij->n", shown, shown, bonds, optimize=True)
+    )
     y = rng.random(num) < 1.0 / (1.0 + np.exp(-logits))
     arrays = {"dense": features.astype(np.float32), "ids": ids, "y": y.astype(np.float32)}
     return arrays, logits

@@ -1,6 +1,6 @@
 """DLRM, or Wide & Deep, learns who clicks on what, from clicks that are made up here.
 
-    python examples/dlrm_clicks.py [--wide-deep] [--steps 3000] [--png dlrm_clicks.png]
+python examples/dlrm_clicks.py [--wide-deep] [--steps 3000] [--png dlrm_clicks.png]
 """
 
 import argparse

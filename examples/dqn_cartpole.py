@@ -1,6 +1,6 @@
 """A deep Q-network learns to balance a pole on a cart (Barto, Sutton & Anderson, 1983).
 
-    python examples/dqn_cartpole.py [--steps 12000] [--png dqn_cartpole.png]
+python examples/dqn_cartpole.py [--steps 12000] [--png dqn_cartpole.png]
 """
 
 import argparse
@@ -31,7 +31,7 @@ class CartPole:
     def step(self, action):
         """Push; return the next state, and whether the pole fell."""
         gravity, pole, cart, half, force, tick = 9.8, 0.1, 1.0, 0.5, 10.0, 0.02
-        x, speed, angle, turn = self.state
+        _x, speed, angle, turn = self.state
         sin, cos, mass = np.sin(angle), np.cos(angle), pole + cart
         push = (force if action else -force) + pole * half * turn**2 * sin
         bend = (gravity * sin - cos * push / mass) / (half * (4 / 3 - pole * cos**2 / mass))
@@ -116,7 +116,9 @@ def main():
     model = DQN()
     lengths = learn(model, args.steps)
     stood = np.mean(played(model, args.episodes, seed=1))
-    print(f"\nthe pole stands for {stood:.0f} of {LONGEST} steps; it stood for {lengths[0]} at first")
+    print(
+        f"\nthe pole stands for {stood:.0f} of {LONGEST} steps; it stood for {lengths[0]} at first"
+    )
     picture.write_png(args.png, picture.curves({"steps": lengths}))
     print(f"the length of each episode: {args.png}")
 

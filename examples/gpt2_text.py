@@ -1,6 +1,6 @@
 """GPT-2, small and by character, learns to write Python from the standard library, or any text.
 
-    python examples/gpt2_text.py [--text FILE] [--steps 700] [--png gpt2_text.png]
+python examples/gpt2_text.py [--text FILE] [--steps 700] [--png gpt2_text.png]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from texts import VOCAB, continued, parted, read_text
 
 import actorflow as af
 
-SEQ, BATCH = 64, 32
+SEQ = 64
 
 
 def score(model, batch):
@@ -31,6 +31,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a small GPT-2 and let it write.")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=300, help="characters to write at the end")
     parser.add_argument("--png", default="gpt2_text.png", help="where the picture is written")
     args = parser.parse_args()
@@ -41,8 +42,8 @@ def main():
     train = af.job(score, optimizer=recipe, clip_norm=1.0)
 
     known, unseen = parted(read_text(args.text))
-    data = af.data.Tokens(known, seq=SEQ, batch=BATCH)
-    held_out = af.data.Tokens(unseen, seq=SEQ, batch=BATCH)
+    data = af.data.Tokens(known, seq=SEQ, batch=args.batch)
+    held_out = af.data.Tokens(unseen, seq=SEQ, batch=args.batch)
     every = max(1, args.steps // 10)
     model, losses = GPT2(VOCAB, SEQ, width=128, layers=3, heads=4, dropout=0.0), []
     result = train.fit(

@@ -1,6 +1,6 @@
 """A LLaMA-style model, small and by character, in bfloat16, learns to write Python.
 
-    python examples/llama_text.py [--text FILE] [--steps 700] [--png llama_text.png]
+python examples/llama_text.py [--text FILE] [--steps 700] [--png llama_text.png]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from texts import VOCAB, continued, parted, read_text
 
 import actorflow as af
 
-SEQ, BATCH = 64, 32
+SEQ = 64
 
 
 def score(model, batch):
@@ -31,6 +31,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a small LLaMA and let it write.")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=300, help="characters to write at the end")
     parser.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16")
     parser.add_argument("--png", default="llama_text.png", help="where the picture is written")
@@ -42,8 +43,8 @@ def main():
     train = af.job(score, optimizer=recipe, clip_norm=1.0, precision=args.precision)
 
     known, unseen = parted(read_text(args.text))
-    data = af.data.Tokens(known, seq=SEQ, batch=BATCH)
-    held_out = af.data.Tokens(unseen, seq=SEQ, batch=BATCH)
+    data = af.data.Tokens(known, seq=SEQ, batch=args.batch)
+    held_out = af.data.Tokens(unseen, seq=SEQ, batch=args.batch)
     every = max(1, args.steps // 10)
     model, losses = Llama(VOCAB, width=128, layers=3, heads=4, kv_heads=2, hidden=344), []
     result = train.fit(

@@ -42,7 +42,9 @@ class DQN(nn.Module):
         expected = self.online(batch.state).gather(1, rows).squeeze(1)
         choice = self.online(batch.after).argmax(1).unsqueeze(1)
         later = self.target(batch.after).gather(1, choice).squeeze(1)
-        return af.smooth_l1_loss(expected, (batch.reward + discount * batch.goes_on * later).detach())
+        return af.smooth_l1_loss(
+            expected, (batch.reward + discount * batch.goes_on * later).detach()
+        )
 
     def follow(self, share=1.0):
         """Move `target` towards `online` by a share of the difference; 1 copies it."""

@@ -60,7 +60,10 @@ class GPT2(nn.Module):
     """
 
     def __init__(self, vocab=50257, length=1024, width=768, layers=12, heads=12, dropout=0.1):
-        self.wte, self.wpe = nn.Embedding(vocab, width, std=STD), nn.Embedding(length, width, std=STD)
+        self.wte, self.wpe = (
+            nn.Embedding(vocab, width, std=STD),
+            nn.Embedding(length, width, std=STD),
+        )
         residual_std = STD / (2 * layers) ** 0.5
         self.h = [Block(width, heads, dropout, residual_std) for _ in range(layers)]
         self.ln_f, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)

@@ -105,7 +105,7 @@ def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
     for name, parameter in model.named_parameters():
         parameter.load(first_weights(curve, model)[name])
     optimizer: Any = curve.optimizers[0].ours
-    if len(curve.optimizers) > 1:
+    if [o.pattern for o in curve.optimizers] != ["*"]:
         optimizer = [af.optim.on(o.pattern, o.ours, loss=o.loss) for o in curve.optimizers]
     job = af.job(curve.loss, optimizer=optimizer, precision=PRECISION[precision])
     found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
