@@ -28,7 +28,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **UFUNCS,
-    "round": lambda x: np.rint(x).astype(x.dtype),
+    # Of integers numpy 1.26 makes floats, and every numpy's rint does.
+    **{
+        name: lambda x, of=UFUNCS[name]: of(x) if x.dtype.kind == "f" else x
+        for name in ("floor", "ceil", "round")
+    },
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
     "erfc": lambda x: np.vectorize(math.erfc, otypes=[np.float64])(x).astype(x.dtype),

@@ -1,0 +1,25 @@
+"""Instructions as calls of numpy: bits do not depend on where the arrays lie."""
+
+import numpy as np
+import pytest
+
+from actors.kernels.interpret.steps import _BY_SERIES, step_calls
+from compiler.fusion.program import Instruction, Kind
+from compiler.fusion.ufuncs import UFUNCS
+from compiler.types import DType
+
+
+@pytest.mark.parametrize("op", sorted(_BY_SERIES))
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+@pytest.mark.parametrize("shape", [(1, 24), (24, 1), (6, 8), (3, 5)])
+@pytest.mark.parametrize("places", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_arrays_that_touch_give_the_bits_of_arrays_that_do_not(op, dtype, shape, places):
+    count, function = shape[0] * shape[1], UFUNCS[op]
+    block = np.random.default_rng(1).uniform(0.1, 3.0, 3 * count).astype(dtype.value)
+    held = [block[count * i : count * (i + 1)].reshape(shape) for i in places]
+    operands, out = held[: function.nin], held[-1]
+    expected = function(*[x.copy() for x in operands])
+    instruction = Instruction(op, (0, 1)[: function.nin], dtype, Kind.FULL)
+    for call in step_calls(instruction, tuple(operands), out):
+        call()
+    np.testing.assert_array_equal(out, expected)
