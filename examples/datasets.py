@@ -89,11 +89,16 @@ def fashion_mnist(path=None, split="train"):
     return {"x": (pictures[:, None] / np.float32(255.0)), "y": labels.astype(np.int32)}
 
 
-def load(path=None, num=10_000):
-    """Return (train, test): Fashion-MNIST of a folder, or `num` digits where there is none."""
-    if path is not None:
-        return fashion_mnist(path, "train"), fashion_mnist(path, "test")
-    return digits(num, seed=0), digits(1000, seed=1)
+def load(path=None, num=10_000, size=28):
+    """Return (train, test): Fashion-MNIST of a folder, else `num` digits and up to 1000 others.
+
+    Pictures of Fashion-MNIST have 28 pixels a side; for more they get a margin.
+    """
+    if path is None:
+        return digits(num, size=size, seed=0), digits(min(1000, num), size=size, seed=1)
+    margin = (0, 0), (0, 0), *[((size - 28) // 2, (size - 27) // 2)] * 2
+    found = fashion_mnist(path, "train"), fashion_mnist(path, "test")
+    return tuple([{**part, "x": np.pad(part["x"], margin)} for part in found])
 
 
 def _drawn(labels, size, rng, *, shift, scale, centre=(0.0, 0.0)):

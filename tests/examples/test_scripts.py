@@ -11,23 +11,29 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 SCRIPTS = {
     "bert_masked": ("--steps 2 --batch 2", r"[\d.]+% of what was masked is filled in right"),
-    "digits": ("--steps 3 --batch 16", r"accuracy on 1000 unseen pictures: [\d.]+%"),
-    "dlrm_clicks": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+, where 0\.8"),
+    "dcgan": ("--steps 2 --batch 8", r"mean brightness of 64 drawn pictures: [\d.]+"),
+    "digits --model resnet": ("--steps 2 --batch 4", r"accuracy of resnet .* [\d.]+%"),
+    "digits --model vgg": ("--steps 2 --batch 4", r"accuracy of vgg .* [\d.]+%"),
+    "digits --model vit": ("--steps 2 --batch 8", r"accuracy of vit .* [\d.]+%"),
+    "digits": ("--steps 8 --batch 8", r"accuracy of lenet on 64 unseen pictures: [\d.]+%"),
     "dlrm_clicks --wide-deep": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+"),
+    "dlrm_clicks": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+, where 0\.8"),
     "dqn_cartpole": ("--steps 150 --episodes 1", r"the pole stands for \d+ of 500 steps"),
     "gpt2_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "llama_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
+    "segment": ("--steps 2 --batch 4", r"mean intersection over union .* [\d.]+%"),
+    "vae": ("--steps 3 --batch 16", r"bound on 48 unseen pictures: [\d.]+ nats"),
 }
 """Of each example, by its name and what it is given besides, more options and what it says."""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_says_what_came_of_it_and_draws_it(name, tmp_path, monkeypatch, capsys):
-    options, figure = SCRIPTS[name]
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_an_example_says_what_came_of_it_and_draws_it(command, tmp_path, monkeypatch, capsys):
+    name, *chosen = command.split()
+    options, figure = SCRIPTS[command]
     png = tmp_path / "made" / "seen.png"
-    script, *more = name.split()
-    monkeypatch.setattr(sys, "argv", [script, *more, *options.split(), "--png", str(png)])
-    runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [name, *chosen, *options.split(), "--png", str(png)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert re.search(figure, said), said
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,16 @@
+"""First values that models were published with, where they are not those of the layers."""
+
+import math
+
+
+def normal(parameter, std):
+    parameter.init = (("kind", "normal"), ("std", std))
+
+
+def zeros(parameter):
+    parameter.init = (("kind", "zeros"),)
+
+
+def kaiming_fan_out(weight):
+    """Normal with variance 2 / (results that an element is part of) (He et al., 2015)."""
+    normal(weight, math.sqrt(2.0 / (weight.shape[0] * math.prod(weight.shape[2:]))))
