@@ -83,6 +83,16 @@ class Curve:
     """How far from 0 matrices begin, by pattern of names; 1 / sqrt(elements of a row) else."""
 
 
+def classifies(model: Any, batch: Any) -> Any:
+    """Return the loss of a model whose scores of x [N, classes, ...] are held against y."""
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+def torch_classifies(torch: Any, model: Any, batch: Any) -> Any:
+    """Return the same by torch."""
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
 def first_weights(curve: Curve, model: nn.Module) -> Arrays:
     """Return first values of all parameters by our names; buffers begin as the layers say."""
     found = {}

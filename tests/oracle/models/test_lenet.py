@@ -1,10 +1,8 @@
 """LeNet-5 against torch's tutorial."""
 
 import datasets
-from curves import Curve, sgd
+from curves import Curve, classifies, sgd, torch_classifies
 from models.lenet import LeNet5
-
-import actorflow as af
 
 
 def torch_lenet(torch):
@@ -35,10 +33,8 @@ CURVES = [
         "lenet",
         LeNet5,
         torch_lenet,
-        lambda model, batch: af.cross_entropy(model(batch.x), batch.y),
-        lambda torch, model, batch: torch.nn.functional.cross_entropy(
-            model(batch["x"]), batch["y"]
-        ),
+        classifies,
+        torch_classifies,
         lambda step: datasets.digits(16, seed=step % 4),
         sgd(0.05),
         ("float32", "bfloat16"),
