@@ -22,12 +22,14 @@ from actorflow.arguments import (
     spec_of_source,
 )
 from actorflow.data import Batch, DataError, DataSource, check_batch
+from actorflow.optim.ema import AVERAGE, COUNT
 from actorflow.run.fetching import Fetching
 from actorflow.trace.tracer import find_source
 from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import CompileError
 from compiler.graph import UNPLACED, Graph
+from compiler.ops.sources import VARIABLE
 from compiler.types import TensorType
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class Evaluation:
     """Run `job` on `batches` batches of `data` after every `every` steps of a training.
 
     `job` is one with train=False that returns at least one scalar. `on_result` is called as (step,
-    means) on the evaluation's own thread. Steps count over resumes.
+    means) on the evaluation's own thread. Steps count over resumes. With `ema` it reads the
+    averages of the weights, where the training keeps some (`@af.job(ema=...)`).
 
     Raises:
         CompileError: a number is no integer of 1 or more, or the job trains or is none.
@@ -58,6 +61,7 @@ class Evaluation:
     every: int
     batches: int
     on_result: OnResult | None = None
+    ema: bool = False
 
     def __post_init__(self) -> None:
         check_count("every of an Evaluation", self.every)
@@ -78,12 +82,16 @@ class Evaluation:
             )
 
 
-def evaluation_graph(evaluation: Evaluation, model: Module, devices: tuple[Device, ...]) -> Graph:
-    """Return the graph of an evaluation that is part of a training on some devices.
+def evaluation_graph(
+    evaluation: Evaluation | None, model: Module, devices: tuple[Device, ...], training: Graph
+) -> Graph | None:
+    """Return the graph of an evaluation that is part of a training on some devices, if there is.
 
-    Raises CompileError for what its job asks of an arena or of devices that are the training's, and
-    where it has no scalar to report.
+    Raises CompileError for what its job asks of an arena or of devices that are the training's,
+    where it has no scalar to report, and where it wants averages that the training has not.
     """
+    if evaluation is None:
+        return None
     job = evaluation.job
     if job.options.memory_budget is not None:
         raise CompileError(
@@ -98,11 +106,28 @@ def evaluation_graph(evaluation: Evaluation, model: Module, devices: tuple[Devic
         )
     graph = job.graph(model, spec_of_source(evaluation.data))
     check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
+    if evaluation.ema:
+        graph = _of_averages(graph, training, job.name)
     if job.options.placed_on:
         return graph
     # The trace knows what the environment says; the evaluation runs where its training does.
     place = 0 if len(devices) == 1 else UNPLACED
     nodes = [replace(node, device=place) for node in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:
+    """Return a graph that reads the averages of the training in place of parameters."""
+    named = {n.attrs["name"]: n.attrs for n in training.nodes if n.op is VARIABLE}
+    nodes = []
+    for node in graph.nodes:
+        name = AVERAGE + node.attrs.str_("name") if node.op is VARIABLE else ""
+        nodes.append(replace(node, attrs=named[name]) if name in named else node)
+    if COUNT not in named:
+        raise CompileError(
+            f"{find_source()}: job {job!r} is to evaluate averages of the weights, and the"
+            " training keeps none; give it @af.job(ema=0.999), or leave out ema=True"
+        )
     return replace(graph, nodes=tuple(nodes))
 
 

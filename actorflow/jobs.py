@@ -39,6 +39,7 @@ from actorflow.evaluation import Evaluation, check_evaluation, evaluation_graph
 from actorflow.keywords import arguments_of, describe, signature_with, takes
 from actorflow.logs import configure, logger
 from actorflow.nn.module import Module
+from actorflow.optim.ema import averages_in
 from actorflow.run.broken_steps import SKIP, check_policy_name
 from actorflow.run.fit_options import FitOptions, check_every
 from actorflow.run.lease import Claim, OpenLoop, claimed, newest
@@ -213,6 +214,14 @@ class Job:
                 opened = self._opened_for(model, spec, opened)
         return opened.step(batches)
 
+    def averages(self, model: Module) -> dict[str, Array]:
+        """Return the averages of the weights that `step` trains, by path; none without an `ema`.
+
+        `model.load(model.state() | job.averages(model))` gives them to the model.
+        """
+        opened = self._open.get(model)
+        return {} if opened is None else averages_in(opened.runner.variables())
+
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
         check_model(model)
@@ -270,7 +279,7 @@ class Job:
         graph: Graph | None = None,
     ) -> Plan:
         from actorflow.compile.compiling import compiled_plan
-        from actorflow.compile.gpus import is_cudnn_wanted
+        from actorflow.compile.gpus import gpu_for, is_cudnn_wanted
         from actorflow.compile.native import choosing
         from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
@@ -281,10 +290,11 @@ class Job:
         load_plugins()  # before the trace: what they add may change what it sees
         spec = spec_of_source(data)
         graph, devices = graph or self.graph(model, spec), self.devices
-        evaluated = None
-        if evaluation is not None:
-            evaluated = evaluation_graph(evaluation, model, devices)
-        gpu = self._gpu(devices, settings)
+        evaluated = evaluation_graph(evaluation, model, devices, graph)
+        try:
+            gpu = gpu_for(devices, self.options.gpu, settings)
+        except CompileError as error:
+            raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
         hardware = replace(hardware, ranks=ranks)
         # No function of the user runs in here: whoever it waits for might want to compile.
@@ -301,16 +311,6 @@ class Job:
             if key not in self._plans:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]
-
-    def _gpu(self, devices: tuple[Device, ...], settings: Settings) -> str:
-        """Return the GPU that the job is planned for. Raises CompileError, naming its line."""
-        from actorflow.compile.gpus import gpu_for
-
-        try:
-            return gpu_for(devices, self.options.gpu, settings)
-        except CompileError as error:
-            where = source_of(self._function)
-            raise CompileError(f"{where}: job {self.name!r}: {error}") from None
 
     def _compile_options(
         self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None

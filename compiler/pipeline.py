@@ -35,6 +35,7 @@ from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
+    averages,
     buckets,
     buffers,
     clip,
@@ -133,6 +134,7 @@ PASSES: tuple[AnyPass, ...] = (
         ("minimal", "clipped gradients"),
         ("updates by programs",),
     ),
+    Pass("averages", averages.run, ("updates by programs",), ("averages of new values",)),
     Pass(
         "sparse_update",
         sparse_update.run,
@@ -142,6 +144,7 @@ PASSES: tuple[AnyPass, ...] = (
             "updates that a broken step skips",
             "gradients of all ranks",
             "clipped gradients",
+            "averages of new values",
         ),
         ("updates of rows",),
     ),

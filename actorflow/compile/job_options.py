@@ -11,7 +11,7 @@ import numpy as np
 from actorflow.keywords import Choice, Count, check_fields
 from actorflow.literals import checked_number
 from actorflow.loss_scale import LossScale, is_scale
-from actorflow.optim import Optimizer, OptimizerPart
+from actorflow.optim import EMA, Optimizer, OptimizerPart
 from actorflow.optim.parts import parts_of
 from actorflow.patterns import Patterns, wrong_patterns
 from actorflow.sizes import parse_bytes
@@ -54,6 +54,9 @@ class JobOptions:
         clip_value: what every element of a gradient is kept within, from minus that to that; before
             clip_norm, if both are given. Gradients are clipped when those of a step's batches, and
             of all ranks, are together; all of them are alive at once then.
+        ema: averages of the weights, as they are after every step: `af.optim.EMA(...)`, or its
+            decay, such as 0.999. `fit` returns them, an `af.Evaluation(..., ema=True)` reads them,
+            and checkpoints have them.
         metrics_every: steps whose outputs reach the listener together, so that a listener costs
             one wake-up in so many steps. Every step's outputs still arrive, in order; what depends
             on them (the check for NaN) is up to so many steps late.
@@ -104,6 +107,7 @@ class JobOptions:
     accumulate: int = field(default=1, metadata=_TOGETHER)
     clip_norm: float | None = None
     clip_value: float | None = None
+    ema: EMA | float | None = None
     metrics_every: int = field(default=1, metadata=_TOGETHER)
     streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
     device: str | None = None
@@ -122,6 +126,11 @@ class JobOptions:
         if not self.train or self.precision != "fp16":
             return None
         return LossScale() if self.loss_scale is None else self.loss_scale
+
+    @property
+    def averaging(self) -> EMA | None:
+        """How the job averages weights; None where it does not."""
+        return self.ema if self.ema is None or isinstance(self.ema, EMA) else EMA(self.ema)
 
     @property
     def parts(self) -> tuple[OptimizerPart, ...]:
@@ -180,6 +189,11 @@ class JobOptions:
             )
         self._check_trainable(f"{where}: trainable of job {job!r}")
         self._check_clip(where, job)
+        if self.averaging is not None and not self.train:
+            raise CompileError(
+                f"{where}: ema of job {job!r}: the job does not train, so it has no weights to"
+                " average; leave it out, and give its Evaluation ema=True"
+            )
         self._check_scale(f"{where}: loss_scale of job {job!r}")
         try:
             self._check_gpu(self.placed_on)

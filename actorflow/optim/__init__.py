@@ -10,6 +10,7 @@ from actorflow.optim.adam import AdamW as AdamW
 from actorflow.optim.adaptive import Adagrad as Adagrad
 from actorflow.optim.adaptive import Lion as Lion
 from actorflow.optim.adaptive import RMSprop as RMSprop
+from actorflow.optim.ema import EMA as EMA
 from actorflow.optim.groups import Group as Group
 from actorflow.optim.groups import group as group
 from actorflow.optim.parts import OptimizerPart as OptimizerPart

@@ -14,6 +14,7 @@ from actorflow.data import items_of
 from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
 from actorflow.logs import logger
+from actorflow.optim.ema import averages_in
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import said_of
 from actorflow.run.listener import Listener, make_reporter
@@ -52,6 +53,14 @@ class FitResult:
     evaluations: tuple[tuple[int, Results], ...]
     variables: Mapping[str, Array] = field(repr=False)
     num_skipped: int = 0
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """The averages of the weights by path, where the job has an `ema`.
+
+        `model.load(model.state() | result.averages)` gives them to the model.
+        """
+        return averages_in(self.variables)
 
 
 class Stopped(SystemExit):

@@ -11,6 +11,7 @@ from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.loss_scale import scaled
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
+from actorflow.optim.ema import COUNT
 from actorflow.optim.parts import claims
 from actorflow.patterns import chosen
 from actorflow.tensor import Tensor
@@ -28,8 +29,8 @@ from compiler.types import Phase, TensorType
 
 Function = Callable[[Any, Any], Any]
 
-RESERVED = ("step", "seed", "batches")
-"""Variables of the engine's own: the steps done, the seed of the run, the batches done."""
+RESERVED = ("step", "seed", "batches", COUNT)
+"""Variables of the engine's own: steps done, the seed of the run, batches done, steps averaged."""
 
 
 class Batch:
@@ -129,6 +130,8 @@ def _add_update(
         objective = losses[part.loss]._value_in(trace)
         rules = part.optimizer.rules(trace, {name: trained[name] for name in own})
         b.updates += [replace(rule, objective=objective) for rule in rules]
+    if options.averaging is not None:
+        options.averaging.add_to(trace, trained)
     with trace.scope("optimizer"):
         counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
     b.writes.append(Write(step, counted))

@@ -11,7 +11,7 @@ from compiler.fusion.expressions import Expression
 from compiler.fusion.staged import StageBuilder, staged_update
 from compiler.fusion.updates import update_op
 from compiler.ops.adaptive_updates import corrections, moments
-from compiler.ops.update import decayed
+from compiler.ops.update import APPROACH, decayed
 from compiler.types import DType, ValueId
 
 Value = Expression
@@ -75,13 +75,6 @@ DECAYED_STEP = update_op(
     lambda param, change, lr, *, weight_decay: _kept(param, lr, weight_decay) - change,
 )
 """param' = param * (1 - lr * weight_decay) - change. Attrs: weight_decay."""
-
-APPROACH = update_op(
-    "approach",
-    "old: float, new = old, share = old [] -> old",
-    lambda old, new, share: old + (new - old) * share,
-)
-"""old' = old + share * (new - old)."""
 
 
 def _kept(param: Value, lr: Value, weight_decay: float) -> Value:

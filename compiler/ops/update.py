@@ -106,6 +106,13 @@ makes what a cut step left in them harmless.
 ASSIGN = update_op("assign", "variable, value = variable -> variable", lambda old, new: new)
 """variable, value -> value, over variable: at the end of a step. Any dtype."""
 
+APPROACH = update_op(
+    "approach",
+    "old: float, new = old, share = old [] -> old",
+    lambda old, new, share: old + (new - old) * share,
+)
+"""old, new, share [] -> old + share * (new - old), over old: an average that moves. Floats."""
+
 HOLD = update_op("hold", "held, value = held -> held", lambda old, new: new, skippable=False)
 """held, value -> value, over held: at the end of a batch, for the next one of the step."""
 
@@ -152,8 +159,8 @@ _COUNTERS = (INCREMENT, COUNT, ACCUMULATE, HOLD, RESCALE)
 
 
 def is_update(node: Node) -> bool:
-    """Whether a node applies a gradient to a variable; what counts and sums up does not."""
-    return ends_step(node) and node.op is not ASSIGN
+    """Whether a node applies a gradient to a variable; what counts, sums or averages does not."""
+    return ends_step(node) and node.op not in (ASSIGN, APPROACH)
 
 
 def ends_step(node: Node) -> bool:
