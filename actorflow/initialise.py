@@ -8,6 +8,7 @@ run without the model.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ INITIALISERS = {
     "constant": "value",
     "uniform": "bound",
     "normal": "std",
+    "truncated_normal": "std",
+    "orthogonal": "gain",
+    "dirac": "groups",
 }
 """The kinds of initialisers, each with the number that it needs besides."""
 
@@ -54,8 +58,9 @@ def initial_value(
     Who has a slice takes it of this one, so that ranks of any number begin with the same bits.
 
     Specs: kind "zeros", "ones", "seed" (the seed itself), "constant" with value, "uniform" with
-    bound, "normal" with std.
-    Raises CompileError for an unknown kind.
+    bound, "normal" with std, "truncated_normal" with std, low and high, all three perhaps with a
+    mean; "orthogonal" with gain, whose last bits are those of the machine's LAPACK; "dirac" with
+    groups. See `actorflow.nn.init`. Raises CompileError for an unknown kind.
     """
     spec = dict(init)
     kind = spec.get("kind")
@@ -68,13 +73,22 @@ def initial_value(
         return np.full(type_.shape, seed, dtype)
     if kind == "constant":
         return np.full(type_.shape, _number(spec, "value", name), dtype)
+    if kind == "dirac":
+        return _dirac(type_, int(_number(spec, "groups", name)))
     generator = np.random.Generator(np.random.Philox(key=_key(seed, name)))
+    mean = _number({"mean": 0.0, **spec}, "mean", name)
     if kind == "uniform":
         bound = _number(spec, "bound", name)
-        return _drawn(type_, lambda count: generator.uniform(-bound, bound, count))
+        return _drawn(type_, lambda count: generator.uniform(mean - bound, mean + bound, count))
     if kind == "normal":
         std = _number(spec, "std", name)
-        return _drawn(type_, lambda count: generator.standard_normal(count) * std)
+        return _drawn(type_, lambda count: generator.standard_normal(count) * std + mean)
+    if kind == "truncated_normal":
+        std, *ends = [_number(spec, key, name) for key in ("std", "low", "high")]
+        low, high = [(end - mean) / std for end in ends]
+        return _drawn(type_, lambda count: _truncated(generator, count, low, high) * std + mean)
+    if kind == "orthogonal":
+        return _orthogonal(generator, type_, _number(spec, "gain", name))
     if kind == "given":
         raise CompileError(
             f"buffer {name!r} began with an array that the model has, and no initialiser: give this"
@@ -95,6 +109,48 @@ def _drawn(type_: TensorType, draw: Callable[[int], Array]) -> Array:
         block = array[begin : begin + _BLOCK_ELEMENTS]
         block[...] = draw(block.size)
     return array.reshape(type_.shape)
+
+
+def _truncated(generator: np.random.Generator, count: int, low: float, high: float) -> Array:
+    """Return standard normal numbers in [low, high]: such as fall outside are drawn again.
+
+    Where nearly all would, they are uniform ones, kept as often as the density says.
+    """
+    is_wide = math.erf(high / math.sqrt(2.0)) - math.erf(low / math.sqrt(2.0)) > 0.2
+    nearest = min(max(0.0, low), high)
+    found = np.empty(0)
+    while found.size < count:
+        if is_wide:
+            drawn = generator.standard_normal(count)
+            drawn = drawn[(drawn >= low) & (drawn <= high)]
+        else:
+            drawn = generator.uniform(low, high, count)
+            kept = np.exp((nearest**2 - drawn**2) / 2.0)
+            drawn = drawn[generator.uniform(0.0, 1.0, count) < kept]
+        found = np.concatenate([found, drawn])
+    return found[:count]
+
+
+def _orthogonal(generator: np.random.Generator, type_: TensorType, gain: float) -> Array:
+    """Return a matrix of orthonormal rows, or columns where these are fewer (Saxe et al., 2014)."""
+    rows = type_.shape[0]
+    columns = math.prod(type_.shape[1:])
+    drawn = generator.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(drawn)
+    q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)  # or it would not be uniform (Mezzadri, 2007)
+    q = q.T if rows < columns else q
+    return np.ascontiguousarray(q.reshape(type_.shape) * gain, type_.dtype.value)
+
+
+def _dirac(type_: TensorType, groups: int) -> Array:
+    """Return the weight of a convolution that hands channels on, in each group its first ones."""
+    made = np.zeros(type_.shape, type_.dtype.value)
+    middle = [extent // 2 for extent in type_.shape[2:]]
+    own = type_.shape[0] // groups
+    for group in range(groups):
+        for channel in range(min(own, type_.shape[1])):
+            made[(group * own + channel, channel, *middle)] = 1
+    return made
 
 
 class InitialValues(Mapping[str, Array]):

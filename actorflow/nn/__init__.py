@@ -1,5 +1,6 @@
 """Layers and models. `Module` and `Parameter` are the base; names and shapes follow torch's.
 
+- `init`: how parameters begin.
 - `parameter`: a tensor that the optimizer changes, and its initialisers' specs.
 - `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d.
 - `buffer`: state that is no parameter.
@@ -13,6 +14,7 @@
 - `transformer`: Attention, MLP, TransformerBlock.
 """
 
+from actorflow.nn import init as init
 from actorflow.nn.activations import CELU as CELU
 from actorflow.nn.activations import ELU as ELU
 from actorflow.nn.activations import GELU as GELU

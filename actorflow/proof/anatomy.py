@@ -7,9 +7,9 @@ of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from actorflow.initialise import INITIALISERS
 from actorflow.run.plan_facts import losses_of
@@ -221,9 +221,23 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
         raise PlanFormatError(f"variable {variable.name!r} has initialiser {kind!a:.40}")
     needed = INITIALISERS[kind]
     number = 0.0 if needed is None else spec.get(needed)
-    is_number = isinstance(number, (int, float)) and math.isfinite(number) and 0 <= number < 1e30
+    is_number = _can_begin(type_, spec, number)
     if not is_number or (needed is not None and not type_.dtype.is_float):
         raise PlanFormatError(f"variable {variable.name!r} starts as {kind} with {number!a:.40}")
+
+
+def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
+    """Whether an initialiser has numbers that it can draw with, and a shape that it can fill."""
+    kind, others = spec["kind"], [spec[key] for key in spec if key != "kind"]
+    for own in (number, *others):
+        if not isinstance(own, (int, float)) or not abs(own) < 1e30:
+            return False
+    if kind == "truncated_normal":
+        low, high = [float(spec.get(key, 0.0)) for key in ("low", "high")]
+        return low < high and float(spec["std"]) > 0.0
+    if kind in ("orthogonal", "dirac"):
+        return type_.rank > 1 and (kind != "dirac" or number in range(1, type_.shape[0] + 1))
+    return kind == "constant" or float(number) >= 0.0
 
 
 def _check_rounded(plan: Plan, variable: Variable) -> None:
