@@ -1,6 +1,6 @@
 """A deep Q-network learns to balance a pole on a cart (Barto, Sutton & Anderson, 1983).
 
-python examples/dqn_cartpole.py [--steps 12000] [--png dqn_cartpole.png]
+python examples/dqn_cartpole.py [--steps 20000] [--png dqn_cartpole.png]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from models.dqn import DQN
 import actorflow as af
 
 BATCH, KEPT, LONGEST = 64, 20_000, 500
-FOLLOW_EVERY = 250
+FOLLOW_EVERY, FOLLOW_BY = 10, 0.1
 
 
 class CartPole:
@@ -61,7 +61,7 @@ class Memory:
         return {name: rows[chosen] for name, rows in self.rows.items()}
 
 
-@af.job(optimizer=af.optim.Adam(1e-3), trainable=["online.*"], clip_norm=10.0)
+@af.job(optimizer=af.optim.Adam(5e-4), trainable=["online.*"], clip_norm=10.0)
 def train(model, batch):
     return model.loss(batch)
 
@@ -80,7 +80,7 @@ def learn(model, steps, seed=0):
     world, memory, rng = CartPole(seed), Memory(seed), np.random.default_rng(seed)
     state, lengths = world.reset(), []
     for step in range(steps):
-        chance = max(0.02, 1.0 - step / (0.2 * steps))
+        chance = max(0.05, 1.0 - 4 * step / steps)
         action = int(rng.integers(2)) if rng.random() < chance else greedy(model, state)
         after, fell = world.step(action)
         memory.add(state=state, action=action, after=after, reward=1.0, goes_on=not fell)
@@ -90,7 +90,8 @@ def learn(model, steps, seed=0):
             state = world.reset()
         train.step(model, memory.batch())
         if step % FOLLOW_EVERY == 0:
-            model.follow()
+            model.follow(FOLLOW_BY)
+        if step % 500 == 0:
             print(f"\rstep {step} of {steps}, {len(lengths)} episodes", end="", flush=True)
     return lengths
 
@@ -108,7 +109,7 @@ def played(model, episodes, seed):
 
 def main():
     parser = argparse.ArgumentParser(description="Train a deep Q-network on CartPole.")
-    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--episodes", type=int, default=10, help="to play at the end")
     parser.add_argument("--png", default="dqn_cartpole.png", help="where the picture is written")
     args = parser.parse_args()

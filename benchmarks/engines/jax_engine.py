@@ -45,16 +45,30 @@ def chain(row, p, x):
     return linear(p, f"layers.{last}", x)
 
 
-def block(p, prefix, x, heads):
+def attend(p, prefix, x, heads, is_causal):
     b, t, d = x.shape
-    parts = jnp.split(linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)), 3, axis=-1)
+    parts = jnp.split(linear(p, f"{prefix}attn.qkv", x), 3, axis=-1)
     q, k, v = (a.reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for a in parts)
     scores = q @ k.swapaxes(-1, -2) * (d // heads) ** -0.5
-    seen = jnp.tril(jnp.ones((t, t), bool))
-    y = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1) @ v
-    x = x + linear(p, f"{prefix}attn.proj", y.transpose(0, 2, 1, 3).reshape(b, t, d))
-    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
-    return x + linear(p, f"{prefix}mlp.down", jax.nn.gelu(hidden, approximate=True))
+    if is_causal:
+        scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)
+    y = jax.nn.softmax(scores, axis=-1) @ v
+    return linear(p, f"{prefix}attn.proj", y.transpose(0, 2, 1, 3).reshape(b, t, d))
+
+
+def feed_forward(p, prefix, x):
+    up = linear(p, f"{prefix}mlp.up", x)
+    return linear(p, f"{prefix}mlp.down", jax.nn.gelu(up, approximate=True))
+
+
+def block(p, prefix, x, heads):
+    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
+    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+
+
+def bert_block(p, prefix, x, heads):
+    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
+    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
 
 
 def tiny(row, p, batch):
@@ -81,6 +95,16 @@ def gpt(row, p, batch):
     return cross_entropy(scores, batch["y"]) if row.is_training else scores
 
 
+def bert(row, p, batch):
+    h = p["emb.weight"][batch["x"]] + p["pos.weight"] + p["segment.weight"][batch["segments"]]
+    h = norm(p, "first", h)
+    for i in range(row.sizes["layers"]):
+        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    found = linear(p, "dense", h.reshape(-1, h.shape[-1])[batch["places"]])
+    found = norm(p, "last", jax.nn.gelu(found, approximate=True))
+    return cross_entropy(found @ p["emb.weight"].T + p["bias"], batch["y"])
+
+
 def chunked_gpt(row, p, batch):
     """The same loss by chunks of rows, whose logits are made again for their gradient."""
     h, labels = hidden(row, p, batch), batch["y"]
@@ -102,7 +126,7 @@ def wide_deep(row, p, batch):
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, chunked_gpt, gpt2_block, wide_deep)}
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep)}
 
 
 def sgd_step(row: Row):

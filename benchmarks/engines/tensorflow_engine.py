@@ -49,17 +49,31 @@ def chain(row, p, x):
     return linear(p, f"layers.{last}", x)
 
 
-def block(p, prefix, x, heads):
+def attend(p, prefix, x, heads, is_causal):
     b, t, d = x.shape
-    parts = tf.split(linear(p, f"{prefix}attn.qkv", norm(p, f"{prefix}norm1", x)), 3, axis=-1)
+    parts = tf.split(linear(p, f"{prefix}attn.qkv", x), 3, axis=-1)
     q, k, v = (tf.transpose(tf.reshape(a, (b, t, heads, d // heads)), (0, 2, 1, 3)) for a in parts)
-    mask = (1.0 - tf.linalg.band_part(tf.ones((t, t)), -1, 0)) * -1e30
-    scores = tf.matmul(q, k, transpose_b=True) * (d // heads) ** -0.5 + mask
+    scores = tf.matmul(q, k, transpose_b=True) * (d // heads) ** -0.5
+    if is_causal:
+        scores += (1.0 - tf.linalg.band_part(tf.ones((t, t)), -1, 0)) * -1e30
     y = tf.matmul(tf.nn.softmax(scores), v)
     joined = tf.reshape(tf.transpose(y, (0, 2, 1, 3)), (b, t, d))
-    x = x + linear(p, f"{prefix}attn.proj", joined)
-    hidden = linear(p, f"{prefix}mlp.up", norm(p, f"{prefix}norm2", x))
-    return x + linear(p, f"{prefix}mlp.down", tf.nn.gelu(hidden, approximate=True))
+    return linear(p, f"{prefix}attn.proj", joined)
+
+
+def feed_forward(p, prefix, x):
+    up = linear(p, f"{prefix}mlp.up", x)
+    return linear(p, f"{prefix}mlp.down", tf.nn.gelu(up, approximate=True))
+
+
+def block(p, prefix, x, heads):
+    x = x + attend(p, prefix, norm(p, f"{prefix}norm1", x), heads, is_causal=True)
+    return x + feed_forward(p, prefix, norm(p, f"{prefix}norm2", x))
+
+
+def bert_block(p, prefix, x, heads):
+    x = norm(p, f"{prefix}norm1", x + attend(p, prefix, x, heads, is_causal=False))
+    return norm(p, f"{prefix}norm2", x + feed_forward(p, prefix, x))
 
 
 def tiny(row, p, batch):
@@ -82,6 +96,17 @@ def gpt(row, p, batch):
     return cross_entropy(scores, batch["y"]) if row.is_training else scores
 
 
+def bert(row, p, batch):
+    h = tf.gather(p["emb.weight"], batch["x"]) + p["pos.weight"]
+    h = norm(p, "first", h + tf.gather(p["segment.weight"], batch["segments"]))
+    for i in range(row.sizes["layers"]):
+        h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
+    found = tf.gather(tf.reshape(h, (-1, h.shape[-1])), batch["places"])
+    found = norm(p, "last", tf.nn.gelu(linear(p, "dense", found), approximate=True))
+    scores = tf.matmul(found, p["emb.weight"], transpose_b=True)
+    return cross_entropy(tf.nn.bias_add(scores, p["bias"]), batch["y"])
+
+
 def gpt2_block(row, p, batch):
     # As a tensor, the input's gradient is one array and no list of reads of the variable.
     x = tf.convert_to_tensor(p["x"])
@@ -95,7 +120,7 @@ def wide_deep(row, p, batch):
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2_block, wide_deep)}
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep)}
 
 
 class Update:

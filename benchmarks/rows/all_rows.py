@@ -16,12 +16,13 @@ ALL_ROWS: tuple[Row, ...] = (
     _GPT["char-gpt"],
     _GPT["gpt"],
     _GPT["gpt-vocab"],
+    *bert.HOST_ROWS,
     *gpt2_block.ROWS,
     *wide_deep.ROWS,
     _GPT["inference"],
 )
 
-GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.ROWS)
+GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.GPU_ROWS)
 
 
 def find_row(name: str) -> Row:

@@ -2,7 +2,7 @@
 
 Norms stand after the sums, words have segments, and the words to be found, a seventh of all, are
 picked out before the head, which is the table of words. GELU in its tanh form and no dropout, so
-that engines compute the same to the last step. A row of a GPU alone.
+that engines compute the same to the last step. A host takes 8 texts at a time, a GPU 64.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rows.gpt import block_weights
 from rows.row import NUM_BATCHES, Arrays, Optimizer, Row, normal
 
 SIZES = {"layers": 12, "width": 768, "heads": 12, "seq": 128, "batch": 64, "vocab": 30_592}
+ON_HOST = SIZES | {"batch": 8}
 SHARE = 7
 
 
@@ -53,13 +54,14 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
     return made
 
 
-def bert_row(name: str, sizes: dict[str, int]) -> Row:
-    """Return a row of this model at some sizes, in bfloat16."""
+def bert_row(name: str, sizes: dict[str, int], precision: str = "bf16") -> Row:
+    """Return a row of this model at some sizes."""
     items = sizes["batch"]
     data = partial(weights, sizes), partial(batches, sizes)
     return Row(
-        name, "bert", sizes, Optimizer("adamw", 1e-4, 0.01), items, "texts", *data, ("bf16",)
+        name, "bert", sizes, Optimizer("adamw", 1e-4, 0.01), items, "texts", *data, (precision,)
     )
 
 
-ROWS = (bert_row("bert-base", SIZES),)
+HOST_ROWS = (bert_row("bert", ON_HOST, "fp32"),)
+GPU_ROWS = (bert_row("bert-base", SIZES),)

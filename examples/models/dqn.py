@@ -9,7 +9,7 @@ from actorflow import nn
 class QNetwork(nn.Module):
     """Values [batch, actions] of all actions in some states [batch, size]."""
 
-    def __init__(self, size=4, actions=2, width=64):
+    def __init__(self, size=4, actions=2, width=128):
         widths = (size, width, width)
         self.hidden = [nn.Linear(a, b) for a, b in pairwise(widths)]
         self.head = nn.Linear(width, actions)
@@ -26,7 +26,7 @@ class DQN(nn.Module):
     A job that trains says `trainable=["online.*"]`: `target` changes in `follow` alone.
     """
 
-    def __init__(self, size=4, actions=2, width=64):
+    def __init__(self, size=4, actions=2, width=128):
         self.online, self.target = [QNetwork(size, actions, width) for _ in range(2)]
 
     def __call__(self, x):

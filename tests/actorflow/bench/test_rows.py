@@ -24,6 +24,7 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
         ("char-gpt", ("fp32",)),
         ("gpt", ("fp32", "bf16")),
         ("gpt-vocab", ("fp32",)),
+        ("bert", ("fp32",)),
         ("gpt2-block", ("fp32",)),
         ("wide-deep", ("fp32",)),
         ("inference", ("fp32",)),
