@@ -18,7 +18,7 @@ SCRIPTS = {
     "digits": ("--steps 8 --batch 8", r"accuracy of lenet on 64 unseen pictures: [\d.]+%"),
     "dlrm_clicks --wide-deep": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+"),
     "dlrm_clicks": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+, where 0\.8"),
-    "dqn_cartpole": ("--steps 150 --episodes 1", r"the pole stands for \d+ of 500 steps"),
+    "dqn_cartpole": ("--steps 70 --episodes 1", r"the pole stands for \d+ of 500 steps"),
     "gpt2_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "llama_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "segment": ("--steps 2 --batch 4", r"mean intersection over union .* [\d.]+%"),
