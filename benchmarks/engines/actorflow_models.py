@@ -132,6 +132,15 @@ class WideDeep(Chain):
         return super().__call__(af.concat([*found, dense], axis=1)) + self.wide(dense)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, layers, width, vocab, **_):
+        self.emb, self.lstm = nn.Embedding(vocab, width), nn.LSTM(width, width, layers)
+        self.head = nn.Linear(width, vocab)
+
+    def __call__(self, x):
+        return self.head(self.lstm(self.emb(x))[0])
+
+
 Loss = Callable[[nn.Module, object], object]
 
 
@@ -167,7 +176,12 @@ def wide_deep(row: Row) -> tuple[nn.Module, Loss]:
     return model, lambda m, b: af.cross_entropy(m(b.ids, b.dense), b.y)
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep)}
+def lstm(row: Row) -> tuple[nn.Module, Loss]:
+    model = Recurrent(**row.sizes)
+    return model, lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm)}
 
 
 def widths_of(row: Row) -> tuple[int, ...]:

@@ -126,7 +126,25 @@ def wide_deep(row, p, batch):
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep)}
+def lstm(row, p, batch):
+    h = p["emb.weight"][batch["x"]]
+    for i in range(row.sizes["layers"]):
+        weight = p[f"lstm.weight_hh_l{i}"]
+        bias = p[f"lstm.bias_ih_l{i}"] + p[f"lstm.bias_hh_l{i}"]
+
+        def step(state, given, weight=weight):
+            h, c = state
+            i, f, g, o = jnp.split(given + h @ weight, 4, axis=1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        zeros = jnp.zeros(h.shape[1:])
+        h = jax.lax.scan(step, (zeros, zeros), h @ p[f"lstm.weight_ih_l{i}"] + bias)[1]
+    return cross_entropy(linear(p, "head", h), batch["y"])
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep, lstm)}
 
 
 def sgd_step(row: Row):

@@ -120,7 +120,26 @@ def wide_deep(row, p, batch):
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep)}
+def lstm(row, p, batch):
+    h = tf.gather(p["emb.weight"], batch["x"])
+    for i in range(row.sizes["layers"]):
+        bias = p[f"lstm.bias_ih_l{i}"] + p[f"lstm.bias_hh_l{i}"]
+        rows = tf.matmul(tf.reshape(h, (-1, h.shape[-1])), p[f"lstm.weight_ih_l{i}"])
+        given = tf.reshape(tf.nn.bias_add(rows, bias), (*h.shape[:-1], bias.shape[0]))
+        # Step by step in the graph: a loop of TensorFlow's keeps each step's tensors on stacks.
+        state = c = tf.zeros(h.shape[1:])
+        states = []
+        for entry in tf.unstack(given):
+            sums = entry + tf.matmul(state, p[f"lstm.weight_hh_l{i}"])
+            gates = tf.split(sums, 4, axis=1)
+            c = tf.sigmoid(gates[1]) * c + tf.sigmoid(gates[0]) * tf.tanh(gates[2])
+            state = tf.sigmoid(gates[3]) * tf.tanh(c)
+            states.append(state)
+        h = tf.stack(states)
+    return cross_entropy(linear(p, "head", h), batch["y"])
+
+
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep, lstm)}
 
 
 class Update:

@@ -129,7 +129,19 @@ def wide_deep(row: Row, p: Parameters, batch):
     return f.cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep)}
+def lstm(row: Row, p: Parameters, batch):
+    layers, width = row.sizes["layers"], row.sizes["width"]
+    h = f.embedding(batch["x"], p["emb.weight"])
+    zeros = h.new_zeros((layers, h.shape[1], width))
+    names = [f"{n}_{s}_l{i}" for i in range(layers) for n in ("weight", "bias") for s in SIDES]
+    weights = [p[f"lstm.{name}"] for name in names]
+    h = torch.lstm(h, (zeros, zeros), weights, True, layers, 0.0, True, False, False)[0]
+    found = linear(p, "head", h)
+    return f.cross_entropy(found.view(-1, found.shape[-1]), batch["y"].view(-1))
+
+
+SIDES = ("ih", "hh")
+FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm)}
 
 
 @dataclass(slots=True)

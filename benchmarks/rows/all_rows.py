@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rows import bert, gpt, gpt2, gpt2_block, mlp, tiny, wide_deep
+from rows import bert, gpt, gpt2, gpt2_block, lstm, mlp, tiny, wide_deep
 from rows.row import Row
 
 _GPT = {row.name: row for row in gpt.ROWS}
@@ -19,6 +19,7 @@ ALL_ROWS: tuple[Row, ...] = (
     *bert.HOST_ROWS,
     *gpt2_block.ROWS,
     *wide_deep.ROWS,
+    *lstm.ROWS,
     _GPT["inference"],
 )
 

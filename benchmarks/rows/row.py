@@ -59,8 +59,8 @@ def normal(rng: np.random.Generator, *shape: int, std: float = 0.02) -> np.ndarr
 
 
 def is_linear(name: str, array: np.ndarray) -> bool:
-    """Whether an array is the weight [out, in] of a linear layer, by its name and shape."""
-    return array.ndim == 2 and name.endswith(".weight") and not is_table(name)
+    """Whether an array is a weight [out, in] of a linear or LSTM layer, by its name and shape."""
+    return array.ndim == 2 and ".weight" in name and not is_table(name)
 
 
 def is_table(name: str) -> bool:

@@ -27,6 +27,7 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
         ("bert", ("fp32",)),
         ("gpt2-block", ("fp32",)),
         ("wide-deep", ("fp32",)),
+        ("lstm", ("fp32",)),
         ("inference", ("fp32",)),
     ]
 
