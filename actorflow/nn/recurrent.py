@@ -42,7 +42,9 @@ def _relu_step(given: Tensor, state: State, w: Weights) -> State:
 
 def _lstm_step(given: Tensor, state: State, w: Weights) -> State:
     h, c = state
-    i, f, g, o = shape.chunk(given + dense.linear(h, w["weight_hh"]), 4, -1)
+    # Cut before they are added: so all that follows the product has one shape, and is one kernel.
+    parts = [shape.chunk(sums, 4, -1) for sums in (given, dense.linear(h, w["weight_hh"]))]
+    i, f, g, o = [before + own for before, own in zip(*parts, strict=True)]
     c = activation.sigmoid(f) * c + activation.sigmoid(i) * activation.tanh(g)
     h = activation.sigmoid(o) * activation.tanh(c)
     return dense.linear(h, w["weight_hr"]) if "weight_hr" in w else h, c
