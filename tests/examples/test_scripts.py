@@ -21,6 +21,7 @@ SCRIPTS = {
     "dqn_cartpole": ("--steps 70 --episodes 1", r"the pole stands for \d+ of 500 steps"),
     "gpt2_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "llama_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
+    "lstm_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "segment": ("--steps 2 --batch 4", r"mean intersection over union .* [\d.]+%"),
     "vae": ("--steps 3 --batch 16", r"bound on 48 unseen pictures: [\d.]+ nats"),
 }
