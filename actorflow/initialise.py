@@ -58,9 +58,9 @@ def initial_value(
     Who has a slice takes it of this one, so that ranks of any number begin with the same bits.
 
     Specs: kind "zeros", "ones", "seed" (the seed itself), "constant" with value, "uniform" with
-    bound, "normal" with std, "truncated_normal" with std, low and high, all three perhaps with a
-    mean; "orthogonal" with gain, whose last bits are those of the machine's LAPACK; "dirac" with
-    groups. See `actorflow.nn.init`. Raises CompileError for an unknown kind.
+    bound, "normal" with std and perhaps a zero_row, "truncated_normal" with std, low and high, all
+    three perhaps with a mean; "orthogonal" with gain, whose last bits are those of the machine's
+    LAPACK; "dirac" with groups. See `actorflow.nn.init`. Raises CompileError for an unknown kind.
     """
     spec = dict(init)
     kind = spec.get("kind")
@@ -82,7 +82,10 @@ def initial_value(
         return _drawn(type_, lambda count: generator.uniform(mean - bound, mean + bound, count))
     if kind == "normal":
         std = _number(spec, "std", name)
-        return _drawn(type_, lambda count: generator.standard_normal(count) * std + mean)
+        drawn = _drawn(type_, lambda count: generator.standard_normal(count) * std + mean)
+        if "zero_row" in spec:
+            drawn[int(_number(spec, "zero_row", name))] = 0.0
+        return drawn
     if kind == "truncated_normal":
         std, *ends = [_number(spec, key, name) for key in ("std", "low", "high")]
         low, high = [(end - mean) / std for end in ends]

@@ -5,7 +5,7 @@
 - `elementwise`: arithmetic and analysis of each element; `activation`: nonlinearities.
 - `comparison`: what elements are, and logic; `rounding`: whole numbers and bounds.
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
-- `dense`, `attending`, `normalisation`: what layers compute; `loss`,
+- `dense`, `tables`, `attending`, `normalisation`: what layers compute; `loss`,
   `classification`: what is minimised.
 - `by_channel`: normalisation over batch and places.
 - `products`: of vectors, matrices, and by Einstein's convention.
@@ -41,6 +41,7 @@ from actorflow.functional import (
     rounding,
     shape,
     sorting,
+    tables,
 )
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
@@ -64,6 +65,7 @@ from actorflow.functional.reduce import *
 from actorflow.functional.rounding import *
 from actorflow.functional.shape import *
 from actorflow.functional.sorting import *
+from actorflow.functional.tables import *
 
 __all__: list[str] = []
 __all__ += activation.__all__
@@ -88,3 +90,4 @@ __all__ += reduce.__all__
 __all__ += rounding.__all__
 __all__ += shape.__all__
 __all__ += sorting.__all__
+__all__ += tables.__all__

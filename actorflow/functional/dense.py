@@ -1,16 +1,15 @@
-"""What layers with a weight compute: products, and rows of a table."""
+"""What layers with a weight compute: products."""
 
 from __future__ import annotations
 
 import math
 
-from actorflow.tensor import Tensor, apply, as_tensor
+from actorflow.functional.products import einsum
+from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
-from compiler.ops import embedding as embedding_ops
-from compiler.types import DType
 
-__all__ = ["embedding", "linear"]
+__all__ = ["bilinear", "linear"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,9 +36,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.reshape(*leading, weight.shape[0])
 
 
-def embedding(weight: Tensor, ids: Tensor) -> Tensor:
-    """Return the rows of `weight` [V, D] at integer `ids`: ids.shape + [D].
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x1 @ weight[o] @ x2 + bias[o] for each o: [..., out].
 
-    An id outside 0..V-1 fails the step with an IndexError that names it.
+    Args:
+        input1: [..., in1].
+        input2: [..., in2], with the same leading axes.
+        weight: [out, in1, in2].
+        bias: [out], or None.
     """
-    return apply(embedding_ops.EMBEDDING, weight, as_tensor(ids, DType.INT64))
+    x, y, weight = as_tensor(input1), as_tensor(input2), as_tensor(weight)
+    fits = weight.ndim == 3 and min(x.ndim, y.ndim) > 0 and x.shape[:-1] == y.shape[:-1]
+    if not fits or (x.shape[-1], y.shape[-1]) != weight.shape[1:]:
+        raise CompileError(
+            f"{find_source()}: bilinear expects [..., in1] and [..., in2] for a weight"
+            f" [out, in1, in2], got {x.type} and {y.type} for {weight.type}"
+        )
+    made = einsum("...i,oij,...j->...o", x, weight, y)
+    return made if bias is None else made + bias

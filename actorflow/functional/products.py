@@ -150,10 +150,13 @@ _Named = tuple[Tensor, list[int]]
 def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Return sums of products by Einstein's convention: "bij,bjk->bik".
 
-    A letter is an axis. Those that the result lacks are summed over; without an arrow it has those
-    that occur once, by the alphabet. Operands are taken from left to right.
+    A letter is an axis, and `...` are any number of them, which broadcast. Those that the result
+    lacks are summed over; without an arrow it has `...` and then what occurs once, by the alphabet.
+    Operands are taken from left to right.
     """
+    operands = tuple([as_tensor(operand) for operand in operands])
     text = equation.replace(" ", "") if isinstance(equation, str) else ""
+    text = _spelled_out(text, operands)
     sides = text.split("->")
     terms = sides[0].split(",")
     letters = "".join(terms)
@@ -163,9 +166,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     if not is_right or len({*wanted}) != len(wanted) or not {*wanted} <= {*letters}:
         raise CompileError(
             f"{find_source()}: einsum needs an equation such as 'ij,jk->ik', with letters for the"
-            f" axes of each operand, and no '...'; got {equation!r} for {len(operands)} operands"
+            f" axes of each operand; got {equation!r} for {len(operands)} operands"
         )
-    found = _with_extents(terms, [as_tensor(operand) for operand in operands], equation)
+    found = _with_extents(terms, [*operands], equation)
     left = [ord(letter) for letter in wanted]
     made = found[0]
     for place, other in enumerate(found[1:], 2):
@@ -174,8 +177,34 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     return _summed(*made, left)
 
 
+_UNNAMED = "".join(map(chr, range(0xC0, 0xC0 + 20)))
+"""Letters for axes that `...` stands for; they come after those of a user, who has ASCII's."""
+
+
+def _spelled_out(text: str, operands: Sequence[Tensor]) -> str:
+    """Return an equation with letters in place of `...`, which end alike in all operands."""
+    head, arrow, wanted = text.partition("->")
+    terms = head.split(",")
+    if not text.isascii() or "..." not in head or len(terms) != len(operands):
+        return text
+    depths = [
+        x.ndim - len(term.replace("...", "")) if "..." in term else 0
+        for term, x in zip(terms, operands, strict=True)
+    ]
+    most = max(depths)
+    if min(depths) < 0 or most > len(_UNNAMED):
+        return text
+    made = [
+        term.replace("...", _UNNAMED[most - depth : most], 1)
+        for term, depth in zip(terms, depths, strict=True)
+    ]
+    unnamed = _UNNAMED[:most]
+    wanted = wanted.replace("...", unnamed, 1) if arrow else unnamed + _once(head)
+    return f"{','.join(made)}->{wanted}"
+
+
 def _once(letters: str) -> str:
-    return "".join(sorted([c for c in dict.fromkeys(letters) if letters.count(c) == 1]))
+    return "".join(sorted([c for c in letters if c.isalpha() and letters.count(c) == 1]))
 
 
 def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> list[_Named]:

@@ -202,13 +202,15 @@ def min(  # noqa: A001  # torch's name
 ) -> Tensor | ValuesAndIndices:
     """Return the smallest element; with an axis the smallest along it and where they are.
 
-    With another tensor it is `minimum`. For values without places see `amin`.
+    With another tensor it is `minimum`. For values without places see `amin`. The gradient goes to
+    the first of several.
     """
     if isinstance(dim, Tensor):
         return minimum(x, dim)
     if dim is None:
         return amin(x, keepdim=keepdim)
-    return ValuesAndIndices(amin(x, dim, keepdim=keepdim), argmin(x, dim, keepdim=keepdim))
+    values, indices = max(_turned(x), dim, keepdim=keepdim)
+    return ValuesAndIndices(_turned(values), indices)
 
 
 @with_numpy_names
@@ -223,13 +225,17 @@ def max(  # noqa: A001  # torch's name
 ) -> Tensor | ValuesAndIndices:
     """Return the largest element; with an axis the largest along it and where they are.
 
-    With another tensor it is `maximum`. For values without places see `amax`.
+    With another tensor it is `maximum`. For values without places see `amax`. The gradient goes to
+    the first of several.
     """
     if isinstance(dim, Tensor):
         return maximum(x, dim)
     if dim is None:
         return amax(x, keepdim=keepdim)
-    return ValuesAndIndices(amax(x, dim, keepdim=keepdim), argmax(x, dim, keepdim=keepdim))
+    x = as_tensor(x)
+    axes = (checked_axis(x, dim),)
+    largest = apply(reduce.MAX, x, axes=axes, keepdims=bool(keepdim), by_place=True)
+    return ValuesAndIndices(largest, argmax(x, dim, keepdim=keepdim))
 
 
 @with_numpy_names

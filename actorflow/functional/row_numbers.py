@@ -24,6 +24,10 @@ _FEW = 16
 """Elements of a row up to which it is worth to put rows together before they are taken."""
 
 
+_EXACT_BITS = 53
+"""Of integers that doubles hold."""
+
+
 class RowNumbers:
     """Numbers of rows of a table: an array where all is known, else a tensor.
 
@@ -66,8 +70,21 @@ class RowNumbers:
         return apply(rows_ops.EMBEDDING, table, self.ids, **self.attrs)
 
     def added(self, rows: Tensor) -> Tensor:
-        """Return a table [count, D] of the sums of rows (shape + [D]) with equal numbers."""
-        return apply(rows_ops.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
+        """Return a table [count, D] of the sums of rows (shape + [D]) with equal numbers.
+
+        Sums of integers wrap around. They are sums of doubles, which are exact: of so few bits at a
+        time that no sum of all rows needs more than a double has.
+        """
+        if rows.dtype.is_float or not rows.dtype.is_integer:
+            return apply(rows_ops.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
+        bits = _EXACT_BITS - math.prod(self.shape).bit_length()
+        total: Tensor | None = None
+        for low in range(0, 8 * rows.dtype.itemsize, bits):
+            rest = rows.to("int64") // (1 << low) if low else rows.to("int64")
+            is_last = low + bits >= 8 * rows.dtype.itemsize
+            part = self.added((rest if is_last else rest % (1 << bits)).to("float64")).to("int64")
+            total = part if total is None else total + part * (1 << low)
+        return as_tensor(total).to(rows.dtype)
 
     def put(self, table: Tensor, rows: Operand) -> Tensor:
         """Return a table [count, D] with rows (shape + [D], or a number) at these numbers.

@@ -5,7 +5,8 @@
 - `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d.
 - `buffer`: state that is no parameter.
 - `module`: a tree of parameters and buffers, named by path.
-- `layers`: Linear, Embedding, Dropout; `normalisation`: LayerNorm, RMSNorm, GroupNorm and others.
+- `layers`: Linear, Bilinear, Embedding, EmbeddingBag, Dropout.
+- `normalisation`: LayerNorm, RMSNorm, GroupNorm and others.
 - `containers`: Sequential, ModuleList, ModuleDict; `losses`: functions with their options held.
 - `convolution`: Conv1d to 3d, their transposes; `pooling`: pools.
 - `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
@@ -57,8 +58,10 @@ from actorflow.nn.convolution import Conv3d as Conv3d
 from actorflow.nn.convolution import ConvTranspose1d as ConvTranspose1d
 from actorflow.nn.convolution import ConvTranspose2d as ConvTranspose2d
 from actorflow.nn.convolution import ConvTranspose3d as ConvTranspose3d
+from actorflow.nn.layers import Bilinear as Bilinear
 from actorflow.nn.layers import Dropout as Dropout
 from actorflow.nn.layers import Embedding as Embedding
+from actorflow.nn.layers import EmbeddingBag as EmbeddingBag
 from actorflow.nn.layers import Linear as Linear
 from actorflow.nn.losses import BCELoss as BCELoss
 from actorflow.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss

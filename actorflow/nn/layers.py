@@ -6,11 +6,12 @@ import math
 
 from actorflow import functional
 from actorflow.functional.random import checked_probability
+from actorflow.functional.tables import padding_row
 from actorflow.literals import checked_number, checked_size
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
-from actorflow.trace.tracer import find_source
+from actorflow.trace.tracer import InitSpec, find_source
 from compiler.errors import CompileError
 
 
@@ -33,23 +34,101 @@ class Linear(Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-class Embedding(Module):
-    """Rows of `weight` [num_embeddings, dim] by integer id.
+class Bilinear(Module):
+    """y[o] = x1 @ weight[o] @ x2 + bias[o], for x1 [..., in1_features] and x2 [..., in2_features].
 
-    The weight starts normal with standard deviation `std`.
+    `weight` [out, in1, in2] and `bias` [out] start uniform in +-1/sqrt(in1).
     """
 
-    def __init__(self, num_embeddings: int, dim: int, *, std: float = 1.0) -> None:
-        num_embeddings = checked_extent("Embedding", "num_embeddings", num_embeddings)
-        dim = checked_extent("Embedding", "dim", dim)
-        std = checked_number(std, "std of Embedding")
-        if not std >= 0.0:
-            raise CompileError(f"{find_source()}: std of Embedding must be 0 or more, got {std}")
-        self.weight = Parameter((num_embeddings, dim), (("kind", "normal"), ("std", std)))
+    def __init__(
+        self, in1_features: int, in2_features: int, out_features: int, *, bias: bool = True
+    ) -> None:
+        in1_features = checked_extent("Bilinear", "in1_features", in1_features)
+        in2_features = checked_extent("Bilinear", "in2_features", in2_features)
+        out_features = checked_extent("Bilinear", "out_features", out_features)
+        init = (("kind", "uniform"), ("bound", 1.0 / math.sqrt(in1_features)))
+        self.weight = Parameter((out_features, in1_features, in2_features), init)
+        self.bias = Parameter((out_features,), init) if bias else None
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Return ids.shape + [dim]."""
-        return functional.embedding(self.weight, ids)
+    def __call__(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """Return [..., out_features]."""
+        return functional.bilinear(input1, input2, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Rows of `weight` [num_embeddings, embedding_dim] by integer id.
+
+    The weight starts normal with standard deviation `std`. The row `padding_idx` starts with zeros
+    and gets no gradient.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        std: float = 1.0,
+    ) -> None:
+        self.weight, self.padding_idx = _table(
+            type(self).__name__, num_embeddings, embedding_dim, padding_idx, std
+        )
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return input.shape + [embedding_dim]."""
+        return functional.embedding(input, self.weight, self.padding_idx)
+
+
+def _table(
+    layer: str, rows: int, width: int, padding_idx: int | None, std: float
+) -> tuple[Parameter, int | None]:
+    """Return the weight of an embedding, and which row of it is padding."""
+    rows = checked_extent(layer, "num_embeddings", rows)
+    width = checked_extent(layer, "embedding_dim", width)
+    std = checked_number(std, f"std of {layer}")
+    if not std >= 0.0:
+        raise CompileError(f"{find_source()}: std of {layer} must be 0 or more, got {std}")
+    init: InitSpec = (("kind", "normal"), ("std", std))
+    if padding_idx is not None:
+        padding_idx = padding_row(padding_idx, rows)
+        init = (*init, ("zero_row", padding_idx))
+    return Parameter((rows, width), init), padding_idx
+
+
+class EmbeddingBag(Module):
+    """The sum, mean or largest of bags of rows of `weight`; see `functional.embedding_bag`."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        *,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        std: float = 1.0,
+    ) -> None:
+        self.weight, self.padding_idx = _table(
+            "EmbeddingBag", num_embeddings, embedding_dim, padding_idx, std
+        )
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def __call__(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return [bags, embedding_dim]."""
+        return functional.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+        )
 
 
 class Dropout(Module):

@@ -107,7 +107,7 @@ class Bert(nn.Module):
         for block in self.blocks:
             h = block(h)
         batch, seq, width = h.shape
-        found = af.embedding(h.reshape(batch * seq, width), places)
+        found = af.embedding(places, h.reshape(batch * seq, width))
         found = self.last(af.gelu(self.dense(found), approximate="tanh"))
         return af.linear(found, self.emb.weight, self.bias)
 

@@ -5,10 +5,12 @@ Griewank & Walther, Evaluating Derivatives (2008), section 3.2.
 
 from __future__ import annotations
 
+import numpy as np
+
 from compiler.graph import GraphBuilder, Node
 from compiler.ops.binary import DIV, EQUAL, WHERE, scaled
 from compiler.ops.elementwise import cast_to
-from compiler.ops.reduce import MAX, MEAN, SUM, kept_shape, num_reduced, sum_to
+from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM, kept_shape, num_reduced, sum_to
 from compiler.ops.rule import Grads, gradient_of
 from compiler.ops.shape import (
     BROADCAST_TO,
@@ -19,7 +21,7 @@ from compiler.ops.shape import (
     broadcast_value,
     reshape_to,
 )
-from compiler.ops.sources import scalar
+from compiler.ops.sources import constant, scalar
 from compiler.types import ValueId
 
 
@@ -46,6 +48,12 @@ def _max(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     dtype, shape = b.type_of(x).dtype, b.type_of(x).shape
     axes = node.attrs.ints("axes")
     kept = kept_shape(shape, axes)
+    if "by_place" in node.attrs:
+        (axis,) = axes
+        numbers = np.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        place = b.one(ARGMAX, x, axis=axis, keepdims=True)
+        is_there = b.one(EQUAL, constant(b, numbers), place)
+        return (b.one(WHERE, is_there, reshape_to(b, dy, kept), scalar(b, 0.0, dtype)),)
     is_largest = b.one(EQUAL, x, reshape_to(b, node.outputs[0], kept))
     ties = b.one(SUM, cast_to(b, is_largest, dtype), axes=axes, keepdims=True)
     share = b.one(DIV, reshape_to(b, dy, kept), ties)

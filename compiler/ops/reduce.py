@@ -34,7 +34,10 @@ MEAN = define("mean")
 """x -> mean over axes. Floats. Attrs: axes, keepdims."""
 
 MAX = define("max")
-"""x -> maximum over axes, NaN where one is; ties share the gradient. Attrs: axes, keepdims."""
+"""x -> maximum over axes, NaN where one is. Attrs: axes, keepdims.
+
+Ties share the gradient; `by_place`, of one axis, the first has it.
+"""
 
 ARGMAX = define("argmax")
 """x -> int64 index of the first largest element along an axis. Attrs: axis, keepdims."""

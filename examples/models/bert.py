@@ -91,7 +91,7 @@ class BertForMaskedLM(nn.Module):
         for layer in self.bert["encoder"]["layer"]:
             h = layer(h)
         if places is not None:
-            h = af.embedding(h.flatten(0, 1), places)
+            h = af.embedding(places, h.flatten(0, 1))
         return self.cls["predictions"](h, embeddings.word_embeddings.weight)
 
     def load_published(self, arrays):

@@ -27,7 +27,7 @@ class Table(nn.Module):
         self.weight = nn.Parameter((rows, dim), (("kind", "uniform"), ("bound", rows**-0.5)))
 
     def __call__(self, ids):
-        return af.embedding(self.weight, ids)
+        return af.embedding(ids, self.weight)
 
 
 class DLRM(nn.Module):

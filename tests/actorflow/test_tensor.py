@@ -135,7 +135,7 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: af.dropout(x, "a"), "dropout probability must be a number, got str"),
         (lambda x: af.dropout(x, float("nan")), "dropout probability must be in"),
         (lambda x: af.embedding(x, x), "ids of an integer dtype"),
-        (lambda x: af.embedding(x, 1.0), "a float cannot be combined with int64"),
+        (lambda x: af.embedding(1.0, x), "a float cannot be combined with int64"),
         (lambda x: af.linear(x, x.sum()), r"linear expects a weight \[out, in\]"),
         (lambda x: af.linear("a", x), "expected a tensor.*got str"),
         (lambda x: af.cross_entropy(x, [1, 2, 3]), "expected a tensor.*got list"),

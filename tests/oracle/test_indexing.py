@@ -53,6 +53,13 @@ SELECTED = [
 MATRICES = [(3, 4), (1, 5), (7, 1), (6, 20), (2, 33)]
 
 
+def whole(shape, dtype, count):
+    """Return integers of all sizes, and `count` + 1 rows of them more."""
+    limits, rng = np.iinfo(dtype), seeded("whole", shape, dtype, count)
+    shapes = shape, (1 + count, *shape[1:])
+    return tuple([rng.integers(limits.min, limits.max, s, dtype, endpoint=True) for s in shapes])
+
+
 def two_ids(*shapes, own=(3, 4, 5)):
     return [
         (floats(own, key=n)[0], *[ids(s, own[axis], key=n) for axis, s in enumerate(shapes)])
@@ -206,6 +213,21 @@ CASES = [
         )
         for a in (1,)
     ],
+    *[
+        Case(
+            f"index_add of {dtype}",
+            lambda x, y, i: x.index_add(0, i, y),
+            lambda t, x, y, i: x.index_add(0, i, y),
+            [(*whole(s, dtype, n), ids((1 + n,), s[0], low=0)) for n, s in enumerate(MATRICES * 4)],
+        )
+        for dtype in ("int64", "int8", "uint8", "int32")
+    ],
+    Case(
+        "scatter_add of integers",
+        lambda x, i: x.scatter_add(1, i, x),
+        lambda t, x, i: x.scatter_add(1, i, x),
+        [(whole(s, "int64", n)[0], ids(s, s[1], low=0, key=n)) for n, s in enumerate(MATRICES * 4)],
+    ),
     *[
         Case(
             f"index_add {a}",

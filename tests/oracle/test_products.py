@@ -39,6 +39,11 @@ EQUATIONS = {
     "mk,kn,nb->bm": ("mk", "kn", "nb"),
     "bmk,bnk,b->mn": ("bmk", "bnk", "b"),
     "bm,kn->": ("bm", "kn"),
+    "...k,kn->...n": ("bmk", "kn"),
+    "...mk,...kn": ("bmk", "kn"),
+    "b...,...k->...b": ("bmk", "1k"),
+    "...m->m": ("bkm",),
+    "m...m->...m": ("mbm",),
 }
 
 CASES = [
@@ -82,7 +87,9 @@ def test_a_case_agrees_with_torch(case, dtype, agrees):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x: af.einsum("...i->i", x), "no '...'; got '...i->i' for 1 operands"),
+        (lambda x: af.einsum("...i...->i", x), r"got '\.\.\.i\.\.\.->i' for 1 operands"),
+        (lambda x: af.einsum("...ijk->i", x), r"got '\.\.\.ijk->i' for 1 operands"),
+        (lambda x: af.einsum("ij->...i", x), r"got 'ij->\.\.\.i' for 1 operands"),
         (lambda x: af.einsum("ij,jk", x), "got 'ij,jk' for 1 operands"),
         (lambda x: af.einsum("ij->k", x), "einsum needs an equation"),
         (lambda x: af.einsum("ijk->i", x), r"has 3 letters for float32\[2, 3\]"),

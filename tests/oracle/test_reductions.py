@@ -9,6 +9,7 @@ CUBES = [floats((2 + i % 3, 1 + i % 4, 1 + i % 5), key=i) for i in range(20)]
 FULL = [shape for shape in SHAPES if 0 not in shape]
 COUNTS = [(seeded(i).integers(-3, 3, (2 + i % 3, i % 5, 4)),) for i in range(20)]
 HOLES = [(np.where(seeded(i).random(x.shape) < 0.3, np.nan, x),) for i, (x,) in enumerate(CUBES)]
+TIES = [(np.round(x),) for (x,) in CUBES]
 MANY = [floats((3, 2 + i % 3, 2 + i % 4), key=i) for i in range(20)]
 
 
@@ -19,6 +20,8 @@ def case(name, call, sets, **options):
 CASES = [
     case("amin", lambda t, x: [t.amin(x, 1), t.amin(x, (0, 2), keepdim=True)], CUBES),
     case("min along an axis", lambda t, x: list(t.min(x, 1)), CUBES),
+    case("ties along an axis", lambda t, x: [t.max(x, 1)[0], t.min(x, 2, keepdim=True)[0]], TIES),
+    case("ties shared", lambda t, x: [t.amax(x, 1), t.amin(x, (0, 2)), t.max(x)], TIES),
     case("min of all", lambda t, x: t.min(x), unary(shapes=FULL)),
     case("argmin", lambda t, x: [t.argmin(x), t.argmin(x, 2, keepdim=True)], CUBES),
     case("prod of all", lambda t, x: t.prod(x), unary(0.5, 1.5)),

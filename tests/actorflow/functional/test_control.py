@@ -186,7 +186,7 @@ def rows_of_choices(batch):
     """Return sums of rows by id, in the one of three bodies that two flags choose."""
 
     def rows(off):
-        return af.embedding(batch.x, batch.ids + off).sum()
+        return af.embedding(batch.ids + off, batch.x).sum()
 
     return af.cond(
         batch.outer,
