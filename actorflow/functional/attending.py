@@ -8,12 +8,14 @@ import numpy as np
 
 from actorflow.functional.activation import softmax
 from actorflow.functional.elementwise import cos, sin, where
-from actorflow.functional.random import dropout
+from actorflow.functional.random import dropped_by
+from actorflow.functional.row_numbers import together as broadcast_extents
 from actorflow.functional.shape import concat
 from actorflow.literals import checked_number
-from actorflow.tensor import Operand, Tensor, as_tensor
+from actorflow.tensor import Operand, Tensor, apply_many, as_tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
+from compiler.ops.attention import ATTENTION
 from compiler.types import DType
 
 __all__ = ["attention", "rotary", "scaled_dot_product_attention"]
@@ -47,8 +49,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return softmax(scale q kT + mask) v, as torch's function of this name.
 
-    Without a mask and dropout, scores exist a few rows at a time; with one of them they are a
-    whole matrix [..., T, S].
+    Scores exist a few rows at a time, also with a mask, dropout and shared heads; whole [..., T, S]
+    in the gradient of a mask that is trained.
 
     Args:
         query: [..., T, d], heads before the last two axes.
@@ -73,51 +75,64 @@ def scaled_dot_product_attention(
         raise CompileError(
             f"{find_source()}: attention got is_causal and attn_mask; say both in the mask"
         )
+    rows, columns = q.shape[-2], k.shape[-2]
+    mask = None if attn_mask is None else _additive(as_tensor(attn_mask, DType.BOOL), q.dtype)
+    together: tuple[Tensor, ...] = (q, k, v) if mask is None else (q, k, v, mask)
     if enable_gqa:
-        k, v = _for_each_query(q, k), _for_each_query(q, v)
+        together = _grouped(*together)
+    q, k, v, *masks = _one_batch(*together)
     factor = 1.0 / math.sqrt(max(q.shape[-1], 1))
     if scale is not None:
         factor = checked_number(scale, "the scale of attention")
-    rows, columns = q.shape[-2], k.shape[-2]
+    if factor <= 0.0:
+        q, factor = q * factor, 1.0
     if is_causal and rows < columns:  # no query sees the keys after the last one of its own
         k, v, columns = k[..., :rows, :], v[..., :rows, :], rows
-    if is_causal and rows > columns:
-        attn_mask = np.tri(rows, columns, dtype=bool)
-    scores, visible = q @ k.swapaxes(-1, -2), None
-    if attn_mask is not None:
-        scores, visible = _masked(scores * factor, as_tensor(attn_mask, DType.BOOL))
-        factor = 1.0
-    elif factor <= 0.0:
-        scores, factor = scores * factor, 1.0
-    weights = softmax(scores, scale=factor, causal=is_causal and visible is None)
-    if visible is not None:
-        weights = where(visible, weights, 0.0)
-    return dropout(weights, dropout_p) @ v
+    drawn, options = dropped_by(dropout_p)
+    if columns and (masks or drawn or (is_causal and rows > columns)):
+        options = {"scale": factor, "causal": is_causal, **options}
+        y = apply_many(ATTENTION, q, k, v, *masks, *drawn, **options)[0]
+    else:  # a pass makes the same op of it, and it can be differentiated twice
+        y = softmax(q @ k.swapaxes(-1, -2), scale=factor, causal=is_causal) @ v
+    return y.flatten(-4, -3) if enable_gqa else y
 
 
-def _for_each_query(q: Tensor, x: Tensor) -> Tensor:
-    """Return keys or values repeated for the heads of queries that share them."""
-    heads, own = q.shape[-3] if q.ndim > 2 else 1, x.shape[-3] if x.ndim > 2 else 0
-    if not own or heads % own:
-        raise CompileError(
-            f"{find_source()}: grouped attention expects [..., heads, T, d] with the heads of"
-            f" queries divisible by those of keys and values, got {q.type} and {x.type}"
-        )
-    if heads == own:
-        return x
-    *leading, _, length, width = x.shape
-    one = x.reshape(*leading, own, 1, length, width)
-    wide = one.broadcast_to(*leading, own, heads // own, length, width)
-    return wide.reshape(*leading, heads, length, width)
-
-
-def _masked(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores with a mask, finite where nothing is seen, and what is seen."""
-    visible = mask
+def _additive(mask: Tensor, dtype: DType) -> Tensor:
+    """Return a mask that is added to scores; no gradient flows into one of bools."""
     if mask.dtype is not DType.BOOL:
-        visible, scores = mask > -math.inf, scores + mask
-    least = float(np.finfo(scores.dtype.value).min)
-    return where(visible, scores, least), visible
+        return mask.to(dtype)
+    return where(mask, 0.0, as_tensor(np.array(-math.inf, dtype.value))).detach()
+
+
+def _grouped(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Return operands with an axis of heads of keys, and one of the queries that share each."""
+    heads, own = q.shape[-3] if q.ndim > 2 else 1, k.shape[-3] if k.ndim > 2 else 0
+    for x in (k, others[0]):
+        if not own or heads % own or x.ndim < 3 or x.shape[-3] != own:
+            raise CompileError(
+                f"{find_source()}: grouped attention expects [..., heads, T, d] with the heads of"
+                f" queries divisible by those of keys and values, got {q.type} and {x.type}"
+            )
+    made = []
+    for x in (q, k, *others):
+        count = x.shape[-3] if x.ndim > 2 else 1
+        groups = (own, heads // own) if count == heads else (count, 1)
+        made.append(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]))
+    return tuple(made)
+
+
+def _one_batch(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> tuple[Tensor, ...]:
+    """Return operands with equal leading axes, seen and not copied, and a mask of their rank."""
+    batch = broadcast_extents([x.shape[:-2] for x in (q, k, v)], "the leading axes of attention")
+    whole = (*batch, q.shape[-2], k.shape[-2])
+    for mask in masks:
+        if broadcast_extents([mask.shape, whole], "the mask of attention") != whole:
+            raise CompileError(
+                f"{find_source()}: attention expects a mask that broadcasts to {list(whole)}, got"
+                f" {mask.type}"
+            )
+    aligned = [x.reshape((1,) * (len(whole) - x.ndim) + x.shape) for x in masks]
+    return *[x.broadcast_to(*batch, *x.shape[-2:]) for x in (q, k, v)], *aligned
 
 
 def rotary(

@@ -16,6 +16,7 @@ from actorflow.functional.sorting import argsort, topk
 from actorflow.literals import checked_number, checked_size, dtype_named
 from actorflow.tensor import Operand, Tensor, apply, as_tensor, integers
 from actorflow.trace.tracer import Trace, current_trace, find_source
+from compiler.attrs import AttrValue
 from compiler.errors import CompileError
 from compiler.fusion.expressions import Expression
 from compiler.ops import random
@@ -44,18 +45,24 @@ def dropout(x: Tensor, p: float) -> Tensor:
     Outside training it is the identity. The mask is a pure function of (seed, step, this op,
     element), so that it replays after a resume and under recomputation.
     """
-    p = checked_probability(p)
     given: object = x
     if isinstance(given, Expression):  # it would be the identity, for nothing trains while it runs
         raise CompileError(
             f"{find_source()}: a program draws no random numbers; draw them in the job, and make"
             " them an operand"
         )
+    drawn, attrs = dropped_by(p)
+    return apply(random.DROPOUT, x, *drawn, **attrs) if drawn else x
+
+
+def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
+    """Return the seed and step and the attributes of one dropout; nothing outside training."""
+    p = checked_probability(p)
     trace = current_trace()
     if trace is None or not trace.is_training or p == 0.0:
-        return x
-    key = trace.next_random_key()
-    return apply(random.DROPOUT, x, seed_of(trace), _counter(trace), p=p, key=key)
+        return (), {}
+    attrs: dict[str, AttrValue] = {"p": p, "key": trace.next_random_key()}
+    return (seed_of(trace), _counter(trace)), attrs
 
 
 def checked_probability(p: float) -> float:

@@ -109,12 +109,12 @@ def _inside(index: np.ndarray, extent: int) -> np.ndarray:
     return np.where(index < 0, index + extent, index).astype(np.int64)
 
 
-def together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape of indices that broadcast. Raises CompileError where they do not."""
+def together(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[int, ...]:
+    """Return the common shape of what broadcasts. Raises CompileError where it does not."""
     try:
         return broadcast_shape(*shapes)
     except OpTypeError as error:
-        raise CompileError(f"{find_source()}: indices: {error}") from None
+        raise CompileError(f"{find_source()}: {what}: {error}") from None
 
 
 def index_value(given: Index, what: str) -> Tensor | np.ndarray:

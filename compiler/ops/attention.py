@@ -9,14 +9,21 @@ sum of the exponentials of its scores, and the gradient computes the probabiliti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Node
-from compiler.ops.reduce import total
+from compiler.ops.binary import ADD, MUL, SUB
+from compiler.ops.elementwise import EXP, cast_to
+from compiler.ops.matmul import MATMUL
+from compiler.ops.random import DROPOUT, dropout_mask
+from compiler.ops.reduce import SUM, sum_to, total
 from compiler.ops.rule import Grads
+from compiler.ops.shape import reshape_to, swap_last_axes
 from compiler.ops.signature import (
     Array,
     Types,
@@ -25,9 +32,10 @@ from compiler.ops.signature import (
     expect_inputs,
     expect_type,
 )
+from compiler.ops.sources import scalar
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 from compiler.rules import gradient
-from compiler.types import HALVES, DType, TensorType
+from compiler.types import HALVES, DType, TensorType, ValueId
 
 ATTENTION = define("attention")
 """q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T].
@@ -36,20 +44,35 @@ y = softmax(scale q kT) v; lse is the log of the sum of exponentials of a row of
 the gradient, in float32 where y has 16 bits. Floats; equal leading axes, S >= 1. Attrs: scale (>
 0), causal.
 
-Causal: S >= T, and key j counts for query i only when j <= i + (S - T): NaN in a key or value that
-a query does not see changes nothing of that query, nor of its gradient. Not so the other way round:
+Causal: key j counts for query i only when j <= i + max(S - T, 0): NaN in a key or value that a
+query does not see changes nothing of that query, nor of its gradient. Not so the other way round:
 NaN in a query can reach the gradients of all keys and values of its head, as in torch: there a
 weight of 0 meets it in a product.
+
+After v may come a mask, and after that a seed [] and a step [] (int64):
+
+- mask [..., T, S], each axis whole or of extent 1, is added to scaled scores. A query that sees
+  nothing, -inf throughout, gets zeros, and gives none a gradient. Not together with causal. What it
+  hides has a weight of 0 that meets keys and values in products, as in torch: 0 * NaN is NaN.
+- with seed and step and the attrs p and key, weights are dropped as `dropout` would drop a tensor
+  [..., T, S]: its bits are those of the whole tensor, however kernels cut it.
 """
 
 ATTENTION_GRAD = define("attention_grad")
-"""dy, q, k, v, y, lse -> dq, dk, dv. Attrs: scale, causal. It has no gradient itself."""
+"""dy, q, k, v, y, lse, and what came after v -> dq, dk, dv. Attrs are those of attention.
+
+It has no gradient itself.
+"""
+
+T = TypeVar("T")
 
 
 @infer_type.of(ATTENTION)
 def _attention_type(inputs: Types, attrs: Attrs) -> Types:
-    q, k, v = expect_inputs(inputs, "q", "k", "v")
+    more = _expect_more(inputs, 3)
+    q, k, v = expect_inputs(inputs[: len(inputs) - len(more)], "q", "k", "v")
     _expect_attention(q, k, v, attrs)
+    _expect_extras(q, k, more, attrs)
     batch, rows = q.shape[:-2], q.shape[-2]
     return (
         TensorType(q.dtype, (*batch, rows, v.shape[-1])),
@@ -59,12 +82,48 @@ def _attention_type(inputs: Types, attrs: Attrs) -> Types:
 
 @infer_type.of(ATTENTION_GRAD)
 def _attention_grad_type(inputs: Types, attrs: Attrs) -> Types:
-    dy, q, k, v, y, lse = expect_inputs(inputs, "dy", "q", "k", "v", "y", "lse")
+    more = _expect_more(inputs, 6)
+    names = ("dy", "q", "k", "v", "y", "lse")
+    dy, q, k, v, y, lse = expect_inputs(inputs[: len(inputs) - len(more)], *names)
     _expect_attention(q, k, v, attrs)
+    _expect_extras(q, k, more, attrs)
     expect_type(y, "y", TensorType(q.dtype, (*q.shape[:-1], v.shape[-1])))
     expect_type(dy, "dy", y)
     expect_type(lse, "lse", TensorType(_statistics_dtype(q.dtype), q.shape[:-1]))
     return q, k, v
+
+
+def _expect_more(inputs: Types, count: int) -> Types:
+    """Return what comes after the first `count` inputs: a mask, or seed and step, or all three."""
+    return inputs[count:] if len(inputs) <= count + 3 else ()
+
+
+def _expect_extras(q: TensorType, k: TensorType, more: Types, attrs: Attrs) -> None:
+    mask, drawn = extras_of(more)
+    whole = (*q.shape[:-1], k.shape[-2])
+    if mask is not None:
+        expect_equal_dtypes((q, mask))
+        if mask.rank != q.rank or any(
+            [n not in (1, m) for n, m in zip(mask.shape, whole, strict=True)]
+        ):
+            raise OpTypeError(
+                f"needs a mask of shape {list(whole)}, where any extent may be 1, got"
+                f" {list(mask.shape)}"
+            )
+        if attrs.bool_("causal"):
+            raise OpTypeError("takes no mask when causal; say both in the mask")
+    if drawn:
+        for name, type_ in zip(("seed", "step"), drawn, strict=True):
+            expect_type(type_, name, TensorType(DType.INT64, ()))
+        if not 0 < attrs.float_("p") < 1:
+            raise OpTypeError(f"needs 0 < p < 1, got {attrs.float_('p')}")
+        attrs.int_("key")
+
+
+def extras_of(more: Sequence[T]) -> tuple[T | None, Sequence[T]]:
+    """Return the mask, and seed and step or nothing, of what comes after the other inputs."""
+    count = len(more) % 2
+    return more[0] if count else None, more[count:]
 
 
 def _statistics_dtype(dtype: DType) -> DType:
@@ -93,39 +152,51 @@ def _expect_attention(q: TensorType, k: TensorType, v: TensorType, attrs: Attrs)
         )
     if k.shape[-2] == 0:
         raise OpTypeError("needs at least one key to attend to, got a k of no rows")
-    if attrs.bool_("causal") and k.shape[-2] < q.shape[-2]:
-        raise OpTypeError(
-            "needs at least as many keys as queries when causal, or the first queries have nothing"
-            f" to attend to; got {q.shape[-2]} queries and {k.shape[-2]} keys"
-        )
     if not attrs.float_("scale") > 0:
         raise OpTypeError(f"needs a scale above 0, got {attrs.float_('scale')}")
 
 
 @reference.of(ATTENTION)
 def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    q, k, v = inputs
-    scores = _scores(q, k, attrs)
+    q, k, v, *more = inputs
+    mask, drawn = extras_of(more)
+    scores = _scores(q, k, mask, attrs)
     largest = scores.max(axis=-1, keepdims=True)
+    if mask is not None:
+        largest = np.maximum(largest, np.finfo(largest.dtype).min)  # -inf - -inf would be NaN
     e = np.exp(scores - largest)
     sums = total(e, -1, keepdims=True)
-    return _weighted(e / sums, v, attrs), (largest + np.log(sums))[..., 0]
+    if mask is not None:
+        sums = np.where(sums == 0, sums.dtype.type(1), sums)
+    p = e / sums * _kept(scores, drawn, attrs)
+    return _weighted(p, v, attrs), (largest + np.log(sums))[..., 0]
 
 
 @reference.of(ATTENTION_GRAD)
 def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    dy, q, k, v, y, lse = inputs
-    p = np.exp(_scores(q, k, attrs) - lse[..., None])
+    dy, q, k, v, y, lse, *more = inputs
+    mask, drawn = extras_of(more)
+    p = np.exp(_scores(q, k, mask, attrs) - lse[..., None])
+    kept = _kept(p, drawn, attrs)
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
     delta = total(dy * y, -1, keepdims=True)
-    ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) - delta)
+    ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) * kept - delta)
     if attrs.bool_("causal"):
         ds = np.where(_allowed(ds), ds, 0)
     return (
         _weighted(ds, k, attrs),
         np.matmul(ds.swapaxes(-1, -2), q),
-        np.matmul(p.swapaxes(-1, -2), dy),
+        np.matmul((p * kept).swapaxes(-1, -2), dy),
     )
+
+
+def _kept(scores: Array, drawn: Sequence[Array], attrs: Attrs) -> Array:
+    """Return what dropout multiplies weights with: 0 or 1 / (1 - p), or 1 where there is none."""
+    if not drawn:
+        return np.ones((), scores.dtype)
+    p, (seed, step) = attrs.float_("p"), drawn
+    kept = dropout_mask(int(seed), int(step), attrs.int_("key"), p, scores.size)
+    return np.where(kept, 1 / (1 - p), 0.0).astype(scores.dtype).reshape(scores.shape)
 
 
 def _weighted(p: Array, v: Array, attrs: Attrs) -> Array:
@@ -143,12 +214,14 @@ def _weighted(p: Array, v: Array, attrs: Attrs) -> Array:
 def _allowed(scores: Array) -> Array:
     """Return which keys each query sees when causal."""
     rows, columns = scores.shape[-2:]
-    return np.tri(rows, columns, columns - rows, dtype=bool)
+    return np.tri(rows, columns, max(columns - rows, 0), dtype=bool)
 
 
-def _scores(q: Array, k: Array, attrs: Attrs) -> Array:
-    """Return the scaled scores, -inf where the mask hides them."""
+def _scores(q: Array, k: Array, mask: Array | None, attrs: Attrs) -> Array:
+    """Return the scaled scores with the mask, -inf where a causal one hides them."""
     scores: Array = np.matmul(q, k.swapaxes(-1, -2)) * attrs.float_("scale")
+    if mask is not None:
+        scores = scores + mask
     if not attrs.bool_("causal"):
         return scores
     hidden: Array = scores.dtype.type(-np.inf)
@@ -158,8 +231,8 @@ def _scores(q: Array, k: Array, attrs: Attrs) -> Array:
 @cost.of(ATTENTION)
 def _attention_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     """Two products; scale, maximum, difference, exponential (8) and sum per visible score."""
-    q, _, v = inputs
-    flops = visible_scores(inputs, attrs) * (2.0 * q.shape[-1] + 2.0 * v.shape[-1] + 12.0)
+    q, _, v, *_ = inputs
+    flops = visible_scores(inputs[:3], attrs) * (2.0 * q.shape[-1] + 2.0 * v.shape[-1] + 12.0)
     return Cost(flops, float(sum(t.size_bytes for t in (*inputs, *outputs))))
 
 
@@ -175,7 +248,8 @@ def visible_scores(inputs: Types, attrs: Attrs) -> int:
     """Return how many scores of attention over q, k, v the mask leaves."""
     q, k, _ = inputs
     batch, rows, columns = math.prod(q.shape[:-2]), q.shape[-2], k.shape[-2]
-    hidden = rows * (rows - 1) // 2 if attrs.bool_("causal") else 0
+    both = min(rows, columns)
+    hidden = both * (both - 1) // 2 if attrs.bool_("causal") else 0
     return batch * (rows * columns - hidden)
 
 
@@ -188,5 +262,26 @@ def _attention_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
             " exp, sum and log where it is needed in the loss"
         )
     if dy is None:
-        return None, None, None
-    return b.emit(ATTENTION_GRAD, (dy, *node.inputs, *node.outputs), node.attrs)
+        return (None,) * len(node.inputs)
+    q, k, v, *more = node.inputs
+    made = b.emit(ATTENTION_GRAD, (dy, q, k, v, *node.outputs, *more), node.attrs)
+    mask, drawn = extras_of(more)
+    of_mask = () if mask is None else (_mask_gradient(b, node, mask, dy),)
+    return (*made, *of_mask, *[None] * len(drawn))
+
+
+def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> ValueId:
+    """Emit the gradient of the mask, a whole matrix of scores: pruned where nobody trains one."""
+    q, k, v, _, *drawn = node.inputs
+    y, lse = node.outputs
+    dtype = b.type_of(q).dtype
+    scale = scalar(b, node.attrs.float_("scale"), dtype)
+    scores = b.one(ADD, b.one(MUL, b.one(MATMUL, q, swap_last_axes(b, k)), scale), mask)
+    by_row = reshape_to(b, cast_to(b, lse, dtype), (*b.type_of(lse).shape, 1))
+    dp = b.one(MATMUL, dy, swap_last_axes(b, v))
+    if drawn:
+        attrs = {name: node.attrs[name] for name in ("p", "key")}
+        (dp,) = b.emit(DROPOUT, (dp, *drawn), attrs)
+    delta = b.one(SUM, b.one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
+    slopes = b.one(MUL, b.one(EXP, b.one(SUB, scores, by_row)), b.one(SUB, dp, delta))
+    return sum_to(b, slopes, b.type_of(mask).shape)

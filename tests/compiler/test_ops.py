@@ -104,9 +104,12 @@ ERRORS = (
     (("attention", "float32 3 4", "float32 3 4", "float32 2 4"), SOFT, "needs one row of v for "
      "each of the 3 rows of k, got 2"),
     (("attention", "float32 3 4", "float32 0 4", "float32 0 4"), SOFT, "needs at least one key"),
-    (("attention", "float32 3 4", "float32 2 4", "float32 2 4"), {**SOFT, "causal": True},
-     "needs at least as many keys as queries when causal, or the first queries have nothing to "
-     "attend to; got 3 queries and 2 keys"),
+    (("attention", *["float32 3 4"] * 3, "float32 2 3"), SOFT, "needs a mask of shape [3, 3], "
+     "where any extent may be 1, got [2, 3]"),
+    (("attention", *["float32 3 4"] * 3, "float32 1 3"), {**SOFT, "causal": True},
+     "takes no mask when causal; say both in the mask"),
+    (("attention", *["float32 3 4"] * 3, "int64", "int64"), {**SOFT, "p": 1.0, "key": 0},
+     "needs 0 < p < 1, got 1.0"),
     (("attention", "float32 3 4", "float32 3 4", "float32 3 4"), {**SOFT, "scale": -1.0},
      "needs a scale above 0, got -1.0"),
     (("attention", "float32 3 4", "float64 3 4", "float32 3 4"), SOFT, "needs equal dtypes, got "

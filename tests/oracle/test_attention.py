@@ -14,25 +14,38 @@ SIZES = [
 ]
 
 
-def heads(shared=1):
+def heads(shared=1, least=1):
     """Return queries, keys and values, of which `shared` heads have one of keys and values."""
     return [
         floats((b, h * shared, t, d), (b, h, s, d), (b, h, s, d + 1), key=(b, h, t, s))
-        for b, h, t, s, d in SIZES
+        for b, h, t, s, d in [(b, h, t, max(s, least), d) for b, h, t, s, d in SIZES]
     ]
 
 
-def masked(is_bool):
-    """Return them with a mask, of which one row hides all."""
+def masked(is_bool, shared=1):
+    """Return them with a mask, of which one row hides all, and no other all keys but one.
+
+    The slope of a score that is alone is 0, and in float32 the difference of two equal numbers.
+    """
     made = []
-    for arrays in heads():
+    for arrays in heads(shared, least=2):
         rows, columns = arrays[0].shape[-2], arrays[1].shape[-2]
         seen = seeded("mask", rows, columns).random((rows, columns)) < 0.6
-        seen[:, 0] = True
+        seen[:, :2] = True
         if rows > 2:
             seen[1] = False
         added = np.where(seen, seeded("added", rows).random((rows, columns)), -np.inf)
         made.append((*arrays, seen if is_bool else added))
+    return made
+
+
+def padded():
+    """Return queries, keys and values with a mask of keys, [b, 1, 1, s]."""
+    made = []
+    for arrays in heads(least=3):
+        b, s = arrays[0].shape[0], arrays[1].shape[-2]
+        lengths = np.arange(2, 2 + b)[:, None, None, None]
+        made.append((*arrays, np.arange(s) < np.minimum(lengths, s)))
     return made
 
 
@@ -74,6 +87,9 @@ CASES = [
     sdpa("attention of the first keys", heads(), is_causal=True),
     sdpa("attention of shared heads", heads(2), enable_gqa=True, is_causal=True),
     sdpa("attention of a bool mask", masked(is_bool=True)),
+    sdpa("attention of a bool mask and shared heads", masked(True, shared=3), enable_gqa=True),
+    sdpa("attention of an added mask that is trained", masked(is_bool=False)),
+    sdpa("attention of keys that are padding", padded()),
     Case(
         "attention of an added mask",
         lambda q, k, v, m: af.scaled_dot_product_attention(q, k, v, m.detach()),

@@ -6,7 +6,26 @@
  * Query i sees the first `seen` + i keys of a chunk, and all of them at most. Of what it does not
  * see nothing is read, and the probabilities of that are 0 to the bit. Since 0 * NaN is NaN, values
  * go into products with 0 for what is not finite, and `restored` adds the rest for those that see it.
+ *
+ * Where NAME_MASKED is 1 a mask is added to scaled scores, and the maximum of a row is at least
+ * NAME_LOWEST: so a row of -inf becomes one of 0. Where NAME_DROPPED is 1 `kept` has a byte for each
+ * score of a chunk, by its place among all scores, and weights are dropped by it.
  */
+#if NAME_MASKED
+#define NAME_SCALED(score, j) \
+    ((score) * scale + NAME_FROM(*(const NAME_T *)(mask + (j) * a->mask.column_step)))
+#define NAME_SCALE_LATER ((NAME_REAL)1)
+#define NAME_FLOOR NAME_LOWEST
+#else
+#define NAME_SCALED(score, j) ((score) * scale)
+#define NAME_SCALE_LATER scale
+#define NAME_FLOOR (-INFINITY)
+#endif
+#if NAME_DROPPED
+#define NAME_WEIGHED(x, j) (kept[j] ? (x) * factor : 0)
+#else
+#define NAME_WEIGHED(x, j) (x)
+#endif
 #define NAME_MAX_AXES 6
 #define NAME_HELD 32   /* numbers of a row that a thread has in registers */
 #define NAME_AT_ONCE 4 /* and those that are on their way before the first is used */
@@ -67,6 +86,31 @@ AF_KERNEL NAME_finite(AF_ARGUMENTS(NAME_finite) arguments) {
     if (AF_THREAD == 0) a->flags[AF_BLOCK] = (int32_t)is_bad;
 }
 
+#if NAME_DROPPED
+/* Which scores of a chunk of rows are kept: a thread draws for 8 columns of a row. */
+typedef struct {
+    uint8_t *kept;
+    const uint64_t *seed, *step;
+    int64_t key, least, first_head, first_row, all_rows, all_columns, num_rows, num_columns, count;
+} NAME_kept_arguments;
+
+AF_KERNEL NAME_kept(AF_ARGUMENTS(NAME_kept) arguments) {
+    const NAME_kept_arguments *a = &arguments;
+    const int64_t pieces = (a->num_columns + 7) / 8, all = AF_NUM_BLOCKS * AF_NUM_THREADS;
+    for (int64_t i = AF_BLOCK * AF_NUM_THREADS + AF_THREAD; i < a->count; i += all) {
+        const int64_t place = i / pieces, column = i % pieces * 8;
+        const int64_t head = a->first_head + place / a->num_rows;
+        const int64_t row = a->first_row + place % a->num_rows;
+        uint32_t bits[8];
+        af_random8(bits, (head * a->all_rows + row) * a->all_columns + column, *a->step, *a->seed,
+                   (uint64_t)a->key);
+        uint8_t *kept = a->kept + place * a->num_columns + column;
+        for (int32_t k = 0; k < 8; k++)
+            if (column + k < a->num_columns) kept[k] = (bits[k] >> 8) >= (uint32_t)a->least;
+    }
+}
+#endif
+
 /* From scores to probabilities, which may lie over them where the types are equal, and lse. */
 typedef struct {
     NAME_heads heads;
@@ -75,19 +119,14 @@ typedef struct {
     NAME_T *probabilities;
     int64_t num_rows, num_columns, seen, num_places, team;
     double scale;
+#if NAME_MASKED
+    NAME_tensor mask;
+#endif
+#if NAME_DROPPED
+    const uint8_t *kept;
+    double factor;
+#endif
 } NAME_probabilities_arguments;
-
-/* The maximum of what a thread of a team sees of a row, and then its part of the sum. */
-AF_FUNCTION NAME_REAL NAME_most(
-    const NAME_REAL *scores, NAME_REAL scale, int64_t lane, int64_t seen, int64_t team
-) {
-    NAME_REAL most = -INFINITY;
-    for (int64_t j = lane; j < seen; j += team) {
-        const NAME_REAL score = scores[j] * scale;
-        most = AF_LARGER(score, most);
-    }
-    return most;
-}
 
 AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     AF_EXCHANGE(exchange);
@@ -101,23 +140,33 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
     const int64_t end = is_row ? columns : 0;
     const NAME_REAL *scores = a->scores + place * columns;
     NAME_T *probabilities = a->probabilities + place * columns;
+#if NAME_MASKED
+    const char *mask = NAME_row(&a->mask, &a->heads, head, row);
+#endif
+#if NAME_DROPPED
+    const uint8_t *kept = a->kept + place * columns;
+    const NAME_REAL factor = (NAME_REAL)a->factor;
+#endif
     const _Bool is_held = columns <= NAME_HELD * team; /* then memory is read once */
     /* Offsets of 32 bits: wider ones cost more than what is computed. */
     const int32_t step = (int32_t)team, held_seen = is_held ? (int32_t)(seen - lane) : 0;
     const int32_t held_end = is_held ? (int32_t)(end - lane) : 0;
-    NAME_REAL held[NAME_HELD], most = -INFINITY;
+    NAME_REAL held[NAME_HELD], most = NAME_FLOOR;
     double sum = 0;
     if (is_held) {
         const NAME_REAL *own = scores + lane;
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) {
             held[k] = -INFINITY;
-            if (k * step < held_seen) held[k] = own[k * step] * scale;
+            if (k * step < held_seen) held[k] = NAME_SCALED(own[k * step], lane + k * step);
         }
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) most = AF_LARGER(held[k], most);
     } else {
-        most = NAME_most(scores, scale, lane, seen, team);
+        for (int64_t j = lane; j < seen; j += team) {
+            const NAME_REAL score = NAME_SCALED(scores[j], j);
+            most = AF_LARGER(score, most);
+        }
     }
     const NAME_REAL largest = (NAME_REAL)af_team_max_f64((double)most, team, exchange);
     if (is_held) {
@@ -132,21 +181,25 @@ AF_KERNEL NAME_probabilities(AF_ARGUMENTS(NAME_probabilities) arguments) {
             }
         }
     } else {
-        for (int64_t j = lane; j < seen; j += team) sum += (double)NAME_EXP(scores[j] * scale - largest);
+        for (int64_t j = lane; j < seen; j += team)
+            sum += (double)NAME_EXP(NAME_SCALED(scores[j], j) - largest);
     }
     sum = af_team_sum_f64(sum, team, exchange);
+    if (NAME_MASKED && sum == 0) sum = 1;
     const NAME_REAL share = (NAME_REAL)(1 / sum);
     if (is_held) {
         NAME_T *own = probabilities + lane;
         AF_UNROLL
         for (int32_t k = 0; k < NAME_HELD; k++) {
-            const NAME_REAL p = held[k] * share;
+            NAME_REAL p = held[k] * share;
+            if (NAME_DROPPED && k * step < held_seen) p = NAME_WEIGHED(p, lane + k * step);
             const NAME_T made = k * step < held_seen ? NAME_TO(p) : (NAME_T)0;
             if (k * step < held_end) own[k * step] = made;
         }
     } else {
         for (int64_t j = lane; j < end; j += team) {
-            const NAME_REAL p = j < seen ? NAME_EXP(scores[j] * scale - largest) * share : 0;
+            NAME_REAL p = j < seen ? NAME_EXP(NAME_SCALED(scores[j], j) - largest) * share : 0;
+            p = NAME_WEIGHED(p, j);
             const NAME_T made = j < seen ? NAME_TO(p) : (NAME_T)0;
             probabilities[j] = made;
         }
@@ -199,6 +252,13 @@ typedef struct {
     NAME_T *probabilities, *slopes;
     int64_t num_rows, num_columns, seen, width, num_places, team;
     double scale;
+#if NAME_MASKED
+    NAME_tensor mask;
+#endif
+#if NAME_DROPPED
+    const uint8_t *kept;
+    double factor;
+#endif
 } NAME_slopes_arguments;
 
 AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
@@ -211,6 +271,13 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
     const int64_t head = is_row ? place / a->num_rows : 0, row = is_row ? place % a->num_rows : 0;
     const int64_t seen = is_row ? af_min(columns, a->seen + row) : 0;
     const int64_t end = is_row ? columns : 0, first = place * columns;
+#if NAME_MASKED
+    const char *mask = NAME_row(&a->mask, &a->heads, head, row);
+#endif
+#if NAME_DROPPED
+    const uint8_t *kept = a->kept + first;
+    const NAME_REAL factor = (NAME_REAL)a->factor;
+#endif
     const char *dy = NAME_row(&a->dy, &a->heads, head, row);
     const char *y = NAME_row(&a->y, &a->heads, head, row);
     const NAME_LSE *given = (const NAME_LSE *)NAME_row(&a->lse, &a->heads, head, row);
@@ -234,14 +301,19 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
         for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
             scores[k] = products[k] = 0;
             if (k * step < seen_here) {
+#if NAME_MASKED
+                scores[k] = NAME_SCALED(given_scores[k * step], start + k * step);
+#else /* a product and a difference, rounded once */
                 scores[k] = given_scores[k * step];
-                products[k] = given_products[k * step];
+#endif
+                products[k] = NAME_WEIGHED(given_products[k * step], start + k * step);
             }
         }
         AF_UNROLL
         for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
-            const NAME_REAL p = NAME_EXP(scores[k] * scale - lse);
+            NAME_REAL p = NAME_EXP(scores[k] * NAME_SCALE_LATER - lse);
             const NAME_REAL ds = scale * p * (products[k] - delta);
+            if (NAME_DROPPED && k * step < seen_here) p = NAME_WEIGHED(p, start + k * step);
             const NAME_T made = NAME_TO(p), slope = NAME_TO(ds);
             if (k * step < here) {
                 probabilities[k * step] = k * step < seen_here ? made : (NAME_T)0;

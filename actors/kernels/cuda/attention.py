@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from actors.kernels.cuda.attention_chunks import NOWHERE, AttentionChunks
+from actors.kernels.cuda.attention_chunks import NOWHERE, AttentionChunks, operands_of
 from actors.kernels.cuda.attention_rows import have_heads, real_of
 from actors.kernels.cuda.calls import DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.views import DeviceView, PlacedView, on_device
+from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, equal_operands
 
 
 @dataclass(frozen=True, slots=True)
 class CudaAttention:
-    """`attention`: attrs scale, causal."""
+    """`attention`: attrs scale, causal; with dropout p, key."""
 
     gpu: Gpu
     name: str = "cuda.attention"
@@ -24,7 +24,7 @@ class CudaAttention:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every float; scratch is a chunk of scores and what its products need."""
-        if not _is_taken(inputs, outputs):
+        if not _is_taken(extents_of(attrs, inputs), inputs, outputs):
             return None
         run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
         run.forward()
@@ -43,7 +43,7 @@ class CudaAttention:
 
 @dataclass(frozen=True, slots=True)
 class CudaAttentionGrad:
-    """`attention_grad`: attrs scale, causal."""
+    """`attention_grad`: attrs scale, causal; with dropout p, key."""
 
     gpu: Gpu
     name: str = "cuda.attention_grad"
@@ -55,7 +55,7 @@ class CudaAttentionGrad:
         dq may lie over dy, q or y, whose rows are done with when its own are written; dk and dv
         over k or v where they are added up in scratch.
         """
-        if not _is_taken(inputs, outputs):
+        if not _is_taken(extents_of(attrs, inputs, 1), inputs, outputs):
             return None
         run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
         run.backward()
@@ -90,10 +90,10 @@ def _calls(
     return way(AttentionChunks(gpu, attrs, inputs, outputs, asked.placed(workspace)))
 
 
-def _is_taken(inputs: Operands, outputs: Operands) -> bool:
+def _is_taken(e: BlockExtents, inputs: Operands, outputs: Operands) -> bool:
     """Whether these are floats whose heads are few enough axes."""
     dtype = outputs[0].type.dtype
-    return dtype.is_float and have_heads([seen_as_array(x) for x in _layouts((*inputs, *outputs))])
+    return dtype.is_float and have_heads(operands_of(e, _layouts(inputs), _layouts(outputs)))
 
 
 def _layouts(operands: Operands) -> tuple[DeviceView, ...]:

@@ -13,21 +13,22 @@ copy without what is not finite, and `restored` adds what that left out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from actors.kernels.attributes import number
+from actors.kernels.attributes import integer, number
 from actors.kernels.axes import walk
-from actors.kernels.cuda.attention_rows import AttentionRows, real_of
+from actors.kernels.cuda.attention_rows import AttentionRows, Dropout, Seen, real_of
 from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
 from actors.kernels.cuda.products import plan_product
 from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
 from actors.kernels.cuda.views import DeviceView, carve
-from actors.kernels.interpret.attention_blocks import extents_of
+from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.kernel import Attrs, KernelNeeds
 from actors.kernels.scratch import Piece, size_bytes
@@ -65,14 +66,15 @@ class AttentionChunks:
     ) -> None:
         self._gpu = gpu
         self._outputs = outputs
-        self._arrays = tuple([seen_as_array(x) for x in (*inputs, *outputs)])
+        self._e = extents_of(attrs, inputs, 0 if len(outputs) == 2 else 1)
+        self._arrays = operands_of(self._e, inputs, outputs)
+        self._dropout = _dropout(self._e, attrs, inputs)
+        self._first_head = 0
         self._dtype = inputs[0].dtype
         self._real = real_of(self._dtype)
         self._is_in_place = self._dtype is self._real
         """Whether probabilities may lie over scores."""
         self._scale = number(attrs, "scale")
-        q, k, v = inputs[:3] if len(inputs) == 3 else inputs[1:4]
-        self._e = extents_of(attrs, q.shape, k.shape, v.shape)
         self._placed = placed
         # The library's comes first, for that is where scratch is aligned best: it wants 256 bytes.
         self._sizes = {_PRODUCTS: 0}
@@ -124,7 +126,9 @@ class AttentionChunks:
         limit = max(1, CHUNK_BYTES // max(1, head_bytes))
         groups = cut(self._arrays, self._arrays[0].ndim - 2, limit)
         if self._placed is not None:
-            yield from groups
+            for group in groups:
+                yield group
+                self._first_head += math.prod(group[0].shape[:-2])
             return
         forms = [tuple([(x.shape, x.strides) for x in group]) for group in groups]
         times = Counter(forms)
@@ -135,15 +139,22 @@ class AttentionChunks:
 
     def _score_bytes(self, num_scores: int) -> int:
         narrow = 0 if self._is_in_place else self._dtype.itemsize
-        return num_scores * (self._real.itemsize + narrow)
+        return num_scores * (self._real.itemsize + narrow) + self._e.is_dropped
 
-    def _visible(self, rows: range) -> int:
-        """Return how many keys the last of some rows sees, or all."""
-        return rows.stop + self._e.offset if self._e.causal else self._e.columns
+    def _heads(
+        self, used: Sequence[Array], masks: Sequence[Array], batch: tuple[int, ...]
+    ) -> AttentionRows:
+        mask = masks[0] if masks else None
+        return AttentionRows(self._gpu, self._dtype, used, batch, mask, self._dropout)
 
-    def _seen(self, rows: range) -> int:
-        """Return how many keys the first of some rows sees, or all."""
-        return rows.start + self._e.offset + 1 if self._e.causal else self._e.columns
+    def _seen(self, heads: AttentionRows, rows: range, shape: tuple[int, ...]) -> Seen:
+        """Return what some rows see; where weights are dropped, draw for a chunk of a shape."""
+        count = self._e.visible(rows.start)
+        if not self._e.is_dropped:
+            return Seen(rows, count)
+        kept = self._at("kept", DType.UINT8, *shape)
+        self._add(heads.kept(kept, self._first_head, rows.start), kept.type.size_bytes)
+        return Seen(rows, count, kept)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -153,25 +164,25 @@ class AttentionChunks:
         if not e.heads or not e.rows:
             return ()
         strips = self._strips(1)
-        for q, k, v, y, lse in self._groups(strips, 1):
+        for q, k, v, y, lse, *masks in self._groups(strips, 1):
             q, k, made = self._even("q", q), self._even("k", k), self._even_target("y", y)
-            heads = AttentionRows(self._gpu, self._dtype, (q, k, v, y, made, lse), lse.shape[:-1])
+            heads = self._heads((q, k, v, y, made, lse), masks, lse.shape[:-1])
             values, flags = self._finite(heads, "v", v)
             for rows in strips:
-                i, seen = slice(rows.start, rows.stop), self._seen(rows)
-                visible = slice(0, self._visible(rows))
+                i, visible = slice(rows.start, rows.stop), slice(0, e.visible(rows.stop - 1))
                 shape = (*q.shape[:-2], len(rows), visible.stop)
                 scores = self._at("scores", self._real, *shape)
                 p = scores if self._is_in_place else self._at("p", self._dtype, *shape)
                 self._multiply(
                     self._view(q[..., i, :]), self._view(_turned(k[..., visible, :])), scores
                 )
+                seen = self._seen(heads, rows, shape)
                 args = scores, p, lse[..., i], seen, self._scale
                 self._add(heads.probabilities(*args), scores.type.size_bytes + p.type.size_bytes)
                 out = made[..., i, :]
                 self._multiply(p, self._view(values[..., visible, :]), self._view(out))
                 if flags is not None:
-                    self._add(heads.restored(v, out, p, flags, seen), flags.type.size_bytes)
+                    self._add(heads.restored(v, out, p, flags, seen.count), flags.type.size_bytes)
             self._copy(y, made)
         return tuple(self._calls)
 
@@ -181,11 +192,11 @@ class AttentionChunks:
         if not e.heads or not e.rows:
             return tuple([call for out in self._outputs for call in self._zeros(out)])
         strips = self._strips(2)
-        for dy, q, k, v, y, lse, dq, dk, dv in self._groups(strips, 2):
+        for dy, q, k, v, y, lse, dq, dk, dv, *masks in self._groups(strips, 2):
             given = [self._even(name, x) for name, x in (("dy", dy), ("q", q), ("k", k), ("v", v))]
             made = self._even_target("dq", dq)
             used = (*given, k, y, lse, made)
-            heads = AttentionRows(self._gpu, self._dtype, used, lse.shape[:-1])
+            heads = self._heads(used, masks, lse.shape[:-1])
             keys, _ = self._finite(heads, "finite k", k)
             sums = self._sums("dk", dk), self._sums("dv", dv)
             for rows in reversed(strips):
@@ -211,7 +222,7 @@ class AttentionChunks:
         """
         dy, q, k, v, y, lse = inputs
         keys, dq = ends
-        i, visible = slice(rows.start, rows.stop), slice(0, self._visible(rows))
+        i, visible = slice(rows.start, rows.stop), slice(0, self._e.visible(rows.stop - 1))
         shape = (*q.shape[:-2], len(rows), visible.stop)
         scores, products = [self._at(name, self._real, *shape) for name in ("scores", "dp")]
         p, ds = scores, products
@@ -221,7 +232,7 @@ class AttentionChunks:
         self._multiply(queries, self._view(_turned(k[..., visible, :])), scores)
         self._multiply(slopes, self._view(_turned(v[..., visible, :])), products)
         blocks, rows_of = (scores, products, p, ds), (dy[..., i, :], y[..., i, :], lse[..., i])
-        made = heads.slopes(blocks, rows_of, self._seen(rows), self._scale)
+        made = heads.slopes(blocks, rows_of, self._seen(heads, rows, shape), self._scale)
         self._add(made, sum([block.type.size_bytes for block in blocks]))
         for left, right, total in ((ds, queries, sums[0]), (p, slopes, sums[1])):
             part = _view(seen_as_array(total)[..., visible, :], total.dtype)
@@ -292,6 +303,25 @@ class AttentionChunks:
 
     def _view(self, array: Array) -> DeviceView:
         return _view(array, self._dtype)
+
+
+def operands_of(
+    e: BlockExtents, inputs: tuple[DeviceView, ...], outputs: tuple[DeviceView, ...]
+) -> Arrays:
+    """Return what has heads: inputs, outputs, and the mask in the shape of all scores."""
+    first = 3 if len(outputs) == 2 else 6
+    dense = [seen_as_array(x) for x in (*inputs[:first], *outputs)]
+    masks = [seen_as_array(x) for x in inputs[first : first + e.is_masked]]
+    whole = (*dense[0].shape[:-2], e.rows, e.columns)
+    return *dense, *[np.broadcast_to(mask, whole) for mask in masks]
+
+
+def _dropout(e: BlockExtents, attrs: Attrs, inputs: tuple[DeviceView, ...]) -> Dropout | None:
+    if not e.is_dropped:
+        return None
+    seed, step = [x.address for x in inputs[-2:]]
+    key = integer(attrs, "key")
+    return Dropout(seed, step, key, number(attrs, "p"), e.rows, e.columns)
 
 
 def _view(array: Array, dtype: DType) -> DeviceView:

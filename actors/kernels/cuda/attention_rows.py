@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from actors.kernels.axes import MAX_OUTER, Axis, walk
@@ -14,7 +15,9 @@ from actors.kernels.cuda.views import DeviceView
 from actors.protocol import Array
 from compiler.types import HALVES, DType
 
-_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded")
+_KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded", "kept")
+"""The last one only where weights are dropped."""
+
 _THREADS = 256
 _WARP = 32
 _SHORT_ROWS = 4
@@ -38,6 +41,15 @@ _STORED = {
 """By type: the type of an element, a number of one, one of a number."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a chunk is: its rows, how many keys the first of them sees, and what dropout keeps."""
+
+    rows: range
+    count: int
+    kept: DeviceView | None = None
+
+
 def real_of(dtype: DType) -> DType:
     """Return the type that scores of a type have."""
     return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
@@ -53,16 +65,43 @@ def _heads_of(shape: tuple[int, ...], operands: Sequence[Array]) -> tuple[Axis, 
     return walk(shape, [x.strides[: len(shape)] for x in operands], in_order=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Where one call of attention draws: its weights are `num_rows` x `num_columns` per head."""
+
+    seed: int
+    step: int
+    key: int
+    p: float
+    num_rows: int
+    num_columns: int
+
+    @property
+    def factor(self) -> float:
+        """What a weight that is kept is multiplied with."""
+        return 1.0 / (1.0 - self.p)
+
+
 class AttentionRows:
     """Calls for a group of heads.
 
     Args:
         operands: All tensors of the group, with the axes `batch` first.
+        mask: [*batch, rows, columns] of all rows, where there is one.
+        dropout: Where weights are dropped; then each chunk has `kept` drawn first.
     """
 
     def __init__(
-        self, gpu: Gpu, dtype: DType, operands: Sequence[Array], batch: tuple[int, ...]
+        self,
+        gpu: Gpu,
+        dtype: DType,
+        operands: Sequence[Array],
+        batch: tuple[int, ...],
+        mask: Array | None = None,
+        dropout: Dropout | None = None,
     ) -> None:
+        self._mask, self._dropout = mask, dropout
+        operands = operands if mask is None else (*operands, mask)
         self.count = math.prod(batch)
         self._gpu = gpu
         self._dtype = dtype
@@ -81,13 +120,26 @@ class AttentionRows:
         words = (*self._heads(), *self._tensor(x), copy.address, flags.address, rows, width)
         return self._run("finite", self.count * self.num_tiles(rows), (*words, _TILE_ROWS))
 
+    def kept(self, made: DeviceView, first_head: int, first_row: int) -> DeviceCalls:
+        """Draw a byte for each score of a chunk, 1 where its weight is kept."""
+        d = self._dropout
+        if d is None:
+            return ()
+        *_, rows, columns = made.shape
+        count = self.count * rows * -(-columns // 8)
+        drawn = (made.address, d.seed, d.step, d.key, math.ceil(d.p * 2**24))
+        places = (first_head, first_row, d.num_rows, d.num_columns, rows, columns, count)
+        blocks = min(-(-count // _THREADS), self._gpu.num_sms * _WAVES)
+        return self._run("kept", blocks, (*drawn, *places))
+
     def probabilities(
-        self, scores: DeviceView, made: DeviceView, lse: Array, seen: int, scale: float
+        self, scores: DeviceView, made: DeviceView, lse: Array, seen: Seen, scale: float
     ) -> DeviceCalls:
         """Make probabilities of scores, and lse."""
         *_, rows, columns = scores.shape
         words = (*self._heads(), *self._tensor(lse[..., None]), scores.address, made.address)
-        return self._run_rows("probabilities", (*words, rows, columns, seen), rows, columns, scale)
+        words = (*words, rows, columns, seen.count)
+        return self._run_rows("probabilities", words, (rows, columns), scale, seen)
 
     def restored(
         self, v: Array, y: Array, p: DeviceView, flags: DeviceView, seen: int
@@ -104,7 +156,7 @@ class AttentionRows:
         self,
         blocks: tuple[DeviceView, DeviceView, DeviceView, DeviceView],
         rows_of: tuple[Array, Array, Array],
-        seen: int,
+        seen: Seen,
         scale: float,
     ) -> DeviceCalls:
         """Make probabilities and gradients of scores.
@@ -116,9 +168,9 @@ class AttentionRows:
         words = (
             *(*self._heads(), *self._tensor(dy), *self._tensor(y), *self._tensor(lse[..., None])),
             *[block.address for block in blocks],
-            *(rows, columns, seen, y.shape[-1]),
+            *(rows, columns, seen.count, y.shape[-1]),
         )
-        return self._run_rows("slopes", words, rows, columns, scale)
+        return self._run_rows("slopes", words, (rows, columns), scale, seen)
 
     def rounded(self, sums: DeviceView, out: DeviceView) -> DeviceCalls:
         """Bring dense sums to their type."""
@@ -140,19 +192,30 @@ class AttentionRows:
         ]
 
     def _run_rows(
-        self, kernel: str, words: Sequence[Word], rows: int, columns: int, scale: float
+        self,
+        kernel: str,
+        words: Sequence[Word],
+        shape: tuple[int, int],
+        scale: float,
+        seen: Seen,
     ) -> DeviceCalls:
         """Give each row of scores a warp, or the threads of a block where it is long."""
+        rows, columns = shape
         places = self.count * rows
         team = min(_THREADS, max(_WARP, 1 << (max(columns - 1, 0) // _HELD).bit_length()))
         threads = _SHORT_ROWS * _WARP if team == _WARP else team
         num_blocks = -(-places // (threads // team))
-        return self._run(kernel, num_blocks, (*words, places, team, scale), threads)
+        more: list[Word] = []
+        if self._mask is not None:
+            more += self._tensor(self._mask[..., seen.rows.start : seen.rows.stop, :columns])
+        if self._dropout is not None and seen.kept is not None:
+            more += [seen.kept.address, self._dropout.factor]
+        return self._run(kernel, num_blocks, (*words, places, team, scale, *more), threads)
 
     def _run(
         self, kernel: str, num_blocks: int, words: Sequence[Word], num_threads: int = _THREADS
     ) -> DeviceCalls:
-        text = attention_text(self._dtype)
+        text = attention_text(self._dtype, self._mask is not None, self._dropout is not None)
         name = text.kernels[_KERNELS.index(kernel)]
         return (RunKernel(text, name, num_blocks, num_threads, tuple(words)),) if num_blocks else ()
 
@@ -162,7 +225,7 @@ def _padded(column: list[int]) -> list[int]:
 
 
 @functools.cache
-def attention_text(dtype: DType) -> KernelText:
+def attention_text(dtype: DType, is_masked: bool, is_dropped: bool) -> KernelText:
     """Return the kernels for a type of elements."""
     kept, from_kept, to_kept = _STORED[dtype]
     # A row's lse of 16-bit floats is float32: of 8 bits it would be off by the logarithm of 1.03.
@@ -177,9 +240,12 @@ def attention_text(dtype: DType) -> KernelText:
         "TO_LSE(x)": to_lse,
         "REAL": real,
         "EXP(x)": "exp(x)" if real == "double" else "af_expf(x)",
+        "LOWEST": "(-1.7976931348623157e308)" if real == "double" else "(-3.402823466e38f)",
+        "MASKED": str(int(is_masked)),
+        "DROPPED": str(int(is_dropped)),
     }
     lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
     body = Path(__file__).with_name("attention.cuh").read_text(encoding="utf-8")
-    kernels = tuple([f"NAME_{kernel}" for kernel in _KERNELS])
+    kernels = tuple([f"NAME_{kernel}" for kernel in _KERNELS[: 5 + is_dropped]])
     about = f"rows of attention in {dtype.value}"
     return KernelText.of("af_attention", "\n".join([*lines, body]), kernels, about)

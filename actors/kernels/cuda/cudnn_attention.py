@@ -61,7 +61,9 @@ class CudnnAttention:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what the library takes; scratch is small."""
-        sdpa = _asked(attrs, FORWARD, (*inputs, *outputs), FORWARD)
+        sdpa = None
+        if len(inputs) == len(FORWARD) - len(outputs):
+            sdpa = _asked(attrs, FORWARD, (*inputs, *outputs), FORWARD)
         return None if sdpa is None else _needs(self.gpu, sdpa)
 
     def bind(
@@ -86,7 +88,7 @@ class CudnnAttentionGrad:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what the library takes on Hopper; scratch is dq in float32 and a little."""
-        if self.gpu.capability[0] != _HOPPER:
+        if self.gpu.capability[0] != _HOPPER or len(inputs) > len(_GRADIENT) - len(outputs):
             return None
         sdpa = _asked(attrs, _GRADIENT, (*inputs, *outputs), BACKWARD)
         return None if sdpa is None else _needs(self.gpu, sdpa)
@@ -120,6 +122,8 @@ def _sdpa(
     matrices = {name: named[name] for name in wanted if name != "lse"}
     dtype, rows = named["q"].type.dtype, lse.shape[-1]
     widths = [x.shape[-1] for x in matrices.values()]
+    if flag(attrs, "causal") and rows > named["k"].shape[-2]:
+        return None
     if dtype not in HALVES or any([w % _WIDTH_STEP or not 0 < w <= MOST_WIDTH for w in widths]):
         return None
     if not all([x.type.num_elements for x in matrices.values()]) or not lse.is_dense:

@@ -32,6 +32,7 @@ from actors.kernels.interpret.attention_blocks import (
     heads_per_group,
     hide,
 )
+from actors.kernels.interpret.attention_extras import AttentionExtras, extra_pieces
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.interpret.sums import WIDE, row_sums
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace, in_sequence
@@ -44,32 +45,33 @@ SAFE_SUMS = (2.0**-48, 2.0**48)
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """`attention`: attrs scale, causal."""
+    """`attention`: attrs scale, causal; with dropout p, key."""
 
     name: str = "numpy.attention"
     op: str = "attention"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64; scratch is a block, and the operands of a group of heads."""
-        if not are_row_floats((*inputs, *outputs)):
+        e, q = extents_of(attrs, inputs), inputs[0]
+        if not are_row_floats((*inputs[: 3 + e.is_masked], *outputs)):
             return None
-        q, k, v = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
         group, pieces = _layout(e, q.dtype)
         work = block_work(e, group, 2, q.dtype.itemsize)
         return cost.needs(inputs, outputs, work, scratch.size_bytes(pieces))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over groups of heads and strips of queries."""
-        q, k, v = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
+        e, q = extents_of(attrs, inputs), inputs[0]
         group, pieces = _layout(e, q.dtype)
-        s = _Scratch(*scratch.carve(workspace, pieces))
+        *fields, kept, line = scratch.carve(workspace, pieces)
+        s, extras = _Scratch(*fields), AttentionExtras(e, attrs, inputs[3:], kept, line)
         calls: list[Launch] = [partial(s.ones.fill, 1), *fill_mask(s.mask, s.ramp)]
         scale = np.array(number(attrs, "scale"), q.dtype)
         blocks: dict[tuple[int, ...], Launch] = {}
-        for heads in cut((*inputs, *outputs), q.ndim - 2, group):
-            calls += _group(e, s, heads, scale, blocks)
+        operands = (*inputs[:3], *outputs, *extras.masks(q.shape))
+        for heads in cut(operands, q.ndim - 2, group):
+            calls += [extras.begin(heads[0].shape, heads[5:])]
+            calls += _group(extras, s, heads[:5], scale, blocks)
         return in_sequence(calls)
 
 
@@ -114,11 +116,12 @@ def _layout(e: BlockExtents, dtype: np.dtype[np.generic]) -> tuple[int, tuple[Pi
     once = ((r, r), (max(2 * r - 1, 0),), (c,), (2,)) if e.causal else ((0, 0), (0,), (c,), (2,))
     shapes = (*once, *[(group * count,) for count in per_head])
     wide = Piece((group * r if c < e.columns else 0,), WIDE)
-    return group, (*[Piece(shape, dtype) for shape in shapes], wide, wide)
+    pieces = [Piece(shape, dtype) for shape in shapes]
+    return group, (*pieces, wide, wide, *extra_pieces(e, r, c, group, dtype))
 
 
 def _group(
-    e: BlockExtents,
+    extras: AttentionExtras,
     s: _Scratch,
     heads: Arrays,
     scale: Array,
@@ -126,13 +129,14 @@ def _group(
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
     q, k, v, y, lse = heads
+    e = extras.extents
     keys = scratch.window(s.keys, (*k.shape[:-2], e.width, e.columns))
     panel = scratch.window(s.panel, (*q.shape[:-1], max(e.width, e.out)))
     queries, made = panel[..., : e.width], panel[..., : e.out]
     values = scratch.window(s.values, v.shape)
     sums, largest = scratch.window(s.sums, lse.shape), scratch.window(s.largest, lse.shape)
     if lse.shape not in blocks:
-        blocks[lse.shape] = _blocks(e, s, (queries, keys, values), (made, sums, largest))
+        blocks[lse.shape] = _blocks(extras, s, (queries, keys, values), (made, sums, largest))
     return [
         partial(np.multiply, k.swapaxes(-1, -2), scale, out=keys),
         partial(np.copyto, queries, q),
@@ -144,12 +148,13 @@ def _group(
     ]
 
 
-def _blocks(e: BlockExtents, s: _Scratch, operands: Arrays, results: Arrays) -> Launch:
+def _blocks(extras: AttentionExtras, s: _Scratch, operands: Arrays, results: Arrays) -> Launch:
     """Return the launch over strips of queries: outputs, sums of exponentials, and the maxima.
 
     The maxima are 0 where none were needed.
     """
     q, keys, v = operands
+    e = extras.extents
     y, sums, largest = results
     calls: list[Launch] = [partial(largest.fill, 0)]
     for rows, chunks in e.strips():
@@ -157,14 +162,15 @@ def _blocks(e: BlockExtents, s: _Scratch, operands: Arrays, results: Arrays) -> 
         products = scratch.window(s.products, y[..., i, :].shape)
         totals = products, sums[..., i], largest[..., i]
         calls += [
-            _strip(e, s, (q[..., i, :], keys, v), rows, chunks, totals),
+            _strip(extras, s, (q[..., i, :], keys, v), rows, chunks, totals),
+            *extras.floored(sums[..., i], float(np.finfo(sums.dtype.name).tiny)),
             partial(np.divide, products, sums[..., i, None], out=y[..., i, :]),
         ]
     return in_sequence(calls)
 
 
 def _strip(
-    e: BlockExtents,
+    extras: AttentionExtras,
     s: _Scratch,
     operands: Arrays,
     rows: range,
@@ -173,6 +179,7 @@ def _strip(
 ) -> Launch:
     """Return the launch of a strip of queries over its chunks of keys."""
     q, keys, v = operands
+    e = extras.extents
     products, sums, largest = totals
     plain: list[Launch] = []
     maxima: list[Launch] = []
@@ -186,6 +193,7 @@ def _strip(
         scores: list[Launch] = [
             partial(np.matmul, q, keys[..., j], out=t),
             *hide(e, rows, columns, t, s.mask),
+            *extras.masked(rows, columns, t),
         ]
         product = partial(np.matmul, t, v[..., j, :])
         by_rows = partial(_seen_product, e, rows, columns, t, v[..., j, :])
@@ -198,8 +206,10 @@ def _strip(
             exponentials.append(partial(np.copyto, into, sums))
             if not is_first:
                 exponentials.append(partial(np.add, wide, into, out=wide))
+        dropped = extras.dropped(rows, columns, t)
         added: list[Launch] = [
             *exponentials,
+            *dropped,
             *collect(product, products, s.part, is_first=is_first),
         ]
         maximum = partial(np.maximum.reduce, t, axis=-1)
@@ -207,8 +217,9 @@ def _strip(
         maxima += [*scores, *collect(maximum, largest, s.part, np.maximum, is_first=is_first)]
         shift = partial(np.subtract, t, largest[..., None], out=t)
         shifted += [*scores, shift, *added]
-        careful += [*scores, shift, *exponentials]
+        careful += [*scores, shift, *exponentials, *dropped]
         careful += collect(by_rows, products, s.part, is_first=is_first)
+    maxima += extras.floored(largest, float(np.finfo(largest.dtype.name).min))
     lowest, highest = s.extremes[0:1].reshape(()), s.extremes[1:].reshape(())
     most = float(np.finfo(products.dtype.name).max)
     is_safe = partial(_is_between, sums, lowest, highest, *SAFE_SUMS)
@@ -244,7 +255,7 @@ def _seen_product(
 ) -> None:
     """Write the product of each query's weights with the values that it sees."""
     for i, row in enumerate(rows):
-        seen = max(0, min(columns.stop, row + e.offset + 1) - columns.start)
+        seen = max(0, min(columns.stop, e.visible(row)) - columns.start)
         np.matmul(t[..., i : i + 1, :seen], v[..., :seen, :], out=out[..., i : i + 1, :])
 
 

@@ -13,10 +13,10 @@ of each group's own save these copies, and no time that a whole step shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,9 +61,20 @@ and 50 ms with 64 x 256; alone on one thread, 13 ms with either.
 ROW_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
+class Shaped(Protocol):
+    """An operand or array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockExtents:
-    """Extents of a call: `heads` of [rows, width] against [columns, width] and [columns, out]."""
+    """Extents of a call: `heads` of [rows, width] against [columns, width] and [columns, out].
+
+    `is_masked`: a mask comes after the other inputs. `is_dropped`: seed and step come last.
+    """
 
     heads: int
     rows: int
@@ -71,11 +82,23 @@ class BlockExtents:
     width: int
     out: int
     causal: bool
+    is_masked: bool = False
+    is_dropped: bool = False
 
     @property
     def offset(self) -> int:
         """Row i sees the columns up to i + offset when causal."""
-        return self.columns - self.rows
+        return max(self.columns - self.rows, 0)
+
+    def visible(self, row: int) -> int:
+        """Return how many columns a row sees."""
+        return min(row + self.offset + 1, self.columns) if self.causal else self.columns
+
+    @property
+    def num_hidden(self) -> int:
+        """How many scores of a head a causal mask hides."""
+        both = min(self.rows, self.columns)
+        return both * (both - 1) // 2 if self.causal else 0
 
     def blocks_of(self, length: int) -> tuple[int, int]:
         """Return the extents of strips and chunks when rows, or columns, are cut into strips."""
@@ -85,8 +108,7 @@ class BlockExtents:
         """Yield strips of rows, each with the chunks of columns that it sees."""
         strip, chunk = self.blocks_of(self.rows)
         for rows in _cut(range(self.rows), strip):
-            visible = rows.stop + self.offset if self.causal else self.columns
-            yield rows, _cut(range(visible), chunk)
+            yield rows, _cut(range(self.visible(rows.stop - 1)), chunk)
 
     def strips_of_columns(self) -> Iterator[tuple[range, tuple[range, ...]]]:
         """Yield strips of columns, each with the chunks of rows that see it."""
@@ -96,11 +118,15 @@ class BlockExtents:
             yield columns, _cut(range(first, self.rows), chunk)
 
 
-def extents_of(
-    attrs: Attrs, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
-) -> BlockExtents:
-    """Return the extents of a call from the shapes of q, k and v."""
-    return BlockExtents(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal"))
+def extents_of(attrs: Attrs, inputs: Sequence[Shaped], first: int = 0) -> BlockExtents:
+    """Return the extents of a call from its inputs, of which q, k and v begin at `first`."""
+    q, k, v = [x.shape for x in inputs[first : first + 3]]
+    num_extras = len(inputs) - (6 if first else 3)
+    return BlockExtents(
+        *(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal")),
+        is_masked=num_extras % 2 == 1,
+        is_dropped=num_extras > 1,
+    )
 
 
 def block_extents(length: int, width: int) -> tuple[int, int]:
@@ -122,8 +148,7 @@ def heads_per_group(e: BlockExtents, head_bytes: int) -> int:
 
 def work_of(e: BlockExtents, num_products: int, itemsize: int = 4) -> Work:
     """Return the work of products over the visible scores, with an exponential for each."""
-    hidden = e.rows * (e.rows - 1) // 2 if e.causal else 0
-    visible = max(e.rows * e.columns - hidden, 1)
+    visible = max(e.rows * e.columns - e.num_hidden, 1)
     keys = -(-visible // max(e.rows, 1))
     count = e.heads * num_products * item_weight(itemsize)
     products = (MatrixProduct(count, max(e.rows, 1), keys, (e.width + e.out) // 2),)

@@ -31,6 +31,7 @@ from actors.kernels.interpret.attention_blocks import (
     heads_per_group,
     hide,
 )
+from actors.kernels.interpret.attention_extras import AttentionExtras, extra_pieces
 from actors.kernels.interpret.blocks import cut
 from actors.kernels.kernel import (
     Attrs,
@@ -46,7 +47,7 @@ from actors.protocol import Array, Arrays, Launch
 
 @dataclass(frozen=True, slots=True)
 class AttentionGradKernel:
-    """`attention_grad`: attrs scale, causal."""
+    """`attention_grad`: attrs scale, causal; with dropout p, key."""
 
     name: str = "numpy.attention_grad"
     op: str = "attention_grad"
@@ -56,11 +57,10 @@ class AttentionGradKernel:
 
         dq may lie over y and dv over v, which are packed, or done with, before they are written.
         """
-        if not are_row_floats((*inputs, *outputs)):
+        e, q = extents_of(attrs, inputs, 1), inputs[1]
+        if not are_row_floats((*inputs[: 6 + e.is_masked], *outputs)):
             return None
-        _, q, k, v, *_ = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
-        group, pieces = _layout(e, k.dtype)
+        group, pieces = _layout(e, q.dtype)
         pairs = (
             *[pair for pair in equal_operands(0, outputs, inputs) if pair[1] == _Y],
             *[pair for pair in equal_operands(2, outputs, inputs) if pair[1] == _V],
@@ -70,20 +70,22 @@ class AttentionGradKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over groups of heads and strips of keys."""
-        _, q, k, v, *_ = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
+        e, q = extents_of(attrs, inputs, 1), inputs[1]
         if e.rows == 0:
             return in_sequence([partial(out.fill, 0) for out in outputs])
-        group, pieces = _layout(e, k.dtype)
-        s = _GradScratch(*scratch.carve(workspace, pieces))
+        group, pieces = _layout(e, q.dtype)
+        *fields, kept, line = scratch.carve(workspace, pieces)
+        s, extras = _GradScratch(*fields), AttentionExtras(e, attrs, inputs[6:], kept, line)
         calls: list[Launch] = [
             *fill_mask(s.mask, s.ramp),
             *fill_mask(s.bits, s.bits_ramp, -1, 0),
         ]
         scale = number(attrs, "scale")
         blocks: dict[tuple[int, ...], Launch] = {}
-        for heads in cut((*inputs, *outputs), q.ndim - 2, group):
-            calls += _group(e, s, heads[:6], heads[6:], scale, blocks)
+        operands = (*inputs[:6], *outputs, *extras.masks(q.shape))
+        for heads in cut(operands, q.ndim - 2, group):
+            calls += [extras.begin(heads[0].shape, heads[9:])]
+            calls += _group(extras, s, heads[:6], heads[6:9], scale, blocks)
         return in_sequence(calls)
 
 
@@ -137,12 +139,13 @@ def _layout(e: BlockExtents, dtype: np.dtype[np.generic]) -> tuple[int, tuple[Pi
     pieces = (
         *[Piece(shape, own) for own in (dtype, integers) for shape in once],
         *[Piece((group * count,), dtype) for count in per_head],
+        *extra_pieces(e, r, c, group, dtype),
     )
     return group, pieces
 
 
 def _group(
-    e: BlockExtents,
+    extras: AttentionExtras,
     s: _GradScratch,
     inputs: Arrays,
     outputs: Arrays,
@@ -151,6 +154,7 @@ def _group(
 ) -> list[Launch]:
     """Return the launches of a group of heads; `blocks` keeps those that groups share."""
     dy, q, k, v, y, lse = inputs
+    e = extras.extents
     batch = lse.shape[:-1]
     queries = scratch.window(s.queries, (*batch, e.rows, e.width + 1))
     keys = scratch.window(s.keys, (*batch, e.width + 1, e.columns))
@@ -168,6 +172,8 @@ def _group(
         partial(np.copyto, slopes[..., :-1], dy),
         partial(np.matmul, slopes[..., None, :-1], y[..., None], out=delta[..., None]),
     ]
+    if e.is_dropped:  # what is dropped of the product is not dropped of this: see `_strip`
+        calls.append(partial(np.multiply, delta, np.array(-scale, q.dtype), out=delta))
     dense = scratch.window(s.dense_keys, k.shape)
     calls.append(partial(np.copyto, dense, k))
     if e.causal:  # 0 * NaN is NaN; what sees such a key has NaN for a gradient of its score
@@ -180,14 +186,14 @@ def _group(
         operands = queries, keys, values, slopes, dense
         strips = e.strips_of_columns()
         blocks[batch] = in_sequence(
-            [call for strip in strips for call in _strip(e, s, operands, *strip, made)]
+            [call for strip in strips for call in _strip(extras, s, operands, *strip, made)]
         )
     pairs = zip(outputs, made, strict=True)
     return [*calls, blocks[batch], *[partial(np.copyto, out, result) for out, result in pairs]]
 
 
 def _strip(
-    e: BlockExtents,
+    extras: AttentionExtras,
     s: _GradScratch,
     operands: Arrays,
     columns: range,
@@ -196,6 +202,7 @@ def _strip(
 ) -> list[Launch]:
     """Return the launches of a strip of keys over the chunks of queries that see it."""
     queries, keys, values, slopes, k = operands
+    e = extras.extents
     dq, dk, dv = outputs
     j = as_slice(columns)
     calls: list[Launch] = []
@@ -212,13 +219,23 @@ def _strip(
             ),
             (partial(np.matmul, p.swapaxes(-1, -2), slopes[..., i, :-1]), dv[..., j, :], is_first),
         )
+        differences: list[Launch] = [partial(np.matmul, slopes[..., i, :], values[..., j], out=ds)]
+        dropped = extras.dropped(rows, columns, ds, p)
+        if e.is_dropped:
+            differences = [
+                partial(np.matmul, slopes[..., i, :-1], values[..., :-1, j], out=ds),
+                *dropped[:-1],
+                partial(np.add, ds, slopes[..., i, -1:], out=ds),
+            ]
         calls += [
             partial(np.matmul, queries[..., i, :], keys[..., j], out=p),
             *hide(e, rows, columns, p, s.mask),
+            *extras.masked(rows, columns, p),
             partial(np.exp, p, out=p),
-            partial(np.matmul, slopes[..., i, :], values[..., j], out=ds),
+            *differences,
             partial(np.multiply, ds, p, out=ds),
             *clear(e, rows, columns, ds, s.bits),
+            *dropped[-1:],
         ]
         for product, target, starts in products:
             calls += collect(product, target, s.part, is_first=starts)

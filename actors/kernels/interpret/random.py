@@ -16,22 +16,32 @@ stream (`Generator.random` in float32 from `Philox`), which counts up before it 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from actors.protocol import Array, Launch
+from actors.protocol import Array
 
 _WORD = (1 << 64) - 1
 
 
-def rewound_generator(seed: Array, step: Array, key: int) -> tuple[Launch, np.random.Generator]:
-    """Return a generator and the launch that sets it to the first element of a step."""
+class Rewind(Protocol):
+    """Sets a generator to an element of a step, a multiple of 8."""
+
+    def __call__(self, element: int = 0) -> None:
+        """Set it."""
+
+
+def rewound_generator(seed: Array, step: Array, key: int) -> tuple[Rewind, np.random.Generator]:
+    """Return a generator and what sets it to an element of a step."""
     bits = np.random.Philox(key=0)
     state = bits.state
     counter, keys = state["state"]["counter"], state["state"]["key"]
     counter[:] = 0
     keys[1] = key & _WORD
 
-    def rewind() -> None:
+    def rewind(element: int = 0) -> None:
+        counter[0] = element // 8
         keys[0] = int(seed) & _WORD
         counter[2] = int(step) & _WORD
         bits.state = state

@@ -172,7 +172,7 @@ def attention(rows: int, width: int, *, is_forward: bool) -> CProbe:
     shape, row = (batch, _HEADS, rows, width), _dense(batch, _HEADS, rows)
     q, y = [_beside(shape, parts) for parts in (3, 1)]
     attrs: Attrs = {"scale": 0.125, "causal": True}
-    e = extents_of(attrs, q.shape, q.shape, q.shape)
+    e = extents_of(attrs, (q, q, q))
     work = replace(in_c(e, is_forward=is_forward), pieces=1)
     if is_forward:
         return CProbe(work, lambda: bound("c.attention", attrs, (q, q, q), (y, row)))

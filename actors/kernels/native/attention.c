@@ -18,13 +18,21 @@
  * strips, which are zero. A zero times NaN is NaN: so where a block of values has numbers that are
  * not finite its rows are multiplied one by one, and keys of the backward product are made finite
  * (what sees them has NaN for a gradient of its score already).
+ *
+ * A mask, which may repeat along any axis, is added to a row of scores where it is scaled; a query
+ * that it leaves nothing has zeros, and the lowest number for a maximum, so that exponentials of
+ * -inf are 0 in the gradient too. Dropout numbers the weights of all heads [heads, rows, columns], and
+ * draws those of a part of a row when it is there: weights after they were summed up, and in the
+ * gradient products with values, and then weights.
  */
+#include <float.h>
 #include "runtime.h"
 #include "sums.h"
 #include "af_math.h"
 #include "tiles.h"
 #include "packing.h"
 
+#define MOST_KEYS 512 /* of a block: more than attention.py takes */
 #define GAP 16 /* between long rows, which else would meet in few sets of the cache */
 
 /* What both launches are told; attention.py chooses the extents of blocks and plans scratch. */
@@ -40,10 +48,15 @@ typedef struct {
     int32_t workers;
     int64_t scratch_bytes;
     char *scratch;
+    int masked;
+    int64_t mask_step; /* bytes between its columns: 0, or those of an element */
+    int64_t least;     /* of 2^24, above which a weight is kept; 0 where none is dropped */
+    float factor;
+    uint64_t key, seed, step;
 } call;
 
 enum { ROWS, COLUMNS, WIDTH, OUT, CAUSAL, HALF, SCALE, HEADS, KEYS, STRIP, BLOCK, PARTS, WORKERS,
-       BYTES, SCRATCH, OPERANDS };
+       BYTES, SCRATCH, MASKED, MASK_STEP, LEAST, FACTOR, KEY, SEED, STEP, OPERANDS };
 
 static call read_call(const af_word *w) {
     return (call){
@@ -52,6 +65,10 @@ static call read_call(const af_word *w) {
         .scale = w[SCALE].f, .heads = w[HEADS].i, .keys = w[KEYS].i, .strip = w[STRIP].i,
         .block = w[BLOCK].i, .parts = w[PARTS].i, .workers = (int32_t)w[WORKERS].i,
         .scratch_bytes = w[BYTES].i, .scratch = w[SCRATCH].p,
+        .masked = (int)w[MASKED].i, .mask_step = w[MASK_STEP].i, .least = w[LEAST].i,
+        .factor = w[FACTOR].f, .key = (uint64_t)w[KEY].i,
+        .seed = w[LEAST].i ? *(const uint64_t *)w[SEED].p : 0,
+        .step = w[LEAST].i ? *(const uint64_t *)w[STEP].p : 0,
     };
 }
 
@@ -94,7 +111,7 @@ static inline float *take(char **from, int64_t count) {
 /* How many keys of the block [first, first + count) row `row` sees. */
 static inline int64_t visible(const call *c, int64_t row, int64_t first, int64_t count) {
     if (!c->causal) return count;
-    return af_max(0, af_min(count, row + c->columns - c->rows + 1 - first));
+    return af_max(0, af_min(count, row + af_max(c->columns - c->rows, 0) + 1 - first));
 }
 
 static inline float larger(float a, float b) { return b > a ? b : a; }
@@ -109,6 +126,43 @@ static inline int64_t hide(float *s, int64_t seen, float filler) {
 static void multiply(const call *c, float *to, int64_t ldt, const float *a, int64_t lda,
                      const float *b, int64_t ldb, int64_t m, int64_t n, int64_t k, int add) {
     (c->pairs ? af_multiply_pairs : af_multiply)(to, ldt, a, lda, b, ldb, m, n, k, add);
+}
+
+/* Scales the scores of a row, of keys from `first` on, and adds the mask. */
+static void add_mask(float *s, int64_t count, const af_word *w, const call *c, int operand,
+                     int64_t head, int64_t row, int64_t first) {
+    const char *mask = at(w, operand, head, row) + first * c->mask_step;
+    const float *m = (const float *)mask;
+    const af_half *low = (const af_half *)mask;
+    float scale = c->scale;
+    if (c->mask_step == 0) {
+        float one = c->half ? af_from_bf16(*low) : *m;
+        for (int64_t j = 0; j < count; j++) s[j] = s[j] * scale + one;
+    } else if (c->half) {
+        for (int64_t j = 0; j < count; j++) s[j] = s[j] * scale + af_from_bf16(low[j]);
+    } else {
+#pragma omp simd
+        for (int64_t j = 0; j < count; j++) s[j] = s[j] * scale + m[j];
+    }
+}
+
+/* What the weights of a row, of keys from `first` on, are multiplied with: 0 or c->factor. */
+static void draw(float *kept, int64_t count, const call *c, int64_t head, int64_t row,
+                 int64_t first) {
+    uint64_t words[4 * (MOST_KEYS / 8 + 8)];
+    uint64_t element = (uint64_t)((head * c->rows + row) * c->columns + first);
+    int64_t skipped = (int64_t)(element % 8);
+    af_philox(words, 1 + element / 8, (skipped + count + 7) / 8, c->step, c->seed, c->key);
+    for (int64_t j = 0; j < count; j++) {
+        int64_t place = skipped + j;
+        uint32_t bits = (uint32_t)(words[place / 2] >> (place % 2 * 32)) >> 8;
+        kept[j] = bits >= c->least ? c->factor : 0.0f;
+    }
+}
+
+static inline void drop(float *x, const float *kept, int64_t count) {
+#pragma omp simd
+    for (int64_t j = 0; j < count; j++) x[j] *= kept[j];
 }
 
 /* One row of scores becomes exponentials; what the row has is scaled to its new maximum. */
@@ -161,7 +215,7 @@ static void add_seen(float *total, const float *p, const float *values, int64_t 
     }
 }
 
-enum { Q, K, V, Y, LSE };
+enum { Q, K, V, Y, LSE, MASK };
 
 static void forward_block(const af_word *w, const call *c, int64_t head, int64_t begin, int64_t end,
                           char *scratch) {
@@ -190,11 +244,18 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
             multiply(c, scores, wide, rows, width, keys, wide, num, n, depth, 0);
             for (int64_t r = 0; r < num; r++) {
                 int64_t own = visible(c, i + r, first, count), row = at_row + r;
-                if (own == 0)
-                    memset(scores + r * wide, 0, n * 4);
-                else
-                    add_exponentials(scores + r * wide, own, n, c->scale, largest + row, sums + row,
-                                     total + row * out, first ? out : 0);
+                float *s = scores + r * wide, kept[MOST_KEYS];
+                if (own == 0) {
+                    memset(s, 0, n * 4);
+                    continue;
+                }
+                if (c->masked) add_mask(s, own, w, c, MASK, head, i + r, first);
+                add_exponentials(s, own, n, c->masked ? 1.0f : c->scale, largest + row, sums + row,
+                                 total + row * out, first ? out : 0);
+                if (c->least) {
+                    draw(kept, own, c, head, i + r, first);
+                    drop(s, kept, own);
+                }
             }
             if (!is_plain) {
                 for (int64_t r = 0; r < num; r++)
@@ -209,7 +270,10 @@ static void forward_block(const af_word *w, const call *c, int64_t head, int64_t
     }
     for (int64_t i = 0; i < end - begin; i++) {
         float sum = (float)sums[i], lse = sum == 0.0f ? NAN : largest[i] + af_logf(sum);
-        store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out, 1.0f / sum);
+        int is_blind = c->masked && sum == 0.0f;
+        if (is_blind) lse = -FLT_MAX;
+        store(total + i * out, out, w, c, Y, head, begin + i, 1, c->out,
+              is_blind ? 0.0f : 1.0f / sum);
         *(float *)at(w, LSE, head, begin + i) = lse;
     }
 }
@@ -237,7 +301,7 @@ AF_EXPORT int32_t af_attention(void *arguments) {
     return 0;
 }
 
-enum { G_DY, G_Q, G_K, G_V, G_Y, G_LSE, G_DQ, G_DK, G_DV };
+enum { G_DY, G_Q, G_K, G_V, G_Y, G_LSE, G_DQ, G_DK, G_DV, G_MASK };
 
 /* Probabilities from scores, and the gradient of the scaled scores from that of probabilities. */
 static void score_gradients(float *p, float *ds, int64_t seen, int64_t width, float lse,
@@ -349,9 +413,18 @@ static void backward_strip(const af_word *w, const call *c, const backward *b, i
     int64_t by_width = af_words(c->width, c->pairs), by_out = af_words(c->out, c->pairs);
     multiply(c, b->p, wide, b->q, b->width, b->keys_t, wide, num, n, by_width, 0);
     multiply(c, b->ds, wide, b->dy, b->out, b->values_t, wide, num, n, by_out, 0);
-    for (int64_t r = 0; r < num; r++)
-        score_gradients(b->p + r * wide, b->ds + r * wide, visible(c, i + r, first, count), n,
-                        *(const float *)at(w, G_LSE, head, i + r), b->delta[i + r], c->scale);
+    for (int64_t r = 0; r < num; r++) {
+        int64_t own = visible(c, i + r, first, count);
+        float *p = b->p + r * wide, *ds = b->ds + r * wide, kept[MOST_KEYS];
+        if (c->masked) add_mask(p, own, w, c, G_MASK, head, i + r, first);
+        if (c->least) {
+            draw(kept, own, c, head, i + r, first);
+            drop(ds, kept, own);
+        }
+        score_gradients(p, ds, own, n, *(const float *)at(w, G_LSE, head, i + r), b->delta[i + r],
+                        c->masked ? 1.0f : c->scale);
+        if (c->least) drop(p, kept, own);
+    }
     if (c->pairs) {
         narrow_rows(b->p, b->ds_rows, b->p_words, wide, num, n);
         narrow_rows(b->ds, b->ds_rows, b->ds_words, wide, num, n);

@@ -7,6 +7,7 @@ forward and 6.3 backward, where numpy's kernels take 7.4 and 16; bfloat16 takes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from actors.kernels import cost
-from actors.kernels.attributes import number
+from actors.kernels.attributes import integer, number
 from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of, work_of
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
 from actors.kernels.native import runtime
@@ -46,16 +47,15 @@ _CHUNK_FLOPS = 4e6
 
 @dataclass(frozen=True, slots=True)
 class NativeAttention:
-    """`attention`: attrs scale, causal."""
+    """`attention`: attrs scale, causal; with dropout p, key."""
 
     name: str = "c.attention"
     op: str = "attention"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and bfloat16 in contiguous rows of up to 256; scratch is per thread."""
-        q, k, v = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
-        if not takes(e, (*inputs, outputs[0]), outputs[1]):
+        e = extents_of(attrs, inputs)
+        if not takes(e, (*inputs[: 3 + e.is_masked], outputs[0]), outputs[1]):
             return None
         scratch = runtime.num_threads() * forward_bytes(e)
         work = replace(work_of(e, 2), in_c=partial(in_c, e, is_forward=True))
@@ -63,14 +63,14 @@ class NativeAttention:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads and blocks of queries."""
-        q, k, v = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
-        return launch(e, attrs, (q, k, v, *outputs), workspace, is_forward=True)
+        e = extents_of(attrs, inputs)
+        operands = (*inputs[:3], *outputs)
+        return launch(e, attrs, operands, inputs[3:], workspace, is_forward=True)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeAttentionGrad:
-    """`attention_grad`: attrs scale, causal."""
+    """`attention_grad`: attrs scale, causal; with dropout p, key."""
 
     name: str = "c.attention_grad"
     op: str = "attention_grad"
@@ -81,9 +81,9 @@ class NativeAttentionGrad:
         dq, written when a head is done with, may lie over dy, q or y; dk and dv, written when a
         block of keys is, over k or v.
         """
-        dy, q, k, v, y, lse = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
-        if not takes(e, (dy, q, k, v, y, *outputs), lse):
+        e, lse = extents_of(attrs, inputs, 1), inputs[5]
+        masks = inputs[6 : 6 + e.is_masked]
+        if not takes(e, (*inputs[:5], *outputs, *masks), lse):
             return None
         pairs = [
             (output, given)
@@ -97,16 +97,15 @@ class NativeAttentionGrad:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the launch over heads."""
-        _, q, k, v, *_ = inputs
-        e = extents_of(attrs, q.shape, k.shape, v.shape)
-        return launch(e, attrs, (*inputs, *outputs), workspace, is_forward=False)
+        e = extents_of(attrs, inputs, 1)
+        operands = (*inputs[:6], *outputs)
+        return launch(e, attrs, operands, inputs[6:], workspace, is_forward=False)
 
 
 def in_c(e: BlockExtents, *, is_forward: bool) -> CWork:
     """Return what C does, by the products of the scores alone: of whole strips and vectors."""
     strips = [(row, min(row + _STRIP, e.rows)) for row in range(0, e.rows, _STRIP)]
-    seen = [min(stop + e.offset, e.columns) if e.causal else e.columns for _, stop in strips]
-    scores = sum([(b - a) * _padded(max(n, 0)) for (a, b), n in zip(strips, seen, strict=True)])
+    scores = sum([(b - a) * _padded(e.visible(b - 1)) for a, b in strips])
     count = e.heads * (2.0 if is_forward else 5.0)
     keys = -(-scores // max(e.rows, 1))
     products = (MatrixProduct(count, e.rows, keys, (e.width + e.out) // 2),)
@@ -140,11 +139,15 @@ def launch(
     e: BlockExtents,
     attrs: Attrs,
     operands: Sequence[Array],
+    more: Sequence[Array],
     workspace: Workspace,
     *,
     is_forward: bool,
 ) -> Launch:
-    """Return the launch on operands in the order of the C function; lse is the one by row."""
+    """Return the launch on operands in the order of the C function; lse is the one by row.
+
+    `more`: the mask, and seed and step, where there are any.
+    """
     scratch_bytes = forward_bytes(e) if is_forward else backward_bytes(e)
     available = 0 if workspace is None else workspace.size // scratch_bytes
     block, group = _chunks(e, is_forward=is_forward)
@@ -154,13 +157,27 @@ def launch(
     words += [available, scratch_bytes, address(workspace)]
     tables: list[Array] = []
     batch = operands[0].ndim - 2
-    for operand in operands:
+    masks = more[: e.is_masked]
+    step = masks[0].itemsize if masks and masks[0].shape[-1] > 1 else 0
+    words += [e.is_masked, step, *_dropout(e, attrs, more[len(masks) :])]
+    shape = (*operands[-1].shape[:batch], e.rows, e.columns)
+    for operand in (*operands, *[np.broadcast_to(mask, shape) for mask in masks]):
         table = _offsets(operand, batch)
         tables.append(table)
         words += [address(operand), operand.strides[batch], address(table)]
     symbol = "af_attention" if is_forward else "af_attention_grad"
-    keep = (*operands, *tables, workspace)
+    keep = (*operands, *more, *tables, workspace)
     return native_launch(runtime.address_in(_FILE, symbol), words, keep)
+
+
+def _dropout(e: BlockExtents, attrs: Attrs, drawn: Sequence[Array]) -> list[Word]:
+    """Return what the C function wants for dropout, or zeros."""
+    if not e.is_dropped:
+        return [0, single(0), 0, 0, 0]
+    p, key = number(attrs, "p"), integer(attrs, "key")
+    # ctypes takes keys of 64 bits with a sign.
+    key = (key + (1 << 63)) % (1 << 64) - (1 << 63)
+    return [math.ceil(p * 2**24), single(1 / (1 - p)), key, *map(address, drawn)]
 
 
 def _offsets(operand: Array, batch: int) -> Array:

@@ -140,6 +140,48 @@ def test_attention_and_its_gradient_agree_with_float64(dtype, kind, causal, emul
         agree(made.outputs, right, 2 * LIMITS[dtype])
 
 
+MASKS = {"none": None, "whole": (2, 3, 9, 40), "of keys": (2, 1, 1, 40), "of rows": (1, 1, 9, 1)}
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["whole", "dropped"])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_masks_and_dropout_agree_with_the_reference(dtype, name, is_dropped, emulated_run, chunks):
+    dy, q, k, v = operands(((2, 3), 9, 40, 6, 8), dtype)
+    attrs, more, dtypes = {"scale": 0.7, "causal": name == "none"}, (), ()
+    if MASKS[name]:
+        rng = np.random.default_rng(3)
+        mask = np.where(rng.random(MASKS[name]) < 0.3, -np.inf, rng.standard_normal(MASKS[name]))
+        mask[..., -1, :] = -np.inf if mask.shape[-2] > 1 else mask[..., -1, :]
+        more, dtypes = (stored(mask, dtype),), (DType(dtype),)
+    if is_dropped:
+        more = (*more, np.array(7), np.array(9))
+        attrs, dtypes = {**attrs, "p": 0.4, "key": 2}, (*dtypes, DType.INT64, DType.INT64)
+    own, low = DType(dtype), DType(statistics(dtype))
+    made = types_of(dtype, dy.shape) + types_of(statistics(dtype), q.shape[:-1])
+    options = {"dtypes": [own] * 3 + [*dtypes], "seeds": (1,)}
+    y, lse = emulated_run(FORWARD, attrs, (q, k, v, *more), made, **options).outputs
+    right = expected("attention", attrs, q, k, v, *more)
+    some = right[1] > -1e30  # queries that see something
+    assert (lse[~some] < -1e30).all()
+    agree((y, lse[some]), (right[0], right[1][some]), LIMITS[dtype])
+    options = {"dtypes": [*[own] * 5, low, *dtypes], "seeds": (1,)}
+    types = types_of(dtype, q.shape, k.shape, v.shape)
+    given = (dy, q, k, v, y, lse, *more)
+    found = emulated_run(BACKWARD, attrs, given, types, **options)
+    agree(found.outputs, expected("attention_grad", attrs, *given), 2 * LIMITS[dtype])
+
+
+@pytest.mark.parametrize("rows", [40, 65])
+def test_causal_queries_beyond_the_last_key_see_all(rows, emulated_run, chunks):
+    dy, q, k, v = operands(((2,), rows, 21, 4, 4), "float32")
+    attrs = {"scale": 0.7, "causal": True}
+    y, lse = forward(emulated_run, "float32", q, k, v, attrs, seeds=(1,)).outputs
+    agree((y, lse), expected("attention", attrs, q, k, v), 1e-5)
+    made = backward(emulated_run, "float32", dy, q, k, v, y, lse, attrs, seeds=(1,)).outputs
+    agree(made, expected("attention_grad", attrs, dy, q, k, v, y, lse), 2e-5)
+
+
 @pytest.mark.parametrize("columns", [31, 33, 1024, 1025, 2100, 4100, 8192, 8193])
 def test_rows_of_every_length_have_threads_enough(columns, emulated_run):
     """A warp for each, a block of 64 to 256 threads, and rows that no block holds at once."""
