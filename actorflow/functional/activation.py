@@ -35,6 +35,7 @@ __all__ = [
     "softplus",
     "softshrink",
     "softsign",
+    "swiglu",
     "tanh",
     "tanhshrink",
     "threshold",
@@ -200,6 +201,11 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
         raise CompileError(f"{find_source()}: glu needs an even extent of axis {dim}, got {x.type}")
     a, b = split(x, [extent // 2] * 2, dim)
     return a * sigmoid(b)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up (Shazeer, GLU Variants Improve Transformer, 2020)."""
+    return silu(gate) * as_tensor(up)
 
 
 @with_numpy_names

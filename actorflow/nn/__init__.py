@@ -12,7 +12,8 @@
 - `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
 - `function_layer`: a function as a layer, which activations, losses and pools are.
 - `recurrent`: RNN, LSTM, GRU and their cells.
-- `transformer`: Attention, MLP, TransformerBlock.
+- `attention`: MultiheadAttention.
+- `transformer`: Attention, MLP, SwiGLU, TransformerBlock, and torch's encoder and decoder.
 """
 
 from actorflow.nn import init as init
@@ -42,6 +43,7 @@ from actorflow.nn.activations import Softsign as Softsign
 from actorflow.nn.activations import Tanh as Tanh
 from actorflow.nn.activations import Tanhshrink as Tanhshrink
 from actorflow.nn.activations import Threshold as Threshold
+from actorflow.nn.attention import MultiheadAttention as MultiheadAttention
 from actorflow.nn.batch_norm import BatchNorm1d as BatchNorm1d
 from actorflow.nn.batch_norm import BatchNorm2d as BatchNorm2d
 from actorflow.nn.batch_norm import BatchNorm3d as BatchNorm3d
@@ -107,4 +109,9 @@ from actorflow.nn.recurrent import LSTMCell as LSTMCell
 from actorflow.nn.recurrent import RNNCell as RNNCell
 from actorflow.nn.transformer import MLP as MLP
 from actorflow.nn.transformer import Attention as Attention
+from actorflow.nn.transformer import SwiGLU as SwiGLU
 from actorflow.nn.transformer import TransformerBlock as TransformerBlock
+from actorflow.nn.transformer import TransformerDecoder as TransformerDecoder
+from actorflow.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
+from actorflow.nn.transformer import TransformerEncoder as TransformerEncoder
+from actorflow.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer

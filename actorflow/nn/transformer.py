@@ -1,13 +1,22 @@
-"""The transformer block (Vaswani et al., 2017) in its pre-norm form (Xiong et al., 2020)."""
+"""Transformers (Vaswani et al., 2017): a block in few words, and torch's layers and stacks.
+
+A layer is a chain of branches, each added to what it reads. The norm comes after the sum, or before
+the branch, which trains deep stacks without a warm-up (Xiong et al., 2020).
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 from actorflow import functional
 from actorflow.literals import checked_size
+from actorflow.nn.attention import MultiheadAttention
+from actorflow.nn.containers import ModuleList
 from actorflow.nn.layers import Dropout, Linear
 from actorflow.nn.module import Module
 from actorflow.nn.normalisation import LayerNorm
-from actorflow.tensor import Tensor
+from actorflow.tensor import Operand, Tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 
@@ -64,3 +73,198 @@ class TransformerBlock(Module):
         """Return a tensor of the same type as x."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
+
+
+class SwiGLU(Module):
+    """down(silu(gate(x)) * up(x)) on the last axis (Shazeer, 2020), by the names of LLaMA.
+
+    `gate_proj` and `up_proj` are [hidden, dim], `down_proj` is [dim, hidden].
+    """
+
+    def __init__(self, dim: int, hidden: int, *, bias: bool = False) -> None:
+        self.gate_proj = Linear(dim, hidden, bias=bias)
+        self.up_proj = Linear(dim, hidden, bias=bias)
+        self.down_proj = Linear(hidden, dim, bias=bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same type as x [..., dim]."""
+        return self.down_proj(functional.swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+Function = Callable[[Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Function] = {"relu": functional.relu, "gelu": functional.gelu}
+
+
+def _activation(given: str | Function) -> Function:
+    found = _ACTIVATIONS.get(given) if isinstance(given, str) else given
+    if found is None or not callable(found):
+        raise CompileError(
+            f"{find_source()}: activation must be 'relu', 'gelu' or a function, got {given!r}"
+        )
+    return found
+
+
+def _with_residual(x: Tensor, norm: Module, branch: Function, *, norm_first: bool) -> Tensor:
+    return x + branch(norm(x)) if norm_first else norm(x + branch(x))
+
+
+class TransformerEncoderLayer(Module):
+    """Attention of a sequence to itself, then two linear layers, on [T, batch, d_model].
+
+    Parameters are named and start as torch's; without `bias` norms and layers have none.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+    ) -> None:
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.dropout, self.dropout1, self.dropout2 = [Dropout(dropout) for _ in range(3)]
+        self.activation, self.norm_first = _activation(activation), norm_first
+
+    def __call__(
+        self,
+        src: Tensor,
+        src_mask: Operand | None = None,
+        src_key_padding_mask: Operand | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return a tensor of the same type as src; masks as `MultiheadAttention` has them."""
+
+        def attend(x: Tensor) -> Tensor:
+            masks = (src_key_padding_mask, False, src_mask)
+            return self.dropout1(self.self_attn(x, x, x, *masks, is_causal=is_causal)[0])
+
+        def feed(x: Tensor) -> Tensor:
+            hidden = self.dropout(self.activation(self.linear1(x)))
+            return self.dropout2(self.linear2(hidden))
+
+        for norm, branch in ((self.norm1, attend), (self.norm2, feed)):
+            src = _with_residual(src, norm, branch, norm_first=self.norm_first)
+        return src
+
+
+class TransformerDecoderLayer(Module):
+    """As `TransformerEncoderLayer`, with attention to `memory` between its two branches."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+    ) -> None:
+        self.self_attn, self.multihead_attn = [
+            MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
+            for _ in range(2)
+        ]
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias)
+        self.norm1, self.norm2, self.norm3 = [
+            LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(3)
+        ]
+        self.dropout, self.dropout1, self.dropout2, self.dropout3 = [
+            Dropout(dropout) for _ in range(4)
+        ]
+        self.activation, self.norm_first = _activation(activation), norm_first
+
+    def __call__(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Operand | None = None,
+        memory_mask: Operand | None = None,
+        tgt_key_padding_mask: Operand | None = None,
+        memory_key_padding_mask: Operand | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return a tensor of the same type as tgt; masks as `MultiheadAttention` has them."""
+
+        def attend(x: Tensor) -> Tensor:
+            masks = (tgt_key_padding_mask, False, tgt_mask)
+            return self.dropout1(self.self_attn(x, x, x, *masks, is_causal=tgt_is_causal)[0])
+
+        def recall(x: Tensor) -> Tensor:
+            masks = (memory_key_padding_mask, False, memory_mask)
+            found = self.multihead_attn(x, memory, memory, *masks, is_causal=memory_is_causal)
+            return self.dropout2(found[0])
+
+        def feed(x: Tensor) -> Tensor:
+            hidden = self.dropout(self.activation(self.linear1(x)))
+            return self.dropout3(self.linear2(hidden))
+
+        branches = ((self.norm1, attend), (self.norm2, recall), (self.norm3, feed))
+        for norm, branch in branches:
+            tgt = _with_residual(tgt, norm, branch, norm_first=self.norm_first)
+        return tgt
+
+
+class TransformerEncoder(Module):
+    """`num_layers` layers like the one given, and a norm; each starts with numbers of its own."""
+
+    def __init__(
+        self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None
+    ) -> None:
+        self.layers, self.norm = _copies(encoder_layer, num_layers), norm
+
+    def __call__(
+        self,
+        src: Tensor,
+        mask: Operand | None = None,
+        src_key_padding_mask: Operand | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return a tensor of the same type as src."""
+        for layer in self.layers:
+            src = layer(src, mask, src_key_padding_mask, is_causal)
+        return src if self.norm is None else self.norm(src)
+
+
+class TransformerDecoder(Module):
+    """`num_layers` layers like the one given, and a norm; each starts with numbers of its own."""
+
+    def __init__(
+        self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: Module | None = None
+    ) -> None:
+        self.layers, self.norm = _copies(decoder_layer, num_layers), norm
+
+    def __call__(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Operand | None = None,
+        memory_mask: Operand | None = None,
+        tgt_key_padding_mask: Operand | None = None,
+        memory_key_padding_mask: Operand | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Return a tensor of the same type as tgt."""
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        for layer in self.layers:
+            tgt = layer(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
+        return tgt if self.norm is None else self.norm(tgt)
+
+
+def _copies(layer: Module, count: int) -> ModuleList:
+    num = checked_size(count, "num_layers")
+    return ModuleList([layer, *[copy.deepcopy(layer) for _ in range(num - 1)]][:num])

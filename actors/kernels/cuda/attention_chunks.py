@@ -21,7 +21,7 @@ import numpy as np
 
 from actors.kernels.attributes import integer, number
 from actors.kernels.axes import walk
-from actors.kernels.cuda.attention_rows import AttentionRows, Dropout, Seen, real_of
+from actors.kernels.cuda.attention_rows import AttentionRows, DropoutPlaces, Seen, real_of
 from actors.kernels.cuda.calls import DeviceCall, DeviceCalls
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.movement import seen_as_array
@@ -316,12 +316,12 @@ def operands_of(
     return *dense, *[np.broadcast_to(mask, whole) for mask in masks]
 
 
-def _dropout(e: BlockExtents, attrs: Attrs, inputs: tuple[DeviceView, ...]) -> Dropout | None:
+def _dropout(e: BlockExtents, attrs: Attrs, inputs: tuple[DeviceView, ...]) -> DropoutPlaces | None:
     if not e.is_dropped:
         return None
     seed, step = [x.address for x in inputs[-2:]]
     key = integer(attrs, "key")
-    return Dropout(seed, step, key, number(attrs, "p"), e.rows, e.columns)
+    return DropoutPlaces(seed, step, key, number(attrs, "p"), e.rows, e.columns)
 
 
 def _view(array: Array, dtype: DType) -> DeviceView:

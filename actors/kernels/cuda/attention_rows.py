@@ -66,7 +66,7 @@ def _heads_of(shape: tuple[int, ...], operands: Sequence[Array]) -> tuple[Axis, 
 
 
 @dataclass(frozen=True, slots=True)
-class Dropout:
+class DropoutPlaces:
     """Where one call of attention draws: its weights are `num_rows` x `num_columns` per head."""
 
     seed: int
@@ -98,7 +98,7 @@ class AttentionRows:
         operands: Sequence[Array],
         batch: tuple[int, ...],
         mask: Array | None = None,
-        dropout: Dropout | None = None,
+        dropout: DropoutPlaces | None = None,
     ) -> None:
         self._mask, self._dropout = mask, dropout
         operands = operands if mask is None else (*operands, mask)
