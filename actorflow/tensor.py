@@ -96,7 +96,6 @@ class Tensor:
     __xor__, __rxor__ = _infix(rounding.BITWISE_XOR)
     __lshift__, __rlshift__ = _infix(rounding.SHIFT_LEFT)
     __rshift__, __rrshift__ = _infix(rounding.SHIFT_RIGHT)
-    __rpow__ = _infix(binary.POW)[1]
     __lt__ = _infix(binary.LESS)[0]
     __le__ = _infix(binary.LESS_EQUAL)[0]
     __gt__ = _infix(binary.GREATER)[0]
@@ -123,6 +122,11 @@ class Tensor:
 
     def __pow__(self, other: Operand) -> Tensor:
         return self.pow(other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        from actorflow.functional import elementwise  # functions are written with tensors
+
+        return elementwise.pow(other, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return elements by integers, slices, None, one `...`, and tensors of integers."""

@@ -29,8 +29,9 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -63,37 +64,49 @@ class Tally:
         self.shown.setdefault(outcome, []).append(f"{name} {seed}: {what}\n{said}")
 
 
-class Child:
-    """A process that tries mutants, started when it is needed."""
+@dataclass(frozen=True)
+class Lost:
+    """A child that gave no answer: it "died" or "hung", with its code and last words."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
-        self._folder, self._environ = folder, environ
+    outcome: str
+    code: str
+    errors: str
+
+
+class Child:
+    """A process that tries what it is asked to, started when it is needed.
+
+    `command` is a module of ours and its arguments: it reads lines of JSON, and answers each.
+    """
+
+    def __init__(self, command: tuple[str, ...], environ: dict[str, str]) -> None:
+        self._command, self._environ = command, environ
         self._process: subprocess.Popen | None = None
         self._served = 0
 
-    def ask(self, name: str, seed: int) -> tuple[str, str, str]:
-        """Return outcome, change and words of one mutant."""
+    def ask(self, what: object) -> Any:
+        """Return the child's answer, or that it is lost."""
         if self._process is None:
             self._start()
         process = self._process
         self._served += 1
         with suppress(BrokenPipeError):  # then there is no answer either
-            process.stdin.write(f"{name} {seed}\n".encode())
+            process.stdin.write(f"{json.dumps(what)}\n".encode())
             process.stdin.flush()
         is_there, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         line = process.stdout.readline() if is_there else b""
         if line:
             if self._served >= SERVED:
                 self.end()
-            outcome, what, said = json.loads(line)
-            return outcome, what, said
+            return json.loads(line)
         if not is_there:
             process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
         code = self._wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace")[-3000:]
         self.end()
-        return ("died", f"code {code}", said) if is_there else ("hung", f"{PATIENCE_S} s", said)
+        lost = ("died", f"code {code}") if is_there else ("hung", f"{PATIENCE_S} s")
+        return Lost(*lost, said)
 
     def end(self) -> None:
         """End the process, and forget what it said."""
@@ -116,9 +129,8 @@ class Child:
     def _start(self) -> None:
         self._served = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the child
-        command = [sys.executable, "-X", "faulthandler", "-m", "fuzzing.trial", str(self._folder)]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-X", "faulthandler", "-m", *self._command],
             cwd=ROOT / "benchmarks",
             env=self._environ,
             stdin=subprocess.PIPE,
@@ -158,16 +170,17 @@ def campaign(
     tally, lock = Tally(), threading.Lock()
 
     def work() -> None:
-        child = Child(folder, environ)
+        child = Child(("fuzzing.trial", str(folder)), environ)
         while True:
             try:
                 name, seed = todo.get_nowait()
             except queue.Empty:
                 child.end()
                 return
-            outcome, what, said = child.ask(name, seed)
+            said = child.ask((name, seed))
+            said = astuple(said) if isinstance(said, Lost) else said
             with lock:
-                tally.add(name, seed, outcome, what, said)
+                tally.add(name, seed, *said)
 
     threads = [threading.Thread(target=work) for _ in range(workers)]
     for thread in threads:

@@ -18,7 +18,7 @@ from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.facts import fact
 from compiler.registry import Op, OpTypeError, infer_type, writes
-from compiler.types import Phase, TensorType, ValueId
+from compiler.types import MOST_ELEMENTS, Phase, TensorType, ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +270,12 @@ class GraphBuilder:
             raise CompileError(
                 f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
             ) from error.__cause__
+        for made in output_types:
+            if not made.is_possible:
+                raise CompileError(
+                    f"{self._source}: {op}{_in_scope(self._scope)} would make {made}: extents are 0"
+                    f" or more, and a tensor has at most {MOST_ELEMENTS:,} elements"
+                )
         outputs = numbers(len(self.types), len(output_types))
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))

@@ -16,7 +16,10 @@ import numpy as np
 
 from compiler.row_values import Bounds
 
-Extent = Annotated[int, Bounds(0, 1 << 48)]
+MOST_ELEMENTS = 1 << 48
+"""Of a tensor, and along an axis: more bytes than processors have addresses for."""
+
+Extent = Annotated[int, Bounds(0, MOST_ELEMENTS)]
 
 ValueId = NewType("ValueId", int)
 NodeId = NewType("NodeId", int)
@@ -115,6 +118,14 @@ class TensorType:
     def num_elements(self) -> int:
         """Product of the extents; 1 for a scalar."""
         return math.prod(self.shape)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether no extent is negative, and there are not too many elements for any machine."""
+        if not self.shape:
+            return True
+        largest = max(*self.shape, self.num_elements)
+        return min(self.shape) >= 0 and largest <= MOST_ELEMENTS
 
     @property
     def size_bytes(self) -> int:

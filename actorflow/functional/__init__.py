@@ -18,6 +18,7 @@
 Each file says in its `__all__` what it hands on.
 """
 
+from actorflow.doors import checked
 from actorflow.functional import (
     activation,
     arranging,
@@ -91,3 +92,5 @@ __all__ += rounding.__all__
 __all__ += shape.__all__
 __all__ += sorting.__all__
 __all__ += tables.__all__
+for _name in __all__:  # within the house functions call one another without a door
+    globals()[_name] = checked(globals()[_name])

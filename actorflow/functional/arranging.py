@@ -121,7 +121,10 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Turn by 90 degrees, k times, from the first of two axes towards the second."""
     x = as_tensor(x)
-    first, second = [checked_axis(x, axis) for axis in integers(dims, what="an axis")]
+    axes = [checked_axis(x, axis) for axis in integers(dims, what="an axis")]
+    if len(axes) != 2 or axes[0] == axes[1]:
+        raise CompileError(f"{find_source()}: rot90 turns in a plane of two axes, got {dims}")
+    first, second = axes
     quarter = checked_size(k, "k") % 4
     if quarter == 2:
         return flip(x, first, second)

@@ -132,7 +132,7 @@ def kl_div(
     if log_target:
         losses = exp(y) * (y - x)
     else:
-        losses = y * log(where(y > 0.0, y, 1.0)) - y * x
+        losses = y * log(where(y == 0.0, 1.0, y)) - y * x
     return reduced(losses, reduction, (*REDUCTIONS, "batchmean"))
 
 

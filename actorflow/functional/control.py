@@ -7,6 +7,8 @@ as long for a thousand steps as for ten. Tensors stand in tuples, lists and dict
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 from actorflow.literals import checked_size
@@ -62,7 +64,7 @@ def scan(
     with recording(inner):
         carry = like(init, [inner.operand(t.type) for t in firsts])
         entry = like(xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks])
-        new_carry, y = _pair(f, f(carry, entry))
+        new_carry, y = _pair(f, _called(f, "the function of af.scan", carry, entry))
         news = _same_carry(f, init, firsts, new_carry)
         made = [as_tensor(leaf) for leaf in leaves_of(y, "y")]
         body = inner.body([*news, *made])
@@ -86,7 +88,7 @@ def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name tha
 
     One entry at a time: see `scan`, which it is without a carry.
     """
-    return scan(lambda carry, x: (None, f(x)), None, xs)[1]
+    return scan(lambda _, x: (None, _called(f, "the function of af.map", x)), None, xs)[1]
 
 
 def cond(
@@ -211,12 +213,12 @@ class _TracedFunction:
         self.inner = InnerTrace(outer, what)
         self.held = [self.inner.operand(t.type) for t in given]
         self.results: list[Tensor] = []
-        self._function = function
+        self._function, self._what = function, what
 
     def call(self, arguments: Callable[..., Any]) -> Any:
         """Call it with what the operands are made into, and return what it returns."""
         with recording(self.inner):
-            made = self._function(*arguments(*self.held))
+            made = _called(self._function, self._what, *arguments(*self.held))
             self.results = [as_tensor(leaf) for leaf in leaves_of(made, "result")]
         return like(made, list(self.results))
 
@@ -331,6 +333,20 @@ def _length(stacks: list[Tensor], length: int | None) -> int:
             + (", the extent of the first axis of xs" if found else "")
         )
     return steps
+
+
+def _called(f: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """Call a function of the user's. Raises CompileError where it is none of so many arguments."""
+    if not callable(f):
+        raise CompileError(f"{find_source()}: {what} is no function, but {type(f).__name__}")
+    with suppress(ValueError):  # what is written in C may not say what it takes
+        try:
+            signature(f).bind(*arguments)
+        except TypeError as error:
+            raise CompileError(
+                f"{source_of(f)}: {what} gets {len(arguments)} arguments: {error}"
+            ) from None
+    return f(*arguments)
 
 
 def _pair(f: Callable[..., Any], made: Any) -> tuple[Any, Any]:

@@ -35,6 +35,9 @@ __all__ = [
     "zeros_like",
 ]
 
+MOST_CONSTANTS = 1 << 28
+"""Numbers that a plan may hold for one `arange` or `linspace`."""
+
 DTypeLike = Any
 Shape = int | Sequence[int]
 
@@ -63,6 +66,9 @@ def arange(
         checked_number(number, "a bound of arange")
     if step == 0 or (last - first) * step < 0:
         raise CompileError(f"{find_source()}: arange cannot go from {first} to {last} by {step}")
+    count = (last - first) / step
+    if not count <= MOST_CONSTANTS:  # nor where it is NaN
+        raise CompileError(f"{find_source()}: arange would make {count:,.0f} constants")
     wanted = _dtype(dtype, _default(first, last, step, 0))
     return as_tensor(np.arange(first, last, step).astype(wanted.value))
 
@@ -71,8 +77,10 @@ def linspace(start: float, end: float, steps: int, *, dtype: DTypeLike = None) -
     """Return `steps` numbers from `start` to `end`, both included, at equal distances."""
     first, last = [checked_number(number, "an end of linspace") for number in (start, end)]
     count = checked_size(steps, "the steps")
-    if count < 0:
-        raise CompileError(f"{find_source()}: linspace needs 0 steps or more, got {count}")
+    if not 0 <= count <= MOST_CONSTANTS:
+        raise CompileError(
+            f"{find_source()}: linspace has 0 to {MOST_CONSTANTS:,} steps, got {count:,}"
+        )
     return as_tensor(np.linspace(first, last, count).astype(_dtype(dtype, DType.FLOAT32).value))
 
 
@@ -167,7 +175,7 @@ def _triangle(x: Tensor, keeps: Any) -> Tensor:
         raise CompileError(f"{find_source()}: a triangle needs two axes or more, got {x.type}")
     rows, columns = x.shape[-2:]
     row, column = [arange(n, dtype="int32") for n in (rows, columns)]
-    return where(keeps(row.reshape(rows, 1), column), x, 0)
+    return where(keeps(row.reshape(rows, 1), column), x, as_tensor(0, x.dtype))
 
 
 _INDEX_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}

@@ -56,7 +56,8 @@ def cumprod(x: Tensor, dim: int) -> Tensor:
     """
 
     def multiplied(row: Tensor) -> Tensor:
-        return apply(RECURRENCE, row, where(as_tensor(_first(row)), row, 0), reverse=False)
+        first = as_tensor(_first(row))  # times nothing: an infinite one would leave NaN
+        return apply(RECURRENCE, where(first, 0, row), where(first, row, 0), reverse=False)
 
     return _recurring(as_tensor(x), dim, multiplied)
 

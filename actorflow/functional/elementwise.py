@@ -202,22 +202,24 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
 
 def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
     """Return x to a power. Of an integer tensor and a whole number from 0 on it is an integer."""
-    is_whole = isinstance(x, Tensor) and not x.dtype.is_float
-    if not is_whole or isinstance(exponent, float):
+    tensors = [o for o in (x, exponent) if isinstance(o, Tensor)]
+    if not tensors or not all([_is_whole(o) for o in (x, exponent)]):
         return apply(binary.POW, x, exponent)
-    if isinstance(exponent, Tensor) and exponent.dtype.is_float:
-        return apply(binary.POW, x, exponent)
-    if not isinstance(exponent, int) or exponent < 0:
-        came = exponent.type if isinstance(exponent, Tensor) else exponent
+    if not isinstance(x, Tensor) or not isinstance(exponent, int) or exponent < 0:
+        came = [str(o.type) if isinstance(o, Tensor) else str(o) for o in (x, exponent)]
         raise CompileError(
-            f"{find_source()}: {x.type} can be taken to the power of a whole number from 0 on, got"
-            f" {came}; convert the tensor first with .to('float32')"
+            f"{find_source()}: {came[0]} can be taken to the power of a whole number from 0 on, got"
+            f" {came[1]}; convert the tensor first with .to('float32')"
         )
     base: Tensor = x.to(DType.INT64) if x.dtype is DType.BOOL else x
     power: Tensor = base * 0 + 1
     for bit in reversed(f"{exponent:b}"):
         power, base = (power * base if bit == "1" else power), base * base
     return power
+
+
+def _is_whole(operand: Operand) -> bool:
+    return not operand.dtype.is_float if isinstance(operand, Tensor) else isinstance(operand, int)
 
 
 def minimum(a: Operand, b: Operand) -> Tensor:

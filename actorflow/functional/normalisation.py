@@ -64,6 +64,8 @@ def rms_norm(
     `eps` is added to the mean square; by default it is the dtype's machine epsilon, as in torch.
     """
     x = as_tensor(x)
+    if not x.dtype.is_float:
+        raise CompileError(f"{find_source()}: rms_norm needs floats, got {x.type}")
     small = np.finfo(x.dtype.value).eps if eps is None else eps
     rows, columns = _rows_of("rms_norm", x, normalized_shape, weight)
     own = np.ones(columns, x.dtype.value) if weight is None else as_tensor(weight).reshape(columns)

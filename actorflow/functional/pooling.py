@@ -140,6 +140,10 @@ def avg_pool(
     return unbatched(sums / (whole if (counts == whole).all() else counts), x, rank)
 
 
+MOST_WINDOWS = 1024
+"""Of several extents, along an axis: each is ops of its own."""
+
+
 def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tensor]) -> Tensor:
     """Return the pool of windows that cover `rank` axes, one axis after the other, the last first.
 
@@ -151,6 +155,11 @@ def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tenso
     counts = per_axis(output_size, rank, "output_size")
     if not any([n % count for n, count in zip(made.shape[2:], counts, strict=True)]):
         return unbatched(pool(made, made.shape[2:], counts), x, rank)
+    if max(counts) > MOST_WINDOWS:
+        raise CompileError(
+            f"{find_source()}: an adaptive pool to {list(counts)} of {made.type} has windows of"
+            f" several extents, which are computed one by one, up to {MOST_WINDOWS} along an axis"
+        )
     for axis in reversed(range(rank)):
         extent, count = made.shape[axis + 2], counts[axis]
         before = (slice(None),) * (axis + 2)

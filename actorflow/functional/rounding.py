@@ -9,10 +9,12 @@ import numpy as np
 from actorflow.functional.comparison import isnan
 from actorflow.functional.elementwise import where
 from actorflow.literals import checked_number, checked_size
+from actorflow.promotion import result_type
 from actorflow.tensor import Operand, Tensor, apply, as_tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops import rounding
+from compiler.types import DType
 
 __all__ = [
     "ceil",
@@ -88,9 +90,13 @@ def clamp(x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:  # noq
     x = as_tensor(x)
     if min is None and max is None:
         raise CompileError(f"{find_source()}: clamp needs a min, a max or both")
+    given = [
+        b if isinstance(b, (int, float)) else as_tensor(b) for b in (min, max) if b is not None
+    ]
+    meeting = result_type([x, *given])
     low, high = (-math.inf, math.inf)
-    if not x.dtype.is_float:
-        limits = np.iinfo(x.dtype.value)
+    if not meeting.is_float and meeting is not DType.BOOL:  # which the op refuses
+        limits = np.iinfo(meeting.value)
         low, high = int(limits.min), int(limits.max)
     return apply(rounding.CLAMP, x, low if min is None else min, high if max is None else max)
 

@@ -119,7 +119,10 @@ def together(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[
 
 def index_value(given: Index, what: str) -> Tensor | np.ndarray:
     """Return an index as a tensor or an array of int64. Raises CompileError for other elements."""
-    index = given if isinstance(given, Tensor) else np.asarray(given)
+    try:
+        index = given if isinstance(given, Tensor) else np.asarray(given)
+    except ValueError as error:
+        raise CompileError(f"{find_source()}: {what}: {error}") from None
     if isinstance(index, np.ndarray) and not index.size:
         index = index.astype(np.int64)  # an empty list is of floats
     kind = DType.BOOL if str(index.dtype) == "bool" else index.dtype

@@ -126,7 +126,7 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         parts = tuple([extent // known if size == -1 else size for size in parts])
     if any([size < 0 for size in parts]) or math.prod(parts) != extent:
         raise CompileError(
-            f"{find_source()}: cannot unflatten axis {axis} of {x.type} into {list(sizes)}: its"
+            f"{find_source()}: cannot unflatten axis {axis} of {x.type} into {list(parts)}: its"
             f" extent is {extent}, and sizes multiply to it, one of them perhaps -1"
         )
     return x.reshape(*x.shape[:axis], *parts, *x.shape[axis + 1 :])
@@ -157,7 +157,7 @@ def view(x: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 def view_as(x: Tensor, other: Tensor) -> Tensor:
     """Return the elements of x in the shape of another tensor. Also called `reshape_as`."""
-    return as_tensor(x).reshape(other.shape)
+    return as_tensor(x).reshape(as_tensor(other).shape)
 
 
 reshape_as = view_as
@@ -224,7 +224,7 @@ def expand(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
 
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
     """Stretch x to the shape of another tensor."""
-    return as_tensor(x).broadcast_to(other.shape)
+    return as_tensor(x).broadcast_to(as_tensor(other).shape)
 
 
 @with_numpy_names

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from actorflow import functional
 from actorflow.nn.module import Module
-from actorflow.tensor import Tensor
+from actorflow.tensor import Tensor, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 
@@ -15,7 +15,7 @@ from compiler.errors import CompileError
 class ModuleList(Module):
     """A list of modules; their paths are their numbers, `blocks.0`, as in a plain list."""
 
-    def __init__(self, modules: Sequence[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
         self.extend(modules)
 
     def append(self, module: Module) -> ModuleList:
@@ -28,8 +28,13 @@ class ModuleList(Module):
         vars(self)[str(len(self))] = module
         return self
 
-    def extend(self, modules: Sequence[Module]) -> ModuleList:
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
         """Add modules at the end; return this list."""
+        if not isinstance(modules, Iterable) or isinstance(modules, Tensor):
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} is made of a list of modules, got"
+                f" {type(modules).__name__}"
+            )
         for module in modules:
             self.append(module)
         return self
@@ -63,6 +68,10 @@ class ModuleDict(Module):
     """Modules by name, in order."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        if not isinstance(modules, Mapping | None):
+            raise CompileError(
+                f"{find_source()}: a ModuleDict is made of a dict, got {type(modules).__name__}"
+            )
         for name, module in (modules or {}).items():
             self[name] = module
 
@@ -114,7 +123,8 @@ class Unflatten(Module):
     """Make several axes of one."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
-        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+        self.dim = dim
+        self.unflattened_size = integers(unflattened_size, what="a size of Unflatten")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the same elements under another shape."""

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from actorflow.doors import checked
 from actorflow.nn.buffer import Buffer
 from actorflow.nn.parameter import Parameter, Stored
 from actorflow.run.lease import Cell, change, newest
@@ -31,12 +32,18 @@ class Module:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("actorflow.nn."):  # what a user's modules take is theirs
+            for name in ("__init__", "__call__"):
+                if name in cls.__dict__:
+                    setattr(cls, name, checked(cls.__dict__[name]))
         if "__call__" in cls.__dict__:
             cls.__call__ = _inside_its_scope(cls.__dict__["__call__"])  # type: ignore[method-assign]  # same signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output; to be defined by the subclass."""
-        raise CompileError(f"{type(self).__name__} has no __call__: define what it computes")
+        raise CompileError(
+            f"{find_source()}: {type(self).__name__} has no __call__: define what it computes"
+        )
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (path, module) for this module and all below it, depth first, each once.

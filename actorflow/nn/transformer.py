@@ -39,6 +39,8 @@ class Attention(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [batch, T, dim]."""
+        if x.ndim != 3:
+            raise CompileError(f"{find_source()}: Attention needs [batch, T, dim], got {x.type}")
         batch, length, dim = x.shape
         heads = (batch, self.heads, length, dim // self.heads)
         together = self.qkv(x).reshape(batch, length, 3, self.heads, dim // self.heads)

@@ -1,6 +1,6 @@
 """Try mutants in this process, one after another: the child that may die, so that no one else does.
 
-Reads lines "SUBJECT SEED" and answers each with one line of JSON: what became of the mutant.
+Reads lines of JSON [subject, seed] and answers each with one: what became of the mutant.
 
 refused    a typed error, from a check: the file is not run
 failed     a typed error of the run itself: a label out of range, a loss that is not finite
@@ -52,12 +52,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints does not answer
     for line in sys.stdin:
-        name, seed = line.split()
+        name, seed = json.loads(line)
         if name not in files:
             data = (folder / f"{name}.plan").read_bytes()
             files[name] = data, subjects.results(name, Plan.from_bytes(data), settings)
         data, expected = files[name]
-        answers.write(json.dumps(tried(name, data, int(seed), expected, settings)) + "\n")
+        answers.write(json.dumps(tried(name, data, seed, expected, settings)) + "\n")
 
 
 def mutant(name: str, data: bytes, seed: int) -> tuple[bytes, str]:

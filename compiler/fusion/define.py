@@ -207,7 +207,7 @@ def _instruction_of(found: FusedOp) -> Instruction | None:
     """
     if not found.signature.is_elementwise or found.attributes:
         return None
-    dtypes = {"bool": DType.BOOL, "int": DType.INT64}
+    dtypes = {"bool": DType.BOOL} | dict.fromkeys(("int", "whole", "bits"), DType.INT64)
     specs = found.signature.inputs
     types = tuple([TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in specs])
     found.infer(types, NO_ATTRS)

@@ -32,9 +32,9 @@ from compiler.types import DType, TensorType
 
 Shape = tuple[int, ...]
 
-ELEMENTS = ("float", "signed", "number", "any", "int", "bool")
-"""What operands may hold: floats, those and signed integers, anything but bool, anything; and, with
-a dtype of its own, integers or bool."""
+ELEMENTS = ("float", "signed", "number", "any", "whole", "bits", "int", "bool")
+"""What operands may hold: floats, those and signed integers, anything but bool, anything, integers,
+those and bool; and, with a dtype of its own, integers or bool."""
 
 _OPERAND = re.compile(r"(?P<name>[A-Za-z_]\w*)\s*(?P<axes>\[[^\]]*\])?\s*(:\s*(?P<elements>\w+))?")
 
@@ -114,6 +114,10 @@ class Signature:
             expect_float((first,), common[0][0].name)
         elif elements == "number":
             expect_number(first, " and ".join([s.name for s, _ in common]))
+        elif elements in ("whole", "bits") and not dtype.is_integer:
+            if elements == "whole" or dtype is not DType.BOOL:
+                or_bools = " or bools" if elements == "bits" else ""
+                raise OpTypeError(f"needs integers{or_bools}, got {dtype}; cast with .to('int64')")
         elif elements == "signed" and not dtype.is_float and dtype not in SIGNED:
             raise OpTypeError(
                 f"needs floats or signed integers, got {dtype}; cast it with .to('int64')"

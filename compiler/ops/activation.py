@@ -133,11 +133,11 @@ def _leaky_relu(x: Expression, *, negative_slope: float) -> Expression:
 
 
 def _hardshrink(x: Expression, *, lambd: float) -> Expression:
-    return ((x > lambd) | (x < -lambd)).where(x, 0.0)
+    return ((x <= lambd) & (x >= -lambd)).where(0.0, x)
 
 
 def _threshold(x: Expression, *, threshold: float, value: float) -> Expression:
-    return (x > threshold).where(x, value)
+    return (x <= threshold).where(value, x)
 
 
 def _hardtanh(x: Expression, *, low: float, high: float) -> Expression:
@@ -145,7 +145,7 @@ def _hardtanh(x: Expression, *, low: float, high: float) -> Expression:
 
 
 def _softshrink(x: Expression, *, lambd: float) -> Expression:
-    return (x > lambd).where(x - lambd, (x < -lambd).where(x + lambd, 0.0))
+    return (x > lambd).where(x - lambd, (x < -lambd).where(x + lambd, (x != x).where(x, 0.0)))
 
 
 TANH = fused_op("tanh", "x -> y", Expression.tanh)

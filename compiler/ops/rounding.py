@@ -55,17 +55,17 @@ def _floor_divide(a: Expression, b: Expression) -> Expression:
 FLOOR_DIVIDE = fused_op("floor_divide", TWO, _floor_divide)
 """Rounded down; of integers by 0: 0."""
 
-BITWISE_AND = fused_op("bitwise_and", "a: any, b: any -> y", operator.and_)
+BITWISE_AND = fused_op("bitwise_and", "a: bits, b: bits -> y", operator.and_)
 
-BITWISE_OR = fused_op("bitwise_or", "a: any, b: any -> y", operator.or_)
+BITWISE_OR = fused_op("bitwise_or", "a: bits, b: bits -> y", operator.or_)
 
-BITWISE_XOR = fused_op("bitwise_xor", "a: any, b: any -> y", operator.xor)
+BITWISE_XOR = fused_op("bitwise_xor", "a: bits, b: bits -> y", operator.xor)
 
-BITWISE_NOT = fused_op("bitwise_not", "x: any -> y", operator.invert)
+BITWISE_NOT = fused_op("bitwise_not", "x: bits -> y", operator.invert)
 
-SHIFT_LEFT = fused_op("shift_left", TWO, operator.lshift)
+SHIFT_LEFT = fused_op("shift_left", "a: whole, b: whole -> y", operator.lshift)
 
-SHIFT_RIGHT = fused_op("shift_right", TWO, operator.rshift)
+SHIFT_RIGHT = fused_op("shift_right", "a: whole, b: whole -> y", operator.rshift)
 
 
 def _clamp(x: Expression, low: Expression, high: Expression) -> Expression:
