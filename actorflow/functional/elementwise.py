@@ -232,7 +232,7 @@ def maximum(a: Operand, b: Operand) -> Tensor:
     return apply(binary.MAXIMUM, a, b)
 
 
-def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
+def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
     is_program = isinstance(condition, Expression)
     chosen = condition if is_program else as_tensor(condition, DType.BOOL)

@@ -46,10 +46,6 @@ __all__ = [
 @with_numpy_names
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join tensors of equal shape, but for `dim`, along that axis. Also called `cat`."""
-    if not isinstance(tensors, Sequence):
-        raise CompileError(
-            f"{find_source()}: concat needs a list of tensors, got {type(tensors).__name__}"
-        )
     if not tensors:
         raise CompileError(f"{find_source()}: concat needs at least one tensor")
     parts = [as_tensor(part) for part in tensors]
@@ -230,8 +226,8 @@ def expand_as(x: Tensor, other: Tensor) -> Tensor:
 @with_numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join tensors of one shape along a new axis."""
-    if not isinstance(tensors, Sequence) or not tensors:
-        raise CompileError(f"{find_source()}: stack needs a list of tensors, got {tensors!r:.60}")
+    if not tensors:
+        raise CompileError(f"{find_source()}: stack needs at least one tensor")
     all_ = [as_tensor(tensor) for tensor in tensors]
     if {t.shape for t in all_} != {all_[0].shape}:
         listed = " and ".join([str(t.type) for t in all_])

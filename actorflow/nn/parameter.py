@@ -11,6 +11,7 @@ from actorflow.run.lease import Cell, change, newest
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
+from compiler.ops.sources import MOST_AT_FIRST
 from compiler.types import DType, TensorType, ValueId
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +33,12 @@ class Stored(Tensor):
         self._type = type_
         self.init = init
         self.source = find_source()
+        for key, number in init:
+            if isinstance(number, float) and not abs(number) < MOST_AT_FIRST:  # nor where it is NaN
+                raise CompileError(
+                    f"{self.source}: a {self.kind} cannot start with {key} {number}: it must be"
+                    f" finite and below {MOST_AT_FIRST:g}"
+                )
         self.cell = Cell()
 
     @property

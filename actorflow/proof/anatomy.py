@@ -14,7 +14,7 @@ from typing import Any
 from actorflow.initialise import INITIALISERS
 from actorflow.run.plan_facts import losses_of
 from compiler.errors import PlanFormatError
-from compiler.ops.sources import ROLES, ROUNDED, SCRATCH
+from compiler.ops.sources import MOST_AT_FIRST, ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
 from compiler.plan import (
     PORTED,
@@ -230,7 +230,7 @@ def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
     """Whether an initialiser has numbers that it can draw with, and a shape that it can fill."""
     kind, others = spec["kind"], [spec[key] for key in spec if key != "kind"]
     for own in (number, *others):
-        if not isinstance(own, (int, float)) or not abs(own) < 1e30:
+        if not isinstance(own, (int, float)) or not abs(own) < MOST_AT_FIRST:
             return False
     if kind == "truncated_normal":
         low, high = [float(spec.get(key, 0.0)) for key in ("low", "high")]

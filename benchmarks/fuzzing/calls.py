@@ -178,7 +178,7 @@ class _Drawing:
         if name == "dtype":
             return rng.choice((*DTYPES, np.float32, "float", None))
         if "Callable" in annotation:
-            return rng.choice(_FUNCTIONS)
+            return rng.choice(_CONDITIONS if name == "cond_fun" else _FUNCTIONS)
         if "Sequence[Tensor]" in annotation or "Sequence[Index]" in annotation:
             shape = self.fed().array.shape
             return [self.fed(shape) for _ in range(rng.choice((1, 2, 2, 3)))]
@@ -277,4 +277,12 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     lambda: None,
     lambda *a: None,
     lambda a, b: (a + b, b),
+)
+
+_CONDITIONS: tuple[Callable[..., Any], ...] = (
+    lambda *a: functional.zeros(()) > 0,  # never: nobody stops a loop that has no end
+    lambda *a: functional.zeros(()) > 0,
+    lambda *a: functional.zeros(2) > 0,
+    lambda *a: a,
+    lambda: None,
 )

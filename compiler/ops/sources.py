@@ -45,6 +45,9 @@ ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED)
 UNSAVED = (SCRATCH, ROUNDED)
 """Roles of what is no state: it means nothing between two steps, or follows from another one."""
 
+MOST_AT_FIRST = 1e30
+"""What an initialiser's numbers stay below, so that what is drawn is finite."""
+
 for _op in (INPUT, VARIABLE, CONSTANT):
     is_source.register(_op, True)
 

@@ -119,7 +119,7 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: af.concat([x, x], axis=-3), "axis -3 is out of range"),
         (lambda x: af.concat([x, x], axis=0.0), "an axis must be an integer, got 0.0"),
         (lambda x: af.concat([x.sum(), x.sum()]), "axis 0 is out of range"),
-        (lambda x: af.concat(x), "concat needs a list of tensors, got Tensor"),
+        (lambda x: af.concat(x), "concat expected a list or tuple as tensors, got Tensor"),
         (lambda x: af.concat([x, "a"]), "expected a tensor.*got str"),
         (lambda x: af.split(x, 2, axis=2), "axis 2 is out of range"),
         (lambda x: af.split(x, 1.5), "the size of a part must be an integer, got 1.5"),
