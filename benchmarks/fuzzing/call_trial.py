@@ -50,7 +50,7 @@ HERE = re.compile(r"call(s|_trial)\.py:[0-9]+")
 _OF_CALLS = re.compile(r"missing|takes|got an unexpected|got multiple|too many|positional")
 
 _OF_USER = ("call_trial.py", "calls.py")
-_HANDING_ON = ("names.py", "module.py", "doors.py", "keywords.py", "losses.py")
+_HANDING_ON = ("names.py", "module.py", "doors.py", "keywords.py", "function_layer.py")
 
 Outcome = tuple[str, str, str]
 

@@ -92,11 +92,11 @@ def subjects() -> list[tuple[str, str]]:
     own = [
         name for name in vars(Tensor) if not name.startswith("_") and callable(vars(Tensor)[name])
     ]
-    layers = [name for name in nn.__all__ if name not in ("Module", "Parameter", "Buffer")]
+    layers = [n for n, v in vars(nn).items() if isinstance(v, type) and issubclass(v, nn.Module)]
     return [
         *[("function", name) for name in functional.__all__],
         *[("method", name) for name in (*METHODS, *own, *OPERATORS)],
-        *[("layer", name) for name in layers],
+        *[("layer", name) for name in layers if name != "Module"],
     ]
 
 
@@ -129,8 +129,12 @@ class _Drawing:
     def call(self, kind: str, name: str) -> Call:
         if kind == "layer":
             layer = getattr(nn, name)
-            made = self.arguments(layer.__init__, skips=1)
-            args, kwargs = self.arguments(layer.__call__, skips=1)
+            made = self.arguments(layer)
+            if hasattr(layer, "_function"):  # which has the names of what it is called with
+                held = inspect.signature(layer).parameters
+                args, kwargs = self.arguments(layer._function, leaving_out=tuple(held))
+            else:
+                args, kwargs = self.arguments(layer.__call__, skips=1)
             if name in ("Sequential", "ModuleList", "ModuleDict"):
                 return Call(kind, name, args or [self.fed()], kwargs, made)
             return Call(kind, name, args, kwargs, made)
@@ -142,13 +146,17 @@ class _Drawing:
             args = [self.index()]
         return Call(kind, name, [self.fed(), *args], kwargs)
 
-    def arguments(self, function: Callable[..., Any], skips: int = 0) -> Any:
+    def arguments(
+        self, function: Callable[..., Any], skips: int = 0, leaving_out: tuple[str, ...] = ()
+    ) -> Any:
         args, kwargs = [], {}
         parameters = [*inspect.signature(function).parameters.values()][skips:]
         if getattr(function, "args", ()):  # a partial object
             parameters = [*inspect.signature(function.func).parameters.values()][2:]
         is_named = False
         for p in parameters:
+            if p.name in leaving_out:
+                continue
             if p.kind is p.VAR_POSITIONAL:
                 count = self.rng.choice((0, 1, 1, 2, 3))
                 args += [self.value(p.name, str(p.annotation)) for _ in range(count)]
