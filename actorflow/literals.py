@@ -66,7 +66,7 @@ def dtype_named(name: DType | npt.DTypeLike, what: str) -> DType:
         dtype = name if isinstance(name, DType) else DType(np.dtype(name).name)
     except (TypeError, ValueError):
         known = ", ".join(d.value for d in DType if d is not DType.BFLOAT16)
-        if name != DType.BFLOAT16.value:
+        if not isinstance(name, str) or name != DType.BFLOAT16.value:
             raise CompileError(
                 f"{find_source()}: {what} {name} is not supported; use one of {known}"
             ) from None

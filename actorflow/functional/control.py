@@ -167,7 +167,7 @@ def while_loop(
         raise CompileError(f"{find_source()}: af.while_loop needs at least one tensor to work on")
 
     def goes_on(*held: Tensor) -> Tensor:
-        flag = cond_fun(like(init_val, list(held)))
+        flag = _called(cond_fun, "the condition of af.while_loop", like(init_val, list(held)))
         if not isinstance(flag, Tensor) or flag.type != TensorType(DType.BOOL, ()):
             came = str(flag.type) if isinstance(flag, Tensor) else type(flag).__name__
             raise CompileError(
@@ -177,7 +177,7 @@ def while_loop(
         return flag
 
     def stepped(*held: Tensor) -> list[Tensor]:
-        made = body_fun(like(init_val, list(held)))
+        made = _called(body_fun, "the function of af.while_loop", like(init_val, list(held)))
         return _same_carry(body_fun, init_val, firsts, made, "af.while_loop")
 
     if max_steps is not None:

@@ -117,7 +117,8 @@ class _Recurrent(Module):
         """Return a first state as tensors of some types, or zeros for None."""
         if hx is None:
             return tuple([creating.zeros(t.shape, dtype=t.dtype) for t in types])
-        states = tuple([as_tensor(s) for s in (hx if len(types) > 1 else (hx,))])
+        given = hx if len(types) > 1 and isinstance(hx, (tuple, list)) else (hx,)
+        states = tuple([as_tensor(s) for s in given])
         if [s.type for s in states] != types:
             raise CompileError(
                 f"{find_source()}: the first state of {type(self).__name__} is"
