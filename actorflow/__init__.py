@@ -22,6 +22,7 @@ from actorflow.evaluation import Evaluation  # noqa: E402
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
 from actorflow.gradients import grad  # noqa: E402
+from actorflow.habits import OF_THE_PACKAGE, missing  # noqa: E402
 from actorflow.jobs import Job, job  # noqa: E402
 from actorflow.loss_scale import LossScale  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
@@ -62,7 +63,7 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     """Hand on a name of `_LATE` when it is first asked for."""
     if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing(f"module {__name__!r}", name, OF_THE_PACKAGE)
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(_LATE[name]), name)

@@ -63,7 +63,7 @@ def checked(function: F) -> F:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    return function.__qualname__.removesuffix(".__call__").removesuffix(".__init__")
+    return function.__qualname__.removesuffix(".__call__").removesuffix(".__init__").lstrip("_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from actorflow.habits import OF_TENSORS, missing
 from actorflow.literals import checked_size, dtype_named, scalar
 from actorflow.promotion import result_type
 from actorflow.trace.devices import device_number, is_device_name
@@ -201,7 +202,7 @@ class Tensor:
         from actorflow.functional.methods import METHODS  # functions are written with tensors
 
         if name not in METHODS:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise missing(f"{type(self).__name__!r} object", name, OF_TENSORS)
         return partial(METHODS[name], self)
 
     def __dir__(self) -> list[str]:
@@ -222,7 +223,16 @@ class Tensor:
         raise _no_data("an integer")
 
     def __iter__(self) -> NoReturn:
-        raise _no_data("an iterator")
+        raise _no_data(
+            "an iterator",
+            "af.unbind(x) has its slices; af.map and af.scan run a function over them",
+        )
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise CompileError(
+            f"{find_source()}: tensors never change; write x = af.index_put(x, (i,), values),"
+            " x.masked_fill(mask, number) or af.where(mask, a, b)"
+        )
 
     def __len__(self) -> int:
         if not self.shape:
@@ -233,11 +243,11 @@ class Tensor:
         raise _no_data("a numpy array")
 
 
-def _no_data(what: str) -> CompileError:
+def _no_data(what: str, mend: str = "decide with tensors (af.where)") -> CompileError:
     return CompileError(
         f"{find_source()}: a traced tensor has no data yet, so it cannot become {what}. The job's"
-        " function is traced once and its plan runs many steps: decide with tensors (af.where), or"
-        " return the tensor from the job and look at it afterwards"
+        f" function is traced once and its plan runs many steps: {mend}, or return the tensor from"
+        " the job and look at it afterwards"
     )
 
 

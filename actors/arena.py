@@ -13,6 +13,7 @@ from actors.protocol import Array
 from compiler.errors import InternalError, OutOfMemory
 from compiler.placement import Device, Memory
 from compiler.plan import Arena, Plan
+from compiler.printer import largest_tensor
 
 _ALIGNMENT = 64
 
@@ -89,7 +90,7 @@ def _allocate(plan: Plan, arena: Arena, store: DeviceStore) -> Block:
     except MemoryError as error:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, and the machine"
-            " does not give them; set a smaller memory budget or batch"
+            f" does not give them{largest_tensor(plan)}; set a smaller memory budget or batch"
         ) from error
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from compiler.row_values import Bounds
 
-MOST_ELEMENTS = 1 << 48
-"""Of a tensor, and along an axis: more bytes than processors have addresses for."""
+Extent = Annotated[int, Bounds(0, 1 << 48)]
 
-Extent = Annotated[int, Bounds(0, MOST_ELEMENTS)]
+MOST_ELEMENTS = 10**12 - 1
+"""Of a tensor, and along an axis: also of one that is never whole, as it takes hours to compute."""
 
 ValueId = NewType("ValueId", int)
 NodeId = NewType("NodeId", int)

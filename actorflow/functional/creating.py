@@ -10,7 +10,7 @@ import numpy as np
 from actorflow.functional.elementwise import where
 from actorflow.functional.row_numbers import Index, index_value, picked
 from actorflow.functional.shape import concat, narrow
-from actorflow.literals import checked_number, checked_size, dtype_named
+from actorflow.literals import checked_number, checked_size, dtype_named, scalar
 from actorflow.tensor import Operand, Tensor, apply, as_tensor, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -70,7 +70,15 @@ def arange(
     if not count <= MOST_CONSTANTS:  # nor where it is NaN
         raise CompileError(f"{find_source()}: arange would make {count:,.0f} constants")
     wanted = _dtype(dtype, _default(first, last, step, 0))
-    return as_tensor(np.arange(first, last, step).astype(wanted.value))
+    return _constants(np.arange(first, last, step), wanted)
+
+
+def _constants(numbers: np.ndarray[Any, Any], dtype: DType) -> Tensor:
+    """Return numbers in a dtype. Raises CompileError where it does not hold all of them."""
+    for extreme in (numbers.min(), numbers.max()) if numbers.size else ():
+        is_whole = not dtype.is_float and np.isfinite(extreme)
+        scalar(int(extreme) if is_whole else float(extreme), dtype)
+    return as_tensor(numbers.astype(dtype.value))
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: DTypeLike = None) -> Tensor:
@@ -81,7 +89,9 @@ def linspace(start: float, end: float, steps: int, *, dtype: DTypeLike = None) -
         raise CompileError(
             f"{find_source()}: linspace has 0 to {MOST_CONSTANTS:,} steps, got {count:,}"
         )
-    return as_tensor(np.linspace(first, last, count).astype(_dtype(dtype, DType.FLOAT32).value))
+    with np.errstate(all="ignore"):  # between infinite ends it is NaN
+        numbers = np.linspace(first, last, count)
+    return _constants(numbers, _dtype(dtype, DType.FLOAT32))
 
 
 def full(size: Shape, fill_value: float | bool, *, dtype: DTypeLike = None) -> Tensor:

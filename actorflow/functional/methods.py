@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from actorflow import functional
 from actorflow.functional import arranging, comparison, elementwise, products, reduce, rounding
-from actorflow.tensor import Tensor
+from actorflow.tensor import Tensor, checked_axis
 
 _NAMES = (
     *(name for name in elementwise.__all__ if name != "where"),
@@ -45,6 +46,21 @@ _DTYPES = {
     "bool": "bool",
 }
 
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "contiguous": lambda x: x,
+    "clone": lambda x: x,
+    "dim": lambda x: x.ndim,
+    "numel": lambda x: x.type.num_elements,
+    "size": lambda x, dim=None: x.shape if dim is None else x.shape[checked_axis(x, dim)],
+    "type_as": lambda x, other: x.to(other.dtype),
+}
+"""Methods that torch's tensors have, and that are no functions here: tensors never change."""
+
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}
 METHODS["trace"] = arranging.trace  # not af.trace, which is a package
+METHODS |= _PLAIN
 METHODS |= {name: partial(_cast, dtype) for name, dtype in _DTYPES.items()}

@@ -143,7 +143,7 @@ def local_response_norm(
 @with_numpy_names
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Divide by the p-norm along `dim`, which is at least `eps`; p is 1 or 2."""
-    x = as_tensor(x)
+    x, p = as_tensor(x), checked_number(p, "p of normalize")
     if p not in (1, 2):
         raise CompileError(f"{find_source()}: normalize knows the norms of p = 1 and 2, got {p!r}")
     size = (

@@ -107,6 +107,11 @@ def avg_pool(
     kernel, strides, low = _sizes(rank, kernel_size, stride, padding)
     spatial = images.shape[2:]
     high = _high(spatial, kernel, strides, low, ceil_mode)
+    if math.prod(kernel) > MOST_IN_WINDOW:
+        raise CompileError(
+            f"{find_source()}: avg_pool has windows of {list(kernel)} on {images.type}, of more"
+            f" than {MOST_IN_WINDOW:,} elements; use a smaller kernel"
+        )
     planes = images.reshape(images.shape[0] * images.shape[1], 1, *spatial)
     sums = apply(
         CONV,
@@ -139,6 +144,9 @@ def avg_pool(
     whole = float(math.prod(kernel))
     return unbatched(sums / (whole if (counts == whole).all() else counts), x, rank)
 
+
+MOST_IN_WINDOW = 1 << 24
+"""Elements of a window that is averaged: it is a kernel of ones."""
 
 MOST_WINDOWS = 1024
 """Of several extents, along an axis: each is ops of its own."""
@@ -234,6 +242,8 @@ def _high(
     high = []
     for extent, span, step, p in zip(spatial, spans, strides, low, strict=True):
         last = -(-(extent + 2 * p - span) // step)
+        if last < 0:  # not even one window begins: the op says so
+            return low
         last -= last * step >= extent + p
         high.append(last * step + span - extent - p)
     return tuple(high)

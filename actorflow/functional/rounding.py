@@ -32,6 +32,10 @@ __all__ = [
 ]
 
 
+MOST_DECIMALS = 300
+"""A power of ten of more is no float64."""
+
+
 def sign(x: Tensor) -> Tensor:
     """Return -1, 0 or 1; 0 for NaN."""
     return apply(rounding.SIGN, x)
@@ -52,6 +56,11 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:  # noqa: A001  # torch's n
     x, places = as_tensor(x), checked_size(decimals, "decimals of round")
     if not places:
         return apply(rounding.ROUND, x)
+    if not -MOST_DECIMALS <= places <= MOST_DECIMALS:
+        raise CompileError(
+            f"{find_source()}: round goes to {-MOST_DECIMALS} .. {MOST_DECIMALS} decimals, got"
+            f" {places}"
+        )
     if not x.dtype.is_float:
         raise CompileError(f"{find_source()}: round to decimals is of floats, got {x.type}")
     factor = 10.0 ** abs(places)
@@ -94,8 +103,10 @@ def clamp(x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:  # noq
         b if isinstance(b, (int, float)) else as_tensor(b) for b in (min, max) if b is not None
     ]
     meeting = result_type([x, *given])
+    if meeting is DType.BOOL:
+        raise CompileError(f"{find_source()}: clamp needs numbers, got bools")
     low, high = (-math.inf, math.inf)
-    if not meeting.is_float and meeting is not DType.BOOL:  # which the op refuses
+    if not meeting.is_float:
         limits = np.iinfo(meeting.value)
         low, high = int(limits.min), int(limits.max)
     return apply(rounding.CLAMP, x, low if min is None else min, high if max is None else max)

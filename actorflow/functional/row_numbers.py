@@ -106,7 +106,8 @@ def _inside(index: np.ndarray, extent: int) -> np.ndarray:
         raise CompileError(
             f"{find_source()}: index {index[bad][0]} is outside {-extent}..{extent - 1}"
         )
-    return np.where(index < 0, index + extent, index).astype(np.int64)
+    wide = index.astype(np.int64)  # the extent may be more than small integers hold
+    return np.where(wide < 0, wide + extent, wide)
 
 
 def together(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[int, ...]:

@@ -30,12 +30,14 @@ class ModuleList(Module):
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
         """Add modules at the end; return this list."""
-        if not isinstance(modules, Iterable) or isinstance(modules, Tensor):
+        try:
+            given = list(modules)
+        except TypeError:
             raise CompileError(
                 f"{find_source()}: {type(self).__name__} is made of a list of modules, got"
                 f" {type(modules).__name__}"
-            )
-        for module in modules:
+            ) from None
+        for module in given:
             self.append(module)
         return self
 

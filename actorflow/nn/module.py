@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from actorflow.doors import checked
+from actorflow.habits import OF_MODULES, missing
 from actorflow.nn.buffer import Buffer
 from actorflow.nn.parameter import Parameter, Stored
 from actorflow.run.lease import Cell, change, newest
@@ -41,9 +42,16 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output; to be defined by the subclass."""
+        is_torchs = "; what torch calls forward is called __call__ here"
         raise CompileError(
             f"{find_source()}: {type(self).__name__} has no __call__: define what it computes"
+            f"{is_torchs if hasattr(self, 'forward') else ''}"
         )
+
+    if not TYPE_CHECKING:  # which would take any attribute for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(f"{type(self).__name__!r} object", name, OF_MODULES)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (path, module) for this module and all below it, depth first, each once.

@@ -13,7 +13,7 @@ from actorflow import functional
 from actorflow.literals import checked_size
 from actorflow.nn.attention import MultiheadAttention
 from actorflow.nn.containers import ModuleList
-from actorflow.nn.layers import Dropout, Linear
+from actorflow.nn.layers import Dropout, Linear, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.normalisation import LayerNorm
 from actorflow.tensor import Operand, Tensor
@@ -55,7 +55,8 @@ class MLP(Module):
     """Linear, GELU, Linear on the last axis; the hidden layer is `ratio` times as wide."""
 
     def __init__(self, dim: int, *, ratio: int = 4, dropout: float = 0.0) -> None:
-        self.up, self.down = Linear(dim, ratio * dim), Linear(ratio * dim, dim)
+        wide = checked_extent("MLP", "dim", dim) * checked_extent("MLP", "ratio", ratio)
+        self.up, self.down = Linear(dim, wide), Linear(wide, dim)
         self.drop = Dropout(dropout)
 
     def __call__(self, x: Tensor) -> Tensor:

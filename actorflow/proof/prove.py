@@ -23,6 +23,7 @@ from actors.race import RaceError, check_races
 from compiler.errors import InternalError, OutOfMemory, PlanFormatError
 from compiler.placement import DeviceKind, Memory
 from compiler.plan import PORTED, Actor, Arena, Plan
+from compiler.printer import largest_tensor
 from compiler.references import check_references
 from compiler.sub_plan import sub_plans
 from compiler.verify import verify_plan
@@ -112,22 +113,9 @@ def _check_memory(plan: Plan) -> None:
     if there is not None and needed > there:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {format_bytes(needed)}, and this machine has"
-            f" {format_bytes(there)} of memory{_largest(plan)}; compile the job with a smaller"
-            " batch or a memory_budget"
+            f" {format_bytes(there)} of memory{largest_tensor(plan)}; compile the job with a"
+            " smaller batch or a memory_budget"
         )
-
-
-def _largest(plan: Plan) -> str:
-    """Return in words which launch makes the largest tensor, and where."""
-    launches = [launch for actor in plan.actors for launch in actor.launches if launch.outputs]
-    sizes = [max([plan.views[v].type.size_bytes for v in one.outputs]) for one in launches]
-    if not sizes:
-        return ""
-    at = launches[sizes.index(max(sizes))]
-    return (
-        f"; its largest tensor is of {format_bytes(max(sizes))}, at {at.label!r}"
-        f" ({plan.sources[at.source]})"
-    )
 
 
 def _is_of_gpu(arena: Arena) -> bool:

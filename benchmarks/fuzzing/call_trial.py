@@ -41,7 +41,7 @@ OUTCOMES = {
 }
 BAD = ("untyped", "nowhere", "other")
 
-MEMORY_BYTES = 12 << 30
+MEMORY_BYTES = 5 << 30
 """What a child may map; what asks for more and was not refused gets a MemoryError: a fault."""
 
 HERE = re.compile(r"call(s|_trial)\.py:[0-9]+")
@@ -212,7 +212,7 @@ def judged(error: Exception, *, is_run: bool = False) -> Outcome:
     if is_run and isinstance(root, IndexError) and isinstance(error, ActorFailed):
         is_typed = True
     if is_typed:
-        if HERE.search(str(error)):
+        if HERE.search(str(error)) or isinstance(error, af.OutOfMemory):  # which names the tensor
             return ("failed" if is_run else "refused", cause, str(error))
         return ("nowhere", cause, words)
     if Path(frames[-1].filename).name == "calls.py":  # a function that was given does not fit

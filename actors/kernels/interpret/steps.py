@@ -88,7 +88,9 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
     condition, first, second = operands
     if condition.size == 1:  # nothing to choose for each element
         return [partial(_choose, condition, first, second, out)]
-    if mask is None or mask.size < out.nbytes:
+    is_short = out.dtype not in (first.dtype, second.dtype)  # in memory, and float32 here
+    is_mixed = first.dtype != second.dtype
+    if mask is None or mask.size < out.nbytes or is_short or is_mixed:
         return [partial(np.copyto, out, second), partial(np.copyto, out, first, where=condition)]
     own = np.dtype(f"int{8 * out.itemsize}")
     chosen = mask.reshape(-1)[: out.size * own.itemsize].view(own).reshape(out.shape)

@@ -23,3 +23,15 @@ def test_arrays_that_touch_give_the_bits_of_arrays_that_do_not(op, dtype, shape,
     for call in step_calls(instruction, tuple(operands), out):
         call()
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float16"), ("float16", "float32")])
+def test_a_choice_takes_short_floats_as_they_lie_in_memory(dtypes):
+    first, second = [
+        np.arange(4, dtype=dtype)[None] * k for dtype, k in zip(dtypes, (1, -2), strict=True)
+    ]
+    condition, out = np.tri(4, dtype=bool), np.empty((4, 4), np.float32)
+    instruction = Instruction("select", (0, 1, 2), DType.FLOAT16, Kind.FULL)
+    for call in step_calls(instruction, (condition, first, second), out, np.empty(64, np.uint8)):
+        call()
+    np.testing.assert_array_equal(out, np.where(condition, first, second))
