@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from actors.device.protocol import Block, DeviceStore, FullDevice, OpenDevice, PlacedArray
 from actors.protocol import Array
+from compiler.accounting import largest_tensor
 from compiler.errors import InternalError, OutOfMemory
 from compiler.placement import Device, Memory
 from compiler.plan import Arena, Plan
-from compiler.printer import largest_tensor
 
 _ALIGNMENT = 64
 

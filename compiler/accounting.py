@@ -27,6 +27,7 @@ from compiler.plan import (
 from compiler.plan_memory import DeviceMemory
 from compiler.types import RegisterId
 from memory.liveness import align_up, lower_bound
+from memory.report import format_bytes
 
 
 class Share(Enum):
@@ -196,3 +197,16 @@ def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
     """Return the slots of all registers that have bytes in an arena, in order."""
     held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
     return [(register, slot) for register in held for slot in range(register.num_slots)]
+
+
+def largest_tensor(plan: Plan) -> str:
+    """Return in words what the largest tensor is, and where it is made; after a message."""
+    found = {
+        plan.views[v].type.size_bytes: f"{launch.label!r} ({plan.sources[launch.source]})"
+        for actor in plan.actors
+        for launch in actor.launches
+        for v in launch.outputs
+    }
+    found |= {plan.views[v.view].type.size_bytes: f"variable {v.name!r}" for v in plan.state}
+    most = max(found, default=0)
+    return f"; its largest tensor is of {format_bytes(most)}, {found[most]}" if found else ""

@@ -67,19 +67,6 @@ def _in_precision(plan: Plan) -> str:
     return "" if precision == "fp32" else f" in {precision!s}{why}"
 
 
-def largest_tensor(plan: Plan) -> str:
-    """Return in words what the largest tensor is, and where it is made; after a message."""
-    found = {
-        plan.views[v].type.size_bytes: f"{launch.label!r} ({plan.sources[launch.source]})"
-        for actor in plan.actors
-        for launch in actor.launches
-        for v in launch.outputs
-    }
-    found |= {plan.views[v.view].type.size_bytes: f"variable {v.name!r}" for v in plan.state}
-    most = max(found, default=0)
-    return f"; its largest tensor is of {format_bytes(most)}, {found[most]}" if found else ""
-
-
 def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     """Return what an arena is made of, where its peak is, and what is proven about it."""
     is_worth_a_word = [size * 1000 >= account.peak_bytes for _, size in account.parts]

@@ -20,10 +20,10 @@ from actorflow.proof.anatomy import check_anatomy
 from actorflow.proof.launches import check_launches
 from actors.load import num_phases
 from actors.race import RaceError, check_races
+from compiler.accounting import largest_tensor
 from compiler.errors import InternalError, OutOfMemory, PlanFormatError
 from compiler.placement import DeviceKind, Memory
 from compiler.plan import PORTED, Actor, Arena, Plan
-from compiler.printer import largest_tensor
 from compiler.references import check_references
 from compiler.sub_plan import sub_plans
 from compiler.verify import verify_plan
