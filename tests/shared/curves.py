@@ -8,7 +8,9 @@ Torch computes in float64; its losses are stored, so that tests need no torch. O
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -109,15 +111,26 @@ def first_weights(curve: Curve, model: nn.Module) -> Arrays:
     return {name: np.asarray(array, np.float32) for name, array in found.items()}
 
 
-def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
-    """Return the losses of twenty steps by key, of a job."""
+def begun(curve: Curve) -> nn.Module:
+    """Return our model with its first values."""
     model = curve.model()
+    values = first_weights(curve, model)
     for name, parameter in model.named_parameters():
-        parameter.load(first_weights(curve, model)[name])
+        parameter.load(values[name])
+    return model
+
+
+def job_of(curve: Curve, **options: Any) -> Any:
+    """Return the job that trains a curve's model."""
     optimizer: Any = curve.optimizers[0].ours
     if [o.pattern for o in curve.optimizers] != ["*"]:
         optimizer = [af.optim.on(o.pattern, o.ours, loss=o.loss) for o in curve.optimizers]
-    job = af.job(curve.loss, optimizer=optimizer, precision=PRECISION[precision])
+    return af.job(curve.loss, optimizer=optimizer, **options)
+
+
+def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
+    """Return the losses of twenty steps by key, of a job."""
+    model, job = begun(curve), job_of(curve, precision=PRECISION[precision])
     found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
     try:
         for step in range(STEPS):
@@ -177,6 +190,20 @@ def check(curve: Curve, precision: str, expected: Mapping[str, Sequence[float]])
             atol=TOLERANCE[precision],
             err_msg=f"{key} of {curve.name} in {precision}",
         )
+
+
+def all_curves() -> list[Curve]:
+    """Return the curves of all files of tests/oracle/models."""
+    found = []
+    for file in sorted((FOLDER.parents[1] / "oracle" / "models").glob("test_*.py")):
+        spec = importlib.util.spec_from_file_location(f"curves_of_{file.stem}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        found += module.CURVES
+    return found
 
 
 def stored(name: str) -> dict[str, dict[str, list[float]]]:
